@@ -1,0 +1,35 @@
+"""FedAvg: one model for all.
+
+Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas 2017, arXiv:1602.05629, Algorithm 1.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.randomness import Stream
+from shoal.data.federation import Federation, Preferences
+from shoal.engine import Engine, shares_of
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Every client trains the one model; the server averages the ends by numbers of examples."""
+
+    clusters: int = 1
+    chooses_by: None = None
+
+    def init(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
+        """One random model: (1, P)."""
+        del federation
+        return engine.model.init(stream("model", 0))[None]
+
+    def choose(self, losses: Tensor, risks: Tensor, preferences: Preferences) -> Tensor:
+        """There is nothing to choose: (n,) zeros."""
+        del risks, preferences
+        return torch.zeros(len(losses), dtype=torch.int64)
+
+    def shares(self, choice: Tensor, sizes: Tensor) -> Tensor:
+        """(1, n), by examples."""
+        return shares_of(choice, sizes, 1)

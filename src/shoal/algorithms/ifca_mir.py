@@ -1,0 +1,50 @@
+"""IFCA-MIR: IFCA in which clients weigh a model's membership-inference risk against its loss.
+
+Source: Jung, Biswas, Palamidessi, "Mitigating Membership Inference Vulnerability in Personalized Federated
+Learning", Algorithm 1. The risk l(theta) is the red team's (Algorithm 2; `attacks.red_team`), sent with the models.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from shoal.algorithms.ifca import IFCA
+from shoal.core.randomness import Stream
+from shoal.data.federation import Federation, Preferences
+from shoal.engine import Engine
+
+
+@dataclass(frozen=True)
+class IFCAMIR:
+    """Client i trains the model of least ``alpha_i * loss_ik + beta_i * risk_k`` (Algorithm 1, line 12).
+
+    The loss is in nats and the risk is a probability in [0.5, 1]; the paper adds them as they are, and so does
+    this. With beta = 0 for every client it is IFCA, bit for bit.
+
+    Args:
+        ifca: everything else.
+    """
+
+    ifca: IFCA = IFCA()
+
+    @property
+    def clusters(self) -> int:
+        return self.ifca.clusters
+
+    @property
+    def chooses_by(self) -> Literal["all", "batch"]:
+        return self.ifca.chooses_by
+
+    def init(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
+        """As IFCA."""
+        return self.ifca.init(engine, federation, stream)
+
+    def choose(self, losses: Tensor, risks: Tensor, preferences: Preferences) -> Tensor:
+        """losses (n, K), risks (K,), alpha and beta (n,) -> choices (n,)."""
+        alpha, beta = preferences.alpha[:, None], preferences.beta[:, None]
+        return (alpha * losses + beta * risks).argmin(dim=1)
+
+    def shares(self, choice: Tensor, sizes: Tensor) -> Tensor:
+        """As IFCA."""
+        return self.ifca.shares(choice, sizes)

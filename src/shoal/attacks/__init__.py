@@ -1,0 +1,29 @@
+"""Attacks on the models of a federation, one paper a file, each a frozen dataclass; and the red team.
+
+May import `engine` and below, never `algorithms`. An attack fills the socket `MembershipAttack`; the red team
+fills the engine's socket `RiskSensor`. To add an attack: a new file, its name in `ATTACKS` and in the config.
+"""
+
+from shoal.attacks.audit import Audit, Observed, observe
+from shoal.attacks.membership import FittedAttack, MembershipAttack, Records
+from shoal.attacks.red_team import RedTeam
+from shoal.attacks.shadow import ShadowModels
+from shoal.attacks.shokri import Shokri
+from shoal.attacks.yeom import Gap, LossThreshold
+
+ATTACKS = ("shadow", "loss-threshold", "gap")
+
+__all__ = [
+    "ATTACKS",
+    "Audit",
+    "FittedAttack",
+    "Gap",
+    "LossThreshold",
+    "MembershipAttack",
+    "Observed",
+    "Records",
+    "RedTeam",
+    "ShadowModels",
+    "Shokri",
+    "observe",
+]

@@ -1,0 +1,138 @@
+"""The simulator's full knowledge: every member and non-member scored by the attack on its model.
+
+For measuring. An algorithm sees none of it unless the red team's estimator is "audit" by name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.attacks.membership import FittedAttack
+from shoal.core.randomness import Stream
+from shoal.data.federation import Federation
+from shoal.engine import Engine
+from shoal.metrics import Leakage, leakage
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What the models say about members and about held-out examples.
+
+    Args:
+        members: (T, C), on each training example, the model that its client chose.
+        labels: (T,) of the training examples.
+        owner: (T,) the client that holds each.
+        choice: (N,) each client's model; -1 for none, whose examples no model has seen.
+        held_out: (K, M, C), every model on every test example.
+    """
+
+    members: Tensor
+    labels: Tensor
+    owner: Tensor
+    choice: Tensor
+    held_out: Tensor
+
+
+def observe(models: Tensor, choice: Tensor, federation: Federation, engine: Engine) -> Observed:
+    """Evaluate ``models`` (K, P) on the examples of the clients that chose them, and on the test set."""
+    clients = federation.clients
+    held_out = torch.stack([engine.outputs(row, federation.test.x).cpu() for row in models])
+    members = torch.zeros(len(clients.rows), held_out.shape[-1])
+    for k, row in enumerate(models):
+        theirs = choice[clients.owners()] == k
+        if theirs.any():
+            rows = clients.rows[theirs].to(clients.y.device)
+            members[theirs] = engine.outputs_at(row, clients.x, rows).cpu()
+    return Observed(
+        members=members,
+        labels=clients.y[clients.rows.to(clients.y.device)].cpu(),
+        owner=clients.owners(),
+        choice=choice,
+        held_out=held_out,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """Margins (score - threshold, above 0 says member) of one attack on each model.
+
+    Args:
+        members: (T,) of the training examples, on their client's model; NaN for a client without one.
+        outsiders: (K, M) of the test examples, on every model.
+        owner: (T,) the client that holds each training example.
+        choice: (N,) each client's model.
+    """
+
+    members: Floats
+    outsiders: Floats
+    owner: NDArray[np.int64]
+    choice: NDArray[np.int64]
+
+    @staticmethod
+    def of(observed: Observed, attacks: Sequence[FittedAttack], federation: Federation) -> "Audit":
+        """Let ``attacks`` (one for each model) score everything that was observed."""
+        members = np.full(len(observed.labels), np.nan)
+        outsiders = np.empty(observed.held_out.shape[:2])
+        test_labels = federation.test.y.cpu()
+        for k, attack in enumerate(attacks):
+            theirs = observed.choice[observed.owner] == k
+            if theirs.any():
+                scores = attack.score(observed.members[theirs], observed.labels[theirs])
+                members[theirs.numpy()] = scores - attack.threshold
+            outsiders[k] = attack.score(observed.held_out[k], test_labels) - attack.threshold
+        return Audit(members, outsiders, observed.owner.numpy(), observed.choice.numpy())
+
+    def of_cluster(self, k: int, federation: Federation, stream: Stream) -> Leakage:
+        """Model k: members of the clients that chose it, against as many test examples with the same mix of groups.
+
+        Where the test set has too few, both are thinned at random to what it has.
+        """
+        group = federation.group.numpy()[self.owner]
+        test_group = federation.test.group.numpy()
+        inside = self.choice[self.owner] == k
+        counts = np.bincount(group[inside], minlength=len(federation.groups))
+        available = np.bincount(test_group, minlength=len(federation.groups))
+        present = counts > 0
+        thinning = min(1.0, (available[present] / counts[present]).min()) if present.any() else 0.0
+        draw = stream.numpy()
+        members, outsiders = [], []
+        for g in np.flatnonzero(present):
+            count = min(int(available[g]), max(1, round(thinning * counts[g])))
+            members.append(draw.choice(self.members[inside & (group == g)], count, replace=False))
+            outsiders.append(draw.choice(self.outsiders[k, test_group == g], count, replace=False))
+        scores = np.concatenate([*members, *outsiders]) if members else np.empty(0)
+        return leakage(scores, 0.0, np.arange(len(scores)) < len(scores) // 2)
+
+    def of_group(self, g: int, federation: Federation, *, population: bool = False) -> Leakage:
+        """The clients of group g: their training examples against test examples, each on the model its client chose.
+
+        Test examples are of the group itself; with ``population``, of all groups by their share of the clients,
+        which measures "which group are you in" along with "did you train".
+        """
+        scores, member, weight = self.group_scores(g, federation, population=population)
+        return leakage(scores, 0.0, member, weight)
+
+    def group_scores(
+        self, g: int, federation: Federation, *, population: bool = False
+    ) -> tuple[Floats, NDArray[np.bool_], Floats]:
+        """Margins, whether of a member, and weights, behind `of_group`."""
+        clients = (federation.group.numpy() == g) & (self.choice >= 0)
+        inside = clients[self.owner]
+        test_group = federation.test.group.numpy()
+        drawn_from = federation.shares.numpy() if population else np.eye(len(federation.groups))[g]
+        sizes = np.bincount(test_group, minlength=len(federation.groups))
+        of_example = (drawn_from / np.maximum(1, sizes))[test_group]
+        scores, weights = [self.members[inside]], [np.ones(int(inside.sum()))]
+        for k in np.unique(self.choice[clients]):
+            using = float((self.choice[clients] == k).mean())
+            counted = of_example > 0
+            scores.append(self.outsiders[k, counted])
+            weights.append(of_example[counted] * using)
+        joined = np.concatenate(scores)
+        return joined, np.arange(len(joined)) < len(scores[0]), np.concatenate(weights)

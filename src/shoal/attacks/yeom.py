@@ -1,0 +1,57 @@
+"""The loss-threshold attack and the gap attack.
+
+Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.attacks.membership import Records, losses
+from shoal.core.randomness import Stream
+
+
+@dataclass(frozen=True)
+class LossThreshold:
+    """Says member when the loss is below the mean loss of members (Adversary 1 with that threshold), the mean
+    being taken over the shadow models' members, since an outsider knows no others.
+    """
+
+    @property
+    def learns(self) -> bool:
+        return True
+
+    def fit(self, records: Records, stream: Stream) -> "FittedLossThreshold":
+        del stream
+        of_members = losses(records.outputs, records.labels)[records.member.numpy()]
+        return FittedLossThreshold(-float(of_members.mean()) if len(of_members) else -np.inf)
+
+
+@dataclass(frozen=True)
+class FittedLossThreshold:
+    """Scores are negative losses in nats."""
+
+    threshold: float
+
+    def score(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
+        return -losses(outputs, labels)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Says member when the model classifies the example rightly; needs no shadow models."""
+
+    threshold: float = 0.5
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def fit(self, records: Records, stream: Stream) -> "Gap":
+        del records, stream
+        return self
+
+    def score(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
+        return (outputs.argmax(dim=1) == labels).double().numpy()

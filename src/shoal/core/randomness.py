@@ -1,0 +1,96 @@
+"""Named random streams: a draw depends on its name and the seed, never on what was drawn before.
+
+So one more metric, another number of threads or a resumed run cannot shift anybody else's draws
+(the law "watching does not change what is watched").
+"""
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GLOBAL_GENERATOR = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A place in the tree of random streams that grows from one seed.
+
+    Calling a stream narrows it; `generator` and the other methods draw from exactly this place, the same
+    draw each time.
+
+    >>> root = Stream(0)
+    >>> batches = root("round", 3, "client", 17, "batches")
+    >>> batches == root("round", 3)("client", 17)("batches")
+    True
+    >>> torch.equal(torch.rand(2, generator=batches.generator()), torch.rand(2, generator=batches.generator()))
+    True
+    """
+
+    seed: int
+    path: tuple[str | int, ...] = ()
+
+    def __call__(self, *path: str | int) -> "Stream":
+        return Stream(self.seed, self.path + path)
+
+    def key(self) -> int:
+        """63 bits that name this place, by BLAKE2b of the seed and the path."""
+        text = repr((self.seed, *self.path)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+    def generator(self) -> torch.Generator:
+        """A new CPU generator seeded for this place."""
+        return torch.Generator().manual_seed(self.key())
+
+    def numpy(self) -> np.random.Generator:
+        """A new NumPy generator seeded for this place."""
+        return np.random.default_rng(self.key())
+
+    def permutations(self, ids: Tensor, sizes: Tensor, count: int) -> Tensor:
+        """``count`` random orders for each of n owners, in one vectorised draw.
+
+        Row i depends on this stream, ``ids[i]`` and ``sizes[i]`` only: not on the other owners, nor on
+        their order (which is why it does not use one generator for all of them).
+
+        Args:
+            ids: (n,) int64, names of the owners.
+            sizes: (n,) int64, examples each owner has.
+            count: orders an owner (epochs).
+
+        Returns:
+            (n, count, max size) int64. ``[i, e, :sizes[i]]`` is a permutation of ``range(sizes[i])``; the
+            rest of the row is the padding ``sizes[i]..``.
+        """
+        width = int(sizes.max()) if len(sizes) else 0
+        owner = _mix(ids.numpy().astype(np.uint64) ^ np.uint64(self.key()))
+        epoch = _mix(owner[:, None] + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64))
+        column = np.arange(width, dtype=np.uint64)
+        bits = _mix(epoch[:, :, None] + _GOLDEN * (column + np.uint64(1)))
+        # The column in the low bits breaks ties the same way everywhere; padding sorts behind every example.
+        bits = (bits & ~np.uint64(0xFFFFF)) >> np.uint64(1)
+        padding = column[None, :] >= sizes.numpy().astype(np.uint64)[:, None]
+        bits = np.where(padding[:, None, :], np.uint64(1) << np.uint64(63), bits) | column
+        return torch.from_numpy(np.argsort(bits, axis=-1, kind="stable"))
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014): 64 well-mixed bits of a counter."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@contextlib.contextmanager
+def seeded(stream: Stream) -> Iterator[None]:
+    """Lend PyTorch's global generator to code that knows no other (`torch.nn` initialisation), then restore it."""
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream.key())
+        yield

@@ -1,0 +1,217 @@
+"""The clients, what each holds, and what the server holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from shoal.core.checks import require
+from shoal.data.storage import gather
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """M labelled examples, and the group whose distribution each was drawn from.
+
+    Shapes: x (M, ...), y (M,) int64, group (M,) int64.
+    """
+
+    x: Tensor
+    y: Tensor
+    group: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def of_group(self, group: int) -> "Examples":
+        """The examples of one group, in order."""
+        mine = self.group == group
+        return self.take(torch.nonzero(mine).squeeze(1))
+
+    def take(self, rows: Tensor) -> "Examples":
+        """The examples at ``rows`` (m,) int64."""
+        return Examples(gather(self.x, rows), self.y[rows], self.group[rows.cpu()])
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """Labelled examples dealt out to n owners (clients, or shadow models).
+
+    Owner i holds the examples ``rows[offsets[i]:offsets[i + 1]]`` of x (M, ...) and y (M,). Shards of
+    different owners may overlap (shadow models' do), and need not have equal sizes.
+    """
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+    offsets: Tensor
+
+    @staticmethod
+    def of(pieces: Sequence[tuple[Tensor, Tensor]]) -> "Shards":
+        """Shards that hold each owner's own (x, y), one after another."""
+        sizes = torch.tensor([len(y) for _, y in pieces])
+        x = torch.cat([x for x, _ in pieces])
+        return Shards.contiguous(x, torch.cat([y for _, y in pieces]), sizes)
+
+    @staticmethod
+    def contiguous(x: Tensor, y: Tensor, sizes: Tensor) -> "Shards":
+        """Shards cut from x and y one after another; sizes (n,)."""
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        return Shards(x, y, torch.arange(int(offsets[-1])), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Tensor:
+        """(n,) int64, examples of each owner."""
+        return self.offsets.diff()
+
+    def owned(self, owner: int) -> Tensor:
+        """(m,) int64, the owner's rows of x and y."""
+        return self.rows[self.offsets[owner] : self.offsets[owner + 1]]
+
+    def owners(self) -> Tensor:
+        """(total,) int64, the owner of each entry of ``rows``."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
+
+    def take(self, owners: Tensor) -> "Shards":
+        """The shards of ``owners`` (k,) int64, in that order, sharing the examples."""
+        sizes = self.sizes[owners]
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        shift = torch.repeat_interleave(self.offsets[owners] - offsets[:-1], sizes)
+        return Shards(self.x, self.y, self.rows[torch.arange(int(offsets[-1])) + shift], offsets)
+
+
+@dataclass(frozen=True, eq=False)
+class Preferences:
+    """What each of N clients asks for: ``threshold`` (N,), the membership-inference accuracy it tolerates, and
+    ``beta`` (N,) in [0, 1], the weight of risk in its choice of a model; alpha = 1 - beta weighs loss.
+    """
+
+    threshold: Tensor
+    beta: Tensor
+
+    @property
+    def alpha(self) -> Tensor:
+        """(N,), the weight of loss."""
+        return 1 - self.beta
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """N clients with their data and preferences, and the server's shadow and test examples.
+
+    Args:
+        clients: training examples, one shard a client.
+        ids: (N,) int64, names that random streams know the clients by; distinct.
+        group: (N,) int64, each client's true group, which no algorithm sees.
+        groups: the groups' names.
+        preferences: thresholds and betas.
+        test: held-out examples of every group, for measuring.
+        shadow: the server's own examples, for its red team.
+        holdout: N shards that clients keep out of training (empty shards where there are none).
+        classes: C, the number of classes.
+    """
+
+    clients: Shards
+    ids: Tensor
+    group: Tensor
+    groups: tuple[str, ...]
+    preferences: Preferences
+    test: Examples
+    shadow: Examples
+    holdout: Shards
+    classes: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def shares(self) -> Tensor:
+        """(G,) float64, each group's share of the clients."""
+        return torch.bincount(self.group, minlength=len(self.groups)).double() / max(1, len(self))
+
+    def permuted(self, order: Tensor) -> "Federation":
+        """The same federation with its clients in another order; order (N,) int64 is a permutation."""
+        preferences = Preferences(self.preferences.threshold[order], self.preferences.beta[order])
+        return replace(
+            self,
+            clients=self.clients.take(order),
+            holdout=self.holdout.take(order),
+            ids=self.ids[order],
+            group=self.group[order],
+            preferences=preferences,
+        )
+
+    @staticmethod
+    def of(
+        clients: Sequence[tuple[Tensor, Tensor]],
+        *,
+        test: tuple[Tensor, Tensor] | Examples,
+        shadow: tuple[Tensor, Tensor] | Examples | None = None,
+        groups: Sequence[str] | None = None,
+        holdout: Sequence[tuple[Tensor, Tensor]] | None = None,
+        threshold: Tensor | float = 0.65,
+        beta: Tensor | float = 0.5,
+        classes: int | None = None,
+    ) -> "Federation":
+        """A federation of your own tensors.
+
+        Args:
+            clients: (x, y) of each client: x (m, ...) float, y (m,) int64.
+            test: held-out examples; a plain (x, y) is taken to be of the first group.
+            shadow: the server's examples for its red team; none, no red team.
+            groups: each client's group name; one group when left out.
+            holdout: (x, y) of each client, kept out of its training.
+            threshold: membership-inference accuracy tolerated, in [0.5, 1]; one number or (N,).
+            beta: weight of risk in [0, 1]; one number or (N,).
+            classes: number of classes; the largest label + 1 when left out.
+
+        Raises:
+            InputError: no client, a client without examples, or tensors of different shapes or lengths.
+
+        >>> x, y = torch.rand(4, 2), torch.tensor([0, 1, 0, 1])
+        >>> len(Federation.of([(x, y), (x, y)], test=(x, y)))
+        2
+        """
+        require(len(clients) > 0, "a federation needs at least one client")
+        for i, (x, y) in enumerate(clients):
+            require(len(y) > 0, f"client {i} has no examples")
+            require(len(x) == len(y), f"client {i} has {len(x)} examples but {len(y)} labels")
+            same = x.shape[1:] == clients[0][0].shape[1:]
+            require(same, f"client {i}'s examples have shape {tuple(x.shape[1:])}, client 0's {tuple(clients[0][0].shape[1:])}")
+        names = list(groups) if groups is not None else ["all"] * len(clients)
+        require(len(names) == len(clients), f"groups must name the group of each of {len(clients)} clients; got {len(names)}")
+        kinds = tuple(dict.fromkeys(names))
+        shards = Shards.of(clients)
+        nothing = (shards.x[:0], shards.y[:0])
+        preferences = Preferences(
+            _for_each(threshold, len(clients), "threshold", 0.5), _for_each(beta, len(clients), "beta", 0.0)
+        )
+        return Federation(
+            clients=shards,
+            ids=torch.arange(len(clients)),
+            group=torch.tensor([kinds.index(name) for name in names]),
+            groups=kinds,
+            preferences=preferences,
+            test=_examples(test),
+            shadow=_examples(shadow if shadow is not None else nothing),
+            holdout=Shards.of(holdout if holdout is not None else [nothing] * len(clients)),
+            classes=classes if classes is not None else int(shards.y.max()) + 1,
+        )
+
+
+def _examples(given: tuple[Tensor, Tensor] | Examples) -> Examples:
+    if isinstance(given, Examples):
+        return given
+    x, y = given
+    return Examples(x, y, torch.zeros(len(y), dtype=torch.int64))
+
+
+def _for_each(value: Tensor | float, count: int, name: str, least: float) -> Tensor:
+    values = torch.as_tensor(value, dtype=torch.float64).expand(count).clone()
+    within = bool(((values >= least) & (values <= 1)).all())
+    require(within, f"{name} must be in [{least}, 1]; got {values.min():g} to {values.max():g}")
+    return values

@@ -1,0 +1,27 @@
+"""What every source of pictures becomes: one tensor of pixels, one of labels."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A labelled set of pictures, as its publisher made it: nothing scaled, shuffled or dropped.
+
+    Attributes:
+        name: name of the set in the catalog, such as ``"fashion-mnist"``.
+        pixels: (M, C, H, W) uint8, brightness from 0 (dark) to ``white``.
+        white: the value of full brightness: 255, or 16 for scikit-learn's digits.
+        labels: (M,) int64, each in ``range(classes)``.
+        train_count: the first ``train_count`` pictures are the official training split, the rest the official
+            test split; M where the set has no official split.
+        classes: classes the set officially has, even if some have no picture here.
+    """
+
+    name: str
+    pixels: Tensor
+    white: int
+    labels: Tensor
+    train_count: int
+    classes: int

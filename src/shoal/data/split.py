@@ -1,0 +1,163 @@
+"""Deals a set of images out: every image goes to one client, the shadow set, the test set, or nowhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.checks import require
+from shoal.core.randomness import Stream
+from shoal.data.federation import Examples, Federation, Preferences, Shards
+from shoal.data.images import Images
+from shoal.data.shifts import Group
+
+
+@dataclass(frozen=True)
+class Split:
+    """How many images go where.
+
+    Args:
+        clients: N.
+        examples_per_client: training images of each client; with ``dirichlet_alpha``, their mean.
+        shadow_examples: images of the server's shadow set, mixed like the groups' shares.
+        test_examples: images held out for measuring, the same number for each group.
+        holdout_examples: further images of each client, kept out of its training.
+        dirichlet_alpha: concentration of the label skew over clients; None: equal clients without skew.
+
+    The official test images go to the test set first and the official training images to the clients first;
+    the shadow set takes what lies between.
+    """
+
+    clients: int
+    examples_per_client: int
+    shadow_examples: int
+    test_examples: int
+    holdout_examples: int = 0
+    dirichlet_alpha: float | None = None
+
+
+def split(images: Images, plan: Split, groups: Sequence[Group], preferences: Preferences, stream: Stream) -> Federation:
+    """Deal ``images`` out to the clients of ``groups``, shadow set and test set, each image shifted by its group.
+
+    Raises:
+        InputError: more images asked for than there are, shares that do not sum to 1, or a group without a client.
+    """
+    asked = plan.clients * (plan.examples_per_client + plan.holdout_examples) + plan.shadow_examples + plan.test_examples
+    require(
+        asked <= len(images.labels),
+        f"'data' asks for {asked:,} images ({plan.clients} clients x "
+        f"{plan.examples_per_client + plan.holdout_examples} + {plan.shadow_examples:,} shadow + "
+        f"{plan.test_examples:,} test), but {images.name} has {len(images.labels):,}",
+    )
+    total = sum(group.share for group in groups)
+    require(abs(total - 1) < 1e-6, f"the shares of 'data.groups' must sum to 1; {_spell(groups)} sum to {total:g}")
+    counts = apportion([group.share for group in groups], plan.clients)
+    for group, count in zip(groups, counts, strict=True):
+        require(
+            count > 0,
+            f"'data.groups.{group.name}.share' = {group.share:g} of {plan.clients} clients is no client; "
+            "raise the share or 'data.clients'",
+        )
+    draw = stream("split").numpy()
+    official = images.train_count
+    order = np.concatenate([draw.permutation(official), official + draw.permutation(len(images.labels) - official)])
+
+    dealt = plan.clients * plan.examples_per_client
+    kept = plan.clients * plan.holdout_examples
+    training = torch.from_numpy(order[:dealt])
+    holdout = torch.from_numpy(order[dealt : dealt + kept])
+    shadow = torch.from_numpy(order[dealt + kept : dealt + kept + plan.shadow_examples])
+    test = torch.from_numpy(order[len(order) - plan.test_examples :])
+
+    group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(counts))
+    sizes = torch.full((plan.clients,), plan.examples_per_client)
+    if plan.dirichlet_alpha is not None:
+        owners = skew_labels(images.labels[training], plan.clients, plan.dirichlet_alpha, stream("skew"))
+        training = training[torch.argsort(owners, stable=True)]
+        sizes = torch.bincount(owners, minlength=plan.clients)
+
+    shifter = _Shifter(images, tuple(groups), stream)
+    even = [1 / len(groups)] * len(groups)
+    return Federation(
+        clients=Shards.contiguous(
+            shifter.pixels(training, torch.repeat_interleave(group, sizes)), images.labels[training], sizes
+        ),
+        holdout=Shards.contiguous(
+            shifter.pixels(holdout, torch.repeat_interleave(group, plan.holdout_examples)),
+            images.labels[holdout],
+            torch.full((plan.clients,), plan.holdout_examples),
+        ),
+        shadow=shifter.examples(shadow, [group.share for group in groups]),
+        test=shifter.examples(test, even),
+        ids=torch.arange(plan.clients),
+        group=group,
+        groups=tuple(group.name for group in groups),
+        preferences=preferences,
+        classes=images.classes,
+    )
+
+
+def apportion(shares: Sequence[float], total: int) -> list[int]:
+    """Whole numbers that sum to ``total``, as near to ``shares`` of it as can be (largest remainders).
+
+    >>> apportion([0.15, 0.85], 50)
+    [8, 42]
+    """
+    exact = [share / sum(shares) * total for share in shares]
+    # Rounding to nine places keeps 0.29 * 100 = 28.999999999999996 from losing a client.
+    floors = [int(round(value, 9)) for value in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda i: (floors[i] - exact[i], i))
+    for i in by_remainder[: total - sum(floors)]:
+        floors[i] += 1
+    return floors
+
+
+def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> Tensor:
+    """Owners (M,) int64 of M examples: each class is shared out over the clients by a Dirichlet(alpha) draw.
+
+    Small ``alpha`` leaves clients with few classes and unequal sizes. A client that got nothing takes one
+    example from the largest client, since a client without data is no client.
+
+    Source: Hsu, Qi, Brown 2019, arXiv:1909.06335; Yurochkin et al. 2019, arXiv:1905.12022.
+    """
+    draw = stream.numpy()
+    owners = np.zeros(len(labels), dtype=np.int64)
+    for label in np.unique(labels.numpy()):
+        rows = draw.permutation(np.flatnonzero(labels.numpy() == label))
+        shares = draw.dirichlet(np.full(clients, alpha))
+        cuts = np.floor(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
+        owners[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+    for client in np.flatnonzero(np.bincount(owners, minlength=clients) == 0):
+        richest = np.bincount(owners, minlength=clients).argmax()
+        owners[np.flatnonzero(owners == richest)[0]] = client
+    return torch.from_numpy(owners)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shifter:
+    """Turns rows of a set of images into shifted images in [0, 1]; a row's shift depends on the row alone."""
+
+    images: Images
+    groups: tuple[Group, ...]
+    stream: Stream
+
+    def pixels(self, rows: Tensor, group: Tensor) -> Tensor:
+        """The images at ``rows`` (m,), shifted by their ``group`` (m,): (m, C, H, W) float32, channels last."""
+        draws = torch.rand(len(self.images.labels), 2, generator=self.stream("shift").generator())
+        _, channels, height, width = self.images.pixels.shape
+        shifted = torch.empty(len(rows), height, width, channels).permute(0, 3, 1, 2)
+        for index, kind in enumerate(self.groups):
+            mine = torch.nonzero(group == index).squeeze(1)
+            pixels = self.images.pixels[rows[mine]].float() / self.images.white
+            shifted[mine] = kind.shift(pixels, draws[rows[mine]])
+        return shifted
+
+    def examples(self, rows: Tensor, shares: Sequence[float]) -> Examples:
+        group = torch.repeat_interleave(torch.arange(len(self.groups)), torch.tensor(apportion(shares, len(rows))))
+        return Examples(self.pixels(rows, group), self.images.labels[rows], group)
+
+
+def _spell(groups: Sequence[Group]) -> str:
+    return " + ".join(f"{group.share:g} ({group.name})" for group in groups)

@@ -1,0 +1,260 @@
+"""The engine: trains many owners of data at once, and evaluates models on many examples."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import TracebackType
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from shoal.core.checks import InputError, require
+from shoal.data.federation import Examples, Federation, Shards
+from shoal.data.storage import gather, inputs, storage
+from shoal.engine.local import LocalSGD
+from shoal.engine.loop import train_one
+from shoal.engine.seat import Seat
+from shoal.engine.vmapped import fits, train_many
+from shoal.models.model import Model
+
+Backend = Literal["loop", "vmap"]
+Precision = Literal["fp32", "bf16"]
+
+_TOGETHER = 64
+"""Owners in one batched computation of the vmap backend; fixed, since it may change the last bits."""
+
+_EVALUATED = 256
+"""Examples in one batch of evaluation; fixed for the same reason."""
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class Diverged(InputError):
+    """Training gave a number that is not finite.
+
+    Attributes:
+        owner: position of the owner whose training did.
+    """
+
+    def __init__(self, owner: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.owner = owner
+
+
+class Engine:
+    """Trains and evaluates rows of one model on one device, over several threads.
+
+    Each owner is trained, and each batch evaluated, by one thread alone, and results are handed out in an
+    order that does not depend on who finished first: the number of threads changes no bit of any result.
+    Use it as a context manager, or call `close`.
+
+    Args:
+        model: what is trained.
+        device: "cpu" or "cuda".
+        threads: worker threads on the CPU.
+        precision: "fp32", or "bf16" for computing (parameters stay float32).
+        backend: "loop", "vmap", or None for the rule of `vmapped.fits`.
+
+    Raises:
+        InputError: CUDA asked for and absent, or batch norm under vmap.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        device: str = "cpu",
+        threads: int = 2,
+        precision: Precision = "fp32",
+        backend: Backend | None = None,
+    ) -> None:
+        if device.startswith("cuda"):
+            require(
+                torch.cuda.is_available(),
+                f"'engine.device' = \"{device}\", but PyTorch finds no CUDA device here; use \"cpu\"",
+            )
+        require(threads >= 1, f"'engine.threads' must be at least 1; got {threads}")
+        self.model = model
+        self.device = torch.device(device)
+        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.threads = threads if self.device.type == "cpu" else 1
+        self.backend: Backend = backend if backend is not None else resolve_backend(model)
+        if self.backend == "vmap":
+            buffers = model.layout.size > model.layout.trainable
+            require(not buffers, "'engine.backend' = \"vmap\" cannot train batch norm; use \"loop\"")
+        self._seats = threading.local()
+        # PyTorch sets a thread's number of kernel threads anew from this global in every backward pass, so it must
+        # stay 1 while the workers live, or each of them would compute on all cores.
+        self._kernel_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self._pool = ThreadPoolExecutor(self.threads, "shoal", initializer=torch.set_num_threads, initargs=(1,))
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker threads and give PyTorch its own back; work not yet begun is dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        torch.set_num_threads(self._kernel_threads)
+
+    def prepare(self, federation: Federation) -> Federation:
+        """The federation with its inputs stored as this engine reads them fastest; results are the same without."""
+
+        def stored(x: Tensor) -> Tensor:
+            kept = storage(x).to(device=self.device, dtype=self.dtype).contiguous()
+            return inputs(kept)
+
+        def shards(given: Shards) -> Shards:
+            return replace(given, x=stored(given.x), y=given.y.to(self.device))
+
+        def examples(given: Examples) -> Examples:
+            return replace(given, x=stored(given.x), y=given.y.to(self.device))
+
+        return replace(
+            federation,
+            clients=shards(federation.clients),
+            holdout=shards(federation.holdout),
+            shadow=examples(federation.shadow),
+            test=examples(federation.test),
+        )
+
+    def train(
+        self, starts: Tensor, which: Tensor, shards: Shards, orders: Tensor, local: LocalSGD, rate: float
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Train every owner from its start, and hand out the ends as they come, in a fixed order.
+
+        Args:
+            starts: (S, P) rows to start from.
+            which: (n,) int64, the start of each owner.
+            shards: the n owners' examples.
+            orders: (n, passes, largest size), from `LocalSGD.orders`.
+            local: what each owner does.
+            rate: learning rate.
+
+        Yields:
+            Owners (u,) int64 and their ends (u, P); together every owner once. Only a few are in memory at a time.
+
+        Raises:
+            Diverged: an end is not finite.
+        """
+        sizes = shards.sizes
+        # Largest first, so that no thread is left with a large owner at the end.
+        queue = torch.argsort(sizes, descending=True, stable=True)
+        unit = 1 if self.backend == "loop" else _TOGETHER
+
+        def work(owners: Tensor) -> tuple[Tensor, Tensor]:
+            seat = self._seat()
+            if self.backend == "loop":
+                owner = int(owners[0])
+                start = starts[which[owner]]
+                end = train_one(seat, start, shards, owner, orders[owner], local, rate)[None]
+            else:
+                end = train_many(
+                    self.model,
+                    seat.network,
+                    starts[which[owners]].to(self.device),
+                    shards.take(owners),
+                    orders[owners],
+                    local,
+                    rate,
+                    self.dtype,
+                )
+            return owners, end
+
+        for owners, ends in self._in_order(work, queue.split(unit)):
+            # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
+            broken = ~torch.isfinite(ends.sum(dim=1))
+            if bool(broken.any()):
+                owner = int(owners[broken.cpu()][0])
+                raise Diverged(owner, f"the loss of owner {owner} became NaN at learning rate {rate:g}")
+            yield owners, ends
+
+    def outputs(self, row: Tensor, x: Tensor) -> Tensor:
+        """What the model at ``row`` (P,) gives for all of x (M, ...): (M, C) float32, in evaluation mode."""
+        return self._evaluate([(row, x)], lambda outputs, _: outputs)[0]
+
+    def outputs_at(self, row: Tensor, x: Tensor, rows: Tensor) -> Tensor:
+        """What the model at ``row`` (P,) gives for the inputs of x at ``rows`` (m,): (m, C) float32."""
+        return self.outputs(row, gather(x, rows))
+
+    def losses(self, rows: Tensor, shards: Shards) -> Tensor:
+        """The loss matrix: the mean loss of each model on each owner's examples.
+
+        Args:
+            rows: (K, P) models.
+            shards: n owners, each with at least one example.
+
+        Returns:
+            (n, K) float64.
+        """
+        picked = shards.rows.to(shards.y.device)
+        whole = len(picked) == len(shards.y) and bool((picked == torch.arange(len(picked), device=picked.device)).all())
+        y = shards.y if whole else shards.y[picked]
+        x = shards.x if whole else gather(shards.x, picked)
+        owners = shards.owners()
+
+        def loss(outputs: Tensor, where: slice) -> Tensor:
+            return self.model.loss(outputs, y[where].to(outputs.device)).double()
+
+        columns = []
+        for each in self._evaluate([(row, x) for row in rows], loss):
+            total = torch.zeros(len(shards), dtype=torch.float64).index_add_(0, owners, each.cpu())
+            columns.append(total / shards.sizes)
+        return torch.stack(columns, dim=1)
+
+    def _evaluate(
+        self, jobs: list[tuple[Tensor, Tensor]], finish: Callable[[Tensor, slice], Tensor]
+    ) -> list[Tensor]:
+        """``finish(outputs, where)`` of every batch of every job, joined by job."""
+
+        def work(task: tuple[int, slice]) -> Tensor:
+            job, where = task
+            row, x = jobs[job]
+            seat = self._seat()
+            seat.load(row)
+            batch = storage(x)[where].to(device=self.device, dtype=self.dtype)
+            return finish(seat.outputs(inputs(batch)), where)
+
+        tasks = [
+            (job, slice(begin, min(begin + _EVALUATED, len(x))))
+            for job, (_, x) in enumerate(jobs)
+            for begin in range(0, max(1, len(x)), _EVALUATED)
+        ]
+        pieces: list[list[Tensor]] = [[] for _ in jobs]
+        for (job, _), piece in zip(tasks, self._in_order(work, tasks), strict=True):
+            pieces[job].append(piece)
+        return [torch.cat(piece) for piece in pieces]
+
+    def _in_order(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+        """``work`` on every item over the pool; results in the items' order, few of them waiting at a time."""
+        pending: deque[Future[_Result]] = deque()
+        try:
+            for item in items:
+                pending.append(self._pool.submit(work, item))
+                if len(pending) > 2 * self.threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def _seat(self) -> Seat:
+        seat = getattr(self._seats, "seat", None)
+        if seat is None:
+            seat = self._seats.seat = Seat(self.model, self.device, self.dtype)
+        return seat
+
+
+def resolve_backend(model: Model) -> Backend:
+    """The faster backend for a model on a CPU, by the rule of `vmapped.fits`."""
+    return "vmap" if fits(model.layout, model.network()) else "loop"

@@ -1,0 +1,85 @@
+"""Local training as a value: plain SGD for some epochs or steps."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.checks import require
+from shoal.core.randomness import Stream
+from shoal.data.federation import Shards
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """What a client does with its data in a round: SGD from the model it starts at.
+
+    Args:
+        epochs: passes over the local data, each in a new random order. Exactly one of ``epochs`` and ``steps``.
+        steps: gradient steps, passing over the data in random orders as often as it takes.
+        batch_size: examples a step, the last batch of a pass being smaller; None: all local data.
+        learning_rate: of the first round.
+        decay: factor on the learning rate from one round to the next.
+        weight_decay: L2 coefficient, added to the gradient as ``weight_decay * parameters``.
+
+    Raises:
+        InputError: a value outside its range.
+
+    >>> LocalSGD(epochs=5, batch_size=20).steps_of(50)
+    15
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    learning_rate: float = 0.1
+    decay: float = 1.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(
+            (self.epochs is None) != (self.steps is None),
+            f"'local' takes either epochs or steps; got epochs = {self.epochs} and steps = {self.steps}",
+        )
+        for name in ("epochs", "steps", "batch_size"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"'local.{name}' must be at least 1; got {value}")
+        require(
+            0 < self.learning_rate < math.inf, f"'local.learning_rate' must be above 0; got {self.learning_rate:g}"
+        )
+        require(0 < self.decay <= 1, f"'local.decay' must be above 0 and at most 1; got {self.decay:g}")
+        require(0 <= self.weight_decay < math.inf, f"'local.weight_decay' must be at least 0; got {self.weight_decay:g}")
+
+    def rate(self, round_number: int) -> float:
+        """The learning rate of a round; rounds count from 1."""
+        return self.learning_rate * self.decay ** (round_number - 1)
+
+    def batch(self, size: int) -> int:
+        """Examples in a full batch of an owner of ``size`` examples."""
+        return size if self.batch_size is None else min(self.batch_size, size)
+
+    def steps_of(self, size: int) -> int:
+        """Gradient steps that an owner of ``size`` examples takes in a round."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * math.ceil(size / self.batch(size))
+
+    def passes_of(self, size: int) -> int:
+        """Passes over the data, begun or complete, that those steps need."""
+        return math.ceil(self.steps_of(size) / math.ceil(size / self.batch(size)))
+
+    def orders(self, shards: Shards, ids: Tensor, stream: Stream) -> Tensor:
+        """The random orders of all passes of all owners: (n, passes, largest size), as `Stream.permutations`."""
+        sizes = shards.sizes
+        passes = max((self.passes_of(int(size)) for size in sizes.unique()), default=0)
+        return stream.permutations(ids, sizes, passes)
+
+    def first_batch(self, shards: Shards, ids: Tensor, stream: Stream) -> Shards:
+        """Each owner's first batch of training, the mini-batch on which Algorithm 1 of IFCA-MIR chooses."""
+        order = stream.permutations(ids, shards.sizes, 1)[:, 0]
+        sizes = torch.tensor([self.batch(int(size)) for size in shards.sizes])
+        pieces = [shards.owned(i)[order[i, : int(sizes[i])]] for i in range(len(shards))]
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        return Shards(shards.x, shards.y, torch.cat(pieces), offsets)

@@ -1,0 +1,62 @@
+"""The one formula by which every algorithm of the house moves its models."""
+
+import torch
+from torch import Tensor
+
+
+class Merge:
+    """Moves K models towards the ends of n owners, while they are still training.
+
+    ``models_k += sum_i W[k, i] * (end_i - models_k)``, added up in float64 in the order in which ends come,
+    so memory is K models and one end, whatever the number of owners.
+
+    Args:
+        models: (K, P); left as it is.
+        shares: W (K, n); rows sum to at most 1. A row of zeros leaves its model unchanged.
+
+    Source: McMahan et al. 2017 (K = 1); Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1.
+
+    >>> merge = Merge(torch.tensor([[0.0]]), torch.tensor([[0.5, 0.5]]))
+    >>> merge.add(torch.tensor([0, 1]), torch.tensor([[1.0], [3.0]]))
+    >>> merge.models()
+    tensor([[2.]])
+    """
+
+    def __init__(self, models: Tensor, shares: Tensor) -> None:
+        self._models = models
+        self._shares = shares.double()
+        self._moved = torch.zeros(models.shape, dtype=torch.float64)
+
+    def add(self, owners: Tensor, ends: Tensor) -> None:
+        """Count the ends (u, P) of ``owners`` (u,)."""
+        shares = self._shares[:, owners]
+        wide = ends.double().cpu()
+        for k in torch.nonzero(shares.any(dim=1)).flatten().tolist():
+            for share, end in zip(shares[k].tolist(), wide, strict=True):
+                if share:
+                    self._moved[k].add_(end - self._models[k], alpha=share)
+
+    def models(self) -> Tensor:
+        """(K, P), the moved models, a new tensor."""
+        return (self._models.double() + self._moved).float()
+
+
+def shares_of(choice: Tensor, weights: Tensor, models: int) -> Tensor:
+    """W of the averaging algorithms: the clients of a model share it in proportion to their weights.
+
+    Args:
+        choice: (n,) int64, each client's model.
+        weights: (n,) at least 0, dimensionless: all ones for equal shares, or numbers of examples.
+        models: K.
+
+    Returns:
+        (K, n) float64; each row sums to 1, or to 0 where nobody chose the model.
+
+    >>> shares_of(torch.tensor([0, 0, 1]), torch.tensor([1.0, 3.0, 1.0]), 3)
+    tensor([[0.2500, 0.7500, 0.0000],
+            [0.0000, 0.0000, 1.0000],
+            [0.0000, 0.0000, 0.0000]], dtype=torch.float64)
+    """
+    members = torch.nn.functional.one_hot(choice, models).T.double() * weights.double()
+    total = members.sum(dim=1, keepdim=True)
+    return torch.where(total > 0, members / total.clamp(min=1e-300), 0.0)

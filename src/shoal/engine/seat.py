@@ -1,0 +1,66 @@
+"""A seat at the engine: one network whose tensors are views of one flat row, used by one thread."""
+
+import torch
+from torch import Tensor, nn
+
+from shoal.models.model import Model
+
+
+class Seat:
+    """A network bound to a row of numbers: writing the row changes the network, training it changes the row.
+
+    With a ``dtype`` below float32 the row stays float32 (the master copy that small steps add up in) and the
+    network computes on a copy of it in ``dtype``.
+    """
+
+    def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
+        layout = model.layout
+        self.model = model
+        self.dtype = dtype
+        self.row = torch.zeros(layout.size, device=device)
+        self._computed = self.row if dtype == torch.float32 else self.row.to(dtype)
+        gradient = torch.zeros(layout.size, device=device, dtype=dtype)
+        gradients = layout.views(gradient)
+        self._gradient = gradient[: layout.trainable]
+        self.network = model.network().to(device)
+        named_parameters = dict(self.network.named_parameters())
+        for slot, (name, view) in zip(layout.slots, layout.views(self._computed).items(), strict=True):
+            owner, _, leaf = name.rpartition(".")
+            module = self.network.get_submodule(owner)
+            if name not in named_parameters:
+                module.register_buffer(leaf, view)
+                continue
+            trainable = slot.start < layout.trainable
+            parameter = nn.Parameter(view, requires_grad=trainable)
+            if trainable:
+                parameter.grad = gradients[name]
+            setattr(module, leaf, parameter)
+
+    def load(self, row: Tensor) -> None:
+        """Copy a row (P,) into the network."""
+        self.row.copy_(row)
+        self._compute_copy()
+
+    def step(self, x: Tensor, y: Tensor, rate: float, weight_decay: float) -> None:
+        """One step of SGD on the mean loss of a batch (one fused update of the whole row)."""
+        trainable = self.row[: self.model.layout.trainable]
+        self._gradient.zero_()
+        loss = self.model.loss(self.network(x).float(), y).mean()
+        loss.backward()
+        if weight_decay:
+            trainable.mul_(1 - rate * weight_decay)
+        trainable.add_(self._gradient, alpha=-rate)
+        if self._computed is not self.row:
+            buffers = slice(self.model.layout.trainable, None)
+            self.row[buffers] = self._computed[buffers].float()
+            self._computed[: self.model.layout.trainable].copy_(trainable)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The network's outputs (B, C) in float32 for inputs x, in evaluation mode."""
+        self.network.eval()
+        with torch.inference_mode():
+            return self.network(x).float()
+
+    def _compute_copy(self) -> None:
+        if self._computed is not self.row:
+            self._computed.copy_(self.row)

@@ -1,0 +1,169 @@
+"""From a configuration to the values of the rooms: a federation, a model, an algorithm, a red team."""
+
+from pathlib import Path
+
+from shoal.algorithms import IFCA, IFCAMIR, FedAvg, Redraw
+from shoal.attacks import Gap, LossThreshold, MembershipAttack, RedTeam, ShadowModels, Shokri
+from shoal.core.checks import require
+from shoal.core.randomness import Stream
+from shoal.data import Group, Images, Split, draw_preferences, load_images, split
+from shoal.engine import Algorithm, LocalSGD, resolve_backend
+from shoal.experiments.config import Config, DataSection
+from shoal.experiments.simulation import Simulation
+from shoal.models import Model, Shape, named_model
+
+
+def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulation]:
+    """The simulation that ``config`` describes, and the configuration with everything it left open decided.
+
+    Args:
+        config: what to run.
+        data_dir: where to look for data first.
+
+    Raises:
+        InputError: data that is missing, damaged or too small, or keys that contradict each other.
+    """
+    images = load_images(
+        config.data.source, data_dir=data_dir, path=None if config.data.path is None else Path(config.data.path)
+    )
+    classes = config.model.classes if config.model.classes is not None else images.classes
+    largest = int(images.labels.max())
+    require(
+        largest < classes,
+        f"{images.name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to "
+        f"{largest + 1} or more",
+    )
+    model = build_model(config, images, classes)
+    algorithm = build_algorithm(config)
+    decided = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"classes": classes}),
+            "algorithm": config.algorithm.model_copy(update={"clusters": algorithm.clusters}),
+            "local": config.local.model_copy(update={"epochs": _local(config).epochs}),
+            "engine": config.engine.model_copy(
+                update={"backend": resolve_backend(model) if config.engine.backend == "auto" else config.engine.backend}
+            ),
+        }
+    )
+    _agree(config)
+    groups = [_group(name, config.data) for name in config.data.groups]
+    plan = Split(
+        clients=config.data.clients,
+        examples_per_client=config.data.examples_per_client,
+        shadow_examples=config.data.shadow_examples,
+        test_examples=config.data.test_examples,
+        holdout_examples=config.data.holdout_examples,
+        dirichlet_alpha=config.data.dirichlet_alpha,
+    )
+    stream = Stream(config.seed, ("data",))
+    low, high = config.privacy.thresholds
+    preferences = draw_preferences(config.data.clients, (low, high), config.privacy.beta, stream("preferences"))
+    simulation = Simulation(
+        federation=split(images, plan, groups, preferences, stream),
+        model=model,
+        algorithm=algorithm,
+        local=_local(config),
+        rounds=config.algorithm.rounds,
+        seed=config.seed,
+        participation=config.algorithm.participation,
+        red_team=build_red_team(config),
+        evaluate_every=config.evaluation.every,
+    )
+    return decided, simulation
+
+
+def build_model(config: Config, images: Images, classes: int) -> Model:
+    """The network of [model], fitted to the images."""
+    _, channels, height, width = images.pixels.shape
+    section = config.model
+    shape = Shape(channels, height, width, classes)
+    return named_model(section.name, shape, hidden=section.hidden, norm=section.norm, padding=section.padding)
+
+
+def build_algorithm(config: Config) -> Algorithm:
+    """The algorithm of [algorithm]; FedAvg has one model whatever 'clusters' says."""
+    section = config.algorithm
+    if section.name == "fedavg":
+        return FedAvg()
+    ifca = IFCA(
+        clusters=section.clusters,
+        averaging=section.averaging,
+        weighting=section.weighting,
+        choose_by=section.choose_by,
+        redraw=None if section.redraw is None else Redraw(**section.redraw.model_dump()),
+    )
+    return ifca if section.name == "ifca" else IFCAMIR(ifca)
+
+
+def build_red_team(config: Config) -> RedTeam:
+    """The red team of [red_team]."""
+    section = config.red_team
+    attack: MembershipAttack
+    match section.attack:
+        case "shadow":
+            attack = Shokri(section.classifier, section.per_class, section.sorted_posteriors)
+        case "loss-threshold":
+            attack = LossThreshold()
+        case "gap":
+            attack = Gap()
+    shadow_models = ShadowModels(
+        number=section.shadow_models,
+        size=None if section.shadow_size == "cluster" else section.shadow_size,
+        epochs=None if section.shadow_epochs == "round" else section.shadow_epochs,
+        warm_start=section.warm_start,
+    )
+    return RedTeam(section.every, section.estimator, attack, shadow_models)
+
+
+def _local(config: Config) -> LocalSGD:
+    section = config.local
+    return LocalSGD(
+        epochs=1 if section.epochs is None and section.steps is None else section.epochs,
+        steps=section.steps,
+        batch_size=None if section.batch_size == "all" else section.batch_size,
+        learning_rate=section.learning_rate,
+        decay=section.decay,
+        weight_decay=section.weight_decay,
+    )
+
+
+def _group(name: str, data: DataSection) -> Group:
+    section = data.groups[name]
+    rotation, brightness = section.rotation, section.brightness
+    return Group(
+        name=name,
+        share=section.share,
+        rotation=None if rotation is None else (rotation[0], rotation[1]),
+        brightness=None if brightness is None else (brightness[0], brightness[1]),
+    )
+
+
+def _agree(config: Config) -> None:
+    """Keys that make no sense together."""
+    shadows = config.red_team.attack != "gap" or (config.red_team.estimator == "shadow" and config.red_team.every > 0)
+    require(
+        config.data.shadow_examples >= 2 or not shadows,
+        f"'red_team.attack' = \"{config.red_team.attack}\" with the \"{config.red_team.estimator}\" estimator trains "
+        f"shadow models, so 'data.shadow_examples' must be at least 2; got {config.data.shadow_examples}",
+    )
+    require(
+        config.red_team.estimator != "federated" or config.data.holdout_examples > 0 or config.red_team.every == 0,
+        "'red_team.estimator' = \"federated\" needs 'data.holdout_examples' to be at least 1; got 0",
+    )
+    require(
+        config.algorithm.name != "ifca-mir" or config.red_team.every > 0,
+        "'algorithm.name' = \"ifca-mir\" chooses by risk, so 'red_team.every' must be at least 1; got 0",
+    )
+    require(
+        config.algorithm.averaging == "model" or config.local.steps == 1,
+        "'algorithm.averaging' = \"gradient\" takes one gradient a round, so 'local.steps' must be 1",
+    )
+    require(
+        config.algorithm.name == "fedavg" or config.algorithm.clusters <= config.data.clients,
+        f"'algorithm.clusters' must be at most 'data.clients' = {config.data.clients}; got {config.algorithm.clusters}",
+    )
+    require(
+        config.data.test_examples >= len(config.data.groups),
+        f"'data.test_examples' must be at least one for each of {len(config.data.groups)} groups; "
+        f"got {config.data.test_examples}",
+    )

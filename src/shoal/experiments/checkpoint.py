@@ -1,0 +1,95 @@
+"""Checkpoints: one file a round, whole or absent, that says itself whether it is damaged."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse
+from safetensors.torch import save as serialize
+
+from shoal.core.checks import InputError
+from shoal.core.files import write_bytes
+from shoal.engine import State
+from shoal.experiments.simulation import Progress
+
+LOG = logging.getLogger(__name__)
+
+KEPT = 2
+"""Checkpoints kept: the last, and the one before in case the last is damaged."""
+
+
+def save_checkpoint(folder: Path, progress: Progress) -> None:
+    """Write ``progress`` into ``folder`` and remove all but the newest checkpoints."""
+    state = progress.state
+    names = list(progress.rows[0]) if progress.rows else []
+    tensors = {
+        "models": state.models.contiguous(),
+        "risks": state.risks,
+        "choice": state.choice,
+        "rows": torch.tensor([list(row.values()) for row in progress.rows], dtype=torch.float64),
+    }
+    about = {
+        "round": str(state.round),
+        "columns": json.dumps(names),
+        "whole": json.dumps([name for name in names if isinstance(progress.rows[0][name], int)]),
+        "seconds": json.dumps(progress.seconds),
+    }
+    content = serialize(tensors, metadata=about)
+    write_bytes(folder / f"round-{state.round:06d}-{_digest(content)}.safetensors", content)
+    for old in _newest_first(folder)[KEPT:]:
+        old.unlink()
+
+
+def load_checkpoint(folder: Path) -> Progress | None:
+    """The newest undamaged checkpoint of ``folder``; None where there is none at all.
+
+    A damaged one is passed over with a warning.
+
+    Raises:
+        InputError: there are checkpoints, and all are damaged.
+    """
+    found = _newest_first(folder)
+    for path in found:
+        progress = _read(path)
+        if progress is not None:
+            return progress
+        LOG.warning("checkpoint %s is damaged; going back to the one before", path.name)
+    if found:
+        raise InputError(f"{folder}: every checkpoint is damaged; start again with another --out")
+    return None
+
+
+def _read(path: Path) -> Progress | None:
+    content = path.read_bytes()
+    if path.stem.rpartition("-")[2] != _digest(content):
+        return None
+    try:
+        tensors = parse(content)
+        about = _metadata(content)
+    except (SafetensorError, ValueError):
+        return None
+    columns, whole = json.loads(about["columns"]), set(json.loads(about["whole"]))
+    rows = tuple(
+        {name: int(value) if name in whole else value for name, value in zip(columns, row, strict=True)}
+        for row in tensors["rows"].tolist()
+    )
+    state = State(int(about["round"]), tensors["models"], tensors["risks"], tensors["choice"])
+    return Progress(state, rows, json.loads(about["seconds"]))
+
+
+def _metadata(content: bytes) -> Mapping[str, str]:
+    # safetensors hands out metadata only of files; its header is a length and JSON.
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length])["__metadata__"]
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*.safetensors"), reverse=True)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,5 @@
+"""Placeholder."""
+
+
+def write_report(out, config, summary, rounds, clients, roc):
+    pass

@@ -1,0 +1,246 @@
+"""What came out of a run: the summary, a row a client, a row a round and cluster, and the ROC curves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from shoal.attacks import Audit, LossThreshold, Observed, RedTeam, observe
+from shoal.core.randomness import Stream
+from shoal.data import Federation
+from shoal.engine import Algorithm, Engine, LocalSGD, State, final_choice
+from shoal.metrics import Leakage, fairness, gap_accuracy, migrated, recovered, roc, violated
+
+Summary = dict[str, float | int | str]
+
+CLIENT_COLUMNS = (
+    "client", "group", "cluster", "examples", "threshold", "alpha", "beta", "loss", "accuracy", "mia", "violated",
+)  # fmt: skip
+"""The columns of `clients.csv`."""
+
+ROC_POINTS = 400
+"""Points kept of each ROC curve; more than a picture can show."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The outcome of a run, as data frames.
+
+    Args:
+        summary: the figures of `summary.json`, by key. A figure that is undefined (the exposure of a model that
+            no client chose) is left out.
+        clients: a row a client: `CLIENT_COLUMNS` and ``train_accuracy``.
+        rounds: a row a round and cluster.
+        roc: false and true positive rates of the configured attack by group.
+        state: the final models, risks and choices.
+    """
+
+    summary: Summary
+    clients: pd.DataFrame
+    rounds: pd.DataFrame
+    roc: pd.DataFrame
+    state: State
+
+    def __repr__(self) -> str:
+        return f"Result({', '.join(f'{key}={value}' for key, value in self.summary.items() if '.' not in key)})"
+
+
+@dataclass(frozen=True, eq=False)
+class _Final:
+    """The end of a run with what measuring it needs."""
+
+    federation: Federation
+    state: State
+    observed: Observed
+    audit: Audit
+    test_right: Tensor
+    """(K, M) bool, whether each model classifies each test example rightly."""
+
+    @property
+    def choice(self) -> np.ndarray:
+        return self.state.choice.numpy()
+
+    def test_accuracy(self) -> np.ndarray:
+        """(K, G), each model on each group's test examples."""
+        groups = range(len(self.federation.groups))
+        columns = [self.test_right[:, self.federation.test.group == g].double().mean(dim=1) for g in groups]
+        return torch.stack(columns, dim=1).numpy()
+
+    def train_accuracy(self) -> np.ndarray:
+        """(N,), each client's chosen model on its own training examples."""
+        right = (self.observed.members.argmax(dim=1) == self.observed.labels).double()
+        total = torch.zeros(len(self.federation), dtype=torch.float64).index_add_(0, self.observed.owner, right)
+        return (total / self.federation.clients.sizes).numpy()
+
+
+def measure(
+    state: State,
+    federation: Federation,
+    algorithm: Algorithm,
+    engine: Engine,
+    local: LocalSGD,
+    red_team: RedTeam,
+    stream: Stream,
+    rows: Sequence[dict[str, float]],
+) -> Result:
+    """Measure the final ``state``: every client chooses among the final models, and these are attacked.
+
+    Args:
+        stream: of this measurement.
+        rows: the rows of `rounds.csv`.
+    """
+    losses, choice = final_choice(state, federation, algorithm, engine)
+    state = replace(state, choice=choice)
+    observed = observe(state.models, choice, federation, engine)
+    attacks, records = red_team.fit(state, federation, engine, local, stream("attack"))
+    final = _Final(
+        federation=federation,
+        state=state,
+        observed=observed,
+        audit=Audit.of(observed, attacks, federation),
+        test_right=observed.held_out.argmax(dim=2) == federation.test.y.cpu(),
+    )
+    exposure = [final.audit.of_cluster(k, federation, stream("cluster", k)) for k in range(len(state.models))]
+    clients = _clients(final, losses, np.array([each.accuracy for each in exposure]))
+    if all(len(each) for each in records):
+        thresholds = [LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)]
+        by_loss = Audit.of(observed, thresholds, federation)
+    else:
+        by_loss = None
+    summary = _accuracy(final, clients) | _leakage(final, by_loss, exposure) | _clusters(final, clients, exposure)
+    curves = [_curve(final, g, population) for g in range(len(federation.groups)) for population in (False, True)]
+    return Result(
+        summary={key: value for key, value in summary.items() if not (isinstance(value, float) and np.isnan(value))},
+        clients=clients,
+        rounds=pd.DataFrame(list(rows)),
+        roc=pd.concat(curves, ignore_index=True),
+        state=state,
+    )
+
+
+def _clients(final: _Final, losses: Tensor, exposure: np.ndarray) -> pd.DataFrame:
+    federation, choice = final.federation, final.choice
+    threshold = federation.preferences.threshold.numpy()
+    everyone = np.arange(len(federation))
+    return pd.DataFrame(
+        {
+            "client": federation.ids.numpy(),
+            "group": [federation.groups[g] for g in federation.group.tolist()],
+            "cluster": choice,
+            "examples": federation.clients.sizes.numpy(),
+            "threshold": threshold,
+            "alpha": federation.preferences.alpha.numpy(),
+            "beta": federation.preferences.beta.numpy(),
+            "loss": losses.numpy()[everyone, choice],
+            "accuracy": final.test_accuracy()[choice, federation.group.numpy()],
+            "mia": exposure[choice],
+            "violated": violated(exposure[choice], threshold),
+            "train_accuracy": final.train_accuracy(),
+        }
+    )
+
+
+def _accuracy(final: _Final, clients: pd.DataFrame) -> Summary:
+    """Accuracies are means over clients, each on its own group's test examples or its own training examples."""
+    summary: Summary = {
+        "accuracy.overall": float(clients["accuracy"].mean()),
+        "train_accuracy.overall": float(clients["train_accuracy"].mean()),
+    }
+    for name in final.federation.groups:
+        theirs = clients[clients["group"] == name]
+        test, train = float(theirs["accuracy"].mean()), float(theirs["train_accuracy"].mean())
+        summary |= {
+            f"accuracy.{name}": test,
+            f"train_accuracy.{name}": train,
+            f"gap.{name}": gap_accuracy(train, test),
+        }
+    return summary | _fairness(final)
+
+
+def _fairness(final: _Final) -> Summary:
+    """Each group's test examples, predicted by each model in the measure that the group's clients chose it."""
+    test, group, choice = final.federation.test, final.federation.group.numpy(), final.choice
+    labels, predictions, of_group, weights = [], [], [], []
+    for g in range(len(final.federation.groups)):
+        rows = (test.group == g).numpy()
+        for k in np.unique(choice[group == g]):
+            predicted = final.observed.held_out[k].argmax(dim=1).numpy()[rows]
+            labels.append(test.y.cpu().numpy()[rows])
+            predictions.append(predicted)
+            of_group.append(np.full(len(predicted), g))
+            weights.append(np.full(len(predicted), float((choice[group == g] == k).mean())))
+    found = fairness(*(np.concatenate(each) for each in (labels, predictions, of_group, weights)))
+    return {
+        "fairness.demographic_parity": found.demographic_parity,
+        "fairness.equal_opportunity": found.equal_opportunity,
+        "fairness.equalized_odds": found.equalized_odds,
+    }
+
+
+def _leakage(final: _Final, by_loss: Audit | None, exposure: Sequence[Leakage]) -> Summary:
+    federation = final.federation
+    summary: Summary = {}
+    for g, name in enumerate(federation.groups):
+        own = final.audit.of_group(g, federation)
+        summary |= {
+            f"mia.{name}": own.accuracy,
+            f"mia_population.{name}": final.audit.of_group(g, federation, population=True).accuracy,
+            f"mia_auc.{name}": own.auc,
+            f"tpr_at_fpr_0.01.{name}": own.tpr_at_fpr_01,
+            f"tpr_at_fpr_0.001.{name}": own.tpr_at_fpr_001,
+        }
+        if by_loss is not None:
+            threshold = by_loss.of_group(g, federation)
+            summary |= {f"loss_threshold.{name}": threshold.accuracy, f"loss_threshold_auc.{name}": threshold.auc}
+    for k, each in enumerate(exposure):
+        summary |= {
+            f"clusters.{k}.mia": each.accuracy,
+            f"clusters.{k}.mia_auc": each.auc,
+            f"clusters.{k}.tpr_at_fpr_0.01": each.tpr_at_fpr_01,
+            f"clusters.{k}.tpr_at_fpr_0.001": each.tpr_at_fpr_001,
+            f"clusters.{k}.risk": float(final.state.risks[k]),
+        }
+    return summary
+
+
+def _clusters(final: _Final, clients: pd.DataFrame, exposure: Sequence[Leakage]) -> Summary:
+    group, choice = final.federation.group.numpy(), final.choice
+    summary: Summary = {
+        "violations.total": int(clients["violated"].sum()),
+        "migrated": int(migrated(group, choice).sum()),
+        "adjusted_rand_index": recovered(group, choice),
+    }
+    for name in final.federation.groups:
+        summary[f"violations.{name}"] = int(clients.loc[clients["group"] == name, "violated"].sum())
+    for k in range(len(exposure)):
+        inside = clients[clients["cluster"] == k]
+        summary |= {
+            f"clusters.{k}.clients": len(inside),
+            f"clusters.{k}.examples": int(inside["examples"].sum()),
+            f"clusters.{k}.accuracy": float(inside["accuracy"].mean()),
+            f"clusters.{k}.train_accuracy": float(inside["train_accuracy"].mean()),
+        }
+    return summary
+
+
+def _curve(final: _Final, g: int, population: bool) -> pd.DataFrame:
+    scores, member, weight = final.audit.group_scores(g, final.federation, population=population)
+    fpr, tpr = roc(scores, member, weight)
+    if len(fpr) > ROC_POINTS:
+        # Evenly in the logarithm of the false positive rate, since the picture's axes are logarithmic.
+        wanted = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, ROC_POINTS - 1)])
+        keep = np.unique(np.searchsorted(fpr, wanted, side="right") - 1)
+        fpr, tpr = fpr[keep], tpr[keep]
+    return pd.DataFrame(
+        {
+            "group": final.federation.groups[g],
+            "non_members": "population" if population else "group",
+            "fpr": fpr,
+            "tpr": tpr,
+        }
+    )
+
+

@@ -1,0 +1,199 @@
+"""One simulated federation from its first round to its measured end."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.attacks import Gap, RedTeam
+from shoal.core.randomness import Stream
+from shoal.data import Federation
+from shoal.engine import Algorithm, Backend, Engine, LocalSGD, Precision, Report, State, play, start
+from shoal.experiments.result import Result, measure
+from shoal.models import Model
+
+LOG = logging.getLogger(__name__)
+
+Row = dict[str, float]
+"""One line of `rounds.csv`: a cluster in a round."""
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """Everything that decides a run's outcome; where and how fast it is computed is the engine's.
+
+    Args:
+        federation: the clients and the server's examples.
+        model: what is trained.
+        algorithm: how.
+        local: what a client does in a round.
+        rounds: how many.
+        seed: of every random draw.
+        participation: share of the clients that take part in a round.
+        red_team: who estimates risk, and attacks the final models; by default the gap attack, at the end only.
+        evaluate_every: rounds between evaluations on the test set.
+    """
+
+    federation: Federation
+    model: Model
+    algorithm: Algorithm
+    local: LocalSGD
+    rounds: int
+    seed: int = 0
+    participation: float = 1.0
+    red_team: RedTeam = field(default_factory=lambda: RedTeam(every=0, attack=Gap()))
+    evaluate_every: int = 1
+
+    @property
+    def stream(self) -> Stream:
+        """The root of the run's random streams."""
+        return Stream(self.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """A simulation after some rounds: its state, what was recorded, and the wall time so far."""
+
+    state: State
+    rows: tuple[Row, ...] = ()
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("choose", "train", "red_team", "total"), 0.0))
+
+
+Watch = Callable[[Progress, Report], None]
+
+
+def simulate(
+    federation: Federation,
+    model: Model,
+    algorithm: Algorithm,
+    local: LocalSGD,
+    *,
+    rounds: int,
+    seed: int = 0,
+    participation: float = 1.0,
+    red_team: RedTeam | None = None,
+    device: str = "cpu",
+    threads: int = 2,
+    precision: Precision = "fp32",
+    backend: Backend | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Train a federation and measure it: what `shoal run` does, in memory.
+
+    Args:
+        federation: see `Federation.of` for your own tensors.
+        model: see `Model`.
+        algorithm: `FedAvg`, `IFCA`, `IFCAMIR`.
+        local: what a client does in a round.
+        rounds: how many.
+        seed: of every random draw.
+        participation: share of the clients that take part in a round, in [0, 1].
+        red_team: who attacks; by default the gap attack at the end, which needs no shadow set.
+        device, threads, precision, backend: see `Engine`.
+        watch: called after each round.
+
+    Raises:
+        InputError: settings that cannot be run, or training that diverged.
+    """
+    team = red_team if red_team is not None else RedTeam(every=0, attack=Gap())
+    simulation = Simulation(federation, model, algorithm, local, rounds, seed, participation, team)
+    with Engine(model, device=device, threads=threads, precision=precision, backend=backend) as engine:
+        simulation = prepare(simulation, engine)
+        progress = begin(simulation, engine)
+        for progress, report in go_on(simulation, engine, progress):
+            if watch is not None:
+                watch(progress, report)
+        return conclude(simulation, engine, progress)
+
+
+def prepare(simulation: Simulation, engine: Engine) -> Simulation:
+    """The simulation with its data where ``engine`` wants it."""
+    return replace(simulation, federation=engine.prepare(simulation.federation))
+
+
+def begin(simulation: Simulation, engine: Engine) -> Progress:
+    """The simulation before its first round."""
+    return Progress(start(simulation.algorithm, engine, simulation.federation, simulation.stream))
+
+
+def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterator[tuple[Progress, Report]]:
+    """Play the rounds that are left, handing out the progress after each."""
+    began = time.perf_counter()
+    before = progress.seconds["total"]
+    for state, report in play(
+        progress.state,
+        simulation.federation,
+        simulation.algorithm,
+        simulation.local,
+        engine,
+        simulation.stream,
+        rounds=simulation.rounds,
+        participation=simulation.participation,
+        sensor=simulation.red_team,
+    ):
+        if len(report.cohort) == 0:
+            LOG.warning("round %d: no client took part; nothing changed", state.round)
+        rows = _rows(simulation, engine, state, report)
+        seconds = {key: progress.seconds[key] + value for key, value in report.seconds.items()}
+        seconds["total"] = before + time.perf_counter() - began
+        progress = Progress(state, progress.rows + rows, seconds)
+        yield progress, report
+
+
+def conclude(simulation: Simulation, engine: Engine, progress: Progress) -> Result:
+    """Let every client choose among the final models, attack them, and measure."""
+    began = time.perf_counter()
+    result = measure(
+        progress.state,
+        simulation.federation,
+        simulation.algorithm,
+        engine,
+        simulation.local,
+        simulation.red_team,
+        simulation.stream("final"),
+        progress.rows,
+    )
+    total = progress.seconds["total"] + time.perf_counter() - began
+    seconds = {f"seconds.{key}": round(value, 3) for key, value in (progress.seconds | {"total": total}).items()}
+    summary = {"seed": simulation.seed, "rounds": progress.state.round} | result.summary | seconds
+    return replace(result, summary=summary)
+
+
+def _rows(simulation: Simulation, engine: Engine, state: State, report: Report) -> tuple[Row, ...]:
+    """A row for each cluster: who trained it in this round, at what loss, and how good and exposed it is."""
+    federation = simulation.federation
+    evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.rounds
+    group = federation.group[report.cohort]
+    rows = []
+    for k, model in enumerate(state.models):
+        inside = report.choice == k
+        sizes = federation.clients.sizes[report.cohort[inside]]
+        by_group = torch.bincount(group[inside], minlength=len(federation.groups))
+        loss = float("nan")
+        if report.losses is not None and inside.any():
+            loss = float(report.losses[inside, k].mean())
+        row: Row = {
+            "round": state.round,
+            "cluster": k,
+            "clients": int(inside.sum()),
+            "examples": int(sizes.sum()),
+            "risk": float(state.risks[k]),
+            "train_loss": loss,
+        }
+        accuracies = _accuracies(model, federation, engine) if evaluated else [float("nan")] * len(federation.groups)
+        mix = by_group.double().numpy()
+        row["accuracy"] = float(np.average(accuracies, weights=mix)) if mix.any() else float("nan")
+        for g, name in enumerate(federation.groups):
+            row[f"accuracy.{name}"] = accuracies[g]
+            row[f"clients.{name}"] = int(by_group[g])
+        rows.append(row)
+    return tuple(rows)
+
+
+def _accuracies(model: Tensor, federation: Federation, engine: Engine) -> list[float]:
+    right = (engine.outputs(model, federation.test.x).argmax(dim=1) == federation.test.y).cpu().double()
+    return [float(right[federation.test.group == g].mean()) for g in range(len(federation.groups))]

@@ -1,0 +1,127 @@
+"""The networks of the papers, and small ones; each takes images (B, C, H, W) in [0, 1].
+
+Max-pooling before ReLU is the same function as ReLU before max-pooling, and touches a quarter of the numbers.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shoal.core.checks import require
+
+
+def _pool(images: Tensor) -> Tensor:
+    return functional.relu(functional.max_pool2d(images, 2))
+
+
+class MnistCNN(nn.Module):
+    """The MNIST network of IFCA-MIR, appendix A.1: 50,186 parameters for 1x28x28 images and 10 classes."""
+
+    def __init__(self, channels: int = 1, side: int = 28, classes: int = 10) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, 32, 3, padding=1)
+        self.second = nn.Conv2d(32, 64, 3, padding=1)
+        self.output = nn.Linear(64 * (side // 4) ** 2, classes)
+        nn.init.xavier_uniform_(self.output.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.output(_pool(self.second(_pool(self.first(images)))).flatten(1))
+
+
+class FemnistCNN(nn.Module):
+    """The FEMNIST network of IFCA-MIR, appendix A.1: two convolutions, one pooling, 128 hidden neurons.
+
+    The appendix states no padding. Without it (the default of `torch.nn.Conv2d`) images of 28x28 leave the
+    convolutions as 24x24 and the pooling as 12x12: 1,206,590 parameters for 62 classes. The MNIST network of
+    the same appendix states output sizes that need padding, so ``padding=1`` is offered as the other reading.
+    """
+
+    def __init__(self, channels: int = 1, side: int = 28, classes: int = 62, padding: int = 0) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, 32, 3, padding=padding)
+        self.second = nn.Conv2d(32, 64, 3, padding=padding)
+        self.hidden = nn.Linear(64 * ((side - 4 + 4 * padding) // 2) ** 2, 128)
+        self.output = nn.Linear(128, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = _pool(self.second(functional.relu(self.first(images))))
+        return self.output(functional.relu(self.hidden(features.flatten(1))))
+
+
+VGG_CONFIGURATIONS: dict[int, tuple[tuple[int, ...], ...]] = {
+    11: ((64,), (128,), (256, 256), (512, 512), (512, 512)),
+    13: ((64, 64), (128, 128), (256, 256), (512, 512), (512, 512)),
+    16: ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)),
+}
+"""Convolutions of each of the five blocks (Simonyan and Zisserman 2015, table 1: A, B and D)."""
+
+
+class VGG(nn.Module):
+    """The CIFAR-10 network of IFCA-MIR, appendix A.1: VGG with three fully connected layers and a log-softmax.
+
+    Args:
+        depth: 11, 13 or 16.
+        norm: "batch" as in the paper, or "group" (32 groups), which unlike batch norm keeps examples apart.
+    """
+
+    def __init__(
+        self, channels: int = 3, side: int = 32, classes: int = 10, depth: int = 11, norm: str = "batch"
+    ) -> None:
+        super().__init__()
+        require(depth in VGG_CONFIGURATIONS, f"VGG has depth 11, 13 or 16; got {depth}")
+        layers: list[nn.Module] = []
+        inputs = channels
+        for block in VGG_CONFIGURATIONS[depth]:
+            for outputs in block:
+                layers += [
+                    nn.Conv2d(inputs, outputs, 3, padding=1),
+                    nn.BatchNorm2d(outputs) if norm == "batch" else nn.GroupNorm(32, outputs),
+                    nn.ReLU(),
+                ]
+                inputs = outputs
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(
+            nn.Linear(512 * (side // 32) ** 2, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, classes)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        return functional.log_softmax(self.classifier(self.features(images).flatten(1)), dim=1)
+
+
+class MLP(nn.Module):
+    """One hidden layer; 784-200-10 is the MNIST network of IFCA (Ghosh et al. 2020)."""
+
+    def __init__(self, inputs: int = 784, hidden: int = 200, classes: int = 10) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(inputs, hidden)
+        self.output = nn.Linear(hidden, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.output(torch.relu(self.hidden(images.flatten(1))))
+
+
+class Logistic(nn.Module):
+    """Multinomial logistic regression."""
+
+    def __init__(self, inputs: int = 784, classes: int = 10) -> None:
+        super().__init__()
+        self.output = nn.Linear(inputs, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.output(images.flatten(1))
+
+
+class DigitsCNN(nn.Module):
+    """A small CNN for 8x8 digits: 16 and 32 filters of 3x3, one pooling, 64 hidden neurons."""
+
+    def __init__(self, channels: int = 1, side: int = 8, classes: int = 10) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, 16, 3, padding=1)
+        self.second = nn.Conv2d(16, 32, 3, padding=1)
+        self.hidden = nn.Linear(32 * (side // 2) ** 2, 64)
+        self.output = nn.Linear(64, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = _pool(self.second(functional.relu(self.first(images))))
+        return self.output(functional.relu(self.hidden(features.flatten(1))))
