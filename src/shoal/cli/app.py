@@ -1,0 +1,136 @@
+"""The command line: ``shoal run``, ``shoal compare``, ``shoal report``, ``shoal data``.
+
+Exit codes: 0 done; 2 bad input, one sentence on stderr; 1 failed; 130 interrupted.
+"""
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from shoal.cli.progress import Display
+from shoal.core.checks import InputError
+from shoal.data.catalog import availability, user_cache
+from shoal.data.hub import fetch
+from shoal.experiments.config import read_config
+from shoal.experiments.report import report_of
+from shoal.experiments.runs import run as run_config
+from shoal.experiments.verdict import compare as compare_runs
+from shoal.experiments.verdict import read_run, verdict
+
+app = typer.Typer(
+    help="Clustered federated learning with a red team in the loop.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+# Typer keeps its parser private; this is the public way to the base of all wrong-usage errors.
+_UsageError = typer.BadParameter.__mro__[1]
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", envvar="SHOAL_DATA", help="Where to look for data first.", show_default=False),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if show_version:
+        typer.echo(f"shoal {version('shoal')}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="The run's TOML file.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME of the file by default.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing run directory.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Train one federation, attack it, and measure both: one run, one directory."""
+    asked = read_config(config, changes or ())
+    directory = out if out is not None else Path("runs") / config.stem
+    with Display(Console(stderr=True)) as display:
+        run_config(asked, directory, resume=resume, data_dir=data_dir, watch=display)
+    typer.echo(verdict(read_run(directory)))
+    typer.echo(f"Report: {directory / 'report.html'}")
+
+
+@app.command()
+def compare(runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")]) -> None:
+    """Show finished runs side by side, and say in words what differs."""
+    frame, words = compare_runs(runs)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for title in frame.columns:
+        table.add_column(title, justify="right")
+    for label, cells in zip(frame.index, frame.to_numpy().tolist(), strict=True):
+        table.add_row(str(label), *cells)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    typer.echo()
+    typer.echo(words)
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(help="Directory of a finished run.")]) -> None:
+    """Write the HTML report of a finished run again."""
+    typer.echo(f"Report: {report_of(directory)}")
+
+
+@app.command()
+def data(
+    data_dir: DataDir = None,
+    wanted: Annotated[
+        str | None, typer.Option("--fetch", metavar="NAME", help="Download a data set (needs the extra shoal[hub]).")
+    ] = None,
+) -> None:
+    """Show which data sets are here, which are missing, and how to get them."""
+    if wanted is not None:
+        typer.echo(f"{wanted}: {fetch(wanted, data_dir if data_dir is not None else user_cache())}")
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("data set", "images", "here", "how to get it"):
+        table.add_column(title, overflow="fold")
+    for each in availability(data_dir):
+        here = str(each.found) if each.found is not None else "missing"
+        table.add_row(each.name, each.images, escape(here), "" if each.found is not None else escape(each.how))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code. Unexpected errors keep their traceback (and exit with 1)."""
+    logging.basicConfig(level=logging.WARNING, format="shoal: %(message)s")
+    try:
+        returned = app(args=arguments, standalone_mode=False, prog_name="shoal")
+    except InputError as error:
+        return _say(str(error), 2)
+    except _UsageError as error:
+        return _say(error.format_message(), 2)  # pyright: ignore[reportAttributeAccessIssue]
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted; go on with --resume", 130)
+    except OSError as error:
+        return _say(f"failed: {error}", 1)
+    return returned if isinstance(returned, int) else 0
+
+
+def _say(sentence: str, code: int) -> int:
+    print(f"shoal: {' '.join(sentence.split())}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def script() -> None:
+    """The console script."""
+    sys.exit(main())

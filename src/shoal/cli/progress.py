@@ -1,0 +1,72 @@
+"""A live display of a run on a terminal: rounds and time left, and each cluster's size, accuracy and risk."""
+
+import math
+import time
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from shoal.engine import Report
+from shoal.experiments.simulation import Progress as RunProgress
+from shoal.experiments.simulation import Simulation
+
+
+class Display:
+    """Shows a run's progress while it is open; silent where the output is not a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")
+        )
+        self._task = self._bar.add_task("rounds", total=None, left="")
+        self._live = Live(self._bar, console=console, transient=True, refresh_per_second=4)
+        self._shown = console.is_terminal
+        self._began = time.perf_counter()
+        self._before = 0
+
+    def __enter__(self) -> "Display":
+        if self._shown:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown:
+            self._live.stop()
+
+    def __call__(self, simulation: Simulation, progress: RunProgress, report: Report | None) -> None:
+        """Show where the run stands; the signature is `experiments.runs.Watch`."""
+        if not self._shown:
+            return
+        done = progress.state.round
+        if report is None:
+            self._began, self._before = time.perf_counter(), done
+            self._bar.update(self._task, total=simulation.rounds, completed=done)
+            return
+        each = (time.perf_counter() - self._began) / max(1, done - self._before)
+        self._bar.update(self._task, completed=done, left=f"about {_spell(each * (simulation.rounds - done))} left")
+        self._live.update(Group(self._bar, _clusters(simulation, progress)))
+
+
+def _clusters(simulation: Simulation, progress: RunProgress) -> Table:
+    groups = simulation.federation.groups
+    table = Table(box=None, pad_edge=False)
+    for title in ("cluster", "clients", *groups, "accuracy", "risk"):
+        table.add_column(title, justify="right")
+    for row in progress.rows[-len(progress.state.models) :]:
+        accuracy = "-" if math.isnan(row["accuracy"]) else f"{row['accuracy']:.3f}"
+        counts = [str(int(row[f"clients.{name}"])) for name in groups]
+        table.add_row(str(int(row["cluster"])), str(int(row["clients"])), *counts, accuracy, f"{row['risk']:.3f}")
+    return table
+
+
+def _spell(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
