@@ -66,6 +66,7 @@ class IFCA:
 
     @property
     def chooses_by(self) -> Literal["all", "batch"]:
+        """As ``choose_by`` says."""
         return self.choose_by
 
     def init(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:

@@ -30,10 +30,12 @@ class IFCAMIR:
 
     @property
     def clusters(self) -> int:
+        """K, as IFCA."""
         return self.ifca.clusters
 
     @property
     def chooses_by(self) -> Literal["all", "batch"]:
+        """As IFCA."""
         return self.ifca.chooses_by
 
     def init(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
@@ -41,7 +43,7 @@ class IFCAMIR:
         return self.ifca.init(engine, federation, stream)
 
     def choose(self, losses: Tensor, risks: Tensor, preferences: Preferences) -> Tensor:
-        """losses (n, K), risks (K,), alpha and beta (n,) -> choices (n,)."""
+        """Losses (n, K), risks (K,), alpha and beta (n,) -> choices (n,)."""
         alpha, beta = preferences.alpha[:, None], preferences.beta[:, None]
         return (alpha * losses + beta * risks).argmin(dim=1)
 

@@ -91,14 +91,15 @@ class Audit:
     def of_cluster(self, k: int, federation: Federation, stream: Stream) -> Leakage:
         """Model k: members of the clients that chose it, against as many test examples with the same mix of groups.
 
-        Where the test set has too few, both are thinned at random to what it has.
+        Where the test set has too few, both are thinned at random to what it has; a group that it has nothing of is
+        left out.
         """
         group = federation.group.numpy()[self.owner]
         test_group = federation.test.group.numpy()
         inside = self.choice[self.owner] == k
         counts = np.bincount(group[inside], minlength=len(federation.groups))
         available = np.bincount(test_group, minlength=len(federation.groups))
-        present = counts > 0
+        present = (counts > 0) & (available > 0)
         thinning = min(1.0, (available[present] / counts[present]).min()) if present.any() else 0.0
         draw = stream.numpy()
         members, outsiders = [], []

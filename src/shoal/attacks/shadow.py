@@ -3,7 +3,7 @@
 Source: Shokri et al. 2017, arXiv:1610.05820, section V-C; IFCA-MIR, Algorithm 2, lines 1 to 6.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,7 +42,9 @@ class ShadowModels:
     def __post_init__(self) -> None:
         require(self.number >= 1, f"'red_team.shadow_models' must be at least 1; got {self.number}")
         require(self.size is None or self.size >= 1, f"'red_team.shadow_size' must be at least 1; got {self.size}")
-        require(self.epochs is None or self.epochs >= 1, f"'red_team.shadow_epochs' must be at least 1; got {self.epochs}")
+        require(
+            self.epochs is None or self.epochs >= 1, f"'red_team.shadow_epochs' must be at least 1; got {self.epochs}"
+        )
 
     def train(
         self, state: State, federation: Federation, engine: Engine, local: LocalSGD, stream: Stream
@@ -68,22 +70,13 @@ class ShadowModels:
         else:
             starts, which = torch.stack([engine.model.init(stream("start", int(i))) for i in names]), names
         passes = self.epochs if self.epochs is not None else local.passes_of(int(federation.clients.sizes.max()))
-        training = LocalSGD(
-            epochs=passes,
-            batch_size=local.batch_size,
-            learning_rate=local.learning_rate,
-            decay=local.decay,
-            weight_decay=local.weight_decay,
-        )
+        training = replace(local.at(max(1, state.round)), epochs=passes, steps=None)
         orders = training.orders(shards, names, stream("batches"))
-        rate = local.rate(max(1, state.round))
         collected: dict[int, Records] = {}
-        for owners, ends in engine.train(starts, which, shards, orders, training, rate):
+        for owners, ends in engine.train(starts, which, shards, orders, training):
             for owner, end in zip(owners.tolist(), ends, strict=True):
                 collected[owner] = _records(engine, end, federation.shadow, splits[owner], owner % self.number)
-        return [
-            join([collected[k * self.number + s] for s in range(self.number)]) for k in range(clusters)
-        ]
+        return [join([collected[k * self.number + s] for s in range(self.number)]) for k in range(clusters)]
 
     def _size(self, state: State, federation: Federation, k: int) -> int:
         sizes = federation.clients.sizes

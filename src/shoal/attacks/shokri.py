@@ -43,6 +43,7 @@ class Shokri:
 
     @property
     def learns(self) -> bool:
+        """It needs records."""
         return True
 
     def fit(self, records: Records, stream: Stream) -> "FittedShokri":

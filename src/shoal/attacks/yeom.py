@@ -21,9 +21,11 @@ class LossThreshold:
 
     @property
     def learns(self) -> bool:
+        """It needs records."""
         return True
 
     def fit(self, records: Records, stream: Stream) -> "FittedLossThreshold":
+        """The threshold that members of ``records`` set."""
         del stream
         of_members = losses(records.outputs, records.labels)[records.member.numpy()]
         return FittedLossThreshold(-float(of_members.mean()) if len(of_members) else -np.inf)
@@ -36,6 +38,7 @@ class FittedLossThreshold:
     threshold: float
 
     def score(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
+        """Negative losses (M,) from outputs (M, C) and labels (M,)."""
         return -losses(outputs, labels)
 
 
@@ -47,11 +50,14 @@ class Gap:
 
     @property
     def learns(self) -> bool:
+        """It needs no records."""
         return False
 
     def fit(self, records: Records, stream: Stream) -> "Gap":
+        """Itself."""
         del records, stream
         return self
 
     def score(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
+        """1 where outputs (M, C) are right about labels (M,), else 0."""
         return (outputs.argmax(dim=1) == labels).double().numpy()

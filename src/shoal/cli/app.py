@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -33,7 +33,7 @@ app = typer.Typer(
 )
 
 # Typer keeps its parser private; this is the public way to the base of all wrong-usage errors.
-_UsageError = typer.BadParameter.__mro__[1]
+_UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 
 DataDir = Annotated[
     Path | None,
@@ -112,17 +112,22 @@ def data(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code. Unexpected errors keep their traceback (and exit with 1)."""
-    logging.basicConfig(level=logging.WARNING, format="shoal: %(message)s")
+    warnings = logging.StreamHandler()
+    warnings.setLevel(logging.WARNING)
+    logging.basicConfig(format="shoal: %(message)s", handlers=[warnings])
     try:
         returned = app(args=arguments, standalone_mode=False, prog_name="shoal")
     except InputError as error:
         return _say(str(error), 2)
     except _UsageError as error:
-        return _say(error.format_message(), 2)  # pyright: ignore[reportAttributeAccessIssue]
+        return _say(error.format_message(), 2)
     except (KeyboardInterrupt, typer.Abort):
-        return _say("interrupted; go on with --resume", 130)
+        returned = 130
     except OSError as error:
         return _say(f"failed: {error}", 1)
+    # Some versions of Typer turn Ctrl-C into this code themselves.
+    if returned == 130:
+        return _say("interrupted; a run goes on with --resume", 130)
     return returned if isinstance(returned, int) else 0
 
 

@@ -19,7 +19,11 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
-            TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")
+            TextColumn("round"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
         )
         self._task = self._bar.add_task("rounds", total=None, left="")
         self._live = Live(self._bar, console=console, transient=True, refresh_per_second=4)

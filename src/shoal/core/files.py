@@ -5,13 +5,16 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+_UNFINISHED = ".unfinished"
+"""Ending of temporary files."""
+
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, make it durable, and move it to ``path``.
 
     A crash at any moment leaves the old file or the new one, never a part.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -22,6 +25,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files that a crash left in ``folder``."""
+    for path in folder.glob(f".*{_UNFINISHED}"):
+        path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

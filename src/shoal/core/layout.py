@@ -29,6 +29,7 @@ class Slot:
 
     @property
     def size(self) -> int:
+        """Numbers in the tensor."""
         return prod(self.shape)
 
 
@@ -92,5 +93,5 @@ class Layout:
         for name, view in views.items():
             given = tuple(named[name].shape)
             require(given == tuple(view.shape), f"tensor '{name}' must have shape {tuple(view.shape)}; got {given}")
-            view.copy_(named[name])
+            view.copy_(named[name].detach())
         return row

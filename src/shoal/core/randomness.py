@@ -36,6 +36,7 @@ class Stream:
     path: tuple[str | int, ...] = ()
 
     def __call__(self, *path: str | int) -> "Stream":
+        """The stream at ``path`` below this one."""
         return Stream(self.seed, self.path + path)
 
     def key(self) -> int:

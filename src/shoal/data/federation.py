@@ -181,9 +181,15 @@ class Federation:
             require(len(y) > 0, f"client {i} has no examples")
             require(len(x) == len(y), f"client {i} has {len(x)} examples but {len(y)} labels")
             same = x.shape[1:] == clients[0][0].shape[1:]
-            require(same, f"client {i}'s examples have shape {tuple(x.shape[1:])}, client 0's {tuple(clients[0][0].shape[1:])}")
+            require(
+                same,
+                f"client {i}'s examples have shape {tuple(x.shape[1:])}, client 0's {tuple(clients[0][0].shape[1:])}",
+            )
         names = list(groups) if groups is not None else ["all"] * len(clients)
-        require(len(names) == len(clients), f"groups must name the group of each of {len(clients)} clients; got {len(names)}")
+        require(
+            len(names) == len(clients),
+            f"groups must name the group of each of {len(clients)} clients; got {len(names)}",
+        )
         kinds = tuple(dict.fromkeys(names))
         shards = Shards.of(clients)
         nothing = (shards.x[:0], shards.y[:0])

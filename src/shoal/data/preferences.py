@@ -38,7 +38,7 @@ def draw_preferences(
 def _betas(beta: float | str | Sequence[float], threshold: Tensor, bounds: tuple[float, float]) -> Tensor:
     low, high = bounds
     if isinstance(beta, str):
-        require(beta == "threshold", f"'privacy.beta' must be a number in [0, 1] or \"threshold\"; got \"{beta}\"")
+        require(beta == "threshold", f'\'privacy.beta\' must be a number in [0, 1] or "threshold"; got "{beta}"')
         require(low < high, "'privacy.beta' = \"threshold\" needs 'privacy.thresholds' with low < high")
         return (high - threshold) / (high - low)
     values = [beta] * len(threshold) if isinstance(beta, int | float) else list(beta)

@@ -12,6 +12,9 @@ from shoal.core.checks import require
 _CHUNK = 4096
 """Images rotated at a time, so that the sampling grid stays in tens of megabytes."""
 
+RESERVED = ("overall", "total")
+"""Names that no group may have: `accuracy.overall` and `violations.total` are of all groups."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -34,12 +37,19 @@ class Group:
 
     def __post_init__(self) -> None:
         where = f"data.groups.{self.name}"
+        require(
+            bool(self.name) and self.name not in RESERVED,
+            f"'{where}' cannot be a group's name; {' and '.join(RESERVED)} stand for all groups in summary keys",
+        )
         require(0 < self.share <= 1, f"'{where}.share' must be above 0 and at most 1; got {self.share:g}")
         for key, bounds in (("rotation", self.rotation), ("brightness", self.brightness)):
             if bounds is not None:
                 low, high = bounds
                 finite = math.isfinite(low) and math.isfinite(high)
-                require(finite and low <= high, f"'{where}.{key}' must be [low, high] with low <= high; got [{low:g}, {high:g}]")
+                require(
+                    finite and low <= high,
+                    f"'{where}.{key}' must be [low, high] with low <= high; got [{low:g}, {high:g}]",
+                )
         if self.brightness is not None:
             require(self.brightness[0] >= 0, f"'{where}.brightness' must be at least 0; got {self.brightness[0]:g}")
 

@@ -44,7 +44,9 @@ def split(images: Images, plan: Split, groups: Sequence[Group], preferences: Pre
     Raises:
         InputError: more images asked for than there are, shares that do not sum to 1, or a group without a client.
     """
-    asked = plan.clients * (plan.examples_per_client + plan.holdout_examples) + plan.shadow_examples + plan.test_examples
+    asked = (
+        plan.clients * (plan.examples_per_client + plan.holdout_examples) + plan.shadow_examples + plan.test_examples
+    )
     require(
         asked <= len(images.labels),
         f"'data' asks for {asked:,} images ({plan.clients} clients x "

@@ -7,7 +7,7 @@ does not know which. An algorithm fills the socket `Algorithm`, a red team the s
 from shoal.engine.engine import Backend, Engine, Precision, resolve_backend
 from shoal.engine.local import LocalSGD
 from shoal.engine.merge import Merge, shares_of
-from shoal.engine.rounds import Algorithm, Report, RiskSensor, State, final_choice, play, play_round, start
+from shoal.engine.rounds import Algorithm, Report, RiskSensor, State, Training
 
 __all__ = [
     "Algorithm",
@@ -19,10 +19,7 @@ __all__ = [
     "Report",
     "RiskSensor",
     "State",
-    "final_choice",
-    "play",
-    "play_round",
+    "Training",
     "resolve_backend",
     "shares_of",
-    "start",
 ]

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.core.checks import InputError, require
 from shoal.data.federation import Examples, Federation, Shards
@@ -33,7 +33,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-class Diverged(InputError):
+class DivergenceError(InputError):
     """Training gave a number that is not finite.
 
     Attributes:
@@ -75,7 +75,7 @@ class Engine:
         if device.startswith("cuda"):
             require(
                 torch.cuda.is_available(),
-                f"'engine.device' = \"{device}\", but PyTorch finds no CUDA device here; use \"cpu\"",
+                f'\'engine.device\' = "{device}", but PyTorch finds no CUDA device here; use "cpu"',
             )
         require(threads >= 1, f"'engine.threads' must be at least 1; got {threads}")
         self.model = model
@@ -84,8 +84,8 @@ class Engine:
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
         if self.backend == "vmap":
-            buffers = model.layout.size > model.layout.trainable
-            require(not buffers, "'engine.backend' = \"vmap\" cannot train batch norm; use \"loop\"")
+            normed = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.network().modules())
+            require(not normed, '\'engine.backend\' = "vmap" cannot train batch norm; use "loop"')
         self._seats = threading.local()
         # PyTorch sets a thread's number of kernel threads anew from this global in every backward pass, so it must
         # stay 1 while the workers live, or each of them would compute on all cores.
@@ -128,7 +128,7 @@ class Engine:
         )
 
     def train(
-        self, starts: Tensor, which: Tensor, shards: Shards, orders: Tensor, local: LocalSGD, rate: float
+        self, starts: Tensor, which: Tensor, shards: Shards, orders: Tensor, local: LocalSGD
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Train every owner from its start, and hand out the ends as they come, in a fixed order.
 
@@ -137,14 +137,13 @@ class Engine:
             which: (n,) int64, the start of each owner.
             shards: the n owners' examples.
             orders: (n, passes, largest size), from `LocalSGD.orders`.
-            local: what each owner does.
-            rate: learning rate.
+            local: what each owner does, at the learning rate of the round (`LocalSGD.at`).
 
         Yields:
             Owners (u,) int64 and their ends (u, P); together every owner once. Only a few are in memory at a time.
 
         Raises:
-            Diverged: an end is not finite.
+            DivergenceError: an end is not finite.
         """
         sizes = shards.sizes
         # Largest first, so that no thread is left with a large owner at the end.
@@ -156,17 +155,10 @@ class Engine:
             if self.backend == "loop":
                 owner = int(owners[0])
                 start = starts[which[owner]]
-                end = train_one(seat, start, shards, owner, orders[owner], local, rate)[None]
+                end = train_one(seat, start, shards, owner, orders[owner], local)[None]
             else:
                 end = train_many(
-                    self.model,
-                    seat.network,
-                    starts[which[owners]].to(self.device),
-                    shards.take(owners),
-                    orders[owners],
-                    local,
-                    rate,
-                    self.dtype,
+                    seat, starts[which[owners]].to(self.device), shards.take(owners), orders[owners], local
                 )
             return owners, end
 
@@ -175,7 +167,9 @@ class Engine:
             broken = ~torch.isfinite(ends.sum(dim=1))
             if bool(broken.any()):
                 owner = int(owners[broken.cpu()][0])
-                raise Diverged(owner, f"the loss of owner {owner} became NaN at learning rate {rate:g}")
+                raise DivergenceError(
+                    owner, f"the loss of owner {owner} became NaN at learning rate {local.learning_rate:g}"
+                )
             yield owners, ends
 
     def outputs(self, row: Tensor, x: Tensor) -> Tensor:
@@ -211,9 +205,7 @@ class Engine:
             columns.append(total / shards.sizes)
         return torch.stack(columns, dim=1)
 
-    def _evaluate(
-        self, jobs: list[tuple[Tensor, Tensor]], finish: Callable[[Tensor, slice], Tensor]
-    ) -> list[Tensor]:
+    def _evaluate(self, jobs: list[tuple[Tensor, Tensor]], finish: Callable[[Tensor, slice], Tensor]) -> list[Tensor]:
         """``finish(outputs, where)`` of every batch of every job, joined by job."""
 
         def work(task: tuple[int, slice]) -> Tensor:

@@ -1,7 +1,7 @@
 """Local training as a value: plain SGD for some epochs or steps."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,15 +45,19 @@ class LocalSGD:
         for name in ("epochs", "steps", "batch_size"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"'local.{name}' must be at least 1; got {value}")
-        require(
-            0 < self.learning_rate < math.inf, f"'local.learning_rate' must be above 0; got {self.learning_rate:g}"
-        )
+        require(0 < self.learning_rate < math.inf, f"'local.learning_rate' must be above 0; got {self.learning_rate:g}")
         require(0 < self.decay <= 1, f"'local.decay' must be above 0 and at most 1; got {self.decay:g}")
-        require(0 <= self.weight_decay < math.inf, f"'local.weight_decay' must be at least 0; got {self.weight_decay:g}")
+        require(
+            0 <= self.weight_decay < math.inf, f"'local.weight_decay' must be at least 0; got {self.weight_decay:g}"
+        )
 
-    def rate(self, round_number: int) -> float:
-        """The learning rate of a round; rounds count from 1."""
-        return self.learning_rate * self.decay ** (round_number - 1)
+    def at(self, round_number: int) -> "LocalSGD":
+        """What a client does in one round, at that round's learning rate; rounds count from 1.
+
+        >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at(3).learning_rate
+        0.05
+        """
+        return replace(self, learning_rate=self.learning_rate * self.decay ** (round_number - 1), decay=1.0)
 
     def batch(self, size: int) -> int:
         """Examples in a full batch of an owner of ``size`` examples."""

@@ -9,9 +9,7 @@ from shoal.engine.local import LocalSGD
 from shoal.engine.seat import Seat
 
 
-def train_one(
-    seat: Seat, start: Tensor, shards: Shards, owner: int, order: Tensor, local: LocalSGD, rate: float
-) -> Tensor:
+def train_one(seat: Seat, start: Tensor, shards: Shards, owner: int, order: Tensor, local: LocalSGD) -> Tensor:
     """Train from ``start`` (P,) on one owner's examples; ``order`` (passes, size or more) is its random orders.
 
     Returns:
@@ -29,6 +27,6 @@ def train_one(
         x = gather(shards.x, chosen).to(device=seat.row.device, dtype=seat.dtype)
         y = shards.y[chosen].to(seat.row.device)
         for begin in range(0, min(size, left * batch), batch):
-            seat.step(x[begin : begin + batch], y[begin : begin + batch], rate, local.weight_decay)
+            seat.step(x[begin : begin + batch], y[begin : begin + batch], local.learning_rate, local.weight_decay)
             left -= 1
     return seat.row.clone().to(torch.float32)

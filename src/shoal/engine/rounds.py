@@ -10,8 +10,8 @@ from torch import Tensor
 
 from shoal.core.checks import InputError
 from shoal.core.randomness import Stream
-from shoal.data.federation import Federation, Preferences, Shards
-from shoal.engine.engine import Diverged, Engine
+from shoal.data.federation import Federation, Preferences
+from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local import LocalSGD
 from shoal.engine.merge import Merge
 
@@ -95,143 +95,123 @@ class RiskSensor(Protocol):
         ...
 
 
-def start(algorithm: Algorithm, engine: Engine, federation: Federation, stream: Stream) -> State:
-    """The state before the first round."""
-    models = algorithm.init(engine, federation, stream("init"))
-    return State(
-        round=0,
-        models=models,
-        risks=torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64),
-        choice=torch.full((len(federation),), -1),
-    )
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A federation being trained: whose data, by which algorithm, on which engine, from which random streams.
 
-
-def cohort_of(federation: Federation, participation: float, stream: Stream) -> Tensor:
-    """Positions (n,) of a round's clients: a random ``participation`` of all, ordered by id; it may be none.
-
-    Which clients take part depends on their ids, not on their positions.
+    Args:
+        federation: the clients.
+        algorithm: which models they start from, and how models move.
+        local: what a client does in a round.
+        engine: computes it; its data should have been prepared (`Engine.prepare`).
+        stream: the root of the run's random streams.
+        participation: share of the clients that take part in a round, in [0, 1].
+        sensor: who estimates risks; None: nobody.
     """
-    count = round(participation * len(federation))
-    by_id = torch.argsort(federation.ids)
-    if count == len(federation):
-        return by_id
-    drawn = torch.randperm(len(federation), generator=stream.generator())[:count]
-    return by_id[drawn.sort().values]
 
+    federation: Federation
+    algorithm: Algorithm
+    local: LocalSGD
+    engine: Engine
+    stream: Stream
+    participation: float = 1.0
+    sensor: RiskSensor | None = None
 
-def play_round(
-    state: State,
-    federation: Federation,
-    algorithm: Algorithm,
-    local: LocalSGD,
-    engine: Engine,
-    stream: Stream,
-    participation: float = 1.0,
-    sensor: RiskSensor | None = None,
-) -> tuple[State, Report]:
-    """One round; ``stream`` is the root stream of the run. ``state`` is left as it is.
+    def start(self) -> State:
+        """The state before the first round."""
+        models = self.algorithm.init(self.engine, self.federation, self.stream("init"))
+        return State(
+            round=0,
+            models=models,
+            risks=torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64),
+            choice=torch.full((len(self.federation),), -1),
+        )
 
-    Raises:
-        InputError: training diverged; the sentence names round, client and learning rate.
-    """
-    number = state.round + 1
-    here = stream("round", number)
-    cohort = cohort_of(federation, participation, here("cohort"))
-    seconds = dict.fromkeys(("choose", "train", "red_team"), 0.0)
+    def rounds(self, state: State, upto: int) -> Iterator[tuple[State, Report]]:
+        """Play from ``state`` until ``upto`` rounds are done, handing out each round's state and report."""
+        while state.round < upto:
+            state, report = self.round(state)
+            yield state, report
 
-    losses, choice, models = None, torch.empty(0, dtype=torch.int64), state.models
-    if len(cohort):
-        began = time.perf_counter()
-        losses, choice = _choose(state, federation, cohort, algorithm, local, engine, here)
-        chosen = time.perf_counter()
-        models = _train(state, federation, cohort, choice, algorithm, local, engine, here)
-        seconds["choose"], seconds["train"] = chosen - began, time.perf_counter() - chosen
+    def round(self, state: State) -> tuple[State, Report]:
+        """One round; ``state`` is left as it is.
 
-    remembered = state.choice.clone()
-    remembered[cohort] = choice
-    after = State(number, models, state.risks, remembered)
-    sensed = sensor is not None and sensor.every > 0 and number % sensor.every == 0
-    if sensed and sensor is not None:
-        began = time.perf_counter()
-        risks = sensor.risks(after, federation, engine, local, stream("red team", number))
-        seconds["red_team"] = time.perf_counter() - began
-        after = replace(after, risks=risks)
-    return after, Report(cohort, losses, choice, sensed, seconds)
+        Raises:
+            InputError: training diverged; the sentence names round, client and learning rate.
+        """
+        number = state.round + 1
+        cohort = self.cohort(number)
+        seconds = {"choose": 0.0, "train": 0.0, "red_team": 0.0}
 
+        losses, choice, models = None, torch.empty(0, dtype=torch.int64), state.models
+        if len(cohort):
+            began = time.perf_counter()
+            losses, choice = self._choose(state, cohort)
+            chosen = time.perf_counter()
+            models = self._train(state, cohort, choice)
+            seconds["choose"], seconds["train"] = chosen - began, time.perf_counter() - chosen
 
-def play(
-    state: State,
-    federation: Federation,
-    algorithm: Algorithm,
-    local: LocalSGD,
-    engine: Engine,
-    stream: Stream,
-    *,
-    rounds: int,
-    participation: float = 1.0,
-    sensor: RiskSensor | None = None,
-) -> Iterator[tuple[State, Report]]:
-    """Play from ``state`` until ``rounds`` rounds are done, handing out each round's state and report."""
-    while state.round < rounds:
-        state, report = play_round(state, federation, algorithm, local, engine, stream, participation, sensor)
-        yield state, report
+        remembered = state.choice.clone()
+        remembered[cohort] = choice
+        after = State(number, models, state.risks, remembered)
+        sensed = self.sensor is not None and self.sensor.every > 0 and number % self.sensor.every == 0
+        if sensed and self.sensor is not None:
+            began = time.perf_counter()
+            watching = self.stream("red team", number)
+            after = replace(after, risks=self.sensor.risks(after, self.federation, self.engine, self.local, watching))
+            seconds["red_team"] = time.perf_counter() - began
+        return after, Report(cohort, losses, choice, sensed, seconds)
 
+    def cohort(self, number: int) -> Tensor:
+        """Positions (n,) of a round's clients, ordered by id; perhaps none.
 
-def final_choice(
-    state: State, federation: Federation, algorithm: Algorithm, engine: Engine
-) -> tuple[Tensor, Tensor]:
-    """What every client, with all its examples, chooses of the final models: losses (N, K) and choices (N,)."""
-    losses = engine.losses(state.models, federation.clients)
-    return losses, algorithm.choose(losses, state.risks, federation.preferences)
+        Which clients take part depends on their ids, not on their positions.
+        """
+        by_id = torch.argsort(self.federation.ids)
+        count = round(self.participation * len(by_id))
+        if count == len(by_id):
+            return by_id
+        drawn = torch.randperm(len(by_id), generator=self.stream("round", number, "cohort").generator())[:count]
+        return by_id[drawn.sort().values]
 
+    def final_choice(self, state: State) -> tuple[Tensor, Tensor]:
+        """What every client, with all its examples, chooses of the models: losses (N, K) and choices (N,)."""
+        losses = self.engine.losses(state.models, self.federation.clients)
+        return losses, self.algorithm.choose(losses, state.risks, self.federation.preferences)
 
-def _choose(
-    state: State,
-    federation: Federation,
-    cohort: Tensor,
-    algorithm: Algorithm,
-    local: LocalSGD,
-    engine: Engine,
-    here: Stream,
-) -> tuple[Tensor | None, Tensor]:
-    preferences = Preferences(federation.preferences.threshold[cohort], federation.preferences.beta[cohort])
-    if algorithm.chooses_by is None:
-        nothing = torch.zeros(len(cohort), len(state.models), dtype=torch.float64)
-        return None, algorithm.choose(nothing, state.risks, preferences)
-    shards = federation.clients.take(cohort)
-    if algorithm.chooses_by == "batch":
-        shards = local.first_batch(shards, federation.ids[cohort], here("batches"))
-    losses = engine.losses(state.models, shards)
-    unusable = torch.isnan(losses).any(dim=1)
-    if bool(unusable.any()):
-        raise _diverged(int(federation.ids[cohort[unusable][0]]), state.round + 1, local)
-    return losses, algorithm.choose(losses, state.risks, preferences)
+    def _choose(self, state: State, cohort: Tensor) -> tuple[Tensor | None, Tensor]:
+        given = self.federation.preferences
+        preferences = Preferences(given.threshold[cohort], given.beta[cohort])
+        if self.algorithm.chooses_by is None:
+            nothing = torch.zeros(len(cohort), len(state.models), dtype=torch.float64)
+            return None, self.algorithm.choose(nothing, state.risks, preferences)
+        shards = self.federation.clients.take(cohort)
+        if self.algorithm.chooses_by == "batch":
+            shards = self.local.first_batch(shards, self.federation.ids[cohort], self._batches(state))
+        losses = self.engine.losses(state.models, shards)
+        unusable = torch.isnan(losses).any(dim=1)
+        if bool(unusable.any()):
+            raise self._diverged(state, cohort[unusable][0])
+        return losses, self.algorithm.choose(losses, state.risks, preferences)
 
+    def _train(self, state: State, cohort: Tensor, choice: Tensor) -> Tensor:
+        shards = self.federation.clients.take(cohort)
+        orders = self.local.orders(shards, self.federation.ids[cohort], self._batches(state))
+        merge = Merge(state.models, self.algorithm.shares(choice, shards.sizes))
+        local = self.local.at(state.round + 1)
+        try:
+            for owners, ends in self.engine.train(state.models, choice, shards, orders, local):
+                merge.add(owners, ends)
+        except DivergenceError as diverged:
+            raise self._diverged(state, cohort[diverged.owner]) from diverged
+        return merge.models()
 
-def _train(
-    state: State,
-    federation: Federation,
-    cohort: Tensor,
-    choice: Tensor,
-    algorithm: Algorithm,
-    local: LocalSGD,
-    engine: Engine,
-    here: Stream,
-) -> Tensor:
-    shards: Shards = federation.clients.take(cohort)
-    ids = federation.ids[cohort]
-    orders = local.orders(shards, ids, here("batches"))
-    merge = Merge(state.models, algorithm.shares(choice, shards.sizes))
-    try:
-        for owners, ends in engine.train(state.models, choice, shards, orders, local, local.rate(state.round + 1)):
-            merge.add(owners, ends)
-    except Diverged as diverged:
-        raise _diverged(int(ids[diverged.owner]), state.round + 1, local) from diverged
-    return merge.models()
+    def _batches(self, state: State) -> Stream:
+        return self.stream("round", state.round + 1, "batches")
 
-
-def _diverged(client: int, number: int, local: LocalSGD) -> InputError:
-    return InputError(
-        f"the loss became NaN in round {number} at client {client} with learning rate {local.rate(number):g}; "
-        "lower 'local.learning_rate'"
-    )
+    def _diverged(self, state: State, position: Tensor) -> InputError:
+        number = state.round + 1
+        return InputError(
+            f"the loss became NaN in round {number} at client {int(self.federation.ids[position])} with learning rate "
+            f"{self.local.at(number).learning_rate:g}; lower 'local.learning_rate'"
+        )

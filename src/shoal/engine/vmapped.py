@@ -11,28 +11,20 @@ from shoal.core.layout import Layout
 from shoal.data.federation import Shards
 from shoal.data.storage import inputs, storage
 from shoal.engine.local import LocalSGD
-from shoal.models.model import Model
+from shoal.engine.seat import Seat
 
 
-def train_many(
-    model: Model,
-    network: nn.Module,
-    starts: Tensor,
-    shards: Shards,
-    orders: Tensor,
-    local: LocalSGD,
-    rate: float,
-    dtype: torch.dtype,
-) -> Tensor:
+def train_many(seat: Seat, starts: Tensor, shards: Shards, orders: Tensor, local: LocalSGD) -> Tensor:
     """Train n owners at once: row i of ``starts`` (n, P) on owner i's examples in its ``orders[i]``.
 
     Args:
-        network: a network of ``model``; only its structure is used.
+        seat: of this thread; only its network's structure is used.
         orders: (n, passes, largest size).
 
     Returns:
         (n, P) the rows where training ended, a new tensor.
     """
+    model, network, dtype, rate = seat.model, seat.network, seat.dtype, local.learning_rate
     device = starts.device
     ends = starts.clone()
     views = model.layout.views(ends)

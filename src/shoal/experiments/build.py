@@ -143,7 +143,7 @@ def _agree(config: Config) -> None:
     shadows = config.red_team.attack != "gap" or (config.red_team.estimator == "shadow" and config.red_team.every > 0)
     require(
         config.data.shadow_examples >= 2 or not shadows,
-        f"'red_team.attack' = \"{config.red_team.attack}\" with the \"{config.red_team.estimator}\" estimator trains "
+        f'\'red_team.attack\' = "{config.red_team.attack}" with the "{config.red_team.estimator}" estimator trains '
         f"shadow models, so 'data.shadow_examples' must be at least 2; got {config.data.shadow_examples}",
     )
     require(

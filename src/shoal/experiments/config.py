@@ -211,7 +211,7 @@ def _sentence(first: ErrorDetails, errors: list[ErrorDetails]) -> str:
 
 
 def _without_alternatives(error: ErrorDetails) -> list[str]:
-    """The keys that lead to an error. Pydantic adds the type tried where a key takes several, and positions in lists."""
+    """The keys that lead to an error, without what pydantic adds: the type it tried, and positions in lists."""
     kept: list[str] = []
     for part in error["loc"]:
         section = _section(kept)
@@ -240,7 +240,9 @@ def _allowed(error: ErrorDetails) -> str:
     context = error.get("ctx", {})
     match error["type"]:
         case "too_short" | "too_long":
-            return "two numbers, [low, high]" if "max_length" in context or context.get("min_length") == 2 else "not empty"
+            return (
+                "two numbers, [low, high]" if "max_length" in context or context.get("min_length") == 2 else "not empty"
+            )
         case "string_pattern_mismatch":
             return "'cpu' or 'cuda'"
         case "literal_error":
@@ -256,6 +258,12 @@ def _allowed(error: ErrorDetails) -> str:
         case "model_type" | "dict_type":
             return "a table"
         case _:
-            kinds = {"int_type": "a whole number", "float_type": "a number", "string_type": "a string", "list_type": "a list",
-                     "bool_type": "true or false", "finite_number": "a finite number"}
+            kinds = {
+                "int_type": "a whole number",
+                "float_type": "a number",
+                "string_type": "a string",
+                "list_type": "a list",
+                "bool_type": "true or false",
+                "finite_number": "a finite number",
+            }
             return kinds.get(error["type"], error["msg"].removeprefix("Input should be "))

@@ -1,6 +1,6 @@
 """What came out of a run: the summary, a row a client, a row a round and cluster, and the ROC curves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.attacks import Audit, LossThreshold, Observed, RedTeam, observe
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.engine import Algorithm, Engine, LocalSGD, State, final_choice
+from shoal.engine import State, Training
 from shoal.metrics import Leakage, fairness, gap_accuracy, migrated, recovered, roc, violated
 
 Summary = dict[str, float | int | str]
@@ -77,25 +77,22 @@ class _Final:
 
 
 def measure(
-    state: State,
-    federation: Federation,
-    algorithm: Algorithm,
-    engine: Engine,
-    local: LocalSGD,
-    red_team: RedTeam,
-    stream: Stream,
-    rows: Sequence[dict[str, float]],
+    state: State, training: Training, red_team: RedTeam, stream: Stream, rows: Sequence[Mapping[str, float]]
 ) -> Result:
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
 
     Args:
+        state: after the last round.
+        training: what led there.
+        red_team: whose attack is measured.
         stream: of this measurement.
         rows: the rows of `rounds.csv`.
     """
-    losses, choice = final_choice(state, federation, algorithm, engine)
+    federation, engine = training.federation, training.engine
+    losses, choice = training.final_choice(state)
     state = replace(state, choice=choice)
     observed = observe(state.models, choice, federation, engine)
-    attacks, records = red_team.fit(state, federation, engine, local, stream("attack"))
+    attacks, records = red_team.fit(state, federation, engine, training.local, stream("attack"))
     final = _Final(
         federation=federation,
         state=state,
@@ -116,7 +113,7 @@ def measure(
         summary={key: value for key, value in summary.items() if not (isinstance(value, float) and np.isnan(value))},
         clients=clients,
         rounds=pd.DataFrame(list(rows)),
-        roc=pd.concat(curves, ignore_index=True),
+        roc=pd.concat([curve for curve in curves if len(curve)] or curves[:1], ignore_index=True),
         state=state,
     )
 
@@ -228,6 +225,8 @@ def _clusters(final: _Final, clients: pd.DataFrame, exposure: Sequence[Leakage])
 
 def _curve(final: _Final, g: int, population: bool) -> pd.DataFrame:
     scores, member, weight = final.audit.group_scores(g, final.federation, population=population)
+    if member.all() or not member.any():
+        return pd.DataFrame({"group": [], "non_members": [], "fpr": [], "tpr": []})
     fpr, tpr = roc(scores, member, weight)
     if len(fpr) > ROC_POINTS:
         # Evenly in the logarithm of the false positive rate, since the picture's axes are logarithmic.
@@ -242,5 +241,3 @@ def _curve(final: _Final, g: int, population: bool) -> pd.DataFrame:
             "tpr": tpr,
         }
     )
-
-

@@ -1,15 +1,15 @@
 """A run is a directory: what was asked, how far it got, and what came out. It can be killed and resumed.
 
-    config.toml          the complete configuration; running it again gives the same results
-    checkpoint/          the last rounds' states, until the run is done
-    rounds.csv           a row a round and cluster
-    clients.csv          a row a client
-    summary.json         every figure, under flat keys; written last, so it marks a finished run
-    roc.csv              the attack's ROC curves by group
-    samples.safetensors  a few test images of each group, for the report
-    models.safetensors   the K final models
-    report.html          all of it, to look at
-    run.log              what happened when
+config.toml          the complete configuration; running it again gives the same results
+checkpoint/          the last rounds' states, until the run is done
+rounds.csv           a row a round and cluster
+clients.csv          a row a client
+summary.json         every figure, under flat keys; written last, so it marks a finished run
+roc.csv              the attack's ROC curves by group
+samples.safetensors  a few test images of each group, for the report
+models.safetensors   the K final models
+report.html          all of it, to look at
+run.log              what happened when
 """
 
 import json
@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save as serialize
 
 from shoal.core.checks import InputError, require
-from shoal.core.files import write_bytes, write_text
+from shoal.core.files import remove_unfinished, write_bytes, write_text
 from shoal.data import Federation
 from shoal.engine import Engine, Report
 from shoal.experiments.build import build
@@ -80,7 +80,8 @@ def run(
                 LOG.info("resume after round %d", progress.state.round)
             if watch is not None:
                 watch(simulation, progress, None)
-            for progress, report in go_on(simulation, engine, progress):
+            for after, report in go_on(simulation, engine, progress):
+                progress = after
                 LOG.info("%s", _line(progress, report))
                 done = progress.state.round
                 if done % decided.checkpoint.every == 0 or done == simulation.rounds:
@@ -98,6 +99,8 @@ def _open(out: Path, config: Config) -> Path:
     checkpoints = out / "checkpoint"
     try:
         checkpoints.mkdir(parents=True, exist_ok=True)
+        for folder in (out, checkpoints):
+            remove_unfinished(folder)
         if not (out / "config.toml").exists():
             write_text(out / "config.toml", config.toml())
         (out / "run.log").touch()
@@ -111,7 +114,9 @@ def _same_run(out: Path, config: Config) -> None:
     written = out / "config.toml"
     if not written.exists():
         # Killed before its first file, or somebody else's directory.
-        others = [path for path in out.iterdir() if path.name != "checkpoint"]
+        others = [
+            path for path in out.iterdir() if path.name != "checkpoint" and not path.name.startswith(".config.toml.")
+        ]
         require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
         return
     before, now = read_config(written), config

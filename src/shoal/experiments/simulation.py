@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,13 +12,13 @@ from torch import Tensor
 from shoal.attacks import Gap, RedTeam
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.engine import Algorithm, Backend, Engine, LocalSGD, Precision, Report, State, play, start
+from shoal.engine import Algorithm, Backend, Engine, LocalSGD, Precision, Report, State, Training
 from shoal.experiments.result import Result, measure
 from shoal.models import Model
 
 LOG = logging.getLogger(__name__)
 
-Row = dict[str, float]
+Row = Mapping[str, float]
 """One line of `rounds.csv`: a cluster in a round."""
 
 
@@ -48,10 +48,17 @@ class Simulation:
     red_team: RedTeam = field(default_factory=lambda: RedTeam(every=0, attack=Gap()))
     evaluate_every: int = 1
 
-    @property
-    def stream(self) -> Stream:
-        """The root of the run's random streams."""
-        return Stream(self.seed)
+    def on(self, engine: Engine) -> Training:
+        """The training that this simulation is, on an engine."""
+        return Training(
+            federation=self.federation,
+            algorithm=self.algorithm,
+            local=self.local,
+            engine=engine,
+            stream=Stream(self.seed),
+            participation=self.participation,
+            sensor=self.red_team,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +67,9 @@ class Progress:
 
     state: State
     rows: tuple[Row, ...] = ()
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("choose", "train", "red_team", "total"), 0.0))
+    seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("choose", "train", "red_team", "total"), 0.0)
+    )
 
 
 Watch = Callable[[Progress, Report], None]
@@ -104,7 +113,8 @@ def simulate(
     with Engine(model, device=device, threads=threads, precision=precision, backend=backend) as engine:
         simulation = prepare(simulation, engine)
         progress = begin(simulation, engine)
-        for progress, report in go_on(simulation, engine, progress):
+        for after, report in go_on(simulation, engine, progress):
+            progress = after
             if watch is not None:
                 watch(progress, report)
         return conclude(simulation, engine, progress)
@@ -117,24 +127,14 @@ def prepare(simulation: Simulation, engine: Engine) -> Simulation:
 
 def begin(simulation: Simulation, engine: Engine) -> Progress:
     """The simulation before its first round."""
-    return Progress(start(simulation.algorithm, engine, simulation.federation, simulation.stream))
+    return Progress(simulation.on(engine).start())
 
 
 def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterator[tuple[Progress, Report]]:
     """Play the rounds that are left, handing out the progress after each."""
     began = time.perf_counter()
     before = progress.seconds["total"]
-    for state, report in play(
-        progress.state,
-        simulation.federation,
-        simulation.algorithm,
-        simulation.local,
-        engine,
-        simulation.stream,
-        rounds=simulation.rounds,
-        participation=simulation.participation,
-        sensor=simulation.red_team,
-    ):
+    for state, report in simulation.on(engine).rounds(progress.state, simulation.rounds):
         if len(report.cohort) == 0:
             LOG.warning("round %d: no client took part; nothing changed", state.round)
         rows = _rows(simulation, engine, state, report)
@@ -147,16 +147,8 @@ def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterato
 def conclude(simulation: Simulation, engine: Engine, progress: Progress) -> Result:
     """Let every client choose among the final models, attack them, and measure."""
     began = time.perf_counter()
-    result = measure(
-        progress.state,
-        simulation.federation,
-        simulation.algorithm,
-        engine,
-        simulation.local,
-        simulation.red_team,
-        simulation.stream("final"),
-        progress.rows,
-    )
+    training = simulation.on(engine)
+    result = measure(progress.state, training, simulation.red_team, training.stream("final"), progress.rows)
     total = progress.seconds["total"] + time.perf_counter() - began
     seconds = {f"seconds.{key}": round(value, 3) for key, value in (progress.seconds | {"total": total}).items()}
     summary = {"seed": simulation.seed, "rounds": progress.state.round} | result.summary | seconds
@@ -176,7 +168,7 @@ def _rows(simulation: Simulation, engine: Engine, state: State, report: Report) 
         loss = float("nan")
         if report.losses is not None and inside.any():
             loss = float(report.losses[inside, k].mean())
-        row: Row = {
+        row: dict[str, float] = {
             "round": state.round,
             "cluster": k,
             "clients": int(inside.sum()),

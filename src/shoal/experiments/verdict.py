@@ -52,7 +52,9 @@ def verdict(figures: Figures) -> str:
     if len(groups) > 1:
         each = ", ".join(f"{_percent(figures[f'accuracy.{group}'])} for {group}" for group in groups)
         right += f" ({each})"
-    told = "; ".join(f"{value:.3f} of {group}" if len(groups) > 1 else f"{value:.3f}" for group, value in exposed.items())
+    told = "; ".join(
+        f"{value:.3f} of {group}" if len(groups) > 1 else f"{value:.3f}" for group, value in exposed.items()
+    )
     worst = max(exposed, key=lambda group: exposed[group], default=None)
     if worst is None:
         leak = "No attack was measured."
@@ -110,21 +112,30 @@ def compare(runs: Sequence[Path]) -> tuple[pd.DataFrame, str]:
     if len(set(titles)) < len(titles):
         titles = [path.name for path in runs]
     frame = pd.DataFrame.from_dict(table, orient="index", columns=titles)
-    return frame, " ".join(_difference(figures[0], each, titles[0], title) for each, title in zip(figures[1:], titles[1:], strict=True))
+    return frame, " ".join(
+        _difference(figures[0], each, titles[0], title) for each, title in zip(figures[1:], titles[1:], strict=True)
+    )
 
 
 def _difference(first: Figures, other: Figures, first_title: str, title: str) -> str:
     """What the second run does to accuracy, exposure and limits, whatever it does."""
     parts = [_moved("accuracy", first, other, "accuracy.overall", higher="gains", lower="loses")]
-    for group in groups_of(first):
-        parts.append(_moved(f"the exposure of {group}", first, other, f"mia.{group}", higher="raises", lower="lowers"))
+    parts += [
+        _moved(f"the exposure of {group}", first, other, f"mia.{group}", higher="raises", lower="lowers")
+        for group in groups_of(first)
+    ]
     before, after = int(first["violations.total"]), int(other["violations.total"])
     if after == before:
         parts.append(f"leaves the number of exceeded limits at {after}")
     else:
-        parts.append(f"{'lowers' if after < before else 'raises'} the number of exceeded limits from {before} to {after}")
+        parts.append(
+            f"{'lowers' if after < before else 'raises'} the number of exceeded limits from {before} to {after}"
+        )
     moved = int(other["migrated"])
-    parts.append(f"has {moved} of {clients_of(other)} clients in a cluster where another group is in the majority (against {int(first['migrated'])})")
+    parts.append(
+        f"has {moved} of {clients_of(other)} clients in a cluster where another group is in the majority "
+        f"(against {int(first['migrated'])})"
+    )
     drained = [key.split(".")[1] for key, value in other.items() if key.endswith(".clients") and value == 0]
     if drained:
         parts.append(f"leaves cluster {', '.join(drained)} empty")

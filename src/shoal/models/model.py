@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -84,8 +83,7 @@ class Model:
     def init(self, stream: Stream) -> Tensor:
         """A random initial row (P,), by the network's own initialisation, drawn from ``stream``."""
         network = self._network(stream)
-        with torch.no_grad():
-            return self.layout.pack(dict(network.named_parameters()) | dict(network.named_buffers()))
+        return self.layout.pack(dict(network.named_parameters()) | dict(network.named_buffers()))
 
     def named(self, row: Tensor) -> dict[str, Tensor]:
         """The network's tensors by name, contiguous copies of ``row`` (P,), fit for `load_state_dict`."""

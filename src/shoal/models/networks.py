@@ -25,6 +25,7 @@ class MnistCNN(nn.Module):
         nn.init.xavier_uniform_(self.output.weight)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to outputs (B, classes)."""
         return self.output(_pool(self.second(_pool(self.first(images)))).flatten(1))
 
 
@@ -44,6 +45,7 @@ class FemnistCNN(nn.Module):
         self.output = nn.Linear(128, classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to outputs (B, classes)."""
         features = _pool(self.second(functional.relu(self.first(images))))
         return self.output(functional.relu(self.hidden(features.flatten(1))))
 
@@ -86,6 +88,7 @@ class VGG(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to outputs (B, classes)."""
         return functional.log_softmax(self.classifier(self.features(images).flatten(1)), dim=1)
 
 
@@ -98,6 +101,7 @@ class MLP(nn.Module):
         self.output = nn.Linear(hidden, classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to outputs (B, classes)."""
         return self.output(torch.relu(self.hidden(images.flatten(1))))
 
 
@@ -109,6 +113,7 @@ class Logistic(nn.Module):
         self.output = nn.Linear(inputs, classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to outputs (B, classes)."""
         return self.output(images.flatten(1))
 
 
@@ -123,5 +128,6 @@ class DigitsCNN(nn.Module):
         self.output = nn.Linear(64, classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to outputs (B, classes)."""
         features = _pool(self.second(functional.relu(self.first(images))))
         return self.output(functional.relu(self.hidden(features.flatten(1))))

@@ -1,0 +1,39 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := $(shell date +%Y%m%d-%H%M%S)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench
+
+help:  ## Show what each target does
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: .venv/installed  ## Make .venv with Shoal and its tools, in the versions of constraints.txt
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shoal needs Python 3.11 or later; use make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install  ## Run IFCA and IFCA-MIR on handwritten digits and compare them (under 90 seconds)
+	$(BIN)/shoal run experiments/demo/digits.toml --set algorithm.name=ifca --out runs/demo-$(STAMP)/ifca
+	$(BIN)/shoal run experiments/demo/digits.toml --set algorithm.name=ifca-mir --out runs/demo-$(STAMP)/ifca-mir
+	@echo
+	@$(BIN)/shoal compare runs/demo-$(STAMP)/ifca runs/demo-$(STAMP)/ifca-mir
+
+test: lint  ## Run everything that CI runs: linters, type checker, import rules, tests, doctests
+	$(BIN)/python -m pytest --cov --cov-fail-under=90
+
+lint: install  ## Run ruff, the type checker and the import rules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: install  ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: install  ## Measure the engine's speed (docs/performance.md)
+	$(BIN)/python benchmarks/engine.py

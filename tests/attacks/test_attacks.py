@@ -1,0 +1,108 @@
+"""Attacks on made-up records, whose right answers are known."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.attacks import Gap, LossThreshold, Records, Shokri
+from shoal.attacks.membership import losses
+from shoal.core.randomness import Stream
+from shoal.metrics import balanced_accuracy, gap_accuracy, leakage
+
+SHOKRIS = [
+    Shokri(classifier, per_class, sorted_posteriors)
+    for classifier in ("logistic", "mlp", "random-forest")
+    for per_class in (True, False)
+    for sorted_posteriors in (True, False)
+]
+
+
+def records(count: int, member_margin: float, seed: int) -> Records:
+    """Outputs for 4 classes that favour the true class: by about 1 for others, by ``member_margin`` for members."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 4, (count,), generator=draw)
+    member = torch.arange(count) % 2 == 0
+    outputs = torch.randn(count, 4, generator=draw)
+    outputs[torch.arange(count), labels] += torch.where(member, member_margin, 1.0)
+    return Records(outputs, labels, member, torch.arange(count) % 3)
+
+
+@pytest.fixture(params=[*SHOKRIS, LossThreshold(), Gap()], ids=repr)
+def attack(request):
+    return request.param
+
+
+def test_finds_members_that_are_fitted_better(attack):
+    fitted = attack.fit(records(1200, 6.0, 0), Stream(0))
+    seen = records(800, 6.0, 1)
+    found = leakage(fitted.score(seen.outputs, seen.labels), fitted.threshold, seen.member.numpy())
+    # A linear classifier for all classes cannot know which posterior is the true class's, unless sorted.
+    blind = attack == Shokri("logistic", per_class=False, sorted_posteriors=False)
+    assert found.auc > (0.45 if blind else 0.7)
+    assert blind or found.accuracy > 0.65
+
+
+def test_finds_nothing_where_there_is_nothing(attack):
+    fitted = attack.fit(records(1200, 1.0, 0), Stream(0))
+    seen = records(2000, 1.0, 1)
+    found = leakage(fitted.score(seen.outputs, seen.labels), fitted.threshold, seen.member.numpy())
+    assert abs(found.auc - 0.5) < 0.05
+    assert abs(found.accuracy - 0.5) < 0.05
+
+
+def test_gives_the_same_scores_again(attack):
+    seen = records(300, 3.0, 1)
+    scores = [attack.fit(records(300, 3.0, 0), Stream(4)).score(seen.outputs, seen.labels) for _ in range(2)]
+    assert np.array_equal(*scores)
+    assert scores[0].shape == (300,)
+
+
+def test_a_score_depends_on_its_example_alone(attack):
+    fitted = attack.fit(records(300, 3.0, 0), Stream(4))
+    seen = records(50, 3.0, 1)
+    whole, some = fitted.score(seen.outputs, seen.labels), torch.arange(49, -1, -7)
+    np.testing.assert_allclose(fitted.score(seen.outputs[some], seen.labels[some]), whole[some.numpy()], rtol=1e-9)
+
+
+def test_only_shokri_and_yeom_learn():
+    assert [attack.learns for attack in (Shokri(), LossThreshold(), Gap())] == [True, True, False]
+
+
+@pytest.mark.parametrize("per_class", [True, False])
+def test_a_class_never_seen_is_called_no_member(per_class):
+    given = records(300, 3.0, 0)
+    fitted = Shokri(per_class=per_class).fit(given.where(given.labels != 2), Stream(0))
+    seen = records(100, 3.0, 1)
+    scores = fitted.score(seen.outputs, seen.labels)[seen.labels.numpy() == 2]
+    if per_class:
+        assert np.array_equal(scores, np.full(len(scores), 0.5))
+    assert not (scores[scores == 0.5] > fitted.threshold).any()
+
+
+def test_sorted_posteriors_forget_which_class_they_are_of():
+    seen = records(60, 3.0, 1)
+    fitted = Shokri("logistic", per_class=False, sorted_posteriors=True).fit(records(300, 3.0, 0), Stream(0))
+    shuffled = seen.outputs[:, [2, 0, 3, 1]]
+    np.testing.assert_allclose(fitted.score(shuffled, seen.labels), fitted.score(seen.outputs, seen.labels), rtol=1e-6)
+
+
+def test_the_loss_threshold_is_the_members_mean_loss():
+    given = records(200, 3.0, 0)
+    fitted = LossThreshold().fit(given, Stream(0))
+    by_hand = -torch.log_softmax(given.outputs.double(), 1)[torch.arange(200), given.labels]
+    assert fitted.threshold == pytest.approx(-float(by_hand[given.member].mean()))
+    np.testing.assert_allclose(fitted.score(given.outputs, given.labels), -by_hand.numpy(), rtol=1e-6)
+
+
+def test_the_gap_attack_is_half_plus_half_the_gap():
+    seen = records(400, 4.0, 2)
+    right = (seen.outputs.argmax(1) == seen.labels).numpy()
+    member = seen.member.numpy()
+    said = Gap().score(seen.outputs, seen.labels) > Gap().threshold
+    assert balanced_accuracy(said, member) == pytest.approx(gap_accuracy(right[member].mean(), right[~member].mean()))
+
+
+def test_losses_survive_certainty():
+    certain = losses(torch.tensor([[1000.0, -1000.0]]), torch.tensor([1]))
+    assert np.isfinite(certain).all()
+    assert certain[0] > 100

@@ -1,0 +1,210 @@
+"""Shadow models, the three estimators and the audit, on toy federations."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.attacks import Audit, Gap, LossThreshold, RedTeam, ShadowModels, Shokri, observe
+from shoal.core.checks import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Examples, Shards
+from shoal.engine import Engine, LocalSGD, State
+from shoal.metrics import balanced_accuracy
+
+LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+
+
+@pytest.fixture
+def scene(mlp, build):
+    """Two models, chosen by the first two clients and by the others."""
+    federation = build()
+    models = torch.stack([mlp.init(Stream(1)(k)) for k in range(2)])
+    state = State(5, models, torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0, 0, 1, 1, 1, 1]))
+    with Engine(mlp) as engine:
+        yield state, federation, engine
+
+
+def test_shadow_models_are_as_large_as_their_cluster(scene):
+    records = ShadowModels(number=3).train(*scene, LOCAL, Stream(0))
+    # Clusters hold 9 + 12 and 7 + 12 + 5 + 10 = 34 examples; the shadow set's half is 30.
+    for each, size in zip(records, (21, 30), strict=True):
+        for s in range(3):
+            mine = each.where(each.shadow == s)
+            assert int(mine.member.sum()) == size
+            assert len(mine) == 2 * size
+
+
+def test_an_empty_cluster_is_attacked_as_if_one_client_had_joined(scene):
+    state, federation, engine = scene
+    state = replace(state, choice=torch.zeros(6, dtype=torch.int64))
+    records = ShadowModels(number=1).train(state, federation, engine, LOCAL, Stream(0))
+    assert int(records[1].member.sum()) == round(55 / 6)
+
+
+def test_a_shadow_model_has_seen_its_members_and_nobody_else(scene):
+    """Trained long enough, it knows members by heart, whichever examples those are."""
+    long = LocalSGD(epochs=1, batch_size=4, learning_rate=0.3)
+    for warm_start in (True, False):
+        shadows = ShadowModels(number=2, size=10, epochs=150, warm_start=warm_start)
+        for records in shadows.train(*scene, long, Stream(0)):
+            fitted = LossThreshold().fit(records, Stream(0))
+            scores = fitted.score(records.outputs, records.labels)
+            assert scores[records.member.numpy()].mean() > -0.05
+            assert scores[~records.member.numpy()].mean() < scores[records.member.numpy()].mean()
+
+
+def test_shadow_models_start_where_they_are_told(scene):
+    state, federation, engine = scene
+    slow = LocalSGD(epochs=1, learning_rate=1e-12)
+    warm = ShadowModels(number=1).train(state, federation, engine, slow, Stream(0))
+    fresh = ShadowModels(number=1, warm_start=False).train(state, federation, engine, slow, Stream(0))
+    order = torch.randperm(60, generator=Stream(0)("model", 0, "shadow", 0).generator())[:42]
+    expected = engine.outputs(state.models[0], federation.shadow.x[order])
+    torch.testing.assert_close(warm[0].outputs, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(fresh[0].outputs, expected, atol=1e-2)
+
+
+def test_without_a_shadow_set_there_are_no_shadow_models(scene):
+    state, federation, engine = scene
+    bare = replace(federation, shadow=federation.shadow.take(torch.arange(1)))
+    with pytest.raises(InputError, match=r"data\.shadow_examples"):
+        ShadowModels().train(state, bare, engine, LOCAL, Stream(0))
+
+
+@pytest.mark.parametrize("estimator", ["shadow", "federated", "audit"])
+@pytest.mark.parametrize("attack", [LossThreshold(), Shokri(), Gap()], ids=repr)
+def test_risks_are_accuracies_and_come_again(scene, estimator, attack):
+    team = RedTeam(1, estimator, attack, ShadowModels(number=2))
+    state, federation, engine = scene
+    first, again = (team.risks(state, federation, engine, LOCAL, Stream(2)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert first.shape == (2,)
+    assert ((first >= 0) & (first <= 1)).all()
+
+
+def test_one_shadow_model_is_judged_on_its_other_half(scene):
+    risks = RedTeam(1, "shadow", LossThreshold(), ShadowModels(number=1)).risks(*scene, LOCAL, Stream(2))
+    assert torch.isfinite(risks).all()
+
+
+@pytest.mark.parametrize("estimator", ["federated", "audit"])
+def test_memorised_members_are_a_risk_and_an_empty_cluster_keeps_its_last(mlp, build, estimator):
+    """Members learnt by heart under labels nobody could guess: the attacker finds them; and nobody chose model 1."""
+    federation = build()
+    draw = torch.Generator().manual_seed(0)
+    wild = torch.randint(0, 3, federation.clients.y.shape, generator=draw)
+    federation = replace(federation, clients=replace(federation.clients, y=wild))
+    with Engine(mlp) as engine:
+        everyone = Shards(federation.clients.x, wild, federation.clients.rows, torch.tensor([0, len(wild)]))
+        long = LocalSGD(epochs=600, batch_size=8, learning_rate=0.2)
+        start = mlp.init(Stream(0))[None]
+        orders = long.orders(everyone, torch.tensor([0]), Stream(0))
+        ((_, end),) = engine.train(start, torch.tensor([0]), everyone, orders, long)
+        models = torch.cat([end, start])
+        known = torch.tensor([0.5, 0.77], dtype=torch.float64)
+        state = State(1, models, known, torch.zeros(6, dtype=torch.int64))
+        risks = RedTeam(1, estimator, Gap()).risks(state, federation, engine, LOCAL, Stream(2))
+    assert risks[0] > 0.7
+    assert risks[1] == 0.77
+
+
+def test_the_federated_estimate_counts_members_and_holdout(scene):
+    state, federation, engine = scene
+    risks = RedTeam(1, "federated", Gap()).risks(state, federation, engine, LOCAL, Stream(2))
+    for k in range(2):
+        clients = torch.nonzero(state.choice == k).flatten()
+        rates = []
+        for shards, member in ((federation.clients, True), (federation.holdout, False)):
+            rows = torch.cat([shards.owned(int(i)) for i in clients])
+            right = engine.outputs(state.models[k], shards.x[rows]).argmax(1) == shards.y[rows]
+            rates.append(float((right == member).double().mean()))
+        assert float(risks[k]) == pytest.approx(sum(rates) / 2)
+
+
+def test_the_federated_estimate_needs_holdout(scene):
+    state, federation, engine = scene
+    nothing = [(federation.clients.x[:0], federation.clients.y[:0])] * 6
+    bare = replace(federation, holdout=Shards.of(nothing))
+    with pytest.raises(InputError, match=r"data\.holdout_examples"):
+        RedTeam(1, "federated", Gap()).risks(state, bare, engine, LOCAL, Stream(2))
+
+
+def audited(scene, choice):
+    state, federation, engine = scene
+    observed = observe(state.models, torch.tensor(choice), federation, engine)
+    return Audit.of(observed, [Gap(), Gap()], federation)
+
+
+def test_a_cluster_is_measured_on_as_many_non_members_of_the_same_mix(scene):
+    _, federation, _ = scene
+    # Model 1: 12 examples of group 0 and 34 of group 1; the test set has 20 of each, so both are thinned by 20/34.
+    found = audited(scene, [0, 1, 1, 1, 1, 1]).of_cluster(1, federation, Stream(0))
+    assert (found.members, found.non_members) == (27, 27)
+    alone = audited(scene, [0, 1, 1, 1, 1, 1]).of_cluster(0, federation, Stream(0))
+    assert (alone.members, alone.non_members) == (9, 9)
+
+
+def test_a_model_without_members_has_no_exposure(scene):
+    found = audited(scene, [0] * 6).of_cluster(1, scene[1], Stream(0))
+    assert np.isnan(found.accuracy)
+    assert found.members == 0
+
+
+def test_a_group_is_measured_on_the_models_its_clients_chose(scene):
+    state, federation, engine = scene
+    choice = [0, 1, 1, 1, 1, 1]
+    found = audited(scene, choice).of_group(0, federation)
+    mine = torch.nonzero(federation.test.group == 0).flatten()
+    rates = []
+    for k, client in ((0, 0), (1, 1)):
+        rows = federation.clients.owned(client)
+        right = engine.outputs(state.models[k], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows]
+        wrong = engine.outputs(state.models[k], federation.test.x[mine]).argmax(1) != federation.test.y[mine]
+        rates.append((right.double(), wrong.double().mean()))
+    tpr, tnr = torch.cat([right for right, _ in rates]).mean(), (rates[0][1] + rates[1][1]) / 2
+    assert found.accuracy == pytest.approx(float(tpr + tnr) / 2)
+
+
+def test_population_non_members_are_of_all_groups_by_share(scene):
+    state, federation, engine = scene
+    choice = [0, 0, 1, 1, 1, 1]
+    found = audited(scene, choice).of_group(0, federation, population=True)
+    rows = torch.cat([federation.clients.owned(i) for i in (0, 1)])
+    tpr = (
+        (engine.outputs(state.models[0], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows])
+        .double()
+        .mean()
+    )
+    wrong = (engine.outputs(state.models[0], federation.test.x).argmax(1) != federation.test.y).double()
+    tnr = wrong[federation.test.group == 0].mean() / 3 + wrong[federation.test.group == 1].mean() * 2 / 3
+    assert found.accuracy == pytest.approx(float(tpr + tnr) / 2)
+
+
+def test_balanced_accuracy_of_margins_is_that_of_the_attack(scene):
+    state, federation, engine = scene
+    records = ShadowModels(number=2).train(state, federation, engine, LOCAL, Stream(0))
+    fitted = [LossThreshold().fit(each, Stream(0)) for each in records]
+    observed = observe(state.models, state.choice, federation, engine)
+    audit = Audit.of(observed, fitted, federation)
+    mine = observed.owner < 2
+    scores = fitted[0].score(observed.members[mine], observed.labels[mine])
+    outside = fitted[0].score(observed.held_out[0], federation.test.y)[(federation.test.group == 0).numpy()]
+    said = np.concatenate([scores, outside]) > fitted[0].threshold
+    member = np.arange(len(said)) < len(scores)
+    assert audit.of_group(0, federation).accuracy == pytest.approx(balanced_accuracy(said, member))
+
+
+@pytest.mark.parametrize("settings", [{"number": 0}, {"size": 0}, {"epochs": 0}])
+def test_bad_shadow_models_are_refused(settings):
+    with pytest.raises(InputError, match=r"red_team\.shadow"):
+        ShadowModels(**settings)
+
+
+def test_the_red_team_takes_no_part_of_the_test_set_for_its_shadow_models(scene):
+    """What the server trains on is the shadow set: with it spoiled, shadow models learn nothing."""
+    state, federation, engine = scene
+    blank = Examples(torch.zeros_like(federation.shadow.x), federation.shadow.y, federation.shadow.group)
+    records = ShadowModels(number=1).train(state, replace(federation, shadow=blank), engine, LOCAL, Stream(0))
+    assert torch.equal(records[0].outputs, records[0].outputs[:1].expand_as(records[0].outputs))

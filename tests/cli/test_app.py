@@ -1,0 +1,149 @@
+"""The command line as its users meet it: what it prints, and its exit codes."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from shoal.cli.app import main
+
+RUN = """
+seed = 1
+[data]
+source = "digits"
+clients = 6
+examples_per_client = 12
+shadow_examples = 60
+test_examples = 40
+groups.minority = { share = 0.3, rotation = [0, 20] }
+groups.majority = { share = 0.7, rotation = [60, 90] }
+[model]
+name = "mlp"
+hidden = 16
+[algorithm]
+name = "ifca-mir"
+rounds = 2
+[local]
+epochs = 1
+[red_team]
+every = 1
+shadow_models = 2
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(RUN)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_left_as_it_was():
+    handlers = logging.getLogger().handlers[:]
+    yield
+    logging.getLogger().handlers[:] = handlers
+
+
+def test_run_compare_report(config, tmp_path, capsys):
+    for name in ("ifca", "ifca-mir"):
+        assert main(["run", str(config), "--out", str(tmp_path / name), "--set", f"algorithm.name={name}"]) == 0
+        printed = capsys.readouterr()
+        assert "is right on" in printed.out
+        assert "report.html" in printed.out
+        assert printed.err == "", "quiet when not a terminal"
+    assert main(["compare", str(tmp_path / "ifca"), str(tmp_path / "ifca-mir")]) == 0
+    printed = capsys.readouterr().out
+    for words in ("MIA accuracy, minority", "accuracy, majority", "violations", "migrated", "Against IFCA, IFCA-MIR"):
+        assert words in printed
+    page = (tmp_path / "ifca" / "report.html").read_bytes()
+    (tmp_path / "ifca" / "report.html").unlink()
+    assert main(["report", str(tmp_path / "ifca")]) == 0
+    assert (tmp_path / "ifca" / "report.html").read_bytes() == page
+
+
+def test_the_default_directory_is_named_after_the_file(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", str(config)]) == 0
+    assert json.loads((tmp_path / "runs/small/summary.json").read_text())["algorithm"] == "ifca-mir"
+    assert main(["run", str(config)]) == 2
+
+
+def test_data_says_what_is_here_and_how_to_get_the_rest(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["data"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("digits", "1,797", "fashion-mnist", "emnist-byclass", "cifar10", "missing", "shoal[hub]"):
+        assert words in " ".join(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "absent.toml"], ["absent.toml", "cannot be read"]),
+        (["run", "{config}", "--set", "algorithm.cluster=3"], ["algorithm.cluster", "did you mean 'clusters'"]),
+        (
+            ["run", "{config}", "--set", "data.groups.minority.share=1.5"],
+            ["data.groups.minority.share", "at most 1", "1.5"],
+        ),
+        (["run", "{config}", "--set", "data.groups.minority.share=0.2"], ["must sum to 1", "0.2 (minority)"]),
+        (["run", "{config}", "--set", "privacy.beta=-1"], ["privacy.beta", "at least 0", "-1"]),
+        (["run", "{config}", "--set", "privacy.thresholds=[0.4,0.8]"], ["privacy.thresholds", "0.5", "0.4"]),
+        (["run", "{config}", "--set", "data.clients=10000"], ["data", "asks for", "1,797"]),
+        (["run", "{config}", "--set", "data.source=mnsit"], ["mnsit", "did you mean 'mnist'"]),
+        (["run", "{config}", "--set", "data.source=cifar10"], ["cifar10", "looked"]),
+        (["run", "{config}", "--set", "model.classes=9"], ["label 9", "model.classes"]),
+        (["run", "{config}", "--set", "model.name=vgg11"], ["model.name", "32x32"]),
+        (["run", "{config}", "--set", "red_team.every=0"], ["ifca-mir", "red_team.every"]),
+        (["run", "{config}", "--set", "nonsense"], ["KEY=VALUE", "nonsense"]),
+        (["run", "{config}", "--set", "engine.device=cuda"], ["engine.device", "cuda"]),
+        (["run", "{config}", "--out", "/dev/null/x"], ["/dev/null/x", "cannot be written"]),
+        (["run"], ["config"]),
+        (["run", "{config}", "--oot", "x"], ["--oot"]),
+        (["walk"], ["walk"]),
+        (["compare", "{config}"], ["at least two runs"]),
+        (["compare", "nowhere", "nowhere"], ["nowhere", "not a finished run"]),
+        (["report", "nowhere"], ["nowhere", "not a finished run"]),
+        (["data", "--fetch", "mnsit"], ["mnsit"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_sentence_and_code_2(arguments, words, config, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "no data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no cache"))
+    if "engine.device=cuda" in arguments:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    before = sorted(tmp_path.rglob("*"))
+    assert main([argument.format(config=config) for argument in arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("shoal: ")
+    assert len(printed.err.splitlines()) == 1
+    for word in words:
+        assert word in printed.err
+    assert sorted(tmp_path.rglob("*")) == before, "something was written"
+
+
+def test_interrupted_is_130_and_can_be_resumed(config, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["run", str(config), "--out", str(out), "--set", "algorithm.rounds=400"]
+    with subprocess.Popen([sys.executable, "-m", "shoal", *arguments], stderr=subprocess.PIPE, text=True) as process:
+        while not list((out / "checkpoint").glob("round-*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate()
+    assert process.returncode == 130
+    assert told == "shoal: interrupted; a run goes on with --resume\n"
+    assert list((out / "checkpoint").glob("round-*"))
+
+
+def test_version_and_help(capsys):
+    assert main(["--version"]) == 0
+    assert main(["--help"]) == 0
+    assert "red team" in capsys.readouterr().out

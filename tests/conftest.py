@@ -1,0 +1,95 @@
+"""Toy federations that train in milliseconds."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.core.randomness import Stream
+from shoal.data import Examples, Federation
+from shoal.models import Model
+
+Build = Callable[..., Federation]
+
+
+class TinyCNN(nn.Module):
+    """A convolution, a pooling, a linear layer: 6x6 images in 3 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3, padding=1)
+        self.output = nn.Linear(4 * 3 * 3, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = torch.relu(torch.max_pool2d(self.convolution(images), 2))
+        return self.output(features.flatten(1))
+
+
+class TinyMLP(nn.Module):
+    """Two linear layers on 6x6 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(36, 8)
+        self.output = nn.Linear(8, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.output(torch.relu(self.hidden(images.flatten(1))))
+
+
+@pytest.fixture(params=[TinyCNN, TinyMLP], ids=["cnn", "mlp"])
+def model(request: pytest.FixtureRequest) -> Model:
+    return Model(request.param)
+
+
+@pytest.fixture
+def mlp() -> Model:
+    return Model(TinyMLP)
+
+
+@pytest.fixture
+def cnn() -> Model:
+    return Model(TinyCNN)
+
+
+def images_of(count: int, group: int, stream: Stream) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noisy images whose class is a bright row (group 0) or a bright column (group 1)."""
+    draw = stream.generator()
+    y = torch.randint(0, 3, (count,), generator=draw)
+    x = 0.3 * torch.rand(count, 1, 6, 6, generator=draw)
+    for i, label in enumerate(y.tolist()):
+        lines = x[i, 0] if group == 0 else x[i, 0].T
+        lines[2 * label] += 0.7
+    return x, y
+
+
+@pytest.fixture
+def build() -> Build:
+    """A factory of federations of two groups, rows and columns."""
+
+    def make(sizes: tuple[int, ...] = (9, 12, 7, 12, 5, 10), beta: float = 0.5, threshold: float = 0.6) -> Federation:
+        stream = Stream(123)
+        groups = [0 if i < 2 else 1 for i in range(len(sizes))]
+        clients = [
+            images_of(size, g, stream("client", i)) for i, (size, g) in enumerate(zip(sizes, groups, strict=True))
+        ]
+        holdout = [images_of(4, g, stream("holdout", i)) for i, g in enumerate(groups)]
+
+        def mixed(count: int, name: str) -> Examples:
+            halves = [images_of(count // 2, g, stream(name, g)) for g in (0, 1)]
+            group = torch.repeat_interleave(torch.arange(2), count // 2)
+            return Examples(torch.cat([x for x, _ in halves]), torch.cat([y for _, y in halves]), group)
+
+        return Federation.of(
+            clients,
+            groups=["rows" if g == 0 else "columns" for g in groups],
+            holdout=holdout,
+            test=mixed(40, "test"),
+            shadow=mixed(60, "shadow"),
+            beta=beta,
+            threshold=threshold,
+            classes=3,
+        )
+
+    return make

@@ -1,0 +1,183 @@
+"""Shards on ragged data, and federations of one's own tensors."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.core.checks import InputError
+from shoal.data import Examples, Federation, Shards
+
+SIZES = [3, 0, 5, 1, 4]
+
+
+def piece(owner: int, size: int) -> tuple[Tensor, Tensor]:
+    """Examples that say whose they are and which."""
+    y = 10 * owner + torch.arange(size)
+    return torch.stack([y, -y], dim=1).float(), y
+
+
+def ragged() -> Shards:
+    return Shards.of([piece(i, size) for i, size in enumerate(SIZES)])
+
+
+def holdings(shards: Shards) -> list[list[int]]:
+    return [shards.y[shards.owned(i)].tolist() for i in range(len(shards))]
+
+
+HELD = [[10 * i + j for j in range(size)] for i, size in enumerate(SIZES)]
+
+
+def test_owners_hold_what_they_were_given() -> None:
+    shards = ragged()
+    assert len(shards) == 5
+    assert shards.sizes.tolist() == SIZES
+    assert holdings(shards) == HELD
+    assert (shards.x[:, 0] == shards.y).all()
+    assert shards.owners().tolist() == [0] * 3 + [2] * 5 + [3] + [4] * 4
+
+
+def test_contiguous_cuts_one_after_another() -> None:
+    shards = Shards.contiguous(torch.arange(13.0), torch.arange(13), torch.tensor(SIZES))
+    assert [shards.x[shards.owned(i)].tolist() for i in range(5)] == [
+        [0, 1, 2], [], [3, 4, 5, 6, 7], [8], [9, 10, 11, 12],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("owners", [[0, 1, 2, 3, 4], [4, 2, 0], [1], [3, 3, 2, 3], [1, 1], []])
+def test_take_is_those_owners_in_that_order_sharing_the_examples(owners: list[int]) -> None:
+    shards = ragged()
+    taken = shards.take(torch.tensor(owners, dtype=torch.int64))
+    assert holdings(taken) == [HELD[i] for i in owners]
+    assert taken.sizes.tolist() == [SIZES[i] for i in owners]
+    assert taken.owners().tolist() == [at for at, i in enumerate(owners) for _ in HELD[i]]
+    assert taken.x is shards.x
+    assert holdings(shards) == HELD
+
+
+def test_taking_twice_is_taking_once() -> None:
+    shards = ragged()
+    twice = shards.take(torch.tensor([4, 0, 2])).take(torch.tensor([2, 1]))
+    assert holdings(twice) == [HELD[2], HELD[0]]
+
+
+def test_shards_that_overlap() -> None:
+    shards = Shards(torch.arange(4.0), torch.arange(4), torch.tensor([0, 1, 2, 1, 3]), torch.tensor([0, 3, 5]))
+    assert holdings(shards) == [[0, 1, 2], [1, 3]]
+    assert holdings(shards.take(torch.tensor([1, 0]))) == [[1, 3], [0, 1, 2]]
+
+
+def test_examples_of_a_group_keep_their_order_and_layout() -> None:
+    x = torch.rand(5, 2, 3, 3)
+    examples = Examples(x, torch.arange(5), torch.tensor([1, 0, 1, 1, 0]))
+    ones = examples.of_group(1)
+    assert ones.y.tolist() == [0, 2, 3]
+    assert torch.equal(ones.x, x[[0, 2, 3]])
+    assert ones.group.tolist() == [1, 1, 1]
+    assert len(examples.of_group(2)) == 0
+    taken = examples.take(torch.tensor([4, 4, 0]))
+    assert taken.y.tolist() == [4, 4, 0]
+    assert torch.equal(taken.x, x[[4, 4, 0]])
+
+
+# --- federations --------------------------------------------------------------------------------------------------
+
+
+def examples(size: int, width: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.rand(size, width, generator=draw), torch.randint(0, 4, (size,), generator=draw)
+
+
+CLIENTS = [examples(size, seed=i) for i, size in enumerate((3, 6, 2))]
+
+
+def federation(**given: Any) -> Federation:
+    return Federation.of(**({"clients": CLIENTS, "test": examples(5)} | given))
+
+
+def test_a_federation_of_one_s_own_tensors() -> None:
+    found = federation(
+        groups=["b", "a", "b"],
+        holdout=[examples(i + 1, seed=9) for i in range(3)],
+        threshold=torch.tensor([0.5, 0.6, 1]),
+    )
+    assert len(found) == 3
+    assert found.groups == ("b", "a")
+    assert found.group.tolist() == [0, 1, 0]
+    assert found.shares.tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert found.clients.sizes.tolist() == [3, 6, 2]
+    for i, (x, y) in enumerate(CLIENTS):
+        assert torch.equal(found.clients.x[found.clients.owned(i)], x)
+        assert torch.equal(found.clients.y[found.clients.owned(i)], y)
+    assert found.holdout.sizes.tolist() == [1, 2, 3]
+    assert found.preferences.threshold.tolist() == pytest.approx([0.5, 0.6, 1])
+    assert found.preferences.beta.tolist() == [0.5] * 3
+    assert found.test.group.tolist() == [0] * 5
+
+
+def test_what_is_left_out() -> None:
+    found = federation(clients=[(torch.rand(2, 2), torch.tensor([0, 6])), examples(3)])
+    assert found.classes == 7
+    assert found.groups == ("all",)
+    assert len(found.shadow) == 0
+    assert found.shadow.x.shape == (0, 2)
+    assert found.holdout.sizes.tolist() == [0, 0]
+
+
+def test_permuted_clients_take_everything_with_them() -> None:
+    found = federation(
+        groups=["b", "a", "b"],
+        holdout=[examples(i + 1, seed=9 + i) for i in range(3)],
+        threshold=torch.tensor([0.5, 0.6, 0.7]),
+        beta=torch.tensor([0.1, 0.2, 0.3]),
+    )
+    order = [2, 0, 1]
+    moved = found.permuted(torch.tensor(order))
+    assert moved.ids.tolist() == order
+    assert moved.group.tolist() == [0, 0, 1]
+    assert moved.groups == found.groups
+    assert moved.preferences.threshold.tolist() == pytest.approx([0.7, 0.5, 0.6])
+    assert moved.preferences.beta.tolist() == pytest.approx([0.3, 0.1, 0.2])
+    for place in ("clients", "holdout"):
+        there, here = getattr(moved, place), getattr(found, place)
+        assert holdings(there) == [holdings(here)[i] for i in order]
+        assert there.sizes.tolist() == [int(here.sizes[i]) for i in order]
+    assert moved.test is found.test
+    assert found.ids.tolist() == [0, 1, 2]
+    back = moved.permuted(torch.tensor([1, 2, 0]))
+    assert back.ids.tolist() == [0, 1, 2]
+    assert holdings(back.clients) == holdings(found.clients)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "nobody": ({"clients": []}, "needs at least one client"),
+    "empty client": ({"clients": [examples(3), examples(0)]}, "client 1 has no examples"),
+    "labels missing": (
+        {"clients": [examples(3), (torch.rand(4, 2), torch.zeros(3).long())]},
+        "client 1 has 4 .* 3 labels",
+    ),
+    "another width": ({"clients": [examples(3), examples(3, width=5)]}, r"client 1's .* \(5,\), client 0's \(2,\)"),
+    "groups": ({"groups": ["a", "b"]}, "group of each of 3 clients; got 2"),
+    "threshold": ({"threshold": 0.4}, r"threshold must be in \[0.5, 1\]; got 0.4"),
+    "thresholds": ({"threshold": torch.tensor([0.6, 0.7, 1.2])}, r"threshold must be in \[0.5, 1\]; got 0.6 to 1.2"),
+    "threshold not a number": ({"threshold": float("nan")}, r"threshold must be in"),
+    "beta": ({"beta": -0.5}, r"beta must be in \[0.0, 1\]; got -0.5"),
+    "betas for others": ({"beta": torch.tensor([0.5, 0.5])}, "beta"),
+    "holdout of fewer clients": ({"holdout": [examples(2)]}, "holdout"),
+    "holdout labels missing": ({"holdout": [(torch.rand(4, 2), torch.zeros(3).long())] * 3}, "holdout"),
+    "holdout of another width": ({"holdout": [examples(2, width=5)] * 3}, "holdout"),
+    "test labels missing": ({"test": (torch.rand(4, 2), torch.zeros(3).long())}, "test"),
+    "test of another width": ({"test": examples(4, width=5)}, "test"),
+    "shadow labels missing": ({"shadow": (torch.rand(4, 2), torch.zeros(3).long())}, "shadow"),
+    "shadow of another width": ({"shadow": examples(4, width=5)}, "shadow"),
+    "too few classes": ({"classes": 2}, "classes"),
+    "a negative label": ({"clients": [(torch.rand(2, 2), torch.tensor([0, -1]))]}, "label"),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD))
+def test_a_federation_refuses(case: str) -> None:
+    given, sentence = BAD[case]
+    with pytest.raises(InputError, match=sentence):
+        federation(**given)

@@ -1,0 +1,193 @@
+"""Local training against `torch.optim.SGD`, and the two backends against each other."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.core.checks import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Federation
+from shoal.engine import Engine, LocalSGD
+from shoal.engine.engine import DivergenceError
+from shoal.models import VGG, Model
+
+LOCALS = {
+    "epochs": LocalSGD(epochs=3, batch_size=4, learning_rate=0.2),
+    "steps": LocalSGD(steps=7, batch_size=4, learning_rate=0.2),
+    "full batch": LocalSGD(steps=5, learning_rate=0.3),
+    "weight decay": LocalSGD(epochs=2, batch_size=5, learning_rate=0.2, weight_decay=0.1),
+}
+
+
+@pytest.fixture(params=list(LOCALS))
+def local(request: pytest.FixtureRequest) -> LocalSGD:
+    return LOCALS[request.param]
+
+
+def trained(model: Model, federation: Any, local: LocalSGD, **settings: Any) -> torch.Tensor:
+    """(N, P): where every client's training ends, from two different starts."""
+    starts = torch.stack([model.init(Stream(1)(k)) for k in range(2)])
+    which = torch.arange(len(federation)) % 2
+    orders = local.orders(federation.clients, federation.ids, Stream(2))
+    ends = torch.empty(len(federation), model.layout.size)
+    with Engine(model, **settings) as engine:
+        ready = engine.prepare(federation)
+        for owners, rows in engine.train(starts, which, ready.clients, orders, local):
+            ends[owners] = rows
+    return ends
+
+
+def by_hand(model: Model, federation: Any, local: LocalSGD) -> torch.Tensor:
+    """The slow, obvious twin: a network and an optimizer object a client, one batch after another."""
+    starts = torch.stack([model.init(Stream(1)(k)) for k in range(2)])
+    orders = local.orders(federation.clients, federation.ids, Stream(2))
+    ends = []
+    for i in range(len(federation)):
+        network = model.network()
+        network.load_state_dict(model.named(starts[i % 2]), strict=False)
+        optimizer = torch.optim.SGD(network.parameters(), lr=local.learning_rate, weight_decay=local.weight_decay)
+        rows = federation.clients.owned(i)
+        x, y = federation.clients.x[rows], federation.clients.y[rows]
+        batches = [batch for order in orders[i] for batch in order[: len(y)].split(local.batch(len(y)))]
+        for batch in batches[: local.steps_of(len(y))]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(x[batch]), y[batch]).backward()
+            optimizer.step()
+        ends.append(model.layout.pack(dict(network.named_parameters()) | dict(network.named_buffers())))
+    return torch.stack(ends).detach()
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_training_is_sgd(model, build, local, backend):
+    federation = build()
+    torch.testing.assert_close(
+        trained(model, federation, local, backend=backend), by_hand(model, federation, local), rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_no_bit(model, build, local, backend, threads):
+    federation = build()
+    one = trained(model, federation, local, backend=backend, threads=1)
+    assert torch.equal(trained(model, federation, local, backend=backend, threads=threads), one)
+
+
+def test_batch_norm_trains_as_by_hand_and_keeps_its_statistics():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution, self.norm, self.output = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(32, 3)
+
+        def forward(self, x):
+            return self.output(torch.relu(self.norm(self.convolution(x))).flatten(1))
+
+    stream = Stream(9).generator()
+    clients = [(torch.rand(8, 1, 6, 6, generator=stream), torch.arange(8) % 3) for _ in range(3)]
+    federation = Federation.of(clients, test=clients[0])
+    model, local = Model(Normed), LocalSGD(epochs=2, batch_size=4)
+    ends = trained(model, federation, local)
+    torch.testing.assert_close(ends, by_hand(model, federation, local), rtol=1e-4, atol=1e-6)
+    assert not torch.equal(ends[:, model.layout.trainable :], torch.tensor([0.0, 0, 1, 1]).expand(3, 4))
+
+
+def test_vmap_refuses_batch_norm():
+    with pytest.raises(InputError, match="batch norm"):
+        Engine(Model(VGG), backend="vmap")
+
+
+def test_bf16_stays_near_fp32(cnn, build):
+    local = LOCALS["epochs"]
+    federation = build()
+    coarse, fine = (trained(cnn, federation, local, precision=p) for p in ("bf16", "fp32"))
+    assert not torch.equal(coarse, fine)
+    assert (coarse - fine).norm() < 0.1 * (fine - cnn.init(Stream(1)(0))).norm()
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_weights_of_frozen_layers_stay(build, backend):
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.output = nn.Linear(36, 4), nn.Linear(4, 3)
+            self.first.requires_grad_(False)
+
+        def forward(self, x):
+            return self.output(torch.relu(self.first(x.flatten(1))))
+
+    model = Model(Frozen)
+    ends = trained(model, build(), LocalSGD(epochs=1, batch_size=4), backend=backend)
+    start = model.init(Stream(1)(0))
+    assert torch.equal(ends[0, model.layout.trainable :], start[model.layout.trainable :])
+    assert not torch.equal(ends[0, : model.layout.trainable], start[: model.layout.trainable])
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_divergence_names_the_owner(mlp, build, backend):
+    federation = build()
+    federation.clients.x[federation.clients.owned(3)[0]] = float("inf")
+    with pytest.raises(DivergenceError) as caught:
+        trained(mlp, federation, LocalSGD(epochs=1), backend=backend)
+    assert caught.value.owner == 3
+
+
+def test_the_loss_matrix_is_the_mean_loss_of_each_client_on_each_model(model, build):
+    federation = build()
+    rows = torch.stack([model.init(Stream(1)(k)) for k in range(3)])
+    with Engine(model) as engine:
+        found = engine.losses(rows, engine.prepare(federation).clients)
+        some = engine.losses(rows, engine.prepare(federation).clients.take(torch.tensor([4, 1])))
+    for k in range(3):
+        network = model.network().eval()
+        network.load_state_dict(model.named(rows[k]), strict=False)
+        for i in range(len(federation)):
+            mine = federation.clients.owned(i)
+            expected = nn.functional.cross_entropy(network(federation.clients.x[mine]), federation.clients.y[mine])
+            assert float(found[i, k]) == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(some, found[[4, 1]], rtol=1e-6, atol=0)
+
+
+def test_closing_gives_pytorch_its_threads_back(mlp):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Engine(mlp, threads=2):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"epochs": 1, "steps": 1}, "either epochs or steps"),
+        ({}, "either epochs or steps"),
+        ({"epochs": 0}, "local.epochs"),
+        ({"epochs": 1, "batch_size": 0}, "local.batch_size"),
+        ({"epochs": 1, "learning_rate": 0.0}, "local.learning_rate"),
+        ({"epochs": 1, "learning_rate": float("nan")}, "local.learning_rate"),
+        ({"epochs": 1, "decay": 1.5}, "local.decay"),
+        ({"epochs": 1, "weight_decay": -1.0}, "local.weight_decay"),
+    ],
+)
+def test_bad_local_training_is_refused(settings, words):
+    with pytest.raises(InputError, match=words):
+        LocalSGD(**settings)
+
+
+def test_bad_engines_are_refused(mlp):
+    with pytest.raises(InputError, match=r"engine\.threads.*got 0"):
+        Engine(mlp, threads=0)
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="no CUDA device"):
+            Engine(mlp, device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_what_the_cpu_gives(model, build, local):
+    federation = build()
+    there, here = (trained(model, federation, local, device=device) for device in ("cuda", "cpu"))
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,228 @@
+"""The laws of the design that bind whole rounds."""
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.algorithms import IFCA, IFCAMIR, FedAvg, Redraw
+from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModels, Shokri
+from shoal.core.randomness import Stream
+from shoal.data import Federation, Preferences
+from shoal.engine import Engine, LocalSGD, Merge, State, Training, shares_of
+from shoal.models import Model
+
+LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+ALGORITHMS = [FedAvg(), IFCA(2), IFCA(3, choose_by="batch", weighting="examples"), IFCAMIR(), IFCAMIR(IFCA(3))]
+RED_TEAM = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
+
+
+def played(
+    model: Model,
+    federation: Federation,
+    algorithm: Any,
+    *,
+    rounds: int = 4,
+    local: LocalSGD = LOCAL,
+    seed: int = 5,
+    **settings: Any,
+) -> State:
+    rounds_settings = {key: settings.pop(key) for key in ("participation", "sensor") if key in settings}
+    with Engine(model, **settings) as engine:
+        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(seed), **rounds_settings)
+        state = training.start()
+        later = [each for each, _ in training.rounds(state, rounds)]
+    return later[-1] if later else state
+
+
+def same(one: State, other: State) -> bool:
+    return torch.equal(one.models, other.models) and torch.equal(one.choice, other.choice)
+
+
+@pytest.fixture(params=ALGORITHMS, ids=repr)
+def algorithm(request):
+    return request.param
+
+
+def test_one_cluster_is_fedavg(model, build):
+    one, average = (played(model, build(), each) for each in (IFCA(1, weighting="examples"), FedAvg()))
+    assert torch.equal(one.models, average.models)
+
+
+def test_no_beta_is_ifca_bit_for_bit(model, build):
+    settings = {"rounds": 6, "sensor": RED_TEAM}
+    mir, ifca = played(model, build(beta=0.0), IFCAMIR(), **settings), played(model, build(), IFCA(2), **settings)
+    assert same(mir, ifca)
+    assert len(set(mir.risks.tolist())) == 2, "the risks that nobody heeds were never estimated"
+
+
+def test_all_beta_follows_risk_alone(model, build):
+    state = played(model, build(beta=1.0), IFCAMIR(), rounds=3, sensor=RED_TEAM)
+    assert state.choice.tolist() == [int(state.risks.argmin())] * 6
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_one_step_of_gradient_averaging_is_model_averaging_by_the_cluster_s_part(model, build, seed):
+    step = LocalSGD(steps=1, learning_rate=0.3)
+    federation = build()
+    before = played(model, federation, IFCA(2), rounds=0, seed=seed)
+    by_model, by_gradient = (
+        played(model, federation, IFCA(2, averaging=averaging), rounds=1, local=step, seed=seed)
+        for averaging in ("model", "gradient")
+    )
+    part = torch.bincount(by_model.choice, minlength=2)[:, None] / len(federation)
+    torch.testing.assert_close(
+        by_gradient.models - before.models, part * (by_model.models - before.models), rtol=1e-3, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3}, {"sensor": RED_TEAM}], ids=str)
+def test_watching_and_threads_change_no_bit(model, build, options):
+    for algorithm in (FedAvg(), IFCA(2)):
+        assert same(played(model, build(), algorithm, **options), played(model, build(), algorithm))
+
+
+def test_backends_agree(cnn, mlp, build):
+    for model in (cnn, mlp):
+        loop, vmap = (played(model, build(), IFCA(2), backend=backend) for backend in ("loop", "vmap"))
+        assert torch.equal(loop.choice, vmap.choice)
+        torch.testing.assert_close(loop.models, vmap.models, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_permuted_clients_permute_the_results(model, build, algorithm, participation):
+    federation, order = build(), torch.tensor([3, 0, 5, 1, 4, 2])
+    straight = played(model, federation, algorithm, participation=participation)
+    permuted = played(model, federation.permuted(order), algorithm, participation=participation)
+    assert torch.equal(permuted.choice, straight.choice[order])
+    torch.testing.assert_close(permuted.models, straight.models, rtol=1e-5, atol=1e-7)
+
+
+def test_interrupted_rounds_are_uninterrupted_rounds(model, build, algorithm):
+    federation = build()
+    whole = played(model, federation, algorithm, rounds=5, sensor=RED_TEAM, participation=0.7)
+    with Engine(model) as engine:
+        training = Training(federation, algorithm, LOCAL, engine, Stream(5), participation=0.7, sensor=RED_TEAM)
+        state = training.start()
+        for upto in (2, 5):
+            state = pickle.loads(pickle.dumps([each for each, _ in training.rounds(state, upto)][-1]))
+    assert same(state, whole)
+    assert torch.equal(state.risks, whole.risks)
+
+
+def test_a_round_leaves_its_inputs_alone(model, build, algorithm):
+    federation = build()
+    x = federation.clients.x.clone()
+    with Engine(model) as engine:
+        training = Training(federation, algorithm, LOCAL, engine, Stream(5), sensor=replace(RED_TEAM, every=1))
+        before = training.start()
+        copy = pickle.loads(pickle.dumps(before))
+        after, _ = training.round(before)
+    assert same(before, copy)
+    assert torch.equal(before.risks, copy.risks)
+    assert torch.equal(federation.clients.x, x)
+    assert not torch.equal(after.models, before.models)
+
+
+def test_an_empty_cluster_keeps_its_model(model, build):
+    state = played(model, build(), IFCA(2), rounds=0)
+    merge = Merge(state.models, shares_of(torch.zeros(6, dtype=torch.int64), torch.ones(6), 2))
+    merge.add(torch.arange(6), torch.randn(6, model.layout.size, generator=torch.Generator().manual_seed(0)))
+    moved = merge.models()
+    assert torch.equal(moved[1], state.models[1])
+    assert not torch.equal(moved[0], state.models[0])
+
+
+def test_a_round_without_clients_changes_nothing(model, build, algorithm):
+    state = played(model, build(), algorithm, participation=0.01)
+    assert state.round == 4
+    assert torch.equal(state.models, played(model, build(), algorithm, rounds=0).models)
+    assert state.choice.tolist() == [-1] * 6
+
+
+def test_partial_participation_moves_on_from_those_who_came(model, build):
+    federation = build()
+    with Engine(model) as engine:
+        training = Training(federation, IFCA(2), LOCAL, engine, Stream(5), participation=0.5)
+        after, report = training.round(training.start())
+    assert len(report.cohort) == 3
+    assert sorted(torch.nonzero(after.choice >= 0).flatten().tolist()) == sorted(report.cohort.tolist())
+
+
+def test_merging_is_the_formula():
+    draw = torch.Generator().manual_seed(0)
+    models, ends = torch.randn(3, 7, generator=draw), torch.randn(5, 7, generator=draw)
+    shares = torch.rand(3, 5, generator=draw)
+    shares /= shares.sum(dim=1, keepdim=True)
+    merge = Merge(models, shares)
+    for owners in (torch.tensor([4, 2]), torch.tensor([0]), torch.tensor([1, 3])):
+        merge.add(owners, ends[owners])
+    expected = models + (shares[:, :, None] * (ends[None] - models[:, None])).sum(dim=1)
+    torch.testing.assert_close(merge.models(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_mini_batch_choice_scores_the_batch_that_trains_first(build, mlp):
+    federation = build()
+    stream = Stream(7)("batches")
+    batch = LOCAL.first_batch(federation.clients, federation.ids, stream)
+    orders = LOCAL.orders(federation.clients, federation.ids, stream)
+    for i in range(len(federation)):
+        assert torch.equal(batch.owned(i), federation.clients.owned(i)[orders[i, 0, :4]])
+
+
+def test_redraw_takes_models_that_each_win_enough_clients(mlp, build):
+    federation = build()
+    with Engine(mlp) as engine:
+        for share in (0.3, 0.45):
+            algorithm = IFCA(2, redraw=Redraw(share=share, clients=6, attempts=200))
+            models = algorithm.init(engine, federation, Stream(5))
+            won = torch.bincount(engine.losses(models, federation.clients).argmin(dim=1), minlength=2)
+            assert won.min() >= share * 6
+
+
+def test_redraw_gives_up_with_a_warning(mlp, build, caplog):
+    federation = build()
+    with Engine(mlp) as engine:
+        IFCA(3, redraw=Redraw(share=0.9, attempts=2)).init(engine, federation, Stream(5))
+    assert "no draw of initial models" in caplog.text
+
+
+def test_every_algorithm_is_a_value(algorithm, mlp, build):
+    assert pickle.loads(pickle.dumps(algorithm)) == algorithm
+    assert eval(repr(algorithm), {**globals()}) == algorithm
+    with Engine(mlp) as engine:
+        models = algorithm.init(engine, build(), Stream(3))
+        assert torch.equal(models, algorithm.init(engine, build(), Stream(3)))
+    assert models.shape == (algorithm.clusters, mlp.layout.size)
+    assert len(torch.unique(models, dim=0)) == algorithm.clusters
+    losses = torch.rand(6, algorithm.clusters, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    preferences = Preferences(torch.full((6,), 0.6), torch.full((6,), 0.5))
+    choice = algorithm.choose(losses, torch.rand(algorithm.clusters, dtype=torch.float64), preferences)
+    assert choice.shape == (6,)
+    assert ((choice >= 0) & (choice < algorithm.clusters)).all()
+    rows = algorithm.shares(choice, torch.arange(1, 7)).sum(dim=1)
+    chosen = torch.bincount(choice, minlength=algorithm.clusters) > 0
+    torch.testing.assert_close(rows, chosen.double())
+
+
+def test_ifca_mir_weighs_risk_as_line_12_says():
+    losses = torch.tensor([[1.0, 1.2], [1.0, 1.2], [1.0, 1.2]], dtype=torch.float64)
+    risks = torch.tensor([0.9, 0.6], dtype=torch.float64)
+    # The second model is better for a client when beta * 0.3 > alpha * 0.2, that is when beta > 0.4.
+    beta = torch.tensor([0.3, 0.39, 0.41], dtype=torch.float64)
+    assert IFCAMIR().choose(losses, risks, Preferences(beta, beta)).tolist() == [0, 0, 1]
+
+
+def test_with_different_initial_models_clients_find_their_groups(cnn, build):
+    # From most initial models; from some, IFCA ends with one cluster for all, as its theory allows.
+    local = LocalSGD(epochs=3, batch_size=4, learning_rate=0.3)
+    found = [played(cnn, build((20,) * 6), IFCA(2), rounds=8, local=local, seed=seed).choice for seed in range(5)]
+    assert sum(choice.tolist() in ([0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]) for choice in found) >= 3
+
+
+def test_attacks_are_values():
+    for attack in (Shokri(), Shokri("mlp", per_class=False), LossThreshold(), Gap(), RED_TEAM):
+        assert pickle.loads(pickle.dumps(attack)) == attack
+        assert hash(attack) == hash(replace(attack))

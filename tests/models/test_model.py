@@ -1,0 +1,248 @@
+"""Models as values: where initial rows come from, and rows as networks and back."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal.core.checks import InputError
+from shoal.core.layout import Layout
+from shoal.core.randomness import Stream
+from shoal.models import VGG, DigitsCNN, Logistic, MnistCNN, Model, cross_entropy
+
+
+class Frozen(nn.Module):
+    """One layer that trains between two that do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(3, 4).requires_grad_(False)
+        self.learns = nn.Linear(4, 5)
+        self.after = nn.Linear(5, 2).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.learns(self.before(x)))
+
+
+def draw(*shape: int, seed: int = 7) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+MODELS = {
+    "convolutions": (MnistCNN, (3, 1, 28, 28)),
+    "digits": (DigitsCNN, (3, 1, 8, 8)),
+    "batch norm": (partial(VGG, channels=1), (2, 1, 32, 32)),
+    "frozen": (Frozen, (3, 3)),
+    "linear": (partial(Logistic, 6, 3), (2, 6)),
+}
+
+
+# --- initial rows ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_stream_gives_the_same_row_and_another_stream_another() -> None:
+    model = Model(DigitsCNN)
+    stream = Stream(3)("model", 0)
+    assert torch.equal(model.init(stream), Model(DigitsCNN).init(stream))
+    assert not torch.equal(model.init(stream), model.init(Stream(3)("model", 1)))
+    assert not torch.equal(model.init(stream), model.init(Stream(4)("model", 0)))
+
+
+def test_initial_rows_do_not_depend_on_the_order_of_calls() -> None:
+    model = Model(DigitsCNN)
+    forwards = [model.init(Stream(0)("model", k)) for k in (0, 1, 2)]
+    backwards = [Model(DigitsCNN).init(Stream(0)("model", k)) for k in (2, 1, 0)]
+    for ours, theirs in zip(forwards, reversed(backwards), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_initial_rows_neither_read_nor_move_the_global_generator() -> None:
+    model = Model(DigitsCNN)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        before = torch.random.get_rng_state()
+        first = model.init(Stream(0))
+        model.network()
+        assert torch.equal(torch.random.get_rng_state(), before)
+        torch.manual_seed(2)
+        assert torch.equal(model.init(Stream(0)), first)
+
+
+def test_the_initial_row_is_the_network_s_own_initialisation() -> None:
+    stream = Stream(9)("start")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream.key())
+        network = MnistCNN()
+    model = Model(MnistCNN)
+    for name, tensor in model.named(model.init(stream)).items():
+        assert torch.equal(tensor, network.state_dict()[name]), name
+
+
+# --- rows and networks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", list(MODELS))
+def test_loading_a_row_into_a_fresh_network_reproduces_its_outputs(case: str) -> None:
+    build, shape = MODELS[case]
+    model = Model(build)
+    trained = model.network()
+    with torch.no_grad():
+        for i, tensor in enumerate([*trained.parameters(), *trained.buffers()]):
+            if tensor.is_floating_point():
+                tensor.copy_(0.05 * draw(*tensor.shape, seed=i).abs() + 0.01)
+    trained.eval()
+    row = model.layout.pack(dict(trained.named_parameters()) | dict(trained.named_buffers()))
+    fresh = model.network().eval()
+    x = draw(*shape)
+    assert not torch.equal(fresh(x), trained(x))
+    left_out = fresh.load_state_dict(model.named(row), strict=False)
+    assert not left_out.unexpected_keys
+    assert all(name.endswith("num_batches_tracked") for name in left_out.missing_keys)
+    assert torch.equal(fresh(x), trained(x))
+
+
+def test_named_tensors_are_contiguous_copies() -> None:
+    model = Model(DigitsCNN)
+    row = model.init(Stream(0))
+    kept = row.clone()
+    for tensor in model.named(row).values():
+        assert tensor.is_contiguous()
+        tensor.zero_()
+    assert torch.equal(row, kept)
+
+
+def test_parameters_that_do_not_train_lie_behind_trainable() -> None:
+    model = Model(Frozen)
+    layout = model.layout
+    assert model.parameters == layout.trainable == 4 * 5 + 5
+    assert layout.size == 25 + (3 * 4 + 4) + (5 * 2 + 2)
+    behind = {slot.name for slot in layout.slots if slot.start >= layout.trainable}
+    assert behind == {"before.weight", "before.bias", "after.weight", "after.bias"}
+
+
+def test_float_buffers_lie_behind_trainable_and_counters_nowhere() -> None:
+    layout = Model(lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))).layout
+    assert [(s.name, s.start) for s in layout.slots if s.start >= layout.trainable] == [
+        ("1.running_mean", 15),
+        ("1.running_var", 18),
+    ]
+    assert layout.size == 21
+
+
+# --- layouts -----------------------------------------------------------------------------------------------------
+
+TENSORS = {"vector": draw(3), "filters": draw(4, 2, 3, 5), "matrix": draw(2, 6), "cube": draw(2, 3, 4), "end": draw(1)}
+LAYOUT = Layout.of(
+    {name: TENSORS[name] for name in ("vector", "filters", "matrix")}, {n: TENSORS[n] for n in ("cube", "end")}
+)
+
+
+def test_pack_and_views_are_inverse() -> None:
+    row = LAYOUT.pack(TENSORS)
+    assert row.shape == (3 + 120 + 12 + 24 + 1,)
+    assert LAYOUT.trainable == 3 + 120 + 12
+    views = LAYOUT.views(row)
+    assert set(views) == set(TENSORS)
+    for name, view in views.items():
+        assert torch.equal(view, TENSORS[name]), name
+    assert torch.equal(LAYOUT.pack(views), row)
+
+
+def test_convolutions_lie_channels_last_in_the_row() -> None:
+    row = LAYOUT.pack(TENSORS)
+    assert torch.equal(row[3:123], TENSORS["filters"].permute(0, 2, 3, 1).reshape(-1))
+
+
+def test_views_of_many_rows_keep_the_leading_axes_and_are_views() -> None:
+    rows = draw(2, 3, LAYOUT.size)
+    views = LAYOUT.views(rows)
+    assert views["filters"].shape == (2, 3, 4, 2, 3, 5)
+    for i in range(2):
+        for j in range(3):
+            alone = LAYOUT.views(rows[i, j])
+            for name, view in views.items():
+                assert torch.equal(view[i, j], alone[name]), name
+    views["filters"].zero_()
+    views["matrix"].zero_()
+    assert not rows[..., 3:135].any()
+    assert rows[..., :3].all()
+    assert rows[..., 135:].all()
+
+
+def test_pack_neither_keeps_nor_changes_what_it_is_given() -> None:
+    given = {name: tensor.clone() for name, tensor in TENSORS.items()}
+    LAYOUT.pack(given).zero_()
+    for name, tensor in given.items():
+        assert torch.equal(tensor, TENSORS[name])
+
+
+def test_a_single_number_is_a_tensor_too() -> None:
+    """A learned temperature is a parameter of shape ()."""
+    layout = Layout.of({"temperature": torch.tensor(2.0), "w": torch.ones(3)}, {})
+    row = layout.pack({"temperature": torch.tensor(5.0), "w": torch.zeros(3)})
+    assert row.tolist() == [5, 0, 0, 0]
+    assert layout.views(torch.arange(8.0).reshape(2, 4))["temperature"].tolist() == [0, 4]
+    assert layout.views(row)["temperature"].shape == ()
+
+
+def test_pack_refuses_a_missing_name_and_another_shape() -> None:
+    with pytest.raises(InputError, match=r"\['cube', 'matrix'\] are missing"):
+        LAYOUT.pack({name: t for name, t in TENSORS.items() if name not in ("matrix", "cube")})
+    with pytest.raises(InputError, match=r"'matrix' must have shape \(2, 6\); got \(6, 2\)"):
+        LAYOUT.pack(TENSORS | {"matrix": TENSORS["matrix"].T})
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+class Gated(nn.Module):
+    """Random layers that are not called dropout."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.random = layer
+
+
+RANDOM = {
+    "dropout": lambda: nn.Dropout(0.5),
+    "dropout2d": lambda: nn.Dropout2d(0.1),
+    "alpha dropout": lambda: nn.AlphaDropout(0.1),
+    "recurrent": lambda: nn.GRU(4, 4, num_layers=2, dropout=0.5),
+    "attention": lambda: nn.MultiheadAttention(4, 2, dropout=0.5),
+    "random slopes": nn.RReLU,
+}
+
+
+@pytest.mark.parametrize("case", list(RANDOM))
+def test_layers_that_draw_from_the_global_generator_are_refused_by_name(case: str) -> None:
+    model = Model(lambda: Gated(RANDOM[case]()))
+    with pytest.raises(InputError, match=r"layer 'random.*' .* draws from PyTorch's global generator"):
+        model.init(Stream(0))
+
+
+def test_dropout_that_drops_nothing_is_taken() -> None:
+    assert Model(lambda: Gated(nn.Dropout(0.0))).parameters == 20
+
+
+def test_a_network_in_place_of_its_class_is_refused() -> None:
+    with pytest.raises(InputError, match="takes the class or a function that builds the network, not a network"):
+        Model(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("build", [nn.ReLU, lambda: nn.Linear(2, 2).requires_grad_(False)], ids=["none", "all frozen"])
+def test_a_network_without_anything_to_train_is_refused(build) -> None:
+    with pytest.raises(InputError, match="no trainable parameters"):
+        _ = Model(build).parameters
+
+
+def test_a_build_that_returns_something_else_is_refused() -> None:
+    with pytest.raises(InputError, match=r"must return a torch.nn.Module; got Tensor"):
+        _ = Model(lambda: torch.zeros(3)).layout
+
+
+def test_cross_entropy_is_minus_the_log_probability_of_each_label() -> None:
+    outputs, labels = draw(4, 3), torch.tensor([2, 0, 1, 1])
+    expected = -(outputs.exp() / outputs.exp().sum(dim=1, keepdim=True)).log()[torch.arange(4), labels]
+    torch.testing.assert_close(cross_entropy(outputs, labels), expected)

@@ -1,0 +1,52 @@
+"""What the README shows: one's own tensors and network, in a notebook."""
+
+import pandas as pd
+import pytest
+import torch
+
+import shoal
+
+
+def pieces(count, shift):
+    draw = torch.Generator().manual_seed(shift)
+    x = torch.randn(count, 5, generator=draw)
+    return x, ((x[:, shift] > 0).long())
+
+
+def test_a_federation_of_own_tensors():
+    federation = shoal.Federation.of(
+        [pieces(20, 0) for _ in range(3)] + [pieces(20, 1) for _ in range(6)],
+        groups=["few"] * 3 + ["many"] * 6,
+        test=shoal.Examples(*pieces(60, 0), torch.zeros(60, dtype=torch.int64)),
+        shadow=pieces(80, 1),
+        threshold=0.6,
+    )
+    seen = []
+    result = shoal.simulate(
+        federation,
+        shoal.Model(lambda: torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))),
+        shoal.IFCAMIR(shoal.IFCA(clusters=2)),
+        shoal.LocalSGD(epochs=2, batch_size=5),
+        rounds=4,
+        red_team=shoal.RedTeam(every=2),
+        watch=lambda progress, report: seen.append((progress.state.round, len(report.cohort))),
+    )
+    assert seen == [(1, 9), (2, 9), (3, 9), (4, 9)]
+    assert isinstance(result.clients, pd.DataFrame)
+    assert "train_accuracy" in result.clients
+    assert len(result.rounds) == 8
+    assert result.summary["accuracy.few"] == pytest.approx(result.clients.query("group == 'few'")["accuracy"].mean())
+    assert "accuracy.many" not in result.summary, "there are no test examples of that group"
+
+
+def test_without_a_shadow_set_the_gap_attack_measures():
+    data = [pieces(20, 0) for _ in range(4)]
+    result = shoal.simulate(
+        shoal.Federation.of(data, test=pieces(40, 0)),
+        shoal.Model(lambda: torch.nn.Linear(5, 2)),
+        shoal.FedAvg(),
+        shoal.LocalSGD(steps=3),
+        rounds=2,
+    )
+    assert result.summary["mia.all"] == pytest.approx(result.summary["gap.all"])
+    assert repr(result).startswith("Result(")
