@@ -76,7 +76,7 @@ class Layout:
                 out, inner, height, width = slot.shape
                 piece = piece.unflatten(-1, (out, height, width, inner)).movedim(-1, -3)
             else:
-                piece = piece.reshape(*lead, *slot.shape)
+                piece = piece.reshape((*lead, *slot.shape))
             named[slot.name] = piece
         return named
 

@@ -37,7 +37,7 @@ class Stream:
 
     def __call__(self, *path: str | int) -> "Stream":
         """The stream at ``path`` below this one."""
-        return Stream(self.seed, self.path + path)
+        return Stream(self.seed, self.path + tuple(part if isinstance(part, str) else int(part) for part in path))
 
     def key(self) -> int:
         """63 bits that name this place, by BLAKE2b of the seed and the path."""

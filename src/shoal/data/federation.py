@@ -177,35 +177,55 @@ class Federation:
         2
         """
         require(len(clients) > 0, "a federation needs at least one client")
+        largest = max((int(y.max()) for _, y in clients if len(y)), default=0)
+        count = classes if classes is not None else largest + 1
+        like = clients[0][0]
         for i, (x, y) in enumerate(clients):
             require(len(y) > 0, f"client {i} has no examples")
-            require(len(x) == len(y), f"client {i} has {len(x)} examples but {len(y)} labels")
-            same = x.shape[1:] == clients[0][0].shape[1:]
-            require(
-                same,
-                f"client {i}'s examples have shape {tuple(x.shape[1:])}, client 0's {tuple(clients[0][0].shape[1:])}",
-            )
+            _check(f"client {i}", x, y, like, count)
+        kept = list(holdout) if holdout is not None else [(like[:0], clients[0][1][:0])] * len(clients)
+        require(len(kept) == len(clients), f"holdout must be of each of {len(clients)} clients; got {len(kept)}")
+        for i, (x, y) in enumerate(kept):
+            _check(f"the holdout of client {i}", x, y, like, count)
         names = list(groups) if groups is not None else ["all"] * len(clients)
         require(
             len(names) == len(clients),
             f"groups must name the group of each of {len(clients)} clients; got {len(names)}",
         )
         kinds = tuple(dict.fromkeys(names))
-        shards = Shards.of(clients)
-        nothing = (shards.x[:0], shards.y[:0])
-        preferences = Preferences(
-            _for_each(threshold, len(clients), "threshold", 0.5), _for_each(beta, len(clients), "beta", 0.0)
-        )
+        held_out = _examples(test)
+        server = _examples(shadow if shadow is not None else (like[:0], clients[0][1][:0]))
+        for name, each in (("test", held_out), ("shadow", server)):
+            _check(f"the {name} set", each.x, each.y, like, count)
+            largest = int(each.group.max()) if len(each) else 0
+            require(
+                largest < len(kinds), f"the {name} set has examples of group {largest}; there are {len(kinds)} groups"
+            )
         return Federation(
-            clients=shards,
+            clients=Shards.of(clients),
             ids=torch.arange(len(clients)),
             group=torch.tensor([kinds.index(name) for name in names]),
             groups=kinds,
-            preferences=preferences,
-            test=_examples(test),
-            shadow=_examples(shadow if shadow is not None else nothing),
-            holdout=Shards.of(holdout if holdout is not None else [nothing] * len(clients)),
-            classes=classes if classes is not None else int(shards.y.max()) + 1,
+            preferences=Preferences(
+                _for_each(threshold, len(clients), "threshold", 0.5), _for_each(beta, len(clients), "beta", 0.0)
+            ),
+            test=held_out,
+            shadow=server,
+            holdout=Shards.of(kept),
+            classes=count,
+        )
+
+
+def _check(name: str, x: Tensor, y: Tensor, like: Tensor, classes: int) -> None:
+    """Raise unless (x, y) are examples of the shape of ``like`` with labels below ``classes``."""
+    require(len(x) == len(y), f"{name} has {len(x)} examples but {len(y)} labels")
+    shape, expected = tuple(x.shape[1:]), tuple(like.shape[1:])
+    require(shape == expected, f"{name} has examples of shape {shape}; client 0's have shape {expected}")
+    if len(y):
+        low, high = int(y.min()), int(y.max())
+        wrong = low if low < 0 else high
+        require(
+            low >= 0 and high < classes, f"{name} has the label {wrong}; labels must be in 0..{classes - 1} (classes)"
         )
 
 
@@ -217,7 +237,12 @@ def _examples(given: tuple[Tensor, Tensor] | Examples) -> Examples:
 
 
 def _for_each(value: Tensor | float, count: int, name: str, least: float) -> Tensor:
-    values = torch.as_tensor(value, dtype=torch.float64).expand(count).clone()
+    given = torch.as_tensor(value, dtype=torch.float64)
+    require(
+        given.dim() == 0 or given.shape == (count,),
+        f"{name} must be one number or one for each of {count} clients; got shape {tuple(given.shape)}",
+    )
+    values = given.expand(count).clone()
     within = bool(((values >= least) & (values <= 1)).all())
     require(within, f"{name} must be in [{least}, 1]; got {values.min():g} to {values.max():g}")
     return values

@@ -44,12 +44,9 @@ class Group:
         require(0 < self.share <= 1, f"'{where}.share' must be above 0 and at most 1; got {self.share:g}")
         for key, bounds in (("rotation", self.rotation), ("brightness", self.brightness)):
             if bounds is not None:
-                low, high = bounds
-                finite = math.isfinite(low) and math.isfinite(high)
-                require(
-                    finite and low <= high,
-                    f"'{where}.{key}' must be [low, high] with low <= high; got [{low:g}, {high:g}]",
-                )
+                ordered = len(bounds) == 2 and all(map(math.isfinite, bounds)) and bounds[0] <= bounds[1]
+                given = ", ".join(f"{bound:g}" for bound in bounds)
+                require(ordered, f"'{where}.{key}' must be [low, high] with low <= high; got [{given}]")
         if self.brightness is not None:
             require(self.brightness[0] >= 0, f"'{where}.brightness' must be at least 0; got {self.brightness[0]:g}")
 

@@ -47,7 +47,7 @@ class DataSection(Section):
     holdout_examples: Count = 0
     shadow_examples: Count = 0
     test_examples: Positive
-    dirichlet_alpha: Annotated[float, Field(gt=0)] | None = None
+    dirichlet_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     groups: dict[str, GroupSection] = Field(default={"all": GroupSection(share=1.0)}, min_length=1)
 
 
@@ -176,13 +176,15 @@ def parse_config(given: Mapping[str, Any], where: str) -> Config:
     try:
         return Config.model_validate(dict(given))
     except ValidationError as error:
-        raise InputError(f"{where}: {_sentence(error.errors()[0], error.errors())}") from error
+        # A mistyped key is often the reason why another is missing, so it comes first.
+        errors = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        raise InputError(f"{where}: {_sentence(errors[0], errors)}") from error
 
 
 def _change(given: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
-    parts = [part.strip().strip('"') for part in key.split(".")]
-    if not equals or not all(parts):
+    parts = _parts(key)
+    if not equals or not parts:
         raise InputError(f"--set takes KEY=VALUE, such as algorithm.rounds=10; got '{change}'")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -194,6 +196,19 @@ def _change(given: dict[str, Any], change: str) -> None:
         if not isinstance(table, dict):
             raise InputError(f"--set {change}: '{part}' is a value, not a table")
     table[parts[-1]] = value
+
+
+def _parts(key: str) -> list[str]:
+    """The names in a dotted key, read as TOML reads it; none where it is no key."""
+    try:
+        table: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
+        return []
+    parts = []
+    while isinstance(table, dict):
+        ((part, table),) = table.items()
+        parts.append(part)
+    return parts
 
 
 def _sentence(first: ErrorDetails, errors: list[ErrorDetails]) -> str:

@@ -62,6 +62,10 @@ def verdict(figures: Figures) -> str:
         leak = f"The attack tells members from others no better than a coin ({told})."
     else:
         leak = f"An attacker tells members from others with balanced accuracy {told} (a coin: 0.500)."
+    by_loss = {group: float(figures.get(f"loss_threshold.{group}", 0.0)) for group in exposed}
+    stronger = [group for group in exposed if by_loss[group] >= exposed[group] + NOTICEABLE]
+    if stronger:
+        leak += f" A threshold on the loss does better: {', '.join(f'{by_loss[g]:.3f} of {g}' for g in stronger)}."
     broken = int(figures["violations.total"])
     count = "No client's" if broken == 0 else f"{broken} of {clients} clients'"
     return f"{right}. {leak} {count} {'limits are' if broken > 1 else 'limit is'} exceeded."

@@ -1,9 +1,14 @@
 """The three group-fairness metrics of IFCA-MIR (section 3.2), one class against the rest, averaged over classes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from fairlearn.metrics import demographic_parity_difference, equal_opportunity_difference, equalized_odds_difference
+from fairlearn.metrics import (
+    demographic_parity_difference,
+    false_positive_rate_difference,
+    true_positive_rate_difference,
+)
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -36,13 +41,27 @@ def fairness(labels: Ints, predictions: Ints, group: Ints, weight: NDArray[np.fl
     rows = []
     for label in np.unique(labels):
         truth, said = (labels == label).astype(int), (predictions == label).astype(int)
-        given = {"sensitive_features": group, "sample_weight": weight}
-        rows.append(
-            (
-                demographic_parity_difference(truth, said, **given),
-                equal_opportunity_difference(truth, said, **given),
-                equalized_odds_difference(truth, said, **given),
-            )
-        )
+        # A rate over nothing is undefined, so it takes only the groups that have such examples.
+        positive, negative = np.isin(group, group[truth == 1]), np.isin(group, group[truth == 0])
+        recall = _difference(true_positive_rate_difference, truth, said, group, weight, positive)
+        false_alarm = _difference(false_positive_rate_difference, truth, said, group, weight, negative)
+        parity = _difference(demographic_parity_difference, truth, said, group, weight, np.ones(len(group), dtype=bool))
+        rows.append((parity, recall, max(recall, false_alarm)))
     parity, opportunity, odds = np.mean(rows, axis=0)
     return Fairness(float(parity), float(opportunity), float(odds))
+
+
+def _difference(
+    metric: Callable[..., float],
+    truth: Ints,
+    said: Ints,
+    group: Ints,
+    weight: NDArray[np.float64],
+    counted: NDArray[np.bool_],
+) -> float:
+    """A fairlearn difference over the rows that count; 0 with fewer than two groups."""
+    if len(np.unique(group[counted])) < 2:
+        return 0.0
+    return float(
+        metric(truth[counted], said[counted], sensitive_features=group[counted], sample_weight=weight[counted])
+    )

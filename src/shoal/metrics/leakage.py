@@ -67,8 +67,8 @@ def balanced_accuracy(said_member: Bools, member: Bools, weight: Floats | None =
 
 
 def roc(scores: Floats, member: Bools, weight: Floats | None = None) -> tuple[Floats, Floats]:
-    """The ROC curve: false and true positive rates, both increasing."""
-    fpr, tpr, _ = roc_curve(member, scores, sample_weight=weight)
+    """The ROC curve: false and true positive rates at every threshold, both increasing."""
+    fpr, tpr, _ = roc_curve(member, scores, sample_weight=weight, drop_intermediate=False)
     return fpr, tpr
 
 
@@ -78,7 +78,8 @@ def tpr_at_fpr(fpr: Floats, tpr: Floats, at_most: float) -> float:
     >>> tpr_at_fpr(np.array([0.0, 0.0, 0.5, 1.0]), np.array([0.0, 0.2, 0.9, 1.0]), 0.01)
     0.2
     """
-    return float(tpr[fpr <= at_most].max(initial=0.0))
+    # Rates of weighted examples are sums of fractions: 0.01 may come as 0.010000000000000002.
+    return float(tpr[fpr <= at_most + 1e-9].max(initial=0.0))
 
 
 def gap_accuracy(train_accuracy: float, test_accuracy: float) -> float:

@@ -60,12 +60,13 @@ class Model:
         """Where each tensor lies in a row.
 
         Raises:
-            InputError: the network has a layer whose randomness cannot be named (dropout), or no parameters.
+            InputError: the network has a layer of PyTorch whose randomness cannot be named (dropout), or no
+                parameters. Randomness inside a network's own ``forward`` cannot be seen from here.
         """
         network = self.network()
         for name, module in network.named_modules():
             require(
-                not isinstance(module, nn.modules.dropout._DropoutNd) or module.p == 0,
+                not _draws(module),
                 f"layer '{name}' ({type(module).__name__}) draws from PyTorch's global generator, so results "
                 "would depend on the number of threads; leave dropout out of the network",
             )
@@ -88,3 +89,12 @@ class Model:
     def named(self, row: Tensor) -> dict[str, Tensor]:
         """The network's tensors by name, contiguous copies of ``row`` (P,), fit for `load_state_dict`."""
         return {name: view.detach().clone().contiguous() for name, view in self.layout.views(row).items()}
+
+
+def _draws(module: nn.Module) -> bool:
+    """Whether a layer of PyTorch draws random numbers while it trains."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+        return module.dropout > 0
+    return isinstance(module, nn.RReLU)
