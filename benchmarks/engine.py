@@ -47,6 +47,7 @@ def product() -> float:
 
 
 def main() -> None:
+    """Print the table."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     print(f"torch {torch.__version__}; images trained a second, medians of {rounds} rounds")
     for title, (name, shape, clients, examples, batch, hidden) in WORK.items():

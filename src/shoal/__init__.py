@@ -8,7 +8,17 @@ from shoal.algorithms import IFCA, IFCAMIR, FedAvg, Redraw
 from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModels, Shokri
 from shoal.core.checks import InputError, ShoalError
 from shoal.core.randomness import Stream
-from shoal.data import Examples, Federation, Group, Images, Preferences, Split, draw_preferences, load_images, split
+from shoal.data import (
+    Examples,
+    Federation,
+    Group,
+    Images,
+    Preferences,
+    Split,
+    draw_preferences,
+    load_images,
+    split_images,
+)
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.experiments.config import Config, read_config
 from shoal.experiments.result import Result
@@ -48,5 +58,5 @@ __all__ = [
     "read_config",
     "run",
     "simulate",
-    "split",
+    "split_images",
 ]

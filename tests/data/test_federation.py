@@ -157,7 +157,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": [examples(3), (torch.rand(4, 2), torch.zeros(3).long())]},
         "client 1 has 4 .* 3 labels",
     ),
-    "another width": ({"clients": [examples(3), examples(3, width=5)]}, r"client 1 .* \(5,\); client 0's have shape \(2,\)"),
+    "another width": (
+        {"clients": [examples(3), examples(3, width=5)]},
+        r"client 1 .* \(5,\); client 0's have shape \(2,\)",
+    ),
     "groups": ({"groups": ["a", "b"]}, "group of each of 3 clients; got 2"),
     "threshold": ({"threshold": 0.4}, r"threshold must be in \[0.5, 1\]; got 0.4"),
     "thresholds": ({"threshold": torch.tensor([0.6, 0.7, 1.2])}, r"threshold must be in \[0.5, 1\]; got 0.6 to 1.2"),

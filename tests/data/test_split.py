@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.core.checks import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Federation, Group, Images, Preferences, Split, split
+from shoal.data import Federation, Group, Images, Preferences, Split, split_images
 from shoal.data.split import apportion, skew_labels
 
 EVERYONE = (Group("all", 1.0),)
@@ -37,7 +37,7 @@ def numbers(x: Tensor) -> Tensor:
 
 def deal(images: Images, plan: Split, groups: tuple[Group, ...] = EVERYONE, seed: int = 0) -> Federation:
     nothing = torch.zeros(plan.clients, dtype=torch.float64)
-    return split(images, plan, groups, Preferences(nothing + 0.6, nothing), Stream(seed))
+    return split_images(images, plan, groups, Preferences(nothing + 0.6, nothing), Stream(seed))
 
 
 def places(federation: Federation) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from shoal.attacks.membership import Records
@@ -100,7 +101,8 @@ def _fitted(kind: Classifier, features: NDArray[np.float64], member: NDArray[np.
         case "random-forest":
             estimator = RandomForestClassifier(100, min_samples_leaf=5, random_state=seed)
     pipeline = make_pipeline(StandardScaler(), estimator)
-    with warnings.catch_warnings():
+    # These problems are small: more BLAS threads only wait for each other, and may change the last bits.
+    with warnings.catch_warnings(), threadpool_limits(1):
         # An attack model stopped at its limit of iterations is still an attack.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return pipeline.fit(features, member)

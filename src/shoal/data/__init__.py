@@ -8,7 +8,7 @@ from shoal.data.federation import Examples, Federation, Preferences, Shards
 from shoal.data.images import Images
 from shoal.data.preferences import draw_preferences
 from shoal.data.shifts import Group
-from shoal.data.split import Split, split
+from shoal.data.split import Split, split_images
 
 __all__ = [
     "Examples",
@@ -21,5 +21,5 @@ __all__ = [
     "availability",
     "draw_preferences",
     "load_images",
-    "split",
+    "split_images",
 ]

@@ -38,7 +38,9 @@ class Split:
     dirichlet_alpha: float | None = None
 
 
-def split(images: Images, plan: Split, groups: Sequence[Group], preferences: Preferences, stream: Stream) -> Federation:
+def split_images(
+    images: Images, plan: Split, groups: Sequence[Group], preferences: Preferences, stream: Stream
+) -> Federation:
     """Deal ``images`` out to the clients of ``groups``, shadow set and test set, each image shifted by its group.
 
     Raises:

@@ -91,6 +91,9 @@ class Engine:
         # stay 1 while the workers live, or each of them would compute on all cores.
         self._kernel_threads = torch.get_num_threads()
         torch.set_num_threads(1)
+        # Convolutions on recent GPUs would otherwise round float32 to 10 bits of mantissa.
+        self._tf32 = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = False
         self._pool = ThreadPoolExecutor(self.threads, "shoal", initializer=torch.set_num_threads, initargs=(1,))
 
     def __enter__(self) -> "Engine":
@@ -102,9 +105,10 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """End the worker threads and give PyTorch its own back; work not yet begun is dropped."""
+        """End the worker threads and give PyTorch its settings back; work not yet begun is dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(self._kernel_threads)
+        torch.backends.cudnn.allow_tf32 = self._tf32
 
     def prepare(self, federation: Federation) -> Federation:
         """The federation with its inputs stored as this engine reads them fastest; results are the same without."""

@@ -6,7 +6,7 @@ from shoal.algorithms import IFCA, IFCAMIR, FedAvg, Redraw
 from shoal.attacks import Gap, LossThreshold, MembershipAttack, RedTeam, ShadowModels, Shokri
 from shoal.core.checks import require
 from shoal.core.randomness import Stream
-from shoal.data import Group, Images, Split, draw_preferences, load_images, split
+from shoal.data import Group, Images, Split, draw_preferences, load_images, split_images
 from shoal.engine import Algorithm, LocalSGD, resolve_backend
 from shoal.experiments.config import Config, DataSection
 from shoal.experiments.simulation import Simulation
@@ -59,7 +59,7 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
     low, high = config.privacy.thresholds
     preferences = draw_preferences(config.data.clients, (low, high), config.privacy.beta, stream("preferences"))
     simulation = Simulation(
-        federation=split(images, plan, groups, preferences, stream),
+        federation=split_images(images, plan, groups, preferences, stream),
         model=model,
         algorithm=algorithm,
         local=_local(config),

@@ -4,11 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from fairlearn.metrics import (
-    demographic_parity_difference,
-    false_positive_rate_difference,
-    true_positive_rate_difference,
-)
+from fairlearn.metrics import demographic_parity_difference, equal_opportunity_difference
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -43,8 +39,8 @@ def fairness(labels: Ints, predictions: Ints, group: Ints, weight: NDArray[np.fl
         truth, said = (labels == label).astype(int), (predictions == label).astype(int)
         # A rate over nothing is undefined, so it takes only the groups that have such examples.
         positive, negative = np.isin(group, group[truth == 1]), np.isin(group, group[truth == 0])
-        recall = _difference(true_positive_rate_difference, truth, said, group, weight, positive)
-        false_alarm = _difference(false_positive_rate_difference, truth, said, group, weight, negative)
+        recall = _difference(equal_opportunity_difference, truth, said, group, weight, positive)
+        false_alarm = _difference(equal_opportunity_difference, 1 - truth, said, group, weight, negative)
         parity = _difference(demographic_parity_difference, truth, said, group, weight, np.ones(len(group), dtype=bool))
         rows.append((parity, recall, max(recall, false_alarm)))
     parity, opportunity, odds = np.mean(rows, axis=0)
