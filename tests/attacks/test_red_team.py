@@ -181,6 +181,16 @@ def test_population_non_members_are_of_all_groups_by_share(scene):
     assert found.accuracy == pytest.approx(float(tpr + tnr) / 2)
 
 
+def test_a_cluster_s_population_is_all_groups_by_share(scene):
+    state, federation, engine = scene
+    found = audited(scene, [0, 0, 1, 1, 1, 1]).of_cluster_in_population(0, federation)
+    rows = torch.cat([federation.clients.owned(i) for i in (0, 1)])
+    right = engine.outputs(state.models[0], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows]
+    wrong = (engine.outputs(state.models[0], federation.test.x).argmax(1) != federation.test.y).double()
+    tnr = wrong[federation.test.group == 0].mean() / 3 + wrong[federation.test.group == 1].mean() * 2 / 3
+    assert found.accuracy == pytest.approx(float(right.double().mean() + tnr) / 2)
+
+
 def test_balanced_accuracy_of_margins_is_that_of_the_attack(scene):
     state, federation, engine = scene
     records = ShadowModels(number=2).train(state, federation, engine, LOCAL, Stream(0))

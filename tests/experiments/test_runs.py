@@ -78,20 +78,13 @@ def test_a_run_directory_holds_what_was_promised(finished):
 def test_the_summary_has_every_key_with_a_number_or_a_short_string(finished):
     summary = json.loads((finished / "summary.json").read_text())
     expected = ["algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violations.total", "migrated"]
-    per_group = (
-        "accuracy",
-        "train_accuracy",
-        "mia",
-        "mia_population",
-        "gap",
-        "mia_auc",
-        "tpr_at_fpr_0.01",
-        "violations",
-    )
+    attacked = ("mia", "mia_auc", "mia_population", "mia_population_auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001")
+    attacked += ("tpr_at_fpr_0.01_population", "tpr_at_fpr_0.001_population", "gap")
+    per_group = ("accuracy", "train_accuracy", "loss_threshold", "violations", *attacked)
     expected += [f"{key}.{group}" for key in per_group for group in ("minority", "majority")]
     expected += [f"fairness.{key}" for key in ("demographic_parity", "equal_opportunity", "equalized_odds")]
     expected += [f"seconds.{key}" for key in ("train", "choose", "red_team", "total")]
-    expected += [f"clusters.{k}.{key}" for k in (0, 1) for key in ("clients", "risk")]
+    expected += [f"clusters.{k}.{key}" for k in (0, 1) for key in ("clients", "risk", *attacked)]
     assert set(expected) <= set(summary)
     assert all(isinstance(value, int | float | str) and not isinstance(value, bool) for value in summary.values())
     assert (summary["algorithm"], summary["dataset"], summary["seed"], summary["rounds"]) == (

@@ -110,6 +110,14 @@ class Audit:
         scores = np.concatenate([*members, *outsiders]) if members else np.empty(0)
         return leakage(scores, 0.0, np.arange(len(scores)) < len(scores) // 2)
 
+    def of_cluster_in_population(self, k: int, federation: Federation) -> Leakage:
+        """Model k: members of the clients that chose it, against test examples of all groups by share."""
+        members = self.members[self.choice[self.owner] == k]
+        scores = np.concatenate([members, self.outsiders[k]])
+        weight = np.concatenate([np.ones(len(members)), _weights(federation, federation.shares.numpy())])
+        counted = weight > 0
+        return leakage(scores[counted], 0.0, (np.arange(len(scores)) < len(members))[counted], weight[counted])
+
     def of_group(self, g: int, federation: Federation, *, population: bool = False) -> Leakage:
         """The clients of group g: their training examples against test examples, each on the model its client chose.
 
@@ -125,10 +133,9 @@ class Audit:
         """Margins, whether of a member, and weights, behind `of_group`."""
         clients = (federation.group.numpy() == g) & (self.choice >= 0)
         inside = clients[self.owner]
-        test_group = federation.test.group.numpy()
-        drawn_from = federation.shares.numpy() if population else np.eye(len(federation.groups))[g]
-        sizes = np.bincount(test_group, minlength=len(federation.groups))
-        of_example = (drawn_from / np.maximum(1, sizes))[test_group]
+        of_example = _weights(
+            federation, federation.shares.numpy() if population else np.eye(len(federation.groups))[g]
+        )
         scores, weights = [self.members[inside]], [np.ones(int(inside.sum()))]
         for k in np.unique(self.choice[clients]):
             using = float((self.choice[clients] == k).mean())
@@ -137,3 +144,10 @@ class Audit:
             weights.append(of_example[counted] * using)
         joined = np.concatenate(scores)
         return joined, np.arange(len(joined)) < len(scores[0]), np.concatenate(weights)
+
+
+def _weights(federation: Federation, shares: Floats) -> Floats:
+    """(M,) weights that mix the test examples of the groups in the proportions ``shares`` (G,)."""
+    group = federation.test.group.numpy()
+    sizes = np.bincount(group, minlength=len(federation.groups))
+    return (shares / np.maximum(1, sizes))[group]

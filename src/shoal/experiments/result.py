@@ -181,26 +181,28 @@ def _leakage(final: _Final, by_loss: Audit | None, exposure: Sequence[Leakage]) 
     federation = final.federation
     summary: Summary = {}
     for g, name in enumerate(federation.groups):
-        own = final.audit.of_group(g, federation)
+        own, population = (final.audit.of_group(g, federation, population=each) for each in (False, True))
         summary |= {
-            f"mia.{name}": own.accuracy,
-            f"mia_population.{name}": final.audit.of_group(g, federation, population=True).accuracy,
-            f"mia_auc.{name}": own.auc,
-            f"tpr_at_fpr_0.01.{name}": own.tpr_at_fpr_01,
-            f"tpr_at_fpr_0.001.{name}": own.tpr_at_fpr_001,
+            f"{key}.{name}": value for key, value in (_attack(own) | _attack(population, "_population")).items()
         }
         if by_loss is not None:
             threshold = by_loss.of_group(g, federation)
             summary |= {f"loss_threshold.{name}": threshold.accuracy, f"loss_threshold_auc.{name}": threshold.auc}
-    for k, each in enumerate(exposure):
-        summary |= {
-            f"clusters.{k}.mia": each.accuracy,
-            f"clusters.{k}.mia_auc": each.auc,
-            f"clusters.{k}.tpr_at_fpr_0.01": each.tpr_at_fpr_01,
-            f"clusters.{k}.tpr_at_fpr_0.001": each.tpr_at_fpr_001,
-            f"clusters.{k}.risk": float(final.state.risks[k]),
-        }
+    for k, own in enumerate(exposure):
+        population = final.audit.of_cluster_in_population(k, federation)
+        figures = _attack(own) | _attack(population, "_population") | {"risk": float(final.state.risks[k])}
+        summary |= {f"clusters.{k}.{key}": value for key, value in figures.items()}
     return summary
+
+
+def _attack(found: Leakage, non_members: str = "") -> dict[str, float]:
+    """An attack's figures by key; ``non_members`` marks the kind of non-members in it."""
+    return {
+        f"mia{non_members}": found.accuracy,
+        f"mia{non_members}_auc": found.auc,
+        f"tpr_at_fpr_0.01{non_members}": found.tpr_at_fpr_01,
+        f"tpr_at_fpr_0.001{non_members}": found.tpr_at_fpr_001,
+    }
 
 
 def _clusters(final: _Final, clients: pd.DataFrame, exposure: Sequence[Leakage]) -> Summary:
@@ -214,11 +216,13 @@ def _clusters(final: _Final, clients: pd.DataFrame, exposure: Sequence[Leakage])
         summary[f"violations.{name}"] = int(clients.loc[clients["group"] == name, "violated"].sum())
     for k in range(len(exposure)):
         inside = clients[clients["cluster"] == k]
+        test, train = float(inside["accuracy"].mean()), float(inside["train_accuracy"].mean())
         summary |= {
             f"clusters.{k}.clients": len(inside),
             f"clusters.{k}.examples": int(inside["examples"].sum()),
-            f"clusters.{k}.accuracy": float(inside["accuracy"].mean()),
-            f"clusters.{k}.train_accuracy": float(inside["train_accuracy"].mean()),
+            f"clusters.{k}.accuracy": test,
+            f"clusters.{k}.train_accuracy": train,
+            f"clusters.{k}.gap": gap_accuracy(train, test),
         }
     return summary
 
