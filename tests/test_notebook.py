@@ -29,9 +29,9 @@ def test_a_federation_of_own_tensors():
         shoal.LocalSGD(epochs=2, batch_size=5),
         rounds=4,
         red_team=shoal.RedTeam(every=2),
-        watch=lambda progress, report: seen.append((progress.state.round, len(report.cohort))),
+        watch=lambda _, progress, report: seen.append((progress.state.round, report and len(report.cohort))),
     )
-    assert seen == [(1, 9), (2, 9), (3, 9), (4, 9)]
+    assert seen == [(0, None), (1, 9), (2, 9), (3, 9), (4, 9)]
     assert isinstance(result.clients, pd.DataFrame)
     assert "train_accuracy" in result.clients
     assert len(result.rounds) == 8
@@ -50,3 +50,35 @@ def test_without_a_shadow_set_the_gap_attack_measures():
     )
     assert result.summary["mia.all"] == pytest.approx(result.summary["gap.all"])
     assert repr(result).startswith("Result(")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"participation": 2.0}, "participation"),
+        ({"rounds": 0}, "rounds"),
+        ({"algorithm": shoal.IFCAMIR()}, "red_team.every"),
+        ({"algorithm": shoal.IFCA(averaging="gradient")}, "local.steps"),
+        ({"model": shoal.Model(lambda: torch.nn.Linear(7, 2))}, "cannot take examples of shape"),
+        ({"model": shoal.Model(lambda: torch.nn.Linear(5, 1))}, "2 classes"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_run_are_one_sentence(changes, words):
+    settings = {
+        "federation": shoal.Federation.of([pieces(20, 0)] * 3, test=pieces(20, 0)),
+        "model": shoal.Model(lambda: torch.nn.Linear(5, 2)),
+        "algorithm": shoal.FedAvg(),
+        "local": shoal.LocalSGD(epochs=1),
+        "rounds": 1,
+    }
+    with pytest.raises(shoal.InputError, match=words):
+        shoal.simulate(**settings | changes)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"averaging": "gradients"}, {"choose_by": "some"}, {"redraw": shoal.Redraw(share=0.9)}]
+)
+def test_an_ifca_that_does_not_exist_is_refused(settings):
+    with pytest.raises(shoal.InputError, match="algorithm"):
+        shoal.IFCA(**settings)

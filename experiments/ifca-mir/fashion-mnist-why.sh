@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 shoal=${SHOAL:-.venv/bin/shoal}
-for seed in 0 1 2; do
-  for group in minority majority; do
+for group in minority majority; do
+  for seed in 0 1 2; do
     "$shoal" run "experiments/ifca-mir/alone-$group.toml" --resume --set seed=$seed \
       --out "runs/fashion-mnist/alone-$group-$seed"
   done

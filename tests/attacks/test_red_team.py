@@ -136,17 +136,34 @@ def audited(scene, choice):
     return Audit.of(observed, [Gap(), Gap()], federation)
 
 
-def test_a_cluster_is_measured_on_as_many_non_members_of_the_same_mix(scene):
-    _, federation, _ = scene
-    # Model 1: 12 examples of group 0 and 34 of group 1; the test set has 20 of each, so both are thinned by 20/34.
-    found = audited(scene, [0, 1, 1, 1, 1, 1]).of_cluster(1, federation, Stream(0))
-    assert (found.members, found.non_members) == (27, 27)
-    alone = audited(scene, [0, 1, 1, 1, 1, 1]).of_cluster(0, federation, Stream(0))
-    assert (alone.members, alone.non_members) == (9, 9)
+def test_a_cluster_is_measured_on_non_members_of_the_same_mix(scene):
+    state, federation, engine = scene
+    # Model 1 has 12 examples of group 0 and 34 of group 1.
+    found = audited(scene, [0, 1, 1, 1, 1, 1]).of_cluster(1, federation)
+    rows = torch.cat([federation.clients.owned(i) for i in range(1, 6)])
+    right = engine.outputs(state.models[1], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows]
+    wrong = (engine.outputs(state.models[1], federation.test.x).argmax(1) != federation.test.y).double()
+    tnr = (12 * wrong[federation.test.group == 0].mean() + 34 * wrong[federation.test.group == 1].mean()) / 46
+    assert found.accuracy == pytest.approx(float(right.double().mean() + tnr) / 2)
+    assert found.members == 46
+
+
+def test_exposure_does_not_depend_on_the_order_of_clients(scene):
+    state, federation, engine = scene
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    permuted = federation.permuted(order)
+    audits = [
+        Audit.of(observe(state.models, choice, each, engine), [Gap(), Gap()], each)
+        for each, choice in ((federation, state.choice), (permuted, state.choice[order]))
+    ]
+    for k in range(2):
+        straight, turned = (a.of_cluster(k, f) for a, f in zip(audits, (federation, permuted), strict=True))
+        assert straight.accuracy == pytest.approx(turned.accuracy)
+        assert straight.auc == pytest.approx(turned.auc)
 
 
 def test_a_model_without_members_has_no_exposure(scene):
-    found = audited(scene, [0] * 6).of_cluster(1, scene[1], Stream(0))
+    found = audited(scene, [0] * 6).of_cluster(1, scene[1])
     assert np.isnan(found.accuracy)
     assert found.members == 0
 

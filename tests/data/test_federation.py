@@ -93,7 +93,14 @@ CLIENTS = [examples(size, seed=i) for i, size in enumerate((3, 6, 2))]
 
 
 def federation(**given: Any) -> Federation:
-    return Federation.of(**({"clients": CLIENTS, "test": examples(5)} | given))
+    x, y = examples(5)
+    test = Examples(x, y, torch.zeros(5, dtype=torch.int64)) if "groups" in given else (x, y)
+    return Federation.of(**({"clients": CLIENTS, "test": test} | given))
+
+
+def test_with_several_groups_the_test_set_says_which_group_each_example_is_of() -> None:
+    with pytest.raises(InputError, match="which group each is of"):
+        federation(groups=["a", "b", "a"], test=examples(5))
 
 
 def test_a_federation_of_one_s_own_tensors() -> None:

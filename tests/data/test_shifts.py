@@ -123,7 +123,8 @@ BAD = {
     "three angles": ({"rotation": (0.0, 10.0, 20.0)}, r"'data.groups.few.rotation' .*low.*high"),
     "one angle": ({"rotation": (10.0,)}, r"'data.groups.few.rotation' .*low.*high"),
     "factors": ({"brightness": (1.2, 0.9)}, r"'data.groups.few.brightness' .* got \[1.2, 0.9\]"),
-    "negative factor": ({"brightness": (-0.5, 0.9)}, r"'data.groups.few.brightness' must be at least 0; got -0.5"),
+    "negative factor": ({"brightness": (-0.5, 0.9)}, r"brightness' must be within 0 and 100; got \[-0.5, 0.9\]"),
+    "many turns": ({"rotation": (0.0, 1e300)}, r"rotation' must be within -360 and 360 degrees; got 1e\+300"),
 }
 
 

@@ -125,6 +125,28 @@ def test_weights_of_frozen_layers_stay(build, backend):
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_tensors_that_layers_share_are_trained_in_all_their_places(build, backend):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.output = nn.Linear(36, 36), nn.Linear(36, 36), nn.Linear(36, 3)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.output(torch.relu(self.second(torch.relu(self.first(x.flatten(1))))))
+
+    model, federation, local = Model(Tied), build(), LocalSGD(epochs=2, batch_size=4)
+    assert model.parameters == 36 * 36 + 36 + 36 + 36 * 3 + 3
+    expected = by_hand(model, federation, local)
+    torch.testing.assert_close(trained(model, federation, local, backend=backend), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_batch_norm_without_momentum_is_refused():
+    with pytest.raises(InputError, match="momentum"):
+        _ = Model(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 2))).layout
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_divergence_names_the_owner(mlp, build, backend):
     federation = build()
     federation.clients.x[federation.clients.owned(3)[0]] = float("inf")

@@ -407,7 +407,7 @@ CONTRADICTIONS = {
     ),
     "brightness below zero": (
         ["data.groups.minority.brightness=[-1, 1]"],
-        r"'data.groups.minority.brightness' .* got -1",
+        r"'data.groups.minority.brightness' .* got \[-1, 1\]",
     ),
     "thresholds below chance": (["privacy.thresholds=[0.3, 0.8]"], r"'privacy.thresholds' .* got \[0.3, 0.8\]"),
     "betas for other clients": (["privacy.beta=[0.1, 0.2]"], r"'privacy.beta' .* each of 10 clients; got 2 numbers"),

@@ -207,6 +207,21 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(halted, f
     assert content(halted) == content(finished)
 
 
+def test_a_round_played_again_replaces_its_damaged_checkpoint(halted):
+    damaged = sorted((halted / "checkpoint").iterdir())[-1]
+    damaged.write_bytes(b"")
+
+    def stop(simulation, progress, report):
+        if progress.state.round == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config_of(), halted, resume=True, watch=stop)
+    left = sorted(path.name[:12] for path in (halted / "checkpoint").iterdir())
+    assert left == ["round-000003", "round-000004"]
+    assert not damaged.exists() or damaged.stat().st_size > 0
+
+
 def test_with_every_checkpoint_damaged_it_says_so_and_loses_nothing(halted):
     for path in (halted / "checkpoint").iterdir():
         path.write_bytes(b"nonsense")
@@ -265,6 +280,28 @@ def test_divergence_stops_with_round_client_and_rate_and_keeps_the_last_checkpoi
         run(config_of(local__learning_rate=1e6, algorithm__rounds=40), out)
     assert (out / "config.toml").exists()
     assert not (out / "summary.json").exists()
+
+
+def test_divergence_in_the_last_round_is_one_sentence_too(tmp_path):
+    changes = {"algorithm__name": "fedavg", "algorithm__rounds": 1, "local": {"steps": 1, "batch_size": "all"}}
+    with pytest.raises(InputError, match=r"became NaN in round 1 at client \d+"):
+        run(config_of(**changes | {"local__learning_rate": 1e30}), tmp_path / "out")
+
+
+def test_an_interrupted_run_keeps_its_last_round_whatever_the_interval(tmp_path):
+    def stop(simulation, progress, report):
+        if progress.state.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config_of(checkpoint__every=100), tmp_path / "out", watch=stop)
+    assert [path.name[:12] for path in (tmp_path / "out/checkpoint").iterdir()] == ["round-000003"]
+
+
+def test_a_file_is_not_resumed(tmp_path):
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(InputError, match="is not a directory"):
+        run(config_of(), tmp_path / "file", resume=True)
 
 
 def test_rounds_without_a_client_are_logged(tmp_path):

@@ -185,7 +185,7 @@ def test_redraw_takes_models_that_each_win_enough_clients(mlp, build):
 def test_redraw_gives_up_with_a_warning(mlp, build, caplog):
     federation = build()
     with Engine(mlp) as engine:
-        IFCA(3, redraw=Redraw(share=0.9, attempts=2)).init(engine, federation, Stream(5))
+        IFCA(2, redraw=Redraw(share=0.5, clients=3, attempts=2)).init(engine, federation, Stream(5))
     assert "no draw of initial models" in caplog.text
 
 

@@ -17,8 +17,15 @@ from shoal.engine import Engine, shares_of
 class FedAvg:
     """Every client trains the one model; the server averages the ends by numbers of examples."""
 
-    clusters: int = 1
-    chooses_by: None = None
+    @property
+    def clusters(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def chooses_by(self) -> None:
+        """There is nothing to choose by."""
+        return
 
     def init(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
         """One random model: (1, P)."""

@@ -17,6 +17,8 @@ from shoal.engine import Engine, shares_of
 
 LOG = logging.getLogger(__name__)
 
+_CHOICES = {"averaging": ("model", "gradient"), "weighting": ("equal", "examples"), "choose_by": ("all", "batch")}
+
 
 @dataclass(frozen=True)
 class Redraw:
@@ -63,6 +65,14 @@ class IFCA:
 
     def __post_init__(self) -> None:
         require(self.clusters >= 1, f"'algorithm.clusters' must be at least 1; got {self.clusters}")
+        for key, allowed in _CHOICES.items():
+            given = getattr(self, key)
+            require(given in allowed, f"'algorithm.{key}' must be '{allowed[0]}' or '{allowed[1]}'; got '{given}'")
+        share = 0.0 if self.redraw is None else self.redraw.share
+        require(
+            share * self.clusters <= 1,
+            f"'algorithm.redraw.share' = {share:g} for each of {self.clusters} models is more than all clients",
+        )
 
     @property
     def chooses_by(self) -> Literal["all", "batch"]:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks.membership import FittedAttack
-from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
 from shoal.engine import Engine
 from shoal.metrics import Leakage, leakage
@@ -88,35 +87,24 @@ class Audit:
             outsiders[k] = attack.score(observed.held_out[k], test_labels) - attack.threshold
         return Audit(members, outsiders, observed.owner.numpy(), observed.choice.numpy())
 
-    def of_cluster(self, k: int, federation: Federation, stream: Stream) -> Leakage:
-        """Model k: members of the clients that chose it, against as many test examples with the same mix of groups.
-
-        Where the test set has too few, both are thinned at random to what it has; a group that it has nothing of is
-        left out.
+    def of_cluster(self, k: int, federation: Federation) -> Leakage:
+        """Model k: members of the clients that chose it, against test examples weighted to as many, with the same mix
+        of groups. A group that the test set has nothing of is left out.
         """
         group = federation.group.numpy()[self.owner]
-        test_group = federation.test.group.numpy()
-        inside = self.choice[self.owner] == k
+        inside = (self.choice[self.owner] == k) & np.isin(group, federation.test.group.numpy())
         counts = np.bincount(group[inside], minlength=len(federation.groups))
-        available = np.bincount(test_group, minlength=len(federation.groups))
-        present = (counts > 0) & (available > 0)
-        thinning = min(1.0, (available[present] / counts[present]).min()) if present.any() else 0.0
-        draw = stream.numpy()
-        members, outsiders = [], []
-        for g in np.flatnonzero(present):
-            count = min(int(available[g]), max(1, round(thinning * counts[g])))
-            members.append(draw.choice(self.members[inside & (group == g)], count, replace=False))
-            outsiders.append(draw.choice(self.outsiders[k, test_group == g], count, replace=False))
-        scores = np.concatenate([*members, *outsiders]) if members else np.empty(0)
-        return leakage(scores, 0.0, np.arange(len(scores)) < len(scores) // 2)
+        return self._of_cluster(k, inside, _weights(federation, counts.astype(float)))
 
     def of_cluster_in_population(self, k: int, federation: Federation) -> Leakage:
         """Model k: members of the clients that chose it, against test examples of all groups by share."""
-        members = self.members[self.choice[self.owner] == k]
-        scores = np.concatenate([members, self.outsiders[k]])
-        weight = np.concatenate([np.ones(len(members)), _weights(federation, federation.shares.numpy())])
-        counted = weight > 0
-        return leakage(scores[counted], 0.0, (np.arange(len(scores)) < len(members))[counted], weight[counted])
+        return self._of_cluster(k, self.choice[self.owner] == k, _weights(federation, federation.shares.numpy()))
+
+    def _of_cluster(self, k: int, inside: NDArray[np.bool_], weight: Floats) -> Leakage:
+        members, outsiders = self.members[inside], self.outsiders[k, weight > 0]
+        scores = np.concatenate([members, outsiders])
+        weights = np.concatenate([np.ones(len(members)), weight[weight > 0]])
+        return leakage(scores, 0.0, np.arange(len(scores)) < len(members), weights)
 
     def of_group(self, g: int, federation: Federation, *, population: bool = False) -> Leakage:
         """The clients of group g: their training examples against test examples, each on the model its client chose.

@@ -62,7 +62,7 @@ class RedTeam:
             estimates = [_counted(k, attacks[k], state, federation, engine) for k in range(len(attacks))]
         else:
             audit = Audit.of(observe(state.models, state.choice, federation, engine), attacks, federation)
-            estimates = [audit.of_cluster(k, federation, stream("audit", k)).accuracy for k in range(len(attacks))]
+            estimates = [audit.of_cluster(k, federation).accuracy for k in range(len(attacks))]
         measured = torch.tensor(estimates, dtype=torch.float64)
         return torch.where(measured.isnan(), state.risks, measured)
 

@@ -3,6 +3,7 @@
 Source: Shokri et al. 2017, arXiv:1610.05820, section V-C; IFCA-MIR, Algorithm 2, lines 1 to 6.
 """
 
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,8 @@ from shoal.core.checks import require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Examples, Federation, Shards
 from shoal.engine import Engine, LocalSGD, State
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class ShadowModels:
     def __post_init__(self) -> None:
         require(self.number >= 1, f"'red_team.shadow_models' must be at least 1; got {self.number}")
         require(self.size is None or self.size >= 1, f"'red_team.shadow_size' must be at least 1; got {self.size}")
+        alone = self.number == 1 and self.size == 1
+        require(not alone, "'red_team.shadow_size' must be at least 2 with one shadow model; got 1")
         require(
             self.epochs is None or self.epochs >= 1, f"'red_team.shadow_epochs' must be at least 1; got {self.epochs}"
         )
@@ -84,7 +89,10 @@ class ShadowModels:
             wanted = self.size
         else:
             wanted = max(int(sizes[state.choice == k].sum()), round(float(sizes.double().mean())))
-        return min(wanted, len(federation.shadow) // 2)
+        most = len(federation.shadow) // 2
+        if wanted > most:
+            LOG.info("shadow models of cluster %d train on %d examples, half the shadow set, not %d", k, most, wanted)
+        return min(wanted, most)
 
 
 def join(records: list[Records]) -> Records:

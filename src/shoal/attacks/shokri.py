@@ -86,7 +86,8 @@ class FittedShokri:
         for label, classifier in self.classifiers.items():
             mine = np.ones(len(labels), dtype=bool) if label < 0 else labels.numpy() == label
             if mine.any():
-                scores[mine] = classifier.predict_proba(features[mine])[:, 1]
+                with threadpool_limits(1):
+                    scores[mine] = classifier.predict_proba(features[mine])[:, 1]
         return scores
 
 

@@ -28,7 +28,7 @@ class LossThreshold:
         """The threshold that members of ``records`` set."""
         del stream
         of_members = losses(records.outputs, records.labels)[records.member.numpy()]
-        return FittedLossThreshold(-float(of_members.mean()) if len(of_members) else -np.inf)
+        return FittedLossThreshold(-float(of_members.mean()) if len(of_members) else np.inf)
 
 
 @dataclass(frozen=True)

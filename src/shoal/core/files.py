@@ -1,7 +1,7 @@
 """Files that are either whole or absent: written under a temporary name, then moved into place."""
 
 import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,15 +14,18 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
     A crash at any moment leaves the old file or the new one, never a part.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}"
+    temporary.touch(exist_ok=False)
     try:
         write(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -41,9 +44,3 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``, whole or not at all."""
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

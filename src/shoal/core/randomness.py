@@ -93,5 +93,6 @@ def _mix(z: np.ndarray) -> np.ndarray:
 def seeded(stream: Stream) -> Iterator[None]:
     """Lend PyTorch's global generator to code that knows no other (`torch.nn` initialisation), then restore it."""
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream.key())
+        # Not torch.manual_seed, which would also seed GPUs.
+        torch.default_generator.manual_seed(stream.key())
         yield

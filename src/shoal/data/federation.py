@@ -193,6 +193,10 @@ class Federation:
             f"groups must name the group of each of {len(clients)} clients; got {len(names)}",
         )
         kinds = tuple(dict.fromkeys(names))
+        require(
+            isinstance(test, Examples) or len(kinds) == 1,
+            f"with {len(kinds)} groups, test must be Examples(x, y, group) that say which group each is of",
+        )
         held_out = _examples(test)
         server = _examples(shadow if shadow is not None else (like[:0], clients[0][1][:0]))
         for name, each in (("test", held_out), ("shadow", server)):
@@ -219,6 +223,7 @@ class Federation:
 def _check(name: str, x: Tensor, y: Tensor, like: Tensor, classes: int) -> None:
     """Raise unless (x, y) are examples of the shape of ``like`` with labels below ``classes``."""
     require(len(x) == len(y), f"{name} has {len(x)} examples but {len(y)} labels")
+    require(y.dtype == torch.int64, f"{name} has labels of type {y.dtype}; they must be torch.int64")
     shape, expected = tuple(x.shape[1:]), tuple(like.shape[1:])
     require(shape == expected, f"{name} has examples of shape {shape}; client 0's have shape {expected}")
     if len(y):

@@ -47,8 +47,12 @@ class Group:
                 ordered = len(bounds) == 2 and all(map(math.isfinite, bounds)) and bounds[0] <= bounds[1]
                 given = ", ".join(f"{bound:g}" for bound in bounds)
                 require(ordered, f"'{where}.{key}' must be [low, high] with low <= high; got [{given}]")
+        if self.rotation is not None:
+            turns = max(map(abs, self.rotation))
+            require(turns <= 360, f"'{where}.rotation' must be within -360 and 360 degrees; got {turns:g}")
         if self.brightness is not None:
-            require(self.brightness[0] >= 0, f"'{where}.brightness' must be at least 0; got {self.brightness[0]:g}")
+            low, high = self.brightness
+            require(low >= 0 and high <= 100, f"'{where}.brightness' must be within 0 and 100; got [{low:g}, {high:g}]")
 
     def shift(self, images: Tensor, draws: Tensor) -> Tensor:
         """Shifted copies of ``images`` (B, C, H, W) in [0, 1]; ``draws`` (B, 2) uniform in [0, 1) place each image

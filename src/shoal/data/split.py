@@ -37,6 +37,16 @@ class Split:
     holdout_examples: int = 0
     dirichlet_alpha: float | None = None
 
+    def check(self, images: Images) -> None:
+        """Raise `InputError` if it asks for more images than there are."""
+        each = self.examples_per_client + self.holdout_examples
+        asked = self.clients * each + self.shadow_examples + self.test_examples
+        require(
+            asked <= len(images.labels),
+            f"'data' asks for {asked:,} images ({self.clients} clients x {each} + {self.shadow_examples:,} shadow + "
+            f"{self.test_examples:,} test), but {images.name} has {len(images.labels):,}",
+        )
+
 
 def split_images(
     images: Images, plan: Split, groups: Sequence[Group], preferences: Preferences, stream: Stream
@@ -46,15 +56,7 @@ def split_images(
     Raises:
         InputError: more images asked for than there are, shares that do not sum to 1, or a group without a client.
     """
-    asked = (
-        plan.clients * (plan.examples_per_client + plan.holdout_examples) + plan.shadow_examples + plan.test_examples
-    )
-    require(
-        asked <= len(images.labels),
-        f"'data' asks for {asked:,} images ({plan.clients} clients x "
-        f"{plan.examples_per_client + plan.holdout_examples} + {plan.shadow_examples:,} shadow + "
-        f"{plan.test_examples:,} test), but {images.name} has {len(images.labels):,}",
-    )
+    plan.check(images)
     total = sum(group.share for group in groups)
     require(abs(total - 1) < 1e-6, f"the shares of 'data.groups' must sum to 1; {_spell(groups)} sum to {total:g}")
     counts = apportion([group.share for group in groups], plan.clients)

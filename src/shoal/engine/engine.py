@@ -77,6 +77,11 @@ class Engine:
                 torch.cuda.is_available(),
                 f'\'engine.device\' = "{device}", but PyTorch finds no CUDA device here; use "cpu"',
             )
+            count = torch.cuda.device_count()
+            require(
+                (torch.device(device).index or 0) < count,
+                f"'engine.device' = \"{device}\", but the CUDA devices here are cuda:0 to cuda:{count - 1}",
+            )
         require(threads >= 1, f"'engine.threads' must be at least 1; got {threads}")
         self.model = model
         self.device = torch.device(device)
@@ -92,8 +97,8 @@ class Engine:
         self._kernel_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         # Convolutions on recent GPUs would otherwise round float32 to 10 bits of mantissa.
-        self._tf32 = torch.backends.cudnn.allow_tf32
-        torch.backends.cudnn.allow_tf32 = False
+        self._cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
         self._pool = ThreadPoolExecutor(self.threads, "shoal", initializer=torch.set_num_threads, initargs=(1,))
 
     def __enter__(self) -> "Engine":
@@ -108,7 +113,7 @@ class Engine:
         """End the worker threads and give PyTorch its settings back; work not yet begun is dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(self._kernel_threads)
-        torch.backends.cudnn.allow_tf32 = self._tf32
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = self._cudnn
 
     def prepare(self, federation: Federation) -> Federation:
         """The federation with its inputs stored as this engine reads them fastest; results are the same without."""

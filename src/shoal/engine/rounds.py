@@ -1,5 +1,6 @@
 """The rounds of a federation: offer, choose, train, merge; and the sockets that rooms above fill."""
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,12 +9,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from shoal.core.checks import InputError
+from shoal.core.checks import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation, Preferences
 from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local import LocalSGD
 from shoal.engine.merge import Merge
+
+LOG = logging.getLogger(__name__)
 
 UNKNOWN_RISK = 0.5
 """Every model's risk before the first red-team round: a coin's balanced accuracy. One value for all models,
@@ -117,6 +120,11 @@ class Training:
     participation: float = 1.0
     sensor: RiskSensor | None = None
 
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.participation <= 1, f"'algorithm.participation' must be in [0, 1]; got {self.participation:g}"
+        )
+
     def start(self) -> State:
         """The state before the first round."""
         models = self.algorithm.init(self.engine, self.federation, self.stream("init"))
@@ -158,7 +166,11 @@ class Training:
         if sensed and self.sensor is not None:
             began = time.perf_counter()
             watching = self.stream("red team", number)
-            after = replace(after, risks=self.sensor.risks(after, self.federation, self.engine, self.local, watching))
+            try:
+                risks = self.sensor.risks(after, self.federation, self.engine, self.local, watching)
+                after = replace(after, risks=risks)
+            except DivergenceError:
+                LOG.warning("round %d: a shadow model's loss became NaN; risks stay what they were", number)
             seconds["red_team"] = time.perf_counter() - began
         return after, Report(cohort, losses, choice, sensed, seconds)
 
@@ -177,6 +189,7 @@ class Training:
     def final_choice(self, state: State) -> tuple[Tensor, Tensor]:
         """What every client, with all its examples, chooses of the models: losses (N, K) and choices (N,)."""
         losses = self.engine.losses(state.models, self.federation.clients)
+        self._check(losses, torch.arange(len(losses)), state.round)
         return losses, self.algorithm.choose(losses, state.risks, self.federation.preferences)
 
     def _choose(self, state: State, cohort: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -189,9 +202,7 @@ class Training:
         if self.algorithm.chooses_by == "batch":
             shards = self.local.first_batch(shards, self.federation.ids[cohort], self._batches(state))
         losses = self.engine.losses(state.models, shards)
-        unusable = torch.isnan(losses).any(dim=1)
-        if bool(unusable.any()):
-            raise self._diverged(state, cohort[unusable][0])
+        self._check(losses, cohort, state.round + 1)
         return losses, self.algorithm.choose(losses, state.risks, preferences)
 
     def _train(self, state: State, cohort: Tensor, choice: Tensor) -> Tensor:
@@ -203,14 +214,18 @@ class Training:
             for owners, ends in self.engine.train(state.models, choice, shards, orders, local):
                 merge.add(owners, ends)
         except DivergenceError as diverged:
-            raise self._diverged(state, cohort[diverged.owner]) from diverged
+            raise self._diverged(state.round + 1, cohort[diverged.owner]) from diverged
         return merge.models()
+
+    def _check(self, losses: Tensor, clients: Tensor, number: int) -> None:
+        unusable = ~torch.isfinite(losses).all(dim=1)
+        if bool(unusable.any()):
+            raise self._diverged(number, clients[unusable][0])
 
     def _batches(self, state: State) -> Stream:
         return self.stream("round", state.round + 1, "batches")
 
-    def _diverged(self, state: State, position: Tensor) -> InputError:
-        number = state.round + 1
+    def _diverged(self, number: int, position: Tensor) -> InputError:
         return InputError(
             f"the loss became NaN in round {number} at client {int(self.federation.ids[position])} with learning rate "
             f"{self.local.at(number).learning_rate:g}; lower 'local.learning_rate'"

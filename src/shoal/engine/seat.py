@@ -23,18 +23,21 @@ class Seat:
         gradients = layout.views(gradient)
         self._gradient = gradient[: layout.trainable]
         self.network = model.network().to(device)
-        named_parameters = dict(self.network.named_parameters())
+        # A tensor that layers share has several names and one place in the row.
+        given = dict(self.network.named_parameters(remove_duplicate=False))
+        places = {id(parameter): [name for name in given if given[name] is parameter] for parameter in given.values()}
         for slot, (name, view) in zip(layout.slots, layout.views(self._computed).items(), strict=True):
-            owner, _, leaf = name.rpartition(".")
-            module = self.network.get_submodule(owner)
-            if name not in named_parameters:
-                module.register_buffer(leaf, view)
+            if name not in given:
+                owner, _, leaf = name.rpartition(".")
+                self.network.get_submodule(owner).register_buffer(leaf, view)
                 continue
             trainable = slot.start < layout.trainable
             parameter = nn.Parameter(view, requires_grad=trainable)
             if trainable:
                 parameter.grad = gradients[name]
-            setattr(module, leaf, parameter)
+            for place in places[id(given[name])]:
+                owner, _, leaf = place.rpartition(".")
+                setattr(self.network.get_submodule(owner), leaf, parameter)
 
     def load(self, row: Tensor) -> None:
         """Copy a row (P,) into the network."""

@@ -37,6 +37,7 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
     algorithm = build_algorithm(config)
     decided = config.model_copy(
         update={
+            "data": config.data.model_copy(update={"path": _absolute(config.data.path)}),
             "model": config.model.model_copy(update={"classes": classes}),
             "algorithm": config.algorithm.model_copy(update={"clusters": algorithm.clusters}),
             "local": config.local.model_copy(update={"epochs": _local(config).epochs}),
@@ -55,6 +56,7 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
         holdout_examples=config.data.holdout_examples,
         dirichlet_alpha=config.data.dirichlet_alpha,
     )
+    plan.check(images)
     stream = Stream(config.seed, ("data",))
     low, high = config.privacy.thresholds
     preferences = draw_preferences(config.data.clients, (low, high), config.privacy.beta, stream("preferences"))
@@ -115,6 +117,11 @@ def build_red_team(config: Config) -> RedTeam:
     return RedTeam(section.every, section.estimator, attack, shadow_models)
 
 
+def _absolute(path: str | None) -> str | None:
+    """The path as it can be found from anywhere, so that a written configuration runs again."""
+    return None if path is None else str(Path(path).expanduser().resolve())
+
+
 def _local(config: Config) -> LocalSGD:
     section = config.local
     return LocalSGD(
@@ -149,14 +156,6 @@ def _agree(config: Config) -> None:
     require(
         config.red_team.estimator != "federated" or config.data.holdout_examples > 0 or config.red_team.every == 0,
         "'red_team.estimator' = \"federated\" needs 'data.holdout_examples' to be at least 1; got 0",
-    )
-    require(
-        config.algorithm.name != "ifca-mir" or config.red_team.every > 0,
-        "'algorithm.name' = \"ifca-mir\" chooses by risk, so 'red_team.every' must be at least 1; got 0",
-    )
-    require(
-        config.algorithm.averaging == "model" or config.local.steps == 1,
-        "'algorithm.averaging' = \"gradient\" takes one gradient a round, so 'local.steps' must be 1",
     )
     require(
         config.algorithm.name == "fedavg" or config.algorithm.clusters <= config.data.clients,

@@ -39,7 +39,12 @@ def save_checkpoint(folder: Path, progress: Progress) -> None:
         "seconds": json.dumps(progress.seconds),
     }
     content = serialize(tensors, metadata=about)
-    write_bytes(folder / f"round-{state.round:06d}-{_digest(content)}.safetensors", content)
+    path = folder / f"round-{state.round:06d}-{_digest(content)}.safetensors"
+    write_bytes(path, content)
+    for twin in folder.glob(f"round-{state.round:06d}-*"):
+        # A damaged checkpoint of this round, which was played again.
+        if twin != path:
+            twin.unlink()
     for old in _newest_first(folder)[KEPT:]:
         old.unlink()
 

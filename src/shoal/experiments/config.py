@@ -56,7 +56,7 @@ class ModelSection(Section):
 
     name: Literal["digits-cnn", "mnist-cnn", "femnist-cnn", "vgg11", "vgg13", "vgg16", "mlp", "logistic"]
     classes: Annotated[int, Field(ge=2)] | None = None
-    hidden: Positive = 200
+    hidden: Annotated[int, Field(ge=1, le=100_000)] = 200
     norm: Literal["batch", "group"] = "batch"
     padding: Annotated[int, Field(ge=0, le=1)] = 0
 

@@ -100,7 +100,7 @@ def measure(
         audit=Audit.of(observed, attacks, federation),
         test_right=observed.held_out.argmax(dim=2) == federation.test.y.cpu(),
     )
-    exposure = [final.audit.of_cluster(k, federation, stream("cluster", k)) for k in range(len(state.models))]
+    exposure = [final.audit.of_cluster(k, federation) for k in range(len(state.models))]
     clients = _clients(final, losses, np.array([each.accuracy for each in exposure]))
     if all(len(each) for each in records):
         thresholds = [LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)]

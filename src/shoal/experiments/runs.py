@@ -14,7 +14,7 @@ run.log              what happened when
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,16 +30,13 @@ from shoal.experiments.checkpoint import load_checkpoint, save_checkpoint
 from shoal.experiments.config import Config, read_config
 from shoal.experiments.report import write_report
 from shoal.experiments.result import CLIENT_COLUMNS, Result
-from shoal.experiments.simulation import Progress, Simulation, begin, conclude, go_on, prepare
+from shoal.experiments.simulation import Progress, Simulation, Watch, begin, conclude, go_on, prepare
 from shoal.models import Model
 
 LOG = logging.getLogger("shoal")
 
 SAMPLES = 8
 """Images of each group in the report."""
-
-Watch = Callable[[Simulation, Progress, Report | None], None]
-"""Called before the first round, with no report, and after each round."""
 
 
 def run(
@@ -58,6 +55,7 @@ def run(
         require(not out.exists(), f"{out}: exists already; choose another --out, or continue it with --resume")
     decided, simulation = build(config, data_dir)
     if resume and out.exists():
+        require(out.is_dir(), f"{out}: is not a directory; choose another --out")
         _same_run(out, decided)
         if (out / "summary.json").exists():
             return out
@@ -80,14 +78,21 @@ def run(
                 LOG.info("resume after round %d", progress.state.round)
             if watch is not None:
                 watch(simulation, progress, None)
-            for after, report in go_on(simulation, engine, progress):
-                progress = after
-                LOG.info("%s", _line(progress, report))
-                done = progress.state.round
-                if done % decided.checkpoint.every == 0 or done == simulation.rounds:
+            saved = progress.state.round
+            try:
+                for after, report in go_on(simulation, engine, progress):
+                    progress = after
+                    done = progress.state.round
+                    LOG.info("%s", _line(progress, report))
+                    if done % decided.checkpoint.every == 0 or done == simulation.rounds:
+                        save_checkpoint(checkpoints, progress)
+                        saved = done
+                    if watch is not None:
+                        watch(simulation, progress, report)
+            finally:
+                # Interrupted or diverged: keep the last good round, whatever the interval.
+                if progress.state.round > saved:
                     save_checkpoint(checkpoints, progress)
-                if watch is not None:
-                    watch(simulation, progress, report)
             result = conclude(simulation, engine, progress)
             _write(out, decided, simulation, result)
             LOG.info("done in %.1f s", result.summary["seconds.total"])
@@ -120,8 +125,8 @@ def _same_run(out: Path, config: Config) -> None:
         require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
         return
     before, now = read_config(written), config
-    harmless = {"threads": now.engine.threads}
-    before = before.model_copy(update={"engine": before.engine.model_copy(update=harmless)})
+    threads = before.engine.model_copy(update={"threads": now.engine.threads})
+    before = before.model_copy(update={"engine": threads, "checkpoint": now.checkpoint})
     if before != now:
         key, old, new = next(_differences(before.model_dump(), now.model_dump()))
         raise InputError(f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another --out")

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.algorithms import IFCA, IFCAMIR
 from shoal.attacks import Gap, RedTeam
+from shoal.core.checks import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import Algorithm, Backend, Engine, LocalSGD, Precision, Report, State, Training
@@ -48,6 +50,19 @@ class Simulation:
     red_team: RedTeam = field(default_factory=lambda: RedTeam(every=0, attack=Gap()))
     evaluate_every: int = 1
 
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, f"'algorithm.rounds' must be at least 1; got {self.rounds}")
+        require(self.evaluate_every >= 1, f"'evaluation.every' must be at least 1; got {self.evaluate_every}")
+        ifca = self.algorithm.ifca if isinstance(self.algorithm, IFCAMIR) else self.algorithm
+        require(
+            not isinstance(self.algorithm, IFCAMIR) or self.red_team.every > 0,
+            "'algorithm.name' = \"ifca-mir\" chooses by risk, so 'red_team.every' must be at least 1; got 0",
+        )
+        require(
+            not isinstance(ifca, IFCA) or ifca.averaging == "model" or self.local.steps == 1,
+            "'algorithm.averaging' = \"gradient\" takes one gradient a round, so 'local.steps' must be 1",
+        )
+
     def on(self, engine: Engine) -> Training:
         """The training that this simulation is, on an engine."""
         return Training(
@@ -72,7 +87,8 @@ class Progress:
     )
 
 
-Watch = Callable[[Progress, Report], None]
+Watch = Callable[[Simulation, Progress, Report | None], None]
+"""Called before the first round, without a report, and after each round."""
 
 
 def simulate(
@@ -103,7 +119,7 @@ def simulate(
         participation: share of the clients that take part in a round, in [0, 1].
         red_team: who attacks; by default the gap attack at the end, which needs no shadow set.
         device, threads, precision, backend: see `Engine`.
-        watch: called after each round.
+        watch: called before the first round and after each.
 
     Raises:
         InputError: settings that cannot be run, or training that diverged.
@@ -113,16 +129,35 @@ def simulate(
     with Engine(model, device=device, threads=threads, precision=precision, backend=backend) as engine:
         simulation = prepare(simulation, engine)
         progress = begin(simulation, engine)
+        if watch is not None:
+            watch(simulation, progress, None)
         for after, report in go_on(simulation, engine, progress):
             progress = after
             if watch is not None:
-                watch(progress, report)
+                watch(simulation, progress, report)
         return conclude(simulation, engine, progress)
 
 
 def prepare(simulation: Simulation, engine: Engine) -> Simulation:
-    """The simulation with its data where ``engine`` wants it."""
-    return replace(simulation, federation=engine.prepare(simulation.federation))
+    """The simulation with its data where ``engine`` wants it.
+
+    Raises:
+        InputError: the model cannot take the data, or has fewer outputs than there are classes.
+    """
+    ready = engine.prepare(simulation.federation)
+    model = simulation.model
+    first = ready.clients.x[:1]
+    try:
+        outputs = engine.outputs(model.init(Stream(0, ("fits",))), first)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"the model cannot take examples of shape {tuple(first.shape[1:])}: {reason}") from error
+    shape, classes = tuple(outputs.shape[1:]), ready.classes
+    require(
+        len(shape) == 1 and shape[0] >= classes,
+        f"the labels have {classes} classes, but the model gives outputs of shape {shape} for an example",
+    )
+    return replace(simulation, federation=ready)
 
 
 def begin(simulation: Simulation, engine: Engine) -> Progress:
@@ -178,7 +213,9 @@ def _rows(simulation: Simulation, engine: Engine, state: State, report: Report) 
         }
         accuracies = _accuracies(model, federation, engine) if evaluated else [float("nan")] * len(federation.groups)
         mix = by_group.double().numpy()
-        row["accuracy"] = float(np.average(accuracies, weights=mix)) if mix.any() else float("nan")
+        row["accuracy"] = (
+            float(np.average(np.array(accuracies)[mix > 0], weights=mix[mix > 0])) if mix.any() else float("nan")
+        )
         for g, name in enumerate(federation.groups):
             row[f"accuracy.{name}"] = accuracies[g]
             row[f"clients.{name}"] = int(by_group[g])

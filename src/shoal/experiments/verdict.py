@@ -7,13 +7,18 @@ from pathlib import Path
 import pandas as pd
 
 from shoal.core.checks import InputError, require
-from shoal.experiments.config import read_config
 
 NAMES = {"fedavg": "FedAvg", "ifca": "IFCA", "ifca-mir": "IFCA-MIR"}
 """Algorithms as papers write them."""
 
 NOTICEABLE = 0.02
 """Differences of accuracy and exposure below this are called none: about what another seed changes."""
+
+WORDS = ("algorithm", "dataset")
+"""Keys of a summary that are not numbers."""
+
+NEEDED = (*WORDS, "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
+"""Keys that every summary has."""
 
 Figures = Mapping[str, float | int | str]
 
@@ -27,9 +32,18 @@ def read_run(out: Path) -> Figures:
     path = out / "summary.json"
     require(path.exists(), f"{out}: is not a finished run (no summary.json); finish it with shoal run --resume")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        figures = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
+    require(isinstance(figures, dict), f"{path}: is damaged: it must hold figures under flat keys")
+    missing = [key for key in NEEDED if key not in figures]
+    require(not missing, f"{path}: is damaged: {', '.join(missing)} missing")
+    whole = all(
+        key in WORDS or (isinstance(value, int | float) and not isinstance(value, bool))
+        for key, value in figures.items()
+    )
+    require(whole and figures["algorithm"] in NAMES, f"{path}: is damaged: it must hold numbers under flat keys")
+    return figures
 
 
 def groups_of(figures: Figures) -> list[str]:
@@ -159,9 +173,3 @@ def _percent(value: float | int | str) -> str:
 
 def _cell(value: float | int | str) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def title_of(out: Path) -> str:
-    """A run's title: algorithm, data and seed."""
-    config = read_config(out / "config.toml")
-    return f"{NAMES[config.algorithm.name]} on {config.data.source}, seed {config.seed}"

@@ -70,6 +70,11 @@ class Model:
                 f"layer '{name}' ({type(module).__name__}) draws from PyTorch's global generator, so results "
                 "would depend on the number of threads; leave dropout out of the network",
             )
+            counts = isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None
+            require(
+                not counts,
+                f"layer '{name}' averages over all its batches, which no two clients share; give it a momentum",
+            )
         parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
         require(bool(parameters), "the network has no trainable parameters")
         frozen = {name: p for name, p in network.named_parameters() if not p.requires_grad}
