@@ -141,6 +141,13 @@ def test_tensors_that_layers_share_are_trained_in_all_their_places(build, backen
     torch.testing.assert_close(trained(model, federation, local, backend=backend), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_batch_norm_on_a_batch_of_one_is_one_sentence():
+    x, y = torch.rand(5, 4), torch.tensor([0, 1, 0, 1, 0])
+    model = Model(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    with pytest.raises(InputError, match=r"last batch has one example.*local\.batch_size"):
+        trained(model, Federation.of([(x, y)], test=(x, y)), LocalSGD(epochs=1, batch_size=2))
+
+
 def test_batch_norm_without_momentum_is_refused():
     with pytest.raises(InputError, match="momentum"):
         _ = Model(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 2))).layout

@@ -3,7 +3,13 @@
 import torch
 from torch import Tensor, nn
 
+from shoal.core.checks import require
 from shoal.models.model import Model
+
+LONE_EXAMPLE = (
+    "a client's last batch has one example, which batch norm cannot train on; choose a 'local.batch_size' that leaves "
+    "no client a rest of one, or a network without batch norm"
+)
 
 
 class Seat:
@@ -48,8 +54,13 @@ class Seat:
         """One step of SGD on the mean loss of a batch (one fused update of the whole row)."""
         trainable = self.row[: self.model.layout.trainable]
         self._gradient.zero_()
-        loss = self.model.loss(self.network(x).float(), y).mean()
-        loss.backward()
+        try:
+            outputs = self.network(x)
+        except ValueError as error:
+            # Batch norm has no variance to divide by.
+            require("more than 1 value per channel" not in str(error), LONE_EXAMPLE)
+            raise
+        self.model.loss(outputs.float(), y).mean().backward()
         if weight_decay:
             trainable.mul_(1 - rate * weight_decay)
         trainable.add_(self._gradient, alpha=-rate)
