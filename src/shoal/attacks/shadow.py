@@ -112,8 +112,7 @@ def _split(available: int, size: int, stream: Stream) -> tuple[Tensor, Tensor]:
 
 def _shards(shadow: Examples, insides: list[Tensor]) -> Shards:
     sizes = torch.tensor([len(inside) for inside in insides])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-    return Shards(shadow.x, shadow.y, torch.cat(insides), offsets)
+    return Shards.dealt(shadow.x, shadow.y, torch.cat(insides), sizes)
 
 
 def _records(engine: Engine, row: Tensor, shadow: Examples, split: tuple[Tensor, Tensor], name: int) -> Records:

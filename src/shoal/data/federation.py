@@ -57,8 +57,12 @@ class Shards:
     @staticmethod
     def contiguous(x: Tensor, y: Tensor, sizes: Tensor) -> "Shards":
         """Shards cut from x and y one after another; sizes (n,)."""
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        return Shards(x, y, torch.arange(int(offsets[-1])), offsets)
+        return Shards.dealt(x, y, torch.arange(int(sizes.sum())), sizes)
+
+    @staticmethod
+    def dealt(x: Tensor, y: Tensor, rows: Tensor, sizes: Tensor) -> "Shards":
+        """Shards whose owners hold, one after another, the next ``sizes[i]`` of ``rows`` of x and y."""
+        return Shards(x, y, rows, torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -79,9 +83,8 @@ class Shards:
     def take(self, owners: Tensor) -> "Shards":
         """The shards of ``owners`` (k,) int64, in that order, sharing the examples."""
         sizes = self.sizes[owners]
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        shift = torch.repeat_interleave(self.offsets[owners] - offsets[:-1], sizes)
-        return Shards(self.x, self.y, self.rows[torch.arange(int(offsets[-1])) + shift], offsets)
+        shift = torch.repeat_interleave(self.offsets[owners] - (sizes.cumsum(0) - sizes), sizes)
+        return Shards.dealt(self.x, self.y, self.rows[torch.arange(len(shift)) + shift], sizes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,5 +85,4 @@ class LocalSGD:
         order = stream.permutations(ids, shards.sizes, 1)[:, 0]
         sizes = torch.tensor([self.batch(int(size)) for size in shards.sizes])
         pieces = [shards.owned(i)[order[i, : int(sizes[i])]] for i in range(len(shards))]
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        return Shards(shards.x, shards.y, torch.cat(pieces), offsets)
+        return Shards.dealt(shards.x, shards.y, torch.cat(pieces), sizes)
