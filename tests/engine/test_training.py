@@ -9,9 +9,14 @@ from torch import nn
 from shoal.core.checks import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.engine import Engine, LocalSGD
+from shoal.data.federation import Shards
+from shoal.engine import Engine, LocalSGD, vmapped
 from shoal.engine.engine import DivergenceError
-from shoal.models import VGG, Model
+from shoal.engine.loop import Loop
+from shoal.models import VGG, MnistCNN, Model
+
+CPU = torch.device("cpu")
+of = vmapped.Gradients._of
 
 LOCALS = {
     "epochs": LocalSGD(epochs=3, batch_size=4, learning_rate=0.2),
@@ -50,7 +55,8 @@ def by_hand(model: Model, federation: Any, local: LocalSGD) -> torch.Tensor:
         optimizer = torch.optim.SGD(network.parameters(), lr=local.learning_rate, weight_decay=local.weight_decay)
         rows = federation.clients.owned(i)
         x, y = federation.clients.x[rows], federation.clients.y[rows]
-        batches = [batch for order in orders[i] for batch in order[: len(y)].split(local.batch(len(y)))]
+        passes = orders[i] if len(orders[i]) else torch.arange(len(y)).expand(local.steps_of(len(y)), -1)
+        batches = [batch for order in passes for batch in order[: len(y)].split(local.batch(len(y)))]
         for batch in batches[: local.steps_of(len(y))]:
             optimizer.zero_grad()
             nn.functional.cross_entropy(network(x[batch]), y[batch]).backward()
@@ -73,6 +79,42 @@ def test_threads_change_no_bit(model, build, local, backend, threads):
     federation = build()
     one = trained(model, federation, local, backend=backend, threads=1)
     assert torch.equal(trained(model, federation, local, backend=backend, threads=threads), one)
+
+
+def test_tracing_changes_no_bit(mlp, build, local, monkeypatch):
+    plain = trained(mlp, build(), local, backend="vmap")
+    monkeypatch.setattr(vmapped, "_TRACE_AFTER", 1)
+    traced = []
+    monkeypatch.setattr(vmapped.Gradients, "_of", lambda self, network: traced.append(network) or of(self, network))
+    assert torch.equal(trained(mlp, build(), local, backend="vmap"), plain)
+    assert len(traced) == 1, "the computation was traced once, and nothing ran untraced"
+
+
+@pytest.mark.parametrize("sizes", [(5,), (3, 9, 4), tuple(range(1, 700))])
+@pytest.mark.parametrize("trainer", [Loop(), vmapped.Vmapped(Model(lambda: nn.Linear(4, 2)), CPU, torch.float32)])
+def test_every_owner_is_in_one_unit_and_the_largest_come_first(sizes, trainer):
+    shards = Shards.contiguous(torch.zeros(sum(sizes), 4), torch.zeros(sum(sizes)), torch.tensor(sizes))
+    units = trainer.units(shards, LocalSGD(epochs=1, batch_size=4))
+    order = torch.cat(units)
+    assert order.sort().values.tolist() == list(range(len(sizes)))
+    assert shards.sizes[order].tolist() == sorted(sizes, reverse=True)
+    assert max(map(len, units)) <= 256
+
+
+def test_onednn_s_layout_changes_speed_alone():
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.rand(12, 1, 28, 28, generator=draw), torch.arange(12) % 10) for _ in range(2)]
+    federation, local = Federation.of(clients, test=clients[0]), LocalSGD(epochs=2, batch_size=5)
+    model = Model(MnistCNN)
+    torch.testing.assert_close(
+        trained(model, federation, local), by_hand(model, federation, local), rtol=1e-4, atol=1e-6
+    )
+    row = model.init(Stream(3))
+    network = model.network().eval()
+    network.load_state_dict(model.named(row))
+    with Engine(model) as engine:
+        found = engine.outputs(row, clients[0][0])
+    torch.testing.assert_close(found, network(clients[0][0]).detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_batch_norm_trains_as_by_hand_and_keeps_its_statistics():

@@ -129,7 +129,8 @@ def test_a_round_leaves_its_inputs_alone(model, build, algorithm):
 def test_an_empty_cluster_keeps_its_model(model, build):
     state = played(model, build(), IFCA(2), rounds=0)
     merge = Merge(state.models, shares_of(torch.zeros(6, dtype=torch.int64), torch.ones(6), 2))
-    merge.add(torch.arange(6), torch.randn(6, model.layout.size, generator=torch.Generator().manual_seed(0)))
+    ends = torch.randn(6, model.layout.size, generator=torch.Generator().manual_seed(0))
+    merge.add(merge.part(torch.arange(6), ends))
     moved = merge.models()
     assert torch.equal(moved[1], state.models[1])
     assert not torch.equal(moved[0], state.models[0])
@@ -158,7 +159,7 @@ def test_merging_is_the_formula():
     shares /= shares.sum(dim=1, keepdim=True)
     merge = Merge(models, shares)
     for owners in (torch.tensor([4, 2]), torch.tensor([0]), torch.tensor([1, 3])):
-        merge.add(owners, ends[owners])
+        merge.add(merge.part(owners, ends[owners]))
     expected = models + (shares[:, :, None] * (ends[None] - models[:, None])).sum(dim=1)
     torch.testing.assert_close(merge.models(), expected, rtol=1e-5, atol=1e-6)
 

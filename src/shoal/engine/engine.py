@@ -13,21 +13,20 @@ from torch import Tensor, nn
 
 from shoal.core.checks import InputError, require
 from shoal.data.federation import Examples, Federation, Shards
-from shoal.data.storage import gather, inputs, storage
+from shoal.data.storage import inputs, storage
 from shoal.engine.local import LocalSGD
-from shoal.engine.loop import train_one
+from shoal.engine.loop import Loop
+from shoal.engine.memory import keep_freed_memory
 from shoal.engine.seat import Seat
-from shoal.engine.vmapped import fits, train_many
+from shoal.engine.vmapped import Vmapped, fits
 from shoal.models.model import Model
 
 Backend = Literal["loop", "vmap"]
 Precision = Literal["fp32", "bf16"]
 
-_TOGETHER = 64
-"""Owners in one batched computation of the vmap backend; fixed, since it may change the last bits."""
-
-_EVALUATED = 256
-"""Examples in one batch of evaluation; fixed for the same reason."""
+_EVALUATED = {"loop": 256, "vmap": 2048}
+"""Examples in one batch of evaluation, by backend: convolutions' outputs should stay in the caches, and small dense
+networks have little to do. Fixed, since it may change the last bits."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -91,7 +90,9 @@ class Engine:
         if self.backend == "vmap":
             normed = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.network().modules())
             require(not normed, '\'engine.backend\' = "vmap" cannot train batch norm; use "loop"')
+        self._trainer = Vmapped(model, self.device, self.dtype) if self.backend == "vmap" else Loop()
         self._seats = threading.local()
+        keep_freed_memory()
         # PyTorch sets a thread's number of kernel threads anew from this global in every backward pass, so it must
         # stay 1 while the workers live, or each of them would compute on all cores.
         self._kernel_threads = torch.get_num_threads()
@@ -154,40 +155,42 @@ class Engine:
         Raises:
             DivergenceError: an end is not finite.
         """
-        sizes = shards.sizes
-        # Largest first, so that no thread is left with a large owner at the end.
-        queue = torch.argsort(sizes, descending=True, stable=True)
-        unit = 1 if self.backend == "loop" else _TOGETHER
+        yield from self.train_into(lambda owners, ends: (owners, ends), starts, which, shards, orders, local)
 
-        def work(owners: Tensor) -> tuple[Tensor, Tensor]:
-            seat = self._seat()
-            if self.backend == "loop":
-                owner = int(owners[0])
-                start = starts[which[owner]]
-                end = train_one(seat, start, shards, owner, orders[owner], local)[None]
-            else:
-                end = train_many(
-                    seat, starts[which[owners]].to(self.device), shards.take(owners), orders[owners], local
-                )
-            return owners, end
+    def train_into(
+        self,
+        finish: Callable[[Tensor, Tensor], _Result],
+        starts: Tensor,
+        which: Tensor,
+        shards: Shards,
+        orders: Tensor,
+        local: LocalSGD,
+    ) -> Iterator[_Result]:
+        """As `train`, but hand out ``finish(owners, ends)``, which is called on the thread that trained them."""
 
-        for owners, ends in self._in_order(work, queue.split(unit)):
+        def work(owners: Tensor) -> _Result:
+            ends = starts[which[owners]].to(self.device)
+            self._trainer.train(self._seat(), ends, shards, owners, orders, local)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
-            broken = ~torch.isfinite(ends.sum(dim=1))
+            broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
-                owner = int(owners[broken.cpu()][0])
+                owner = int(owners[broken][0])
                 raise DivergenceError(
                     owner, f"the loss of owner {owner} became NaN at learning rate {local.learning_rate:g}"
                 )
-            yield owners, ends
+            return finish(owners, ends)
+
+        yield from self._in_order(work, self._trainer.units(shards, local))
 
     def outputs(self, row: Tensor, x: Tensor) -> Tensor:
         """What the model at ``row`` (P,) gives for all of x (M, ...): (M, C) float32, in evaluation mode."""
-        return self._evaluate([(row, x)], lambda outputs, _: outputs)[0]
+        (outputs,) = self._evaluate(row[None], x, None, lambda outputs, _: outputs)
+        return outputs
 
     def outputs_at(self, row: Tensor, x: Tensor, rows: Tensor) -> Tensor:
         """What the model at ``row`` (P,) gives for the inputs of x at ``rows`` (m,): (m, C) float32."""
-        return self.outputs(row, gather(x, rows))
+        (outputs,) = self._evaluate(row[None], x, rows, lambda outputs, _: outputs)
+        return outputs
 
     def losses(self, rows: Tensor, shards: Shards) -> Tensor:
         """The loss matrix: the mean loss of each model on each owner's examples.
@@ -199,41 +202,39 @@ class Engine:
         Returns:
             (n, K) float64.
         """
-        picked = shards.rows.to(shards.y.device)
-        whole = len(picked) == len(shards.y) and bool((picked == torch.arange(len(picked), device=picked.device)).all())
-        y = shards.y if whole else shards.y[picked]
-        x = shards.x if whole else gather(shards.x, picked)
-        owners = shards.owners()
+        x, picked = shards.x, shards.rows.to(shards.y.device)
+        y = shards.y[picked]
+        if torch.equal(picked, torch.arange(len(x), device=picked.device)):
+            picked = None  # Read where they lie, instead of gathered batch by batch.
+        owners, sizes = shards.owners(), shards.sizes
 
         def loss(outputs: Tensor, where: slice) -> Tensor:
             return self.model.loss(outputs, y[where].to(outputs.device)).double()
 
         columns = []
-        for each in self._evaluate([(row, x) for row in rows], loss):
+        for each in self._evaluate(rows, x, picked, loss):
             total = torch.zeros(len(shards), dtype=torch.float64).index_add_(0, owners, each.cpu())
-            columns.append(total / shards.sizes)
+            columns.append(total / sizes)
         return torch.stack(columns, dim=1)
 
-    def _evaluate(self, jobs: list[tuple[Tensor, Tensor]], finish: Callable[[Tensor, slice], Tensor]) -> list[Tensor]:
-        """``finish(outputs, where)`` of every batch of every job, joined by job."""
+    def _evaluate(
+        self, models: Tensor, x: Tensor, rows: Tensor | None, finish: Callable[[Tensor, slice], Tensor]
+    ) -> Iterator[Tensor]:
+        """For each model, ``finish(outputs, where)`` of every batch of x, or of its ``rows``, joined."""
+        stored, count = storage(x), len(x) if rows is None else len(rows)
+        size = _EVALUATED[self.backend]
+        batches = [slice(begin, min(begin + size, count)) for begin in range(0, max(1, count), size)]
 
-        def work(task: tuple[int, slice]) -> Tensor:
-            job, where = task
-            row, x = jobs[job]
+        def work(task: tuple[Tensor, slice]) -> Tensor:
+            model, where = task
             seat = self._seat()
-            seat.load(row)
-            batch = storage(x)[where].to(device=self.device, dtype=self.dtype)
-            return finish(seat.outputs(inputs(batch)), where)
+            seat.load(model)
+            batch = stored[where] if rows is None else stored[rows[where]]
+            return finish(seat.outputs(inputs(batch.to(device=self.device, dtype=self.dtype))), where)
 
-        tasks = [
-            (job, slice(begin, min(begin + _EVALUATED, len(x))))
-            for job, (_, x) in enumerate(jobs)
-            for begin in range(0, max(1, len(x)), _EVALUATED)
-        ]
-        pieces: list[list[Tensor]] = [[] for _ in jobs]
-        for (job, _), piece in zip(tasks, self._in_order(work, tasks), strict=True):
-            pieces[job].append(piece)
-        return [torch.cat(piece) for piece in pieces]
+        done = self._in_order(work, ((model, where) for model in models for where in batches))
+        for _ in models:
+            yield torch.cat([next(done) for _ in batches])
 
     def _in_order(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
         """``work`` on every item over the pool; results in the items' order, few of them waiting at a time."""

@@ -74,15 +74,34 @@ class LocalSGD:
         """Passes over the data, begun or complete, that those steps need."""
         return math.ceil(self.steps_of(size) / math.ceil(size / self.batch(size)))
 
+    def batches(self, sizes: Tensor) -> Tensor:
+        """`batch` of each of n owners: sizes (n,) -> (n,) int64."""
+        return sizes if self.batch_size is None else sizes.clamp(max=self.batch_size)
+
+    def steps_each(self, sizes: Tensor) -> Tensor:
+        """`steps_of` each of n owners: sizes (n,) -> (n,) int64."""
+        kinds, kind = sizes.unique(return_inverse=True)
+        return torch.tensor([self.steps_of(size) for size in kinds.tolist()], dtype=torch.int64)[kind]
+
+    def full(self, sizes: Tensor) -> bool:
+        """Whether every step of every owner uses all its examples, so that their order means nothing."""
+        return bool((self.batches(sizes) == sizes).all())
+
     def orders(self, shards: Shards, ids: Tensor, stream: Stream) -> Tensor:
-        """The random orders of all passes of all owners: (n, passes, largest size), as `Stream.permutations`."""
+        """The random orders of all passes of all owners: (n, passes, largest size), as `Stream.permutations`;
+        no passes where every batch is full.
+        """
         sizes = shards.sizes
-        passes = max((self.passes_of(int(size)) for size in sizes.unique()), default=0)
+        if self.full(sizes):
+            return torch.empty(len(sizes), 0, 0, dtype=torch.int64)
+        passes = max((self.passes_of(size) for size in sizes.unique().tolist()), default=0)
         return stream.permutations(ids, sizes, passes)
 
     def first_batch(self, shards: Shards, ids: Tensor, stream: Stream) -> Shards:
         """Each owner's first batch of training, the mini-batch on which Algorithm 1 of IFCA-MIR chooses."""
-        order = stream.permutations(ids, shards.sizes, 1)[:, 0]
-        sizes = torch.tensor([self.batch(int(size)) for size in shards.sizes])
-        pieces = [shards.owned(i)[order[i, : int(sizes[i])]] for i in range(len(shards))]
-        return Shards.dealt(shards.x, shards.y, torch.cat(pieces), sizes)
+        sizes = shards.sizes
+        if self.full(sizes):
+            return shards
+        order, batches = stream.permutations(ids, sizes, 1)[:, 0], self.batches(sizes)
+        within = torch.arange(order.shape[1]) < batches[:, None]
+        return Shards.dealt(shards.x, shards.y, shards.rows[(shards.offsets[:-1, None] + order)[within]], batches)

@@ -7,8 +7,9 @@ from torch import Tensor
 class Merge:
     """Moves K models towards the ends of n owners, while they are still training.
 
-    ``models_k += sum_i W[k, i] * (end_i - models_k)``, added up in float64 in the order in which ends come,
-    so memory is K models and one end, whatever the number of owners.
+    ``models_k += sum_i W[k, i] * (end_i - models_k)``. Threads add up the ends that they trained together (`part`),
+    and the parts are added in float64 in a fixed order (`add`), so memory is K models and a few parts, whatever the
+    number of owners.
 
     Args:
         models: (K, P); left as it is.
@@ -17,7 +18,7 @@ class Merge:
     Source: McMahan et al. 2017 (K = 1); Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1.
 
     >>> merge = Merge(torch.tensor([[0.0]]), torch.tensor([[0.5, 0.5]]))
-    >>> merge.add(torch.tensor([0, 1]), torch.tensor([[1.0], [3.0]]))
+    >>> merge.add(merge.part(torch.tensor([0, 1]), torch.tensor([[1.0], [3.0]])))
     >>> merge.models()
     tensor([[2.]])
     """
@@ -27,14 +28,20 @@ class Merge:
         self._shares = shares.double()
         self._moved = torch.zeros(models.shape, dtype=torch.float64)
 
-    def add(self, owners: Tensor, ends: Tensor) -> None:
-        """Count the ends (u, P) of ``owners`` (u,)."""
+    def part(self, owners: Tensor, ends: Tensor) -> list[tuple[int, Tensor]]:
+        """By how much the ends (u, P) of ``owners`` (u,) move which models; any thread may ask."""
         shares = self._shares[:, owners]
-        wide = ends.double().cpu()
+        moves = []
         for k in torch.nonzero(shares.any(dim=1)).flatten().tolist():
-            for share, end in zip(shares[k].tolist(), wide, strict=True):
-                if share:
-                    self._moved[k].add_(end - self._models[k], alpha=share)
+            mine = torch.nonzero(shares[k]).flatten()
+            updates = ends[mine.to(ends.device)] - self._models[k].to(ends.device)
+            moves.append((k, (shares[k, mine].to(updates) @ updates).cpu()))
+        return moves
+
+    def add(self, moves: list[tuple[int, Tensor]]) -> None:
+        """Count a part; the order of parts decides the last bits."""
+        for k, move in moves:
+            self._moved[k].add_(move)
 
     def models(self) -> Tensor:
         """(K, P), the moved models, a new tensor."""

@@ -211,8 +211,8 @@ class Training:
         merge = Merge(state.models, self.algorithm.shares(choice, shards.sizes))
         local = self.local.at(state.round + 1)
         try:
-            for owners, ends in self.engine.train(state.models, choice, shards, orders, local):
-                merge.add(owners, ends)
+            for moves in self.engine.train_into(merge.part, state.models, choice, shards, orders, local):
+                merge.add(moves)
         except DivergenceError as diverged:
             raise self._diverged(state.round + 1, cohort[diverged.owner]) from diverged
         return merge.models()

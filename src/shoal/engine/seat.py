@@ -17,6 +17,9 @@ class Seat:
 
     With a ``dtype`` below float32 the row stays float32 (the master copy that small steps add up in) and the
     network computes on a copy of it in ``dtype``.
+
+    A network that says ``onednn_layout = True`` is given its inputs in oneDNN's own layout, where there is one: on a
+    CPU, in float32. All its layers must know it.
     """
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
@@ -25,10 +28,16 @@ class Seat:
         self.dtype = dtype
         self.row = torch.zeros(layout.size, device=device)
         self._computed = self.row if dtype == torch.float32 else self.row.to(dtype)
-        gradient = torch.zeros(layout.size, device=device, dtype=dtype)
-        gradients = layout.views(gradient)
-        self._gradient = gradient[: layout.trainable]
         self.network = model.network().to(device)
+        self._trained: list[nn.Parameter] = []
+        master = layout.views(self.row)
+        self._master: list[Tensor] = []
+        self._onednn = (
+            getattr(self.network, "onednn_layout", False)
+            and device.type == "cpu"
+            and dtype == torch.float32
+            and torch.backends.mkldnn.is_available()
+        )
         # A tensor that layers share has several names and one place in the row.
         given = dict(self.network.named_parameters(remove_duplicate=False))
         places = {id(parameter): [name for name in given if given[name] is parameter] for parameter in given.values()}
@@ -37,10 +46,10 @@ class Seat:
                 owner, _, leaf = name.rpartition(".")
                 self.network.get_submodule(owner).register_buffer(leaf, view)
                 continue
-            trainable = slot.start < layout.trainable
-            parameter = nn.Parameter(view, requires_grad=trainable)
-            if trainable:
-                parameter.grad = gradients[name]
+            parameter = nn.Parameter(view, requires_grad=slot.start < layout.trainable)
+            if parameter.requires_grad:
+                self._trained.append(parameter)
+                self._master.append(master[name])
             for place in places[id(given[name])]:
                 owner, _, leaf = place.rpartition(".")
                 setattr(self.network.get_submodule(owner), leaf, parameter)
@@ -48,33 +57,36 @@ class Seat:
     def load(self, row: Tensor) -> None:
         """Copy a row (P,) into the network."""
         self.row.copy_(row)
-        self._compute_copy()
+        if self._computed is not self.row:
+            self._computed.copy_(self.row)
 
     def step(self, x: Tensor, y: Tensor, rate: float, weight_decay: float) -> None:
-        """One step of SGD on the mean loss of a batch (one fused update of the whole row)."""
-        trainable = self.row[: self.model.layout.trainable]
-        self._gradient.zero_()
+        """One step of SGD on the mean loss of a batch."""
         try:
-            outputs = self.network(x)
+            outputs = self._forward(x)
         except ValueError as error:
             # Batch norm has no variance to divide by.
             require("more than 1 value per channel" not in str(error), LONE_EXAMPLE)
             raise
-        self.model.loss(outputs.float(), y).mean().backward()
+        # Neither an optimizer nor `.grad`: gradients are used once and need no place of their own.
+        slopes = torch.autograd.grad(self.model.loss(outputs, y).mean(), self._trained, materialize_grads=True)
+        trainable = slice(self.model.layout.trainable)
         if weight_decay:
-            trainable.mul_(1 - rate * weight_decay)
-        trainable.add_(self._gradient, alpha=-rate)
+            self.row[trainable].mul_(1 - rate * weight_decay)
+        for weights, slope in zip(self._master, slopes, strict=True):
+            weights.add_(slope, alpha=-rate)
         if self._computed is not self.row:
             buffers = slice(self.model.layout.trainable, None)
             self.row[buffers] = self._computed[buffers].float()
-            self._computed[: self.model.layout.trainable].copy_(trainable)
+            self._computed[trainable].copy_(self.row[trainable])
 
     def outputs(self, x: Tensor) -> Tensor:
         """The network's outputs (B, C) in float32 for inputs x, in evaluation mode."""
         self.network.eval()
         with torch.inference_mode():
-            return self.network(x).float()
+            return self._forward(x)
 
-    def _compute_copy(self) -> None:
-        if self._computed is not self.row:
-            self._computed.copy_(self.row)
+    def _forward(self, x: Tensor) -> Tensor:
+        if self._onednn:
+            return self.network(x.to_mkldnn()).to_dense()
+        return self.network(x).float()

@@ -11,11 +11,15 @@ from shoal.core.checks import require
 
 
 def _pool(images: Tensor) -> Tensor:
-    return functional.relu(functional.max_pool2d(images, 2))
+    # oneDNN's own layout wants sizes in pairs, and the stride said.
+    return functional.relu(functional.max_pool2d(images, (2, 2), (2, 2)))
 
 
 class MnistCNN(nn.Module):
     """The MNIST network of IFCA-MIR, appendix A.1: 50,186 parameters for 1x28x28 images and 10 classes."""
+
+    onednn_layout = True
+    """Pooling is a fifth of this network's time in PyTorch's layouts; the other networks gain nothing from it."""
 
     def __init__(self, channels: int = 1, side: int = 28, classes: int = 10) -> None:
         super().__init__()
