@@ -361,3 +361,40 @@ def test_shares_that_sum_to_one_but_for_rounding_are_taken() -> None:
 def test_a_group_without_a_client_is_refused() -> None:
     with pytest.raises(InputError, match=r"'data.groups.few.share' = 0.02 of 10 clients is no client"):
         deal(numbered(300, 0), Split(10, 10, 0, 20), (Group("few", 0.02), Group("many", 0.98)))
+
+
+def test_reused_images_go_to_every_group_once_and_to_one_of_clients_shadow_and_test():
+    plan = Split(8, 25, 60, 80, holdout_examples=5, reuse_images=True)
+    groups = (Group("few", 0.25), Group("many", 0.75))
+    federation = deal(numbered(300, 50), plan, groups)
+    found = places(federation)
+    by_group = []
+    for index in range(2):
+        clients = torch.nonzero(federation.group == index).squeeze(1)
+        mine = [shards.take(clients) for shards in (federation.clients, federation.holdout)]
+        by_group.append(torch.cat([shards.y[shards.rows] for shards in mine]))
+        assert len(by_group[-1].unique()) == len(by_group[-1]) == 30 * len(clients)
+    few, many = by_group
+    assert set(few.tolist()) < set(many.tolist())
+    assert not torch.equal(few[:50], many[:50]), "each group has an order of its own"
+    test = [federation.test.y[federation.test.group == index] for index in range(2)]
+    assert set(test[0].tolist()) == set(test[1].tolist())
+    assert len(test[0].unique()) == 40
+    parts = [set(part.tolist()) for part in (many, found["shadow"], test[0])]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 180 + 60 + 40
+    assert parts[2] <= set(range(300, 350)), "the official test images are tested on"
+
+
+def test_reused_images_fill_the_set_to_the_last_and_no_further():
+    quarters = tuple(Group(str(turn), 0.25, rotation=(turn, turn)) for turn in (0, 90, 180, 270))
+    images = numbered(60, 10)
+    federation = deal(images, Split(24, 10, 0, 40, reuse_images=True), quarters)
+    assert len(federation.clients.rows) == 240
+    assert torch.bincount(federation.clients.y).tolist() == [4] * 60
+    with pytest.raises(InputError, match=r"asks for 71 images \(6 clients x 10 \+ 0 shadow \+ 11 test in the largest"):
+        deal(images, Split(24, 10, 0, 44, reuse_images=True), quarters)
+
+
+def test_reused_images_with_label_skew_are_refused():
+    with pytest.raises(InputError, match=r"data\.reuse_images.*data\.dirichlet_alpha"):
+        Split(4, 10, 0, 10, dirichlet_alpha=0.5, reuse_images=True)

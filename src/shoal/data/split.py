@@ -1,5 +1,9 @@
-"""Deals a set of images out: every image goes to one client, the shadow set, the test set, or nowhere."""
+"""Deals a set of images out: every image goes to one client, the shadow set, the test set, or nowhere.
 
+Or, where a plan reuses images, to one client of each group; never to two of those three places.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +29,8 @@ class Split:
         test_examples: images held out for measuring, the same number for each group.
         holdout_examples: further images of each client, kept out of its training.
         dirichlet_alpha: concentration of the label skew over clients; None: equal clients without skew.
+        reuse_images: deal the same images out to the clients of each group, in an order of its own, and the same test
+            images under each group's shift, as IFCA's rotated MNIST does. Not together with label skew.
 
     The official test images go to the test set first and the official training images to the clients first;
     the shadow set takes what lies between.
@@ -36,15 +42,28 @@ class Split:
     test_examples: int
     holdout_examples: int = 0
     dirichlet_alpha: float | None = None
+    reuse_images: bool = False
 
-    def check(self, images: Images) -> None:
+    def __post_init__(self) -> None:
+        require(
+            not self.reuse_images or self.dirichlet_alpha is None,
+            "'data.reuse_images' does not go together with 'data.dirichlet_alpha', which could give a client an image "
+            "twice; leave one of them out",
+        )
+
+    def check(self, images: Images, groups: Sequence[Group]) -> None:
         """Raise `InputError` if it asks for more images than there are."""
         each = self.examples_per_client + self.holdout_examples
-        asked = self.clients * each + self.shadow_examples + self.test_examples
+        clients, test, where = self.clients, self.test_examples, ""
+        if self.reuse_images:
+            clients = max(apportion([group.share for group in groups], clients))
+            test = math.ceil(test / len(groups))
+            where = " in the largest group"
+        asked = clients * each + self.shadow_examples + test
         require(
             asked <= len(images.labels),
-            f"'data' asks for {asked:,} images ({self.clients} clients x {each} + {self.shadow_examples:,} shadow + "
-            f"{self.test_examples:,} test), but {images.name} has {len(images.labels):,}",
+            f"'data' asks for {asked:,} images ({clients} clients x {each} + {self.shadow_examples:,} shadow + "
+            f"{test:,} test{where}), but {images.name} has {len(images.labels):,}",
         )
 
 
@@ -56,7 +75,7 @@ def split_images(
     Raises:
         InputError: more images asked for than there are, shares that do not sum to 1, or a group without a client.
     """
-    plan.check(images)
+    plan.check(images, groups)
     total = sum(group.share for group in groups)
     require(abs(total - 1) < 1e-6, f"the shares of 'data.groups' must sum to 1; {_spell(groups)} sum to {total:g}")
     counts = apportion([group.share for group in groups], plan.clients)
@@ -70,12 +89,8 @@ def split_images(
     official = images.train_count
     order = np.concatenate([draw.permutation(official), official + draw.permutation(len(images.labels) - official)])
 
-    dealt = plan.clients * plan.examples_per_client
-    kept = plan.clients * plan.holdout_examples
-    training = torch.from_numpy(order[:dealt])
-    holdout = torch.from_numpy(order[dealt : dealt + kept])
-    shadow = torch.from_numpy(order[dealt + kept : dealt + kept + plan.shadow_examples])
-    test = torch.from_numpy(order[len(order) - plan.test_examples :])
+    places = _in_each_group(plan, order, counts, draw) if plan.reuse_images else _once(plan, order)
+    training, holdout, shadow, test = map(torch.from_numpy, places)
 
     group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(counts))
     sizes = torch.full((plan.clients,), plan.examples_per_client)
@@ -85,7 +100,6 @@ def split_images(
         sizes = torch.bincount(owners, minlength=plan.clients)
 
     shifter = _Shifter(images, tuple(groups), stream)
-    even = [1 / len(groups)] * len(groups)
     return Federation(
         clients=Shards.contiguous(
             shifter.pixels(training, torch.repeat_interleave(group, sizes)), images.labels[training], sizes
@@ -95,14 +109,39 @@ def split_images(
             images.labels[holdout],
             torch.full((plan.clients,), plan.holdout_examples),
         ),
-        shadow=shifter.examples(shadow, [group.share for group in groups]),
-        test=shifter.examples(test, even),
+        shadow=shifter.examples(shadow, apportion([group.share for group in groups], len(shadow))),
+        test=shifter.examples(test, _even(len(test), len(groups))),
         ids=torch.arange(plan.clients),
         group=group,
         groups=tuple(group.name for group in groups),
         preferences=preferences,
         classes=images.classes,
     )
+
+
+def _once(plan: Split, order: np.ndarray) -> list[np.ndarray]:
+    """Images for training, holdout, shadow set and test set, each in one place."""
+    cuts = np.cumsum([plan.clients * plan.examples_per_client, plan.clients * plan.holdout_examples])
+    training, holdout, rest = np.split(order, cuts)
+    return [training, holdout, rest[: plan.shadow_examples], order[len(order) - plan.test_examples :]]
+
+
+def _in_each_group(plan: Split, order: np.ndarray, counts: list[int], draw: np.random.Generator) -> list[np.ndarray]:
+    """As `_once`, but the same images for the clients of each group (``counts``) and for each group's test."""
+    needed = max(counts) * (plan.examples_per_client + plan.holdout_examples)
+    training, holdout = [], []
+    for count in counts:
+        dealt = draw.permutation(order[:needed])
+        cut = count * plan.examples_per_client
+        training.append(dealt[:cut])
+        holdout.append(dealt[cut : cut + count * plan.holdout_examples])
+    shadow = order[needed : needed + plan.shadow_examples]
+    test = [order[len(order) - count :] for count in _even(plan.test_examples, len(counts))]
+    return [np.concatenate(training), np.concatenate(holdout), shadow, np.concatenate(test)]
+
+
+def _even(total: int, parts: int) -> list[int]:
+    return apportion([1 / parts] * parts, total)
 
 
 def apportion(shares: Sequence[float], total: int) -> list[int]:
@@ -160,8 +199,8 @@ class _Shifter:
             shifted[mine] = kind.shift(pixels, draws[rows[mine]])
         return shifted
 
-    def examples(self, rows: Tensor, shares: Sequence[float]) -> Examples:
-        group = torch.repeat_interleave(torch.arange(len(self.groups)), torch.tensor(apportion(shares, len(rows))))
+    def examples(self, rows: Tensor, counts: list[int]) -> Examples:
+        group = torch.repeat_interleave(torch.arange(len(self.groups)), torch.tensor(counts))
         return Examples(self.pixels(rows, group), self.images.labels[rows], group)
 
 

@@ -55,8 +55,9 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
         test_examples=config.data.test_examples,
         holdout_examples=config.data.holdout_examples,
         dirichlet_alpha=config.data.dirichlet_alpha,
+        reuse_images=config.data.reuse_images,
     )
-    plan.check(images)
+    plan.check(images, groups)
     stream = Stream(config.seed, ("data",))
     low, high = config.privacy.thresholds
     preferences = draw_preferences(config.data.clients, (low, high), config.privacy.beta, stream("preferences"))

@@ -48,6 +48,7 @@ class DataSection(Section):
     shadow_examples: Count = 0
     test_examples: Positive
     dirichlet_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    reuse_images: bool = False
     groups: dict[str, GroupSection] = Field(default={"all": GroupSection(share=1.0)}, min_length=1)
 
 
