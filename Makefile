@@ -35,5 +35,6 @@ format: install  ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: install  ## Measure the engine's speed (docs/performance.md)
-	$(BIN)/python benchmarks/engine.py
+bench: install  ## Compare the engine's speed with pfl's, Flower's and plain PyTorch's (an hour; docs/performance.md)
+	$(BIN)/python benchmarks/backends.py
+	$(BIN)/python benchmarks/bench.py

@@ -3,7 +3,7 @@
 Random images (speed does not depend on what they show), one local epoch a round, FedAvg; medians of the rounds after
 a warm-up round. The last line is the machine's own limit: a matrix product in float32 on one thread.
 
-    python benchmarks/engine.py [ROUNDS]
+    python benchmarks/backends.py [ROUNDS]
 """
 
 import statistics

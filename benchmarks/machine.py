@@ -1,0 +1,111 @@
+"""What the figures were measured on, and how fast that is by itself.
+
+Run as a script it prints, as JSON, what only PyTorch can tell; the conductor of the benchmarks does without PyTorch.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "sve", "bf16")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> tuple[str, list[str]]:
+    """The processor's name, and those of its extensions that matter to matrix products."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine(), []
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    flags = (facts.get("flags") or facts.get("Features") or "").split()
+    return facts.get("model name", platform.machine()), [flag for flag in _FLAGS if flag in flags]
+
+
+def commit() -> str:
+    """The commit of the working tree, with a word where files differ from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    name = git("rev-parse", "--short", "HEAD") or "unknown"
+    return f"{name} with changes" if git("status", "--porcelain", "--untracked-files=no") else name
+
+
+def probe(python: str) -> dict:
+    """What the main program below prints in the environment of ``python``.
+
+    Raises:
+        RuntimeError: it has no PyTorch that runs.
+    """
+    done = subprocess.run([python, __file__], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
+    return json.loads(done.stdout)
+
+
+def header(before: dict, after: dict, threads: int, settings: str) -> str:
+    """The paragraph above the tables, as Markdown.
+
+    Args:
+        before: `probe` before the measurements.
+        after: and after.
+        threads: of Shoal.
+        settings: how the conductor was called, in words.
+    """
+    name, flags = processor()
+    speeds = "; ".join(f"{key} {before[key]:,.0f} before, {after[key]:,.0f} after" for key in ("fp32", "bf16"))
+    return "\n".join(
+        [
+            f"- commit {commit()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; {settings}",
+            f"- {name}, {cores()} cores, {' '.join(flags) or 'no extension of note'}; {platform.system()}, "
+            f"Python {platform.python_version()}, torch {before['torch']}",
+            f"- Shoal on {threads} threads; the others on as many as they take by themselves (PyTorch: "
+            f"{before['threads']}; Flower: a worker a core)",
+            f"- the machine's own limit, a 1024 x 1024 matrix product on one thread, GFLOP/s: {speeds}",
+        ]
+    )
+
+
+def _product(dtype: object) -> float:
+    """GFLOP/s of a 1024 x 1024 matrix product."""
+    import torch  # noqa: PLC0415
+
+    a = torch.rand(1024, 1024).to(dtype)
+    times = []
+    for _ in range(8):
+        began = time.perf_counter()
+        a @ a
+        times.append(time.perf_counter() - began)
+    return 2 * 1024**3 / statistics.median(times[1:]) / 1e9
+
+
+def _main() -> None:
+    import torch  # noqa: PLC0415
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    facts = {
+        "torch": torch.__version__,
+        "threads": threads,
+        "cuda": torch.cuda.is_available(),
+        "fp32": _product(torch.float32),
+        "bf16": _product(torch.bfloat16),
+    }
+    json.dump(facts, sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()
