@@ -79,7 +79,7 @@ def header(before: dict, after: dict, threads: int, settings: str) -> str:
     )
 
 
-def _product(dtype: object) -> float:
+def product(dtype: object) -> float:
     """GFLOP/s of a 1024 x 1024 matrix product."""
     import torch  # noqa: PLC0415
 
@@ -101,8 +101,8 @@ def _main() -> None:
         "torch": torch.__version__,
         "threads": threads,
         "cuda": torch.cuda.is_available(),
-        "fp32": _product(torch.float32),
-        "bf16": _product(torch.bfloat16),
+        "fp32": product(torch.float32),
+        "bf16": product(torch.bfloat16),
     }
     json.dump(facts, sys.stdout)
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
@@ -232,12 +232,16 @@ class Engine:
             batch = stored[where] if rows is None else stored[rows[where]]
             return finish(seat.outputs(inputs(batch.to(device=self.device, dtype=self.dtype))), where)
 
-        done = self._in_order(work, ((model, where) for model in models for where in batches))
+        done = self._in_order(work, [(model, where) for model in models for where in batches])
         for _ in models:
             yield torch.cat([next(done) for _ in batches])
 
-    def _in_order(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+    def _in_order(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
         """``work`` on every item over the pool; results in the items' order, few of them waiting at a time."""
+        if len(items) == 1:
+            # Small work; to wake another thread for it can take as long.
+            yield work(items[0])
+            return
         pending: deque[Future[_Result]] = deque()
         try:
             for item in items:
