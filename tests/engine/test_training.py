@@ -10,13 +10,15 @@ from shoal.core.checks import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.data.federation import Shards
-from shoal.engine import Engine, LocalSGD, vmapped
+from shoal.engine import Engine, LocalSGD, gradients, vmapped
 from shoal.engine.engine import DivergenceError
+from shoal.engine.gradients import Gradients
 from shoal.engine.loop import Loop
-from shoal.models import VGG, MnistCNN, Model
+from shoal.engine.spanned import Spanned
+from shoal.models import MLP, VGG, Logistic, MnistCNN, Model
 
 CPU = torch.device("cpu")
-of = vmapped.Gradients._of
+of = Gradients._of
 
 LOCALS = {
     "epochs": LocalSGD(epochs=3, batch_size=4, learning_rate=0.2),
@@ -83,9 +85,9 @@ def test_threads_change_no_bit(model, build, local, backend, threads):
 
 def test_tracing_changes_no_bit(mlp, build, local, monkeypatch):
     plain = trained(mlp, build(), local, backend="vmap")
-    monkeypatch.setattr(vmapped, "_TRACE_AFTER", 1)
+    monkeypatch.setattr(gradients, "_TRACE_AFTER", 1)
     traced = []
-    monkeypatch.setattr(vmapped.Gradients, "_of", lambda self, network: traced.append(network) or of(self, network))
+    monkeypatch.setattr(Gradients, "_of", lambda self, network: traced.append(network) or of(self, network))
     assert torch.equal(trained(mlp, build(), local, backend="vmap"), plain)
     assert len(traced) == 1, "the computation was traced once, and nothing ran untraced"
 
@@ -99,6 +101,48 @@ def test_every_owner_is_in_one_unit_and_the_largest_come_first(sizes, trainer):
     assert order.sort().values.tolist() == list(range(len(sizes)))
     assert shards.sizes[order].tolist() == sorted(sizes, reverse=True)
     assert max(map(len, units)) <= 256
+
+
+class NoBias(nn.Module):
+    input_layer = "first"
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.output = nn.Linear(36, 5, bias=False), nn.Linear(5, 3)
+
+    def forward(self, images):
+        return self.output(torch.tanh(self.first(images.flatten(1))))
+
+
+@pytest.mark.parametrize("network", [lambda: MLP(36, 8, 3), lambda: Logistic(36, 3), NoBias])
+@pytest.mark.parametrize(
+    "local",
+    [LocalSGD(steps=7, learning_rate=0.3), LocalSGD(epochs=6, batch_size=50, learning_rate=0.3, weight_decay=0.2)],
+)
+def test_full_batches_train_the_same_in_the_span_of_their_inputs(network, local, build, monkeypatch):
+    model, federation, used = Model(network), build(), []
+    train = Spanned.train
+    monkeypatch.setattr(Spanned, "train", lambda *given: (used.append(given), train(*given))[1])
+    found = trained(model, federation, local, backend="vmap")
+    torch.testing.assert_close(found, by_hand(model, federation, local), rtol=1e-4, atol=1e-6)
+    assert used
+    monkeypatch.setattr(gradients, "_TRACE_AFTER", 1)
+    assert torch.equal(trained(model, federation, local, backend="vmap"), found), "tracing changed it"
+
+
+def test_the_span_is_left_alone_where_it_is_more_work(build, monkeypatch):
+    monkeypatch.setattr(Spanned, "train", None)
+    for local in (LocalSGD(steps=1), LocalSGD(steps=7, batch_size=4)):
+        trained(Model(lambda: MLP(36, 8, 3)), build(), local, backend="vmap")
+    trained(Model(lambda: MLP(36, 8, 3)), build(), LocalSGD(steps=7), backend="vmap", precision="bf16")
+
+
+def test_an_input_layer_that_is_not_linear_is_refused():
+    class Wrong(nn.Sequential):
+        input_layer = "0"
+
+    with pytest.raises(InputError, match=r"input layer '0' must be a torch\.nn\.Linear"):
+        Engine(Model(lambda: Wrong(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))), backend="vmap")
 
 
 def test_onednn_s_layout_changes_speed_alone():

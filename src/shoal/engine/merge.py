@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+Part = tuple[Tensor, Tensor, Tensor]
+"""Some owners' ends: the models (k,) they move, the sums (k, P) of the ends by their shares, and those shares (k, 1)."""
+
 
 class Merge:
     """Moves K models towards the ends of n owners, while they are still training.
@@ -26,26 +29,25 @@ class Merge:
     def __init__(self, models: Tensor, shares: Tensor) -> None:
         self._models = models
         self._shares = shares.double()
-        self._moved = torch.zeros(models.shape, dtype=torch.float64)
+        self._ends = torch.zeros(models.shape, dtype=torch.float64)
+        self._counted = torch.zeros(len(models), 1, dtype=torch.float64)
 
-    def part(self, owners: Tensor, ends: Tensor) -> list[tuple[int, Tensor]]:
-        """By how much the ends (u, P) of ``owners`` (u,) move which models; any thread may ask."""
+    def part(self, owners: Tensor, ends: Tensor) -> Part:
+        """The sums of the ends (u, P) of ``owners`` (u,), by model, each by its share; any thread may ask."""
         shares = self._shares[:, owners]
-        moves = []
-        for k in torch.nonzero(shares.any(dim=1)).flatten().tolist():
-            mine = torch.nonzero(shares[k]).flatten()
-            updates = ends[mine.to(ends.device)] - self._models[k].to(ends.device)
-            moves.append((k, (shares[k, mine].to(updates) @ updates).cpu()))
-        return moves
+        which = torch.nonzero(shares.any(dim=1)).flatten()
+        return which, (shares[which].to(ends) @ ends).cpu(), shares[which].sum(dim=1, keepdim=True)
 
-    def add(self, moves: list[tuple[int, Tensor]]) -> None:
+    def add(self, part: Part) -> None:
         """Count a part; the order of parts decides the last bits."""
-        for k, move in moves:
-            self._moved[k].add_(move)
+        which, ends, counted = part
+        for k, end, share in zip(which.tolist(), ends, counted, strict=True):
+            self._ends[k].add_(end)
+            self._counted[k].add_(share)
 
     def models(self) -> Tensor:
         """(K, P), the moved models, a new tensor."""
-        return (self._models.double() + self._moved).float()
+        return ((1 - self._counted) * self._models.double() + self._ends).float()
 
 
 def shares_of(choice: Tensor, weights: Tensor, models: int) -> Tensor:

@@ -4,37 +4,30 @@ Owners of unequal sizes are padded; a padded example weighs nothing, and an owne
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from shoal.core.layout import Layout
 from shoal.data.federation import Shards
-from shoal.data.storage import inputs, storage
+from shoal.data.storage import storage
+from shoal.engine.gradients import Given, Gradients
 from shoal.engine.local import LocalSGD
 from shoal.engine.seat import Seat
+from shoal.engine.spanned import Spanned, spanned
 from shoal.models.model import Model
-
-_TRACE_AFTER = 100
-"""Uses of one shape after which its computation is traced, which takes as long as it saves in about so many."""
 
 _IN_CACHE = 2**21
 """Numbers in the rows of the owners of one computation (8 MB), for the caches to hold them between two steps."""
-
-
-_Gradient = Callable[..., dict[str, Tensor]]
 
 
 class Vmapped:
     """Trains owners many at a time."""
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
-        self._layout = model.layout
-        self._gradients = Gradients(model, device, dtype)
+        self._layout, self._device, self._dtype = model.layout, device, dtype
+        self._gradients = Gradients(model.network, model.loss, dtype)
+        self._spanned = spanned(model, dtype)
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:
         """The owners (n,) in the parts that are computed together, of nearly equal sizes so that little is padded: as
@@ -47,94 +40,58 @@ class Vmapped:
         example = storage(shards.x).shape[1:]
         for part in parts:
             shape = torch.Size((len(part), int(local.batches(sizes[part]).max()), *example))
-            self._gradients.expect(shape, int(local.steps_each(sizes[part]).max()))
+            steps = int(local.steps_each(sizes[part]).max())
+            span = self._span(shards, local, shape[1], steps)
+            if span is not None:
+                span.expect(shape, steps, self._device)
+            else:
+                self._gradients.expect(shape, steps, lambda shape=shape: self._example(shape))
         return parts
 
     def train(self, seat: Seat, rows: Tensor, shards: Shards, owners: Tensor, orders: Tensor, local: LocalSGD) -> None:
         """As `Loop.train`; only the structure of the seat's network is used."""
-        views, device = self._layout.views(rows), rows.device
-        trainable = self._layout.trainable
-        weights = {slot.name: views.pop(slot.name) for slot in self._layout.slots if slot.start < trainable}
-        stored = storage(shards.x)
+        plan = _steps(shards, owners, orders, local)
+        x, y, share = self._batch(shards, *plan[0])
+        span = self._span(shards, local, x.shape[1], len(plan))
+        if span is not None:
+            span.train(rows, x, y, share, len(plan), local)
+            return
+        weights, rest = self._tensors(rows)
         seat.network.train()
-        before, x, y, share = None, stored, shards.y, stored
-        for picks, share_of_mean in _steps(shards, owners, orders, local):
-            if picks is not before:
-                before, there = picks, picks.to(stored.device)
-                x, y = stored[there].to(device=device, dtype=seat.dtype), shards.y[there].to(device)
-                share = share_of_mean.to(device)
-            slopes = self._gradients(seat.network, weights, views, x, y, share)
+        before = plan[0]
+        for now in plan:
+            if now is not before:
+                x, y, share = self._batch(shards, *now)
+                before = now
+            slopes = self._gradients(seat.network, weights, rest, x, y, share)
             if local.weight_decay:
                 active = (share > 0).any(dim=1).float()
-                rows[:, :trainable].mul_(1 - local.learning_rate * local.weight_decay * active[:, None])
+                rows[:, : self._layout.trainable].mul_(1 - local.learning_rate * local.weight_decay * active[:, None])
             for name, view in weights.items():
                 view.sub_(slopes[name], alpha=local.learning_rate)
 
+    def _batch(self, shards: Shards, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Stored inputs (n, B, ...), labels (n, B) and shares (n, B) of a step, where they are computed with."""
+        stored, there = storage(shards.x), rows.to(shards.y.device)
+        x = stored[there].to(device=self._device, dtype=self._dtype)
+        return x, shards.y[there].to(self._device), share.to(self._device)
 
-@dataclass(eq=False)
-class Gradients:
-    """Gradients of the loss of n owners, each at its own weights and on its own batch, in one computation.
+    def _span(self, shards: Shards, local: LocalSGD, examples: int, steps: int) -> Spanned | None:
+        """What trains full batches in the span of their inputs, where that is less work."""
+        pays = self._spanned is not None and local.full(shards.sizes) and self._spanned.pays(examples, steps)
+        return self._spanned if pays else None
 
-    A shape that comes back often is traced into a plain sequence of tensor operations: the same operations in the
-    same order, without the cost of finding them again (measured, 0.7 ms a step of a small network).
-    """
+    def _tensors(self, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The trainable views of rows (n, P), and the others."""
+        rest = self._layout.views(rows)
+        trained = [slot.name for slot in self._layout.slots if slot.start < self._layout.trainable]
+        return {name: rest.pop(name) for name in trained}, rest
 
-    model: Model
-    device: torch.device
-    dtype: torch.dtype
-    _uses: Counter[torch.Size] = field(default_factory=Counter)
-    _traced: dict[torch.Size, _Gradient] = field(default_factory=dict)
-
-    def expect(self, shape: torch.Size, uses: int) -> None:
-        """Say that stored inputs of a shape (n, B, ...) are about to be used, while no other thread runs a network
-        (PyTorch's tracing is not safe beside other threads).
-        """
-        self._uses[shape] += uses
-        if self._uses[shape] < _TRACE_AFTER or shape in self._traced:
-            return
-        # Imported here because it takes a second, which short runs need not spend.
-        from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
-
-        layout = self.model.layout
-        views = layout.views(torch.zeros(shape[0], layout.size, device=self.device))
-        weights = {slot.name: views.pop(slot.name) for slot in layout.slots if slot.start < layout.trainable}
-        x = torch.zeros(shape, device=self.device, dtype=self.dtype)
-        y = torch.zeros(shape[:2], device=self.device, dtype=torch.int64)
-        network = self.model.network().to(self.device).train()
-        traced = make_fx(self._of(network))(weights, views, x, y, torch.zeros(shape[:2], device=self.device))
-        traced.graph.eliminate_dead_code()
-        traced.recompile()
-        self._traced[shape] = traced
-
-    def __call__(
-        self,
-        network: nn.Module,
-        weights: dict[str, Tensor],
-        rest: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-        share: Tensor,
-    ) -> dict[str, Tensor]:
-        """By name, (n, ...): the gradient of ``sum_b share[i, b] * loss(network(x[i, b]), y[i, b])``.
-
-        Args:
-            network: structure, not in use by another thread.
-            weights: trainable tensors (n, ...).
-            rest: the network's other tensors (n, ...).
-            x: stored inputs (n, B, ...).
-            y: labels (n, B).
-            share: of each example in its owner's mean loss (n, B).
-        """
-        gradient = self._traced.get(x.shape) or self._of(network)
-        return gradient(weights, rest, x, y, share)
-
-    def _of(self, network: nn.Module) -> _Gradient:
-        def loss(weights: dict[str, Tensor], rest: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-            tensors = {name: tensor.to(self.dtype) for name, tensor in (weights | rest).items()}
-            outputs = functional_call(network, tensors, (inputs(x),)).float()
-            return (self.model.loss(outputs, y) * share).sum()
-
-        return vmap(grad(loss))
+    def _example(self, shape: torch.Size) -> Given:
+        """Arguments of a gradient for stored inputs of a shape (n, B, ...), all zero."""
+        weights, rest = self._tensors(torch.zeros(shape[0], self._layout.size, device=self._device))
+        zeros = torch.zeros(shape[:2], device=self._device)
+        return weights, rest, torch.zeros(shape, device=self._device, dtype=self._dtype), zeros.long(), zeros
 
 
 def _steps(shards: Shards, owners: Tensor, orders: Tensor, local: LocalSGD) -> list[tuple[Tensor, Tensor]]:

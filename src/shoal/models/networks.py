@@ -99,6 +99,8 @@ class VGG(nn.Module):
 class MLP(nn.Module):
     """One hidden layer; 784-200-10 is the MNIST network of IFCA (Ghosh et al. 2020)."""
 
+    input_layer = "hidden"
+
     def __init__(self, inputs: int = 784, hidden: int = 200, classes: int = 10) -> None:
         super().__init__()
         self.hidden = nn.Linear(inputs, hidden)
@@ -111,6 +113,8 @@ class MLP(nn.Module):
 
 class Logistic(nn.Module):
     """Multinomial logistic regression."""
+
+    input_layer = "output"
 
     def __init__(self, inputs: int = 784, classes: int = 10) -> None:
         super().__init__()
