@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 Part = tuple[Tensor, Tensor, Tensor]
-"""Some owners' ends: the models (k,) they move, the sums (k, P) of the ends by their shares, and those shares (k, 1)."""
+"""Of some owners: the models (k,) they move, the sums (k, P) of their ends by their shares, and those shares (k, 1)."""
 
 
 class Merge:
