@@ -1,6 +1,6 @@
 """Whether bf16 learns as well as fp32: test accuracy of FedAvg, 200 clients x 50 Fashion-MNIST images, after 30 rounds.
 
-python benchmarks/precision.py [ROUNDS]
+python benchmarks/precision.py [ROUNDS [RATE]]
 """
 
 import statistics
@@ -8,11 +8,12 @@ import sys
 
 from shoal import Engine, FedAvg, LocalSGD, Shape, Stream, Training, load_images, named_model
 from shoal.data import Group, Split, draw_preferences, split_images
+from shoal.engine import Precision
 
 SEEDS = (0, 1, 2)
 
 
-def accuracy(precision: str, seed: int, rounds: int) -> float:
+def accuracy(precision: Precision, seed: int, rounds: int, rate: float) -> float:
     """Share of the 10,000 official test images that the model is right about after the last round."""
     split = Split(clients=200, examples_per_client=50, shadow_examples=0, test_examples=10_000)
     stream = Stream(seed)
@@ -21,7 +22,7 @@ def accuracy(precision: str, seed: int, rounds: int) -> float:
     model = named_model("mnist-cnn", Shape(1, 28, 28, 10))
     with Engine(model, precision=precision) as engine:
         ready = engine.prepare(federation)
-        local = LocalSGD(epochs=1, batch_size=50, learning_rate=0.1)
+        local = LocalSGD(epochs=1, batch_size=50, learning_rate=rate)
         training = Training(ready, FedAvg(), local, engine, stream)
         *_, (state, _) = training.rounds(training.start(), rounds)
         outputs = engine.outputs(state.models[0], ready.test.x)
@@ -31,10 +32,16 @@ def accuracy(precision: str, seed: int, rounds: int) -> float:
 def main() -> None:
     """Print the table."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 30
-    print(f"| test accuracy after {rounds} rounds | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " | mean |")
+    rate = float(sys.argv[2]) if len(sys.argv) > 2 else 0.1
+    print(
+        f"| test accuracy after {rounds} rounds at rate {rate:g} | "
+        + " | ".join(f"seed {seed}" for seed in SEEDS)
+        + " | mean |"
+    )
     print("|---" * (len(SEEDS) + 2) + "|")
-    for precision in ("fp32", "bf16"):
-        found = [accuracy(precision, seed, rounds) for seed in SEEDS]
+    precisions: tuple[Precision, ...] = ("fp32", "bf16")
+    for precision in precisions:
+        found = [accuracy(precision, seed, rounds, rate) for seed in SEEDS]
         cells = [f"{each:.4f}" for each in (*found, statistics.mean(found))]
         print(f"| {precision} | " + " | ".join(cells) + " |", flush=True)
 
