@@ -139,7 +139,7 @@ def test_interrupted_is_130_and_can_be_resumed(config, tmp_path):
         process.send_signal(signal.SIGINT)
         _, told = process.communicate()
     assert process.returncode == 130
-    assert told == "shoal: interrupted; a run goes on with --resume\n"
+    assert told == "shoal: interrupted; a run goes on with --resume, a sweep when it is started again\n"
     assert list((out / "checkpoint").glob("round-*"))
 
 

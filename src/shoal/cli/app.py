@@ -1,4 +1,4 @@
-"""The command line: ``shoal run``, ``shoal compare``, ``shoal report``, ``shoal data``.
+"""The command line: ``shoal run``, ``shoal sweep``, ``shoal compare``, ``shoal report``, ``shoal data``.
 
 Exit codes: 0 done; 2 bad input, one sentence on stderr; 1 failed; 130 interrupted.
 """
@@ -16,12 +16,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.cli.progress import Display
+from shoal.cli.sweep import SweepDisplay
 from shoal.core.checks import InputError
 from shoal.data.catalog import availability, user_cache
 from shoal.data.hub import fetch
 from shoal.experiments.config import read_config
 from shoal.experiments.report import report_of
 from shoal.experiments.runs import run as run_config
+from shoal.experiments.sweeps import Workers, is_sweep, read_sweep, report_of_sweep, run_sweep
 from shoal.experiments.verdict import compare as compare_runs
 from shoal.experiments.verdict import read_run, verdict
 
@@ -70,6 +72,37 @@ def run(
 
 
 @app.command()
+def sweep(
+    sweep: Annotated[Path, typer.Argument(help="The sweep's TOML file.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Directory; runs/NAME of the file by default.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at a time.")] = 1,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="ADDRESS", help="Do the runs on a Ray cluster (needs the extra shoal[ray])."),
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Do many runs, and show them in tables and figures; what is finished is never done twice."""
+    asked = read_sweep(sweep)
+    directory = out if out is not None else Path("runs") / sweep.stem
+    with SweepDisplay(Console(stderr=True)) as display:
+        outcome = run_sweep(
+            asked,
+            directory,
+            workers=Workers(jobs, cluster),
+            data_dir=data_dir,
+            begun=display.begun,
+            ended=display.ended,
+        )
+    for run, reason in outcome.failed.items():
+        typer.echo(f"shoal: {run}: failed: {' '.join(reason.split())}", err=True)
+    typer.echo(f"{outcome.finished} of {len(asked.runs)} runs are done: {directory / 'results.csv'}")
+    typer.echo(f"Report: {outcome.report}")
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def compare(runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")]) -> None:
     """Show finished runs side by side, and say in words what differs."""
     frame, words = compare_runs(runs)
@@ -85,9 +118,9 @@ def compare(runs: Annotated[list[Path], typer.Argument(help="Directories of fini
 
 
 @app.command()
-def report(directory: Annotated[Path, typer.Argument(help="Directory of a finished run.")]) -> None:
-    """Write the HTML report of a finished run again."""
-    typer.echo(f"Report: {report_of(directory)}")
+def report(directory: Annotated[Path, typer.Argument(help="Directory of a finished run, or of a sweep.")]) -> None:
+    """Write the HTML report of a finished run again, or a sweep's tables, figures and page."""
+    typer.echo(f"Report: {report_of_sweep(directory) if is_sweep(directory) else report_of(directory)}")
 
 
 @app.command()
@@ -127,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(f"failed: {error}", 1)
     # Some versions of Typer turn Ctrl-C into this code themselves.
     if returned == 130:
-        return _say("interrupted; a run goes on with --resume", 130)
+        return _say("interrupted; a run goes on with --resume, a sweep when it is started again", 130)
     return returned if isinstance(returned, int) else 0
 
 

@@ -52,7 +52,7 @@ class Display:
             self._bar.update(self._task, total=simulation.rounds, completed=done)
             return
         each = (time.perf_counter() - self._began) / max(1, done - self._before)
-        self._bar.update(self._task, completed=done, left=f"about {_spell(each * (simulation.rounds - done))} left")
+        self._bar.update(self._task, completed=done, left=f"about {spell(each * (simulation.rounds - done))} left")
         self._live.update(Group(self._bar, _clusters(simulation, progress)))
 
 
@@ -68,7 +68,12 @@ def _clusters(simulation: Simulation, progress: RunProgress) -> Table:
     return table
 
 
-def _spell(seconds: float) -> str:
+def spell(seconds: float) -> str:
+    """A time in words.
+
+    >>> spell(3725)
+    '1 h 02 min'
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

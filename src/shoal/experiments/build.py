@@ -9,7 +9,7 @@ from shoal.core.randomness import Stream
 from shoal.data import Group, Images, Split, draw_preferences, load_images, split_images
 from shoal.engine import Algorithm, LocalSGD, resolve_backend
 from shoal.experiments.config import Config, DataSection
-from shoal.experiments.simulation import Simulation
+from shoal.experiments.simulation import Simulation, check_together
 from shoal.models import Model, Shape, named_model
 
 
@@ -23,48 +23,15 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
     Raises:
         InputError: data that is missing, damaged or too small, or keys that contradict each other.
     """
-    images = load_images(
-        config.data.source, data_dir=data_dir, path=None if config.data.path is None else Path(config.data.path)
-    )
-    classes = config.model.classes if config.model.classes is not None else images.classes
-    largest = int(images.labels.max())
-    require(
-        largest < classes,
-        f"{images.name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to "
-        f"{largest + 1} or more",
-    )
-    model = build_model(config, images, classes)
-    algorithm = build_algorithm(config)
-    decided = config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"path": _absolute(config.data.path)}),
-            "model": config.model.model_copy(update={"classes": classes}),
-            "algorithm": config.algorithm.model_copy(update={"clusters": algorithm.clusters}),
-            "local": config.local.model_copy(update={"epochs": _local(config).epochs}),
-            "engine": config.engine.model_copy(
-                update={"backend": resolve_backend(model) if config.engine.backend == "auto" else config.engine.backend}
-            ),
-        }
-    )
-    _agree(config)
-    groups = [_group(name, config.data) for name in config.data.groups]
-    plan = Split(
-        clients=config.data.clients,
-        examples_per_client=config.data.examples_per_client,
-        shadow_examples=config.data.shadow_examples,
-        test_examples=config.data.test_examples,
-        holdout_examples=config.data.holdout_examples,
-        dirichlet_alpha=config.data.dirichlet_alpha,
-        reuse_images=config.data.reuse_images,
-    )
-    plan.check(images, groups)
+    images = images_of(config, data_dir)
+    decided = decide(config, images)
     stream = Stream(config.seed, ("data",))
     low, high = config.privacy.thresholds
     preferences = draw_preferences(config.data.clients, (low, high), config.privacy.beta, stream("preferences"))
     simulation = Simulation(
-        federation=split_images(images, plan, groups, preferences, stream),
-        model=model,
-        algorithm=algorithm,
+        federation=split_images(images, _plan(config.data), _groups(config.data), preferences, stream),
+        model=build_model(decided, images),
+        algorithm=build_algorithm(config),
         local=_local(config),
         rounds=config.algorithm.rounds,
         seed=config.seed,
@@ -75,11 +42,49 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
     return decided, simulation
 
 
-def build_model(config: Config, images: Images, classes: int) -> Model:
-    """The network of [model], fitted to the images."""
+def images_of(config: Config, data_dir: Path | None = None) -> Images:
+    """The images of [data], from where they lie."""
+    path = None if config.data.path is None else Path(config.data.path)
+    return load_images(config.data.source, data_dir=data_dir, path=path)
+
+
+def decide(config: Config, images: Images) -> Config:
+    """``config`` with everything it left open decided, without dealing out any image.
+
+    Raises:
+        InputError: images that are too few, or keys that contradict each other.
+    """
+    classes = config.model.classes if config.model.classes is not None else images.classes
+    largest = int(images.labels.max())
+    require(
+        largest < classes,
+        f"{images.name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to "
+        f"{largest + 1} or more",
+    )
+    config = config.model_copy(update={"model": config.model.model_copy(update={"classes": classes})})
+    model = build_model(config, images)
+    algorithm = build_algorithm(config)
+    local = _local(config)
+    _agree(config)
+    check_together(algorithm, local, build_red_team(config))
+    _plan(config.data).check(images, _groups(config.data))
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"path": _absolute(config.data.path)}),
+            "algorithm": config.algorithm.model_copy(update={"clusters": algorithm.clusters}),
+            "local": config.local.model_copy(update={"epochs": local.epochs}),
+            "engine": config.engine.model_copy(
+                update={"backend": resolve_backend(model) if config.engine.backend == "auto" else config.engine.backend}
+            ),
+        }
+    )
+
+
+def build_model(config: Config, images: Images) -> Model:
+    """The network of [model], fitted to the images, and to their classes unless the section says how many."""
     _, channels, height, width = images.pixels.shape
     section = config.model
-    shape = Shape(channels, height, width, classes)
+    shape = Shape(channels, height, width, images.classes if section.classes is None else section.classes)
     return named_model(section.name, shape, hidden=section.hidden, norm=section.norm, padding=section.padding)
 
 
@@ -135,15 +140,28 @@ def _local(config: Config) -> LocalSGD:
     )
 
 
-def _group(name: str, data: DataSection) -> Group:
-    section = data.groups[name]
-    rotation, brightness = section.rotation, section.brightness
-    return Group(
-        name=name,
-        share=section.share,
-        rotation=None if rotation is None else (rotation[0], rotation[1]),
-        brightness=None if brightness is None else (brightness[0], brightness[1]),
+def _plan(data: DataSection) -> Split:
+    return Split(
+        clients=data.clients,
+        examples_per_client=data.examples_per_client,
+        shadow_examples=data.shadow_examples,
+        test_examples=data.test_examples,
+        holdout_examples=data.holdout_examples,
+        dirichlet_alpha=data.dirichlet_alpha,
+        reuse_images=data.reuse_images,
     )
+
+
+def _groups(data: DataSection) -> list[Group]:
+    return [
+        Group(
+            name=name,
+            share=section.share,
+            rotation=None if section.rotation is None else (section.rotation[0], section.rotation[1]),
+            brightness=None if section.brightness is None else (section.brightness[0], section.brightness[1]),
+        )
+        for name, section in data.groups.items()
+    ]
 
 
 def _agree(config: Config) -> None:

@@ -53,15 +53,7 @@ class Simulation:
     def __post_init__(self) -> None:
         require(self.rounds >= 1, f"'algorithm.rounds' must be at least 1; got {self.rounds}")
         require(self.evaluate_every >= 1, f"'evaluation.every' must be at least 1; got {self.evaluate_every}")
-        ifca = self.algorithm.ifca if isinstance(self.algorithm, IFCAMIR) else self.algorithm
-        require(
-            not isinstance(self.algorithm, IFCAMIR) or self.red_team.every > 0,
-            "'algorithm.name' = \"ifca-mir\" chooses by risk, so 'red_team.every' must be at least 1; got 0",
-        )
-        require(
-            not isinstance(ifca, IFCA) or ifca.averaging == "model" or self.local.steps == 1,
-            "'algorithm.averaging' = \"gradient\" takes one gradient a round, so 'local.steps' must be 1",
-        )
+        check_together(self.algorithm, self.local, self.red_team)
 
     def on(self, engine: Engine) -> Training:
         """The training that this simulation is, on an engine."""
@@ -74,6 +66,19 @@ class Simulation:
             participation=self.participation,
             sensor=self.red_team,
         )
+
+
+def check_together(algorithm: Algorithm, local: LocalSGD, red_team: RedTeam) -> None:
+    """Raise `InputError` where an algorithm cannot do with this local training or red team."""
+    ifca = algorithm.ifca if isinstance(algorithm, IFCAMIR) else algorithm
+    require(
+        not isinstance(algorithm, IFCAMIR) or red_team.every > 0,
+        "'algorithm.name' = \"ifca-mir\" chooses by risk, so 'red_team.every' must be at least 1; got 0",
+    )
+    require(
+        not isinstance(ifca, IFCA) or ifca.averaging == "model" or local.steps == 1,
+        "'algorithm.averaging' = \"gradient\" takes one gradient a round, so 'local.steps' must be 1",
+    )
 
 
 @dataclass(frozen=True, eq=False)

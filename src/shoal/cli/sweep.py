@@ -1,0 +1,68 @@
+"""`shoal sweep` on a terminal: how many runs and rounds are done, and how long the rest will take."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from shoal.cli.progress import spell
+from shoal.experiments.sweeps import Standing
+
+
+class SweepDisplay:
+    """Shows a sweep while it is open: live on a terminal, elsewhere a line for each run that ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("run"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")
+        )
+        self._task = self._bar.add_task("runs", total=None, left="")
+        self._standing: Callable[[], Standing] | None = None
+        self._began = time.perf_counter()
+        self._before = 0
+        self._live = Live(get_renderable=self._look, console=console, transient=True, refresh_per_second=1)
+
+    def __enter__(self) -> "SweepDisplay":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def begun(self, standing: Callable[[], Standing]) -> None:
+        """Take note of where the sweep starts."""
+        now = standing()
+        self._began, self._before = time.perf_counter(), now.played
+        self._standing = standing
+        if now.finished and not self._console.is_terminal:
+            self._console.print(f"{now.finished} of {now.runs} runs are done already")
+
+    def ended(self, now: Standing) -> None:
+        """Say that a run ended, where nothing shows it live."""
+        if not self._console.is_terminal:
+            broken = f", {now.failed} failed" if now.failed else ""
+            self._console.print(f"{now.finished} of {now.runs} runs are done{broken}{self._left(now)}")
+
+    def _look(self) -> Progress:
+        if self._standing is not None:
+            now = self._standing()
+            broken = f"{now.failed} failed; " if now.failed else ""
+            left = f"{broken}{self._left(now).removeprefix('; ')}"
+            self._bar.update(self._task, total=now.runs, completed=now.finished, left=left)
+        return self._bar
+
+    def _left(self, now: Standing) -> str:
+        """Time left, by the rounds that were played since the sweep was begun; nothing before the first."""
+        played = now.played - self._before
+        if played <= 0 or now.played >= now.rounds:
+            return ""
+        each = (time.perf_counter() - self._began) / played
+        return f"; about {spell(each * (now.rounds - now.played))} left"

@@ -1,0 +1,60 @@
+"""A sweep's runs with everything decided, each named by what it runs, so that no run is done twice."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from shoal.core.checks import InputError
+from shoal.experiments.build import decide, images_of
+from shoal.experiments.config import Config
+from shoal.experiments.sweeps.spec import Run, Sweep
+
+FAST = {"engine": {"threads"}, "checkpoint": True}
+"""What only decides how fast a run goes, and has no part in its name."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that can be started.
+
+    Args:
+        run: its place in the sweep.
+        config: what it runs, with everything decided.
+        digest: the name of its directory.
+    """
+
+    run: Run
+    config: Config
+    digest: str
+
+
+def plan(sweep: Sweep, data_dir: Path | None = None) -> tuple[Planned, ...]:
+    """Check every run before any is started.
+
+    Raises:
+        InputError: a run that cannot be, or two runs that would be the same.
+    """
+    # Loaded once for all runs on the same data.
+    load = cache(lambda source, path: images_of(first[source, path], data_dir))
+    first: dict[tuple[str, str | None], Config] = {}
+    planned: dict[str, Planned] = {}
+    for run in sweep.runs:
+        data = run.config.data
+        first.setdefault((data.source, data.path), run.config)
+        try:
+            config = decide(run.config, load(data.source, data.path))
+        except InputError as error:
+            raise InputError(f"{sweep.name}, {run}: {error}") from error
+        digest = digest_of(config)
+        if digest in planned:
+            raise InputError(f"{sweep.name}: '{planned[digest].run}' and '{run}' are the same run; leave one out")
+        planned[digest] = Planned(run, config, digest)
+    return tuple(planned.values())
+
+
+def digest_of(config: Config) -> str:
+    """64 bits that name a decided configuration, but for what only decides how fast it goes."""
+    text = json.dumps(config.model_dump(exclude=FAST), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

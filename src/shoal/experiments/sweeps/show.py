@@ -1,0 +1,2 @@
+def show(out, **k):
+    return out / "report.html"

@@ -1,0 +1,191 @@
+"""A sweep's file: a base, what varies, the seeds, and what is shown of the outcome; from there to its runs.
+
+docs/sweeps.md has an example of every key.
+"""
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+from pydantic import Field
+
+from shoal.core.checks import InputError, require
+from shoal.experiments.config import Config, parse_config
+from shoal.experiments.sections import Count, Section, change_key, key_parts, parse, read_toml
+from shoal.experiments.sweeps.shown import Axes, Shown, Value, read_shown
+
+RESERVED = ("run", "seed")
+"""Columns of results.csv that no axis can have for a name."""
+
+Changes = Mapping[str, Any]
+"""Values by dotted key."""
+
+
+class SweepSection(Section):
+    """The whole file."""
+
+    title: str = ""
+    base: str
+    seeds: Annotated[list[Count], Field(min_length=1)]
+    changes: dict[str, Any] = Field(default={})
+    grid: dict[str, list[Any] | dict[str, Any]]
+    tables: dict[str, Any] = Field(default={})
+    figures: dict[str, Any] = Field(default={})
+    labels: dict[str, Any] = Field(default={})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a sweep.
+
+    Args:
+        settings: its place on each axis.
+        seed: its seed.
+        config: what it runs.
+    """
+
+    settings: Mapping[str, Value]
+    seed: int
+    config: Config
+
+    def __str__(self) -> str:
+        """As people call it."""
+        return ", ".join([*(f"{axis} = {value}" for axis, value in self.settings.items()), f"seed {self.seed}"])
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Many runs.
+
+    Args:
+        name: of its file.
+        title: what it asks.
+        axes: what varies, in the order of the file.
+        seeds: of each setting.
+        runs: the product of both.
+        shown: the tables and figures it asks for.
+        base: the table that all runs change.
+        asked: the file's own table.
+    """
+
+    name: str
+    title: str
+    axes: Axes
+    seeds: tuple[int, ...]
+    runs: tuple[Run, ...]
+    shown: Shown
+    base: Mapping[str, Any]
+    asked: Mapping[str, Any]
+
+    def toml(self, base: str) -> str:
+        """The file again, for a directory where ``base`` is the name of the base."""
+        return tomli_w.dumps(dict(self.asked) | {"base": base})
+
+
+def read_sweep(path: Path) -> Sweep:
+    """The sweep in a TOML file.
+
+    Raises:
+        InputError: the file or its base cannot be read, or asks for runs, tables or figures that cannot be.
+    """
+    given = read_toml(path)
+    where = str(path)
+    section = parse(SweepSection, given, where)
+    base = path.parent / section.base
+    table = read_toml(base)
+    require(len(section.grid) > 0, f"{where}: 'grid' is empty; name at least one key and its values")
+    twice = [seed for seed in section.seeds if section.seeds.count(seed) > 1]
+    require(not twice, f"{where}: 'seeds' has {twice[0] if twice else ''} twice")
+    axes = {name: _axis(name, asked, where) for name, asked in section.grid.items()}
+    _apart(section.changes, axes, where)
+    shown = {key: given[key] for key in ("tables", "figures", "labels") if key in given}
+    values = {name: tuple(settings) for name, settings in axes.items()}
+    return Sweep(
+        name=path.stem,
+        title=section.title or path.stem,
+        axes=values,
+        seeds=tuple(section.seeds),
+        runs=tuple(_runs(section, axes, table, where)),
+        shown=read_shown(shown, values, where),
+        base=table,
+        asked=given,
+    )
+
+
+def _axis(name: str, asked: list[Any] | dict[str, Any], where: str) -> dict[Value, Changes]:
+    """The changes that each setting of an axis makes."""
+    require(name not in RESERVED, f"{where}: 'grid.{name}' cannot be an axis; list seeds in 'seeds'")
+    require(len(asked) > 0, f"{where}: 'grid.{name}' is empty; give it at least one value")
+    if isinstance(asked, dict):
+        wrong = [setting for setting, changes in asked.items() if not isinstance(changes, dict) or not changes]
+        require(
+            not wrong,
+            f"{where}: 'grid.{name}.{wrong[0] if wrong else ''}' must be a table of keys and values; "
+            'a dotted key stands in quotes, as in "data.clients" = [10, 20]',
+        )
+        return {setting: changes for setting, changes in asked.items()}  # noqa: C416 (for the type of the keys)
+    settings = {}
+    for value in asked:
+        setting = value if isinstance(value, Value) else json.dumps(value)
+        require(setting not in settings, f"{where}: 'grid.{name}' has {setting} twice")
+        settings[setting] = {name: value}
+    return settings
+
+
+def _apart(changes: Changes, axes: Mapping[str, Mapping[Value, Changes]], where: str) -> None:
+    """Raise where two axes, or an axis and [changes], would set the same key."""
+    owner = dict.fromkeys(changes, "changes")
+    for name, settings in axes.items():
+        for key in dict.fromkeys(key for each in settings.values() for key in each):
+            require(key != "seed", f"{where}: 'grid.{name}' sets 'seed'; list seeds in 'seeds'")
+            other = owner.get(key)
+            require(other is None, f"{where}: '{key}' is set by 'grid.{name}' and by '{other}'; one of them must go")
+            owner[key] = f"grid.{name}"
+
+
+def _runs(
+    section: SweepSection, axes: Mapping[str, Mapping[Value, Changes]], base: Mapping[str, Any], where: str
+) -> Iterator[Run]:
+    for combination in itertools.product(*(settings.items() for settings in axes.values())):
+        settings = {name: setting for name, (setting, _) in zip(axes, combination, strict=True)}
+        changes = dict(section.changes)
+        for _, each in combination:
+            changes |= each
+        place = ", ".join(f"{axis} = {value}" for axis, value in settings.items())
+        for seed in section.seeds:
+            config = _changed(base, changes | {"seed": seed}, f"{where} with {place}")
+            yield Run(settings, seed, config)
+
+
+def _changed(base: Mapping[str, Any], changes: Changes, where: str) -> Config:
+    table = copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        parts = key_parts(key)
+        require(bool(parts), f"{where}: '{key}' is no key; write it as data.clients is written")
+        try:
+            change_key(table, parts, copy.deepcopy(value))
+        except InputError as error:
+            raise InputError(f"{where}: '{key}': {error}") from error
+    _take_the_rest(table, changes, where)
+    return parse_config(table, where)
+
+
+def _take_the_rest(table: Mapping[str, Any], changes: Changes, where: str) -> None:
+    """Where shares are changed but not the last group's, it takes what they leave; groups without clients stay so."""
+    named = [key_parts(key) for key in changes]
+    changed = {parts[2] for parts in named if parts[:2] == ["data", "groups"] and parts[3:] == ["share"]}
+    groups = table.get("data", {}).get("groups", {})
+    given = {name: group.get("share") for name, group in groups.items() if isinstance(group, dict)}
+    shares = {name: float(share) for name, share in given.items() if isinstance(share, int | float)}
+    last = [name for name, share in shares.items() if share > 0][-1:]
+    if not changed or not last or last[0] in changed:
+        return
+    # Rounded, since 1 - 0.1 - 0.2 is not 0.7 in binary, and the written share should be.
+    rest = round(1 - sum(share for name, share in shares.items() if name != last[0]), 12)
+    require(rest > 0, f"{where}: the shares of the other groups leave nothing for '{last[0]}'")
+    groups[last[0]]["share"] = rest

@@ -1,0 +1,124 @@
+"""Runs side by side: in this process, in processes of this machine, or on a Ray cluster, through joblib."""
+
+import importlib.util
+import logging
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from joblib import Parallel, delayed, parallel_config
+
+from shoal.core.checks import InputError, require
+from shoal.engine import Report
+from shoal.experiments.config import Config
+from shoal.experiments.runs import run
+from shoal.experiments.simulation import Progress, Simulation, Watch
+from shoal.experiments.sweeps.plan import Planned
+
+LOG = logging.getLogger("shoal")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where runs are done.
+
+    Args:
+        jobs: runs at a time.
+        cluster: address of a Ray cluster ("auto": the one that this machine belongs to); None: this machine. The
+            sweep's directory and the data must be at the same paths on all its machines.
+
+    Raises:
+        InputError: fewer than one job, or a cluster without Ray being installed.
+    """
+
+    jobs: int = 1
+    cluster: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.jobs >= 1, f"'--jobs' must be at least 1; got {self.jobs}")
+        require(
+            self.cluster is None or importlib.util.find_spec("ray") is not None,
+            "'--cluster' needs Ray; install the extra: pip install 'shoal[ray]'",
+        )
+
+    def play(
+        self, planned: Sequence[Planned], runs: Path, data_dir: Path | None, watch: Watch | None
+    ) -> Iterator[tuple[str, str | None]]:
+        """Do the runs; hands out each one's digest as it ends, and the reason if it failed.
+
+        ``watch`` is called from the run's rounds where runs are done in this process, one after the other.
+        """
+        if self.jobs == 1 and self.cluster is None:
+            for each in planned:
+                yield play(each.config, each.digest, runs, data_dir, watch)
+            return
+        # Threads of several runs would only wait for each other.
+        share = max(1, (os.cpu_count() or 1) // self.jobs)
+        with self._backend():
+            parallel = Parallel(n_jobs=self.jobs, return_as="generator_unordered")
+            played: Any = parallel(
+                delayed(_play_alone)(_threads(each.config, share), each.digest, runs, data_dir) for each in planned
+            )
+            yield from played
+
+    @contextmanager
+    def _backend(self) -> Iterator[None]:
+        if self.cluster is None:
+            with parallel_config(backend="loky", n_jobs=self.jobs):
+                yield
+            return
+        import ray  # noqa: PLC0415 (an extra)
+        from ray.util.joblib import register_ray  # noqa: PLC0415
+
+        if not ray.is_initialized():
+            try:
+                ray.init(address=self.cluster, log_to_driver=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                reason = str(error).splitlines()[0]
+                raise InputError(f"'--cluster' = {self.cluster}: no Ray cluster answers there: {reason}") from error
+        register_ray()
+        with parallel_config(backend="ray", n_jobs=self.jobs):
+            yield
+
+
+def play(
+    config: Config, digest: str, runs: Path, data_dir: Path | None, watch: Watch | None = None
+) -> tuple[str, str | None]:
+    """Do or finish one run in ``runs``/``digest``; returns the digest, and the reason if it failed.
+
+    A lock keeps two processes out of one run, such as a worker whose sweep was killed and the next sweep's.
+    """
+    out = runs / digest
+    with FileLock(runs / f".{digest}.lock"):
+        try:
+            run(config, out, resume=True, data_dir=data_dir, watch=watch)
+        except InputError as error:
+            return digest, str(error)
+        except Exception as error:
+            # The other runs go on.
+            (runs / f"{digest}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            return digest, f"{type(error).__name__}: {error}"
+    (runs / f"{digest}.error.txt").unlink(missing_ok=True)
+    return digest, None
+
+
+def _play_alone(config: Config, digest: str, runs: Path, data_dir: Path | None) -> tuple[str, str | None]:
+    """`play` in a worker process, which ends with the process that asked for it."""
+    parent = os.getppid()
+
+    def watch(simulation: Simulation, progress: Progress, report: Report | None) -> None:
+        del simulation, progress, report
+        if os.getppid() != parent:
+            raise SystemExit(1)
+
+    return play(config, digest, runs, data_dir, watch)
+
+
+def _threads(config: Config, most: int) -> Config:
+    threads: Any = {"threads": min(config.engine.threads, most)}
+    return config.model_copy(update={"engine": config.engine.model_copy(update=threads)})
