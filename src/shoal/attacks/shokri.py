@@ -5,7 +5,9 @@ arXiv:1806.01246. IFCA-MIR's Algorithm 2, lines 2 to 7.
 """
 
 import warnings
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from shoal.attacks.membership import Records
@@ -86,9 +88,19 @@ class FittedShokri:
         for label, classifier in self.classifiers.items():
             mine = np.ones(len(labels), dtype=bool) if label < 0 else labels.numpy() == label
             if mine.any():
-                with threadpool_limits(1):
+                with _one_thread():
                     scores[mine] = classifier.predict_proba(features[mine])[:, 1]
         return scores
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    # Made once: finding the process's libraries takes as long as fitting a classifier.
+    return ThreadpoolController()
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    return _controller().limit(limits=1)
 
 
 def _fitted(kind: Classifier, features: NDArray[np.float64], member: NDArray[np.bool_], stream: Stream) -> Pipeline:
@@ -103,7 +115,7 @@ def _fitted(kind: Classifier, features: NDArray[np.float64], member: NDArray[np.
             estimator = RandomForestClassifier(100, min_samples_leaf=5, random_state=seed)
     pipeline = make_pipeline(StandardScaler(), estimator)
     # These problems are small: more BLAS threads only wait for each other, and may change the last bits.
-    with warnings.catch_warnings(), threadpool_limits(1):
+    with warnings.catch_warnings(), _one_thread():
         # An attack model stopped at its limit of iterations is still an attack.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return pipeline.fit(features, member)

@@ -181,7 +181,7 @@ def _line(progress: Progress, report: Report) -> str:
 def _logged(path: Path) -> Iterator[None]:
     """Append what Shoal logs to ``path``."""
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     level = LOG.level
     LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)

@@ -59,11 +59,14 @@ class Workers:
             return
         # Threads of several runs would only wait for each other.
         share = max(1, (os.cpu_count() or 1) // self.jobs)
+        where = None if data_dir is None else data_dir.resolve()
+        calls = [
+            delayed(_play_alone)(_threads(each.config, share), each.digest, runs.resolve(), where) for each in planned
+        ]
+        # joblib's Ray backend hands results out only when all are there.
+        results = "generator_unordered" if self.cluster is None else "list"
         with self._backend():
-            parallel = Parallel(n_jobs=self.jobs, return_as="generator_unordered")
-            played: Any = parallel(
-                delayed(_play_alone)(_threads(each.config, share), each.digest, runs, data_dir) for each in planned
-            )
+            played: Any = Parallel(n_jobs=self.jobs, return_as=results)(calls)
             yield from played
 
     @contextmanager

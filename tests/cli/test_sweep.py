@@ -1,0 +1,148 @@
+"""`shoal sweep` as its users meet it: exit codes, what it prints, and the sentences for wrong files."""
+
+import io
+import logging
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from shoal.cli.app import main
+from shoal.cli.sweep import SweepDisplay
+from shoal.experiments.sweeps import Standing
+
+BASE = """
+[data]
+source = "digits"
+clients = 6
+examples_per_client = 12
+shadow_examples = 60
+test_examples = 40
+groups.minority = { share = 0.3, rotation = [0, 20] }
+groups.majority = { share = 0.7, rotation = [60, 90] }
+[model]
+name = "mlp"
+hidden = 16
+[algorithm]
+name = "ifca"
+rounds = 2
+[red_team]
+every = 0
+shadow_models = 2
+"""
+
+SWEEP = """
+base = "base.toml"
+seeds = [0]
+[grid]
+"local.learning_rate" = [0.1, 0.5]
+[tables.accuracy]
+rows = ["local.learning_rate"]
+y = ["accuracy.overall"]
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    (tmp_path / "base.toml").write_text(BASE)
+    path = tmp_path / "rates.toml"
+    path.write_text(SWEEP)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_left_as_it_was():
+    handlers = logging.getLogger().handlers[:]
+    yield
+    logging.getLogger().handlers[:] = handlers
+
+
+def test_a_sweep_says_how_far_it_is_and_where_its_report_is(sweep, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", str(sweep)]) == 0
+    printed = capsys.readouterr()
+    assert "2 of 2 runs are done: runs/rates/results.csv" in printed.out
+    assert "Report: runs/rates/report.html" in printed.out
+    assert [line.split(";")[0] for line in printed.err.splitlines()] == ["1 of 2 runs are done", "2 of 2 runs are done"]
+    assert main(["sweep", str(sweep)]) == 0
+    assert capsys.readouterr().err == "2 of 2 runs are done already\n"
+    page = (tmp_path / "runs/rates/report.html").read_bytes()
+    assert main(["report", "runs/rates"]) == 0
+    assert (tmp_path / "runs/rates/report.html").read_bytes() == page
+    assert main(["sweep", "runs/rates/sweep.toml", "--out", "again"]) == 0
+    assert (tmp_path / "again/results.csv").read_bytes() == (tmp_path / "runs/rates/results.csv").read_bytes()
+
+
+def test_a_failed_run_is_told_and_the_exit_code_is_1(sweep, tmp_path, capsys):
+    sweep.write_text(SWEEP.replace("0.5]", "1e30]"))
+    assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 1
+    printed = capsys.readouterr()
+    assert "1 of 2 runs are done" in printed.out
+    assert "shoal: local.learning_rate = 1e+30, seed 0: failed: the loss became NaN" in printed.err
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SWEEP.replace("learning_rate", "lerning_rate"), "unknown key 'local.lerning_rate'; did you mean"),
+        (SWEEP[: SWEEP.index('"local')] + SWEEP[SWEEP.index("[tables") :], "'grid' is empty"),
+        (SWEEP + "[tables.accuracy]", "is not TOML"),
+        (SWEEP.replace("0.5]", "0.1]"), "has 0.1 twice"),
+        (SWEEP.replace("digits", "x").replace("base.toml", "x.toml"), "x.toml: cannot be read"),
+        (SWEEP.replace("[grid]", '[changes]\n"data.clients" = 900\n[grid]'), "'data' asks for"),
+    ],
+    ids=["unknown key", "empty grid", "duplicate name", "duplicate setting", "no base", "too few images"],
+)
+def test_a_bad_file_gets_one_sentence_and_exit_code_2(sweep, tmp_path, capsys, text, said):
+    sweep.write_text(text)
+    assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_key_that_no_run_has_is_told_after_the_runs_and_nothing_is_lost(sweep, tmp_path, capsys):
+    sweep.write_text(SWEEP.replace('"accuracy.overall"', '"acuracy.overall"'))
+    assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 2
+    assert "did you mean 'accuracy.overall'?" in capsys.readouterr().err
+    sweep.write_text(SWEEP)
+    assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 0
+    assert "2 of 2 runs are done already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--jobs", "0"], ["--jobs", "many"], ["--cluster"]])
+def test_wrong_options_get_exit_code_2(sweep, tmp_path, options, capsys):
+    assert main(["sweep", str(sweep), "--out", str(tmp_path / "out"), *options]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_interrupted_it_says_how_to_go_on(sweep, tmp_path, capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.cli.app.run_sweep", interrupt)
+    assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 130
+    assert "a sweep when it is started again" in capsys.readouterr().err
+
+
+def test_the_live_display_counts_runs_and_tells_the_time_left():
+    now = Standing(runs=8, finished=2, failed=0, rounds=80, played=20)
+    stream = io.StringIO()
+    with SweepDisplay(Console(file=stream, force_terminal=True, width=100)) as display:
+        display.begun(lambda: now)
+        now = Standing(runs=8, finished=3, failed=1, rounds=80, played=30)
+    shown = stream.getvalue()
+    assert "3/8" in shown
+    assert "1 failed; about" in shown
+
+
+def test_the_console_script_sweeps(sweep, tmp_path):
+    out = str(tmp_path / "out")
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal", "sweep", str(sweep), "--out", out, "--jobs", "2"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.count("2 of 2 runs are done")) == (0, 1), done.stderr
