@@ -34,6 +34,8 @@ class SweepSection(Section):
     seeds: Annotated[list[Count], Field(min_length=1)]
     changes: dict[str, Any] = Field(default={})
     grid: dict[str, list[Any] | dict[str, Any]]
+    shown: str | None = None
+    """A file beside this one with further tables, figures and labels, which several sweeps may share."""
     tables: dict[str, Any] = Field(default={})
     figures: dict[str, Any] = Field(default={})
     labels: dict[str, Any] = Field(default={})
@@ -70,7 +72,7 @@ class Sweep:
         runs: the product of both.
         shown: the tables and figures it asks for.
         base: the table that all runs change.
-        asked: the file's own table.
+        asked: the file's own table, with what it takes over from another file to show.
     """
 
     name: str
@@ -103,6 +105,8 @@ def read_sweep(path: Path) -> Sweep:
     require(not twice, f"{where}: 'seeds' has {twice[0] if twice else ''} twice")
     axes = {name: _axis(name, asked, where) for name, asked in section.grid.items()}
     _apart(section.changes, axes, where)
+    if section.shown is not None:
+        given = _with_shown(given, path.parent / section.shown)
     shown = {key: given[key] for key in ("tables", "figures", "labels") if key in given}
     values = {name: tuple(settings) for name, settings in axes.items()}
     return Sweep(
@@ -115,6 +119,20 @@ def read_sweep(path: Path) -> Sweep:
         base=table,
         asked=given,
     )
+
+
+def _with_shown(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The sweep's file with what ``path`` shows in it, as if it were written there."""
+    shared = read_toml(path)
+    strange = [key for key in shared if key not in ("tables", "figures", "labels")]
+    require(not strange, f"{path}: unknown key '{strange[0] if strange else ''}'; known: figures, labels, tables")
+    whole = {key: value for key, value in given.items() if key != "shown"}
+    for key, names in shared.items():
+        own = whole.get(key, {})
+        twice = [name for name in names if name in own]
+        require(not twice, f"{path}: '{key}.{twice[0] if twice else ''}' is in the sweep's own file too")
+        whole[key] = names | own
+    return whole
 
 
 def _axis(name: str, asked: list[Any] | dict[str, Any], where: str) -> dict[Value, Changes]:
