@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.attacks import Audit, Gap, LossThreshold, RedTeam, ShadowModels, Shokri, observe
+from shoal.attacks import Audit, Gap, LossThreshold, RedTeam, ShadowModels, Shokri, observe, only
 from shoal.core.checks import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Examples, Shards
@@ -171,7 +171,7 @@ def test_a_model_without_members_has_no_exposure(scene):
 def test_a_group_is_measured_on_the_models_its_clients_chose(scene):
     state, federation, engine = scene
     choice = [0, 1, 1, 1, 1, 1]
-    found = audited(scene, choice).of_group(0, federation)
+    found = audited(scene, choice).of_group(0, federation, only(0, federation))
     mine = torch.nonzero(federation.test.group == 0).flatten()
     rates = []
     for k, client in ((0, 0), (1, 1)):
@@ -186,7 +186,7 @@ def test_a_group_is_measured_on_the_models_its_clients_chose(scene):
 def test_population_non_members_are_of_all_groups_by_share(scene):
     state, federation, engine = scene
     choice = [0, 0, 1, 1, 1, 1]
-    found = audited(scene, choice).of_group(0, federation, population=True)
+    found = audited(scene, choice).of_group(0, federation, federation.shares.numpy())
     rows = torch.cat([federation.clients.owned(i) for i in (0, 1)])
     tpr = (
         (engine.outputs(state.models[0], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows])
@@ -219,7 +219,7 @@ def test_balanced_accuracy_of_margins_is_that_of_the_attack(scene):
     outside = fitted[0].score(observed.held_out[0], federation.test.y)[(federation.test.group == 0).numpy()]
     said = np.concatenate([scores, outside]) > fitted[0].threshold
     member = np.arange(len(said)) < len(scores)
-    assert audit.of_group(0, federation).accuracy == pytest.approx(balanced_accuracy(said, member))
+    assert audit.of_group(0, federation, only(0, federation)).accuracy == pytest.approx(balanced_accuracy(said, member))
 
 
 @pytest.mark.parametrize("settings", [{"number": 0}, {"size": 0}, {"epochs": 0}])
