@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from shoal.attacks import Audit, Gap, LossThreshold, RedTeam, ShadowModels, Shokri, observe
+from shoal.attacks import Audit, Gap, LossThreshold, RedTeam, ShadowModels, Shokri, observe, only
+from shoal.attacks.yeom import FittedLossThreshold
 from shoal.core.checks import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Examples, Shards
@@ -171,7 +173,7 @@ def test_a_model_without_members_has_no_exposure(scene):
 def test_a_group_is_measured_on_the_models_its_clients_chose(scene):
     state, federation, engine = scene
     choice = [0, 1, 1, 1, 1, 1]
-    found = audited(scene, choice).of_group(0, federation)
+    found = audited(scene, choice).of_group(0, federation, only(0, federation))
     mine = torch.nonzero(federation.test.group == 0).flatten()
     rates = []
     for k, client in ((0, 0), (1, 1)):
@@ -186,7 +188,7 @@ def test_a_group_is_measured_on_the_models_its_clients_chose(scene):
 def test_population_non_members_are_of_all_groups_by_share(scene):
     state, federation, engine = scene
     choice = [0, 0, 1, 1, 1, 1]
-    found = audited(scene, choice).of_group(0, federation, population=True)
+    found = audited(scene, choice).of_group(0, federation, federation.shares.numpy())
     rows = torch.cat([federation.clients.owned(i) for i in (0, 1)])
     tpr = (
         (engine.outputs(state.models[0], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows])
@@ -196,6 +198,29 @@ def test_population_non_members_are_of_all_groups_by_share(scene):
     wrong = (engine.outputs(state.models[0], federation.test.x).argmax(1) != federation.test.y).double()
     tnr = wrong[federation.test.group == 0].mean() / 3 + wrong[federation.test.group == 1].mean() * 2 / 3
     assert found.accuracy == pytest.approx(float(tpr + tnr) / 2)
+
+
+def test_non_members_of_another_group_are_told_by_their_loss(scene):
+    """Each model's margins from the posteriors; non-members count on each model as often as clients chose it."""
+    state, federation, engine = scene
+    fitted = [FittedLossThreshold(-1.1), FittedLossThreshold(-1.2)]
+    choice = [0, 0, 1, 1, 0, 1]
+    audit = Audit.of(observe(state.models, torch.tensor(choice), federation, engine), fitted, federation)
+    margins, member = [], []
+    mine = federation.test.of_group(0)
+    for i in (2, 3, 4, 5):
+        rows = federation.clients.owned(i)
+        for x, y, inside in ((federation.clients.x[rows], federation.clients.y[rows], 1), (mine.x, mine.y, 0)):
+            posteriors = engine.outputs(state.models[choice[i]], x).double().softmax(1)
+            likely = posteriors[torch.arange(len(y)), y].log()
+            margins.append(likely.numpy() - fitted[choice[i]].threshold)
+            member.append(np.full(len(y), inside))
+    scores, inside = np.concatenate(margins), np.concatenate(member)
+    found = audit.of_group(1, federation, only(0, federation))
+    assert found.accuracy == pytest.approx(balanced_accuracy_score(inside, scores > 0))
+    assert found.auc == pytest.approx(roc_auc_score(inside, scores), abs=1e-4)
+    assert abs(found.accuracy - audit.of_group(1, federation, only(1, federation)).accuracy) > 1e-3
+    assert abs(found.accuracy - 0.5) > 1e-3
 
 
 def test_a_cluster_s_population_is_all_groups_by_share(scene):
@@ -219,7 +244,7 @@ def test_balanced_accuracy_of_margins_is_that_of_the_attack(scene):
     outside = fitted[0].score(observed.held_out[0], federation.test.y)[(federation.test.group == 0).numpy()]
     said = np.concatenate([scores, outside]) > fitted[0].threshold
     member = np.arange(len(said)) < len(scores)
-    assert audit.of_group(0, federation).accuracy == pytest.approx(balanced_accuracy(said, member))
+    assert audit.of_group(0, federation, only(0, federation)).accuracy == pytest.approx(balanced_accuracy(said, member))
 
 
 @pytest.mark.parametrize("settings", [{"number": 0}, {"size": 0}, {"epochs": 0}])

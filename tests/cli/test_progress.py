@@ -15,7 +15,7 @@ SMALL = {
         "examples_per_client": 10,
         "shadow_examples": 40,
         "test_examples": 20,
-        "groups": {"few": {"share": 0.3}, "many": {"share": 0.7, "rotation": [60, 90]}},
+        "groups": {"few": {"share": 0.3}, "nobody": {"share": 0.0}, "many": {"share": 0.7, "rotation": [60, 90]}},
     },
     "model": {"name": "logistic"},
     "algorithm": {"name": "ifca", "rounds": 3},
@@ -35,6 +35,7 @@ def test_a_terminal_sees_rounds_clusters_accuracy_risk_and_time_left(tmp_path):
     printed = shown(tmp_path, terminal=True)
     for words in ("round", "3/3", "left", "cluster", "few", "many", "accuracy", "risk"):
         assert words in printed
+    assert "nobody" not in printed, "a group without clients is in no cluster"
 
 
 def test_elsewhere_it_is_silent(tmp_path):

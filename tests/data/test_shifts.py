@@ -113,8 +113,8 @@ def test_a_group_without_a_shift_leaves_pictures_as_they_are() -> None:
 
 
 BAD = {
-    "no share": ({"share": 0.0}, r"'data.groups.few.share' must be above 0 and at most 1; got 0"),
-    "negative share": ({"share": -0.1}, r"'data.groups.few.share' .* got -0.1"),
+    "negative share": ({"share": -0.1}, r"'data.groups.few.share' must be at least 0 and at most 1; got -0.1"),
+    "infinite share": ({"share": float("-inf")}, r"'data.groups.few.share' .* got -inf"),
     "large share": ({"share": 1.01}, r"'data.groups.few.share' .* got 1.01"),
     "share not a number": ({"share": float("nan")}, r"'data.groups.few.share' .* got nan"),
     "angles": ({"rotation": (30.0, 20.0)}, r"'data.groups.few.rotation' .* low <= high; got \[30, 20\]"),

@@ -4,6 +4,7 @@ An image's label is its own number (as many classes as images) and its three pix
 256, so where each image went can be read off twice.
 """
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -297,6 +298,66 @@ def test_a_split_with_label_skew_keeps_the_total_and_the_groups() -> None:
     even = deal(images, Split(20, 30, 100, 100), TWO)
     skewed_entropy, even_entropy = (entropy(each.clients.y, each.clients.owners(), 20) for each in (federation, even))
     assert skewed_entropy < 0.7 * even_entropy
+
+
+# --- groups without clients ---------------------------------------------------------------------------------------
+
+KINDS = {"plain": {}, "skewed": {"dirichlet_alpha": 0.5}, "reused": {"reuse_images": True}}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_group_of_share_0_has_test_images_and_leaves_the_others_theirs(kind: str, at: int) -> None:
+    plan = Split(8, 25, 60, 40, holdout_examples=5, **KINDS[kind])
+    before = deal(numbered(400, 50), plan, TWO)
+    groups = (*TWO[:at], Group("nobody", 0.0), *TWO[at:])
+    found = deal(numbered(400, 50), replace(plan, test_examples=60), groups)
+    assert torch.bincount(found.test.group).tolist() == [20, 20, 20]
+    assert found.shares[at] == 0
+    assert found.populated == [g for g in range(3) if g != at]
+    for place in ("clients", "holdout"):
+        mine, theirs = getattr(found, place), getattr(before, place)
+        assert torch.equal(mine.x, theirs.x)
+        assert torch.equal(mine.y, theirs.y)
+        assert torch.equal(mine.offsets, theirs.offsets)
+    assert torch.equal(found.shadow.x, before.shadow.x)
+    assert at not in found.shadow.group
+    assert [found.groups[g] for g in found.group.tolist()] == [before.groups[g] for g in before.group.tolist()]
+    for g, group in enumerate(TWO):
+        mine, theirs = found.test.of_group(found.groups.index(group.name)), before.test.of_group(g)
+        assert torch.equal(mine.x, theirs.x)
+        assert torch.equal(mine.y, theirs.y)
+    apart = places(found)
+    if kind != "reused":
+        everywhere = torch.cat(list(apart.values()))
+        assert len(everywhere.unique()) == len(everywhere)
+    assert not set(apart["test"].tolist()) & set(apart["clients"].tolist())
+
+
+def test_a_group_of_share_0_shifts_its_test_images() -> None:
+    groups = (Group("all", 1.0), Group("dark", 0.0, brightness=(0.5, 0.5)))
+    images = Images("white", torch.full((100, 1, 2, 2), 255, dtype=torch.uint8), 255, torch.arange(100) % 3, 100, 3)
+    test = deal(images, Split(4, 10, 10, 20), groups).test
+    assert test.of_group(0).x.unique().tolist() == [1.0]
+    assert test.of_group(1).x.unique().tolist() == [0.5]
+
+
+def test_shares_of_0_alone_are_refused() -> None:
+    nobody = (Group("a", 0.0), Group("b", 0.0))
+    for plan in (Split(10, 10, 0, 20), Split(10, 10, 0, 20, reuse_images=True)):
+        with pytest.raises(InputError, match=r"share of 'data.groups' must be above 0; got 0 \(a\) \+ 0 \(b\)"):
+            deal(numbered(300, 0), plan, nobody)
+
+
+@pytest.mark.parametrize(
+    ("kind", "digest"),
+    [("plain", "9199855a0834fffb"), ("skewed", "43512285007d4f4a"), ("reused", "76070797c3365853")],
+)
+def test_who_gets_which_image_stays_as_it_was(kind: str, digest: str) -> None:
+    """A seed deals the same federation out in every version, or published runs could not be run again."""
+    found = deal(numbered(450, 100), Split(10, 20, 101, 51, holdout_examples=5, **KINDS[kind]), TWO)
+    parts = [*places(found).values(), found.group, found.clients.sizes, found.shadow.group, found.test.group]
+    assert hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest()[:16] == digest
 
 
 # --- determinism ------------------------------------------------------------------------------------------------------

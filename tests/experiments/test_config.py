@@ -216,7 +216,7 @@ BAD = [
     ("seed=-1", r"'seed' must be at least 0; got -1"),
     ("data.clients=0", r"'data.clients' must be at least 1; got 0"),
     ("data.shadow_examples=-5", r"'data.shadow_examples' must be at least 0; got -5"),
-    ("data.groups.minority.share=0", r"'data.groups.minority.share' must be above 0.*; got 0"),
+    ("data.groups.minority.share=-0.1", r"'data.groups.minority.share' must be at least 0.*; got -0.1"),
     ("data.groups.minority.share=1.2", r"'data.groups.minority.share' must be at most 1.*; got 1.2"),
     ("data.groups.minority.share=nan", r"'data.groups.minority.share' must be .*; got nan"),
     ("data.groups={}", r"'data.groups' must be not empty"),
@@ -397,6 +397,14 @@ CONTRADICTIONS = {
     ),
     "more images than there are": (["data.clients=100"], r"'data' asks for 2,160 images .* but digits has 1,797"),
     "shares": (["data.groups.minority.share=0.3"], r"must sum to 1; 0.3 \(minority\) \+ 0.8 \(majority\) sum to 1.1"),
+    "no share at all": (
+        ["data.groups.minority.share=0", "data.groups.majority.share=0"],
+        r"at least one share of 'data.groups' must be above 0; got 0 \(minority\) \+ 0 \(majority\)",
+    ),
+    "a test set without an example of a group without clients": (
+        ["data.groups.unrotated.share=0", "data.test_examples=2"],
+        r"'data.test_examples' must be at least one for each of 3 groups; got 2",
+    ),
     "a group of nobody": (
         ["data.groups.minority.share=0.01", "data.groups.majority.share=0.99"],
         r"'data.groups.minority.share' = 0.01 of 10 clients is no client",
@@ -445,6 +453,7 @@ ALLOWED = {
     "as many clusters as clients": ["algorithm.clusters=10"],
     "one test example a group": ["data.test_examples=2"],
     "more classes than the data has": ["model.classes=62"],
+    "a group of share 0": ["data.groups.unrotated.share=0.0"],
     "nobody takes part": ["algorithm.participation=0"],
 }
 

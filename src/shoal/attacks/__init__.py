@@ -4,7 +4,7 @@ May import `engine` and below, never `algorithms`. An attack fills the socket `M
 fills the engine's socket `RiskSensor`. To add an attack: a new file, its name in `ATTACKS` and in the config.
 """
 
-from shoal.attacks.audit import Audit, Observed, observe
+from shoal.attacks.audit import Audit, Observed, observe, only
 from shoal.attacks.membership import FittedAttack, MembershipAttack, Records
 from shoal.attacks.red_team import RedTeam
 from shoal.attacks.shadow import ShadowModels
@@ -26,4 +26,5 @@ __all__ = [
     "ShadowModels",
     "Shokri",
     "observe",
+    "only",
 ]

@@ -106,24 +106,23 @@ class Audit:
         weights = np.concatenate([np.ones(len(members)), weight[weight > 0]])
         return leakage(scores, 0.0, np.arange(len(scores)) < len(members), weights)
 
-    def of_group(self, g: int, federation: Federation, *, population: bool = False) -> Leakage:
+    def of_group(self, g: int, federation: Federation, mix: Floats) -> Leakage:
         """The clients of group g: their training examples against test examples, each on the model its client chose.
 
-        Test examples are of the group itself; with ``population``, of all groups by their share of the clients,
-        which measures "which group are you in" along with "did you train".
+        Args:
+            g: whose training examples.
+            federation: that was observed.
+            mix: (G,) in what proportions the test examples are of each group. `only` that group's measure memory
+                alone; others measure "which group are you in" along with "did you train".
         """
-        scores, member, weight = self.group_scores(g, federation, population=population)
+        scores, member, weight = self.group_scores(g, federation, mix)
         return leakage(scores, 0.0, member, weight)
 
-    def group_scores(
-        self, g: int, federation: Federation, *, population: bool = False
-    ) -> tuple[Floats, NDArray[np.bool_], Floats]:
+    def group_scores(self, g: int, federation: Federation, mix: Floats) -> tuple[Floats, NDArray[np.bool_], Floats]:
         """Margins, whether of a member, and weights, behind `of_group`."""
         clients = (federation.group.numpy() == g) & (self.choice >= 0)
         inside = clients[self.owner]
-        of_example = _weights(
-            federation, federation.shares.numpy() if population else np.eye(len(federation.groups))[g]
-        )
+        of_example = _weights(federation, mix)
         scores, weights = [self.members[inside]], [np.ones(int(inside.sum()))]
         for k in np.unique(self.choice[clients]):
             using = float((self.choice[clients] == k).mean())
@@ -132,6 +131,11 @@ class Audit:
             weights.append(of_example[counted] * using)
         joined = np.concatenate(scores)
         return joined, np.arange(len(joined)) < len(scores[0]), np.concatenate(weights)
+
+
+def only(g: int, federation: Federation) -> Floats:
+    """(G,) the mix of groups that is of group g alone."""
+    return np.eye(len(federation.groups))[g]
 
 
 def _weights(federation: Federation, shares: Floats) -> Floats:

@@ -57,7 +57,7 @@ class Display:
 
 
 def _clusters(simulation: Simulation, progress: RunProgress) -> Table:
-    groups = simulation.federation.groups
+    groups = [simulation.federation.groups[g] for g in simulation.federation.populated]
     table = Table(box=None, pad_edge=False)
     for title in ("cluster", "clients", *groups, "accuracy", "risk"):
         table.add_column(title, justify="right")

@@ -110,7 +110,7 @@ class Federation:
         clients: training examples, one shard a client.
         ids: (N,) int64, names that random streams know the clients by; distinct.
         group: (N,) int64, each client's true group, which no algorithm sees.
-        groups: the groups' names.
+        groups: the groups' names, also of those without clients.
         preferences: thresholds and betas.
         test: held-out examples of every group, for measuring.
         shadow: the server's own examples, for its red team.
@@ -135,6 +135,11 @@ class Federation:
     def shares(self) -> Tensor:
         """(G,) float64, each group's share of the clients."""
         return torch.bincount(self.group, minlength=len(self.groups)).double() / max(1, len(self))
+
+    @property
+    def populated(self) -> list[int]:
+        """The groups that have clients, in order; of the others there are only test examples."""
+        return self.group.unique().tolist()
 
     def permuted(self, order: Tensor) -> "Federation":
         """The same federation with its clients in another order; order (N,) int64 is a permutation."""

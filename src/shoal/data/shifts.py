@@ -18,16 +18,16 @@ RESERVED = ("overall", "total")
 
 @dataclass(frozen=True)
 class Group:
-    """A share of the clients whose images are shifted in the same way.
+    """A share of the clients whose images are shifted in the same way; with share 0, held-out images alone.
 
     Args:
         name: how configs, tables and summary keys call it.
-        share: of the clients, in (0, 1].
+        share: of the clients, in [0, 1]; 0: nobody's, but with its part of the test set.
         rotation: range of angles in degrees, counter-clockwise; one angle an image. None: no rotation.
         brightness: range of factors, at least 0; one factor an image. None: unchanged.
 
     Raises:
-        InputError: a share outside (0, 1], or a range that is not two numbers in order.
+        InputError: a share outside [0, 1], or a range that is not two numbers in order.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Group:
             bool(self.name) and self.name not in RESERVED,
             f"'{where}' cannot be a group's name; {' and '.join(RESERVED)} stand for all groups in summary keys",
         )
-        require(0 < self.share <= 1, f"'{where}.share' must be above 0 and at most 1; got {self.share:g}")
+        require(0 <= self.share <= 1, f"'{where}.share' must be at least 0 and at most 1; got {self.share:g}")
         for key, bounds in (("rotation", self.rotation), ("brightness", self.brightness)):
             if bounds is not None:
                 ordered = len(bounds) == 2 and all(map(math.isfinite, bounds)) and bounds[0] <= bounds[1]

@@ -26,7 +26,7 @@ class Split:
         clients: N.
         examples_per_client: training images of each client; with ``dirichlet_alpha``, their mean.
         shadow_examples: images of the server's shadow set, mixed like the groups' shares.
-        test_examples: images held out for measuring, the same number for each group.
+        test_examples: images held out for measuring, the same number for each group, also for one without clients.
         holdout_examples: further images of each client, kept out of its training.
         dirichlet_alpha: concentration of the label skew over clients; None: equal clients without skew.
         reuse_images: deal the same images out to the clients of each group, in an order of its own, and the same test
@@ -52,7 +52,11 @@ class Split:
         )
 
     def check(self, images: Images, groups: Sequence[Group]) -> None:
-        """Raise `InputError` if it asks for more images than there are."""
+        """Raise `InputError` if it asks for more images than there are, or nobody has any share of the clients."""
+        require(
+            any(group.share > 0 for group in groups),
+            f"at least one share of 'data.groups' must be above 0; got {_spell(groups)}",
+        )
         each = self.examples_per_client + self.holdout_examples
         clients, test, where = self.clients, self.test_examples, ""
         if self.reuse_images:
@@ -73,7 +77,8 @@ def split_images(
     """Deal ``images`` out to the clients of ``groups``, shadow set and test set, each image shifted by its group.
 
     Raises:
-        InputError: more images asked for than there are, shares that do not sum to 1, or a group without a client.
+        InputError: more images asked for than there are, shares that do not sum to 1, or a group with a share but
+            without a client.
     """
     plan.check(images, groups)
     total = sum(group.share for group in groups)
@@ -81,7 +86,7 @@ def split_images(
     counts = apportion([group.share for group in groups], plan.clients)
     for group, count in zip(groups, counts, strict=True):
         require(
-            count > 0,
+            count > 0 or group.share == 0,
             f"'data.groups.{group.name}.share' = {group.share:g} of {plan.clients} clients is no client; "
             "raise the share or 'data.clients'",
         )
@@ -89,7 +94,7 @@ def split_images(
     official = images.train_count
     order = np.concatenate([draw.permutation(official), official + draw.permutation(len(images.labels) - official)])
 
-    places = _in_each_group(plan, order, counts, draw) if plan.reuse_images else _once(plan, order)
+    places = _in_each_group(plan, order, counts, draw) if plan.reuse_images else _once(plan, order, groups)
     training, holdout, shadow, test = map(torch.from_numpy, places)
 
     group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(counts))
@@ -119,18 +124,31 @@ def split_images(
     )
 
 
-def _once(plan: Split, order: np.ndarray) -> list[np.ndarray]:
+def _once(plan: Split, order: np.ndarray, groups: Sequence[Group]) -> list[np.ndarray]:
     """Images for training, holdout, shadow set and test set, each in one place."""
     cuts = np.cumsum([plan.clients * plan.examples_per_client, plan.clients * plan.holdout_examples])
     training, holdout, rest = np.split(order, cuts)
-    return [training, holdout, rest[: plan.shadow_examples], order[len(order) - plan.test_examples :]]
+    test = _by_group(order[len(order) - plan.test_examples :], groups)
+    return [training, holdout, rest[: plan.shadow_examples], test]
+
+
+def _by_group(test: np.ndarray, groups: Sequence[Group]) -> np.ndarray:
+    """The test images in equal parts, one group's after another's.
+
+    Groups without clients are served first, so that the others keep the images that they have without them.
+    """
+    counts = _even(len(test), len(groups))
+    served = sorted(range(len(groups)), key=lambda g: groups[g].share > 0)
+    parts = dict(zip(served, np.split(test, np.cumsum([counts[g] for g in served])[:-1]), strict=True))
+    return np.concatenate([parts[g] for g in range(len(groups))])
 
 
 def _in_each_group(plan: Split, order: np.ndarray, counts: list[int], draw: np.random.Generator) -> list[np.ndarray]:
     """As `_once`, but the same images for the clients of each group (``counts``) and for each group's test."""
     needed = max(counts) * (plan.examples_per_client + plan.holdout_examples)
     training, holdout = [], []
-    for count in counts:
+    # A group without clients draws no order, so that it leaves the others theirs.
+    for count in filter(None, counts):
         dealt = draw.permutation(order[:needed])
         cut = count * plan.examples_per_client
         training.append(dealt[:cut])

@@ -16,9 +16,9 @@ from shoal.models import MODELS
 
 
 class GroupSection(Section):
-    """[data.groups.NAME]: clients whose images are shifted in the same way."""
+    """[data.groups.NAME]: clients whose images are shifted in the same way; with share 0, held-out images alone."""
 
-    share: Annotated[float, Field(gt=0, le=1)]
+    share: Share
     rotation: Range | None = None
     brightness: Range | None = None
 
@@ -36,6 +36,11 @@ class DataSection(Section):
     dirichlet_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     reuse_images: bool = False
     groups: dict[str, GroupSection] = Field(default={"all": GroupSection(share=1.0)}, min_length=1)
+
+    @property
+    def populated(self) -> list[str]:
+        """The names of the groups that have clients."""
+        return [name for name, group in self.groups.items() if group.share > 0]
 
 
 class ModelSection(Section):

@@ -68,7 +68,8 @@ def write_report(
         InputError: the samples cannot be read.
     """
     known = {key: value for key, value in summary.items() if not (isinstance(value, float) and isnan(value))}
-    groups = list(config.data.groups)
+    groups = config.data.populated
+    others = [name for name in config.data.groups if name not in groups]
     estimated = not np.isin(np.nan_to_num(column(rounds, "risk"), nan=0.5), 0.5).all()
     cluster = column(clients, "cluster")
     clusters = int(max(column(rounds, "cluster").max(), cluster.max())) + 1
@@ -78,7 +79,7 @@ def write_report(
         "drained": sizes.drained({k: int((cluster == k).sum()) for k in range(clusters)}),
         "key_figures": _key_figures(known, clients, groups),
         "attack": ATTACK_WORDS[config.red_team.attack],
-        "groups": tables.by_group(known, clients, config.data.groups),
+        "groups": tables.by_group(known, clients, groups, others),
         "clusters": tables.by_cluster(known, clients, groups, clusters, estimated=estimated),
         "drawings": list(_drawings(config, known=known, rounds=rounds, clients=clients, roc=roc, estimated=estimated)),
         "samples": _samples(out / "samples.safetensors", config.data.groups),
@@ -142,7 +143,7 @@ def _drawings(
     roc: pd.DataFrame,
     estimated: bool,
 ) -> Iterator[figures.Drawing]:
-    groups = list(config.data.groups)
+    groups = config.data.populated
     found = [
         figures.accuracy_by_cluster(rounds, groups),
         figures.accuracy_by_group(rounds, groups) if len(groups) > 1 or column(rounds, "cluster").max() > 0 else None,
@@ -171,7 +172,7 @@ def _samples(path: Path, groups: Mapping[str, GroupSection]) -> list[Samples]:
 
 def _shift(group: GroupSection) -> str:
     """What was done to a group's images, in words."""
-    told = [f"{100 * group.share:g} % of the clients"]
+    told = [f"{100 * group.share:g} % of the clients" if group.share > 0 else "held-out images only, of no client"]
     if group.rotation is not None:
         told.append(f"rotated by {group.rotation[0]:g} to {group.rotation[1]:g} degrees")
     if group.brightness is not None:

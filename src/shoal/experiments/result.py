@@ -12,7 +12,8 @@ from shoal.attacks import Audit, LossThreshold, Observed, RedTeam, observe
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import State, Training
-from shoal.metrics import Leakage, fairness, gap_accuracy, migrated, recovered, roc, violated
+from shoal.experiments import leaks
+from shoal.metrics import Leakage, fairness, gap_accuracy, migrated, recovered, violated
 
 Summary = dict[str, float | int | str]
 
@@ -20,9 +21,6 @@ CLIENT_COLUMNS = (
     "client", "group", "cluster", "examples", "threshold", "alpha", "beta", "loss", "accuracy", "mia", "violated",
 )  # fmt: skip
 """The columns of `clients.csv`."""
-
-ROC_POINTS = 400
-"""Points kept of each ROC curve; more than a picture can show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +105,13 @@ def measure(
         by_loss = Audit.of(observed, thresholds, federation)
     else:
         by_loss = None
-    summary = _accuracy(final, clients) | _leakage(final, by_loss, exposure) | _clusters(final, clients, exposure)
-    curves = [_curve(final, g, population) for g in range(len(federation.groups)) for population in (False, True)]
+    summary = _accuracy(final, clients) | leaks.of_groups(final.audit, by_loss, federation)
+    summary |= leaks.of_clusters(final.audit, exposure, state.risks, federation) | _clusters(final, clients, exposure)
     return Result(
         summary={key: value for key, value in summary.items() if not (isinstance(value, float) and np.isnan(value))},
         clients=clients,
         rounds=pd.DataFrame(list(rows)),
-        roc=pd.concat([curve for curve in curves if len(curve)] or curves[:1], ignore_index=True),
+        roc=leaks.curves(final.audit, federation),
         state=state,
     )
 
@@ -146,7 +144,7 @@ def _accuracy(final: _Final, clients: pd.DataFrame) -> Summary:
         "accuracy.overall": float(clients["accuracy"].mean()),
         "train_accuracy.overall": float(clients["train_accuracy"].mean()),
     }
-    for name in final.federation.groups:
+    for name in (final.federation.groups[g] for g in final.federation.populated):
         theirs = clients[clients["group"] == name]
         test, train = float(theirs["accuracy"].mean()), float(theirs["train_accuracy"].mean())
         summary |= {
@@ -161,7 +159,7 @@ def _fairness(final: _Final) -> Summary:
     """Each group's test examples, predicted by each model in the measure that the group's clients chose it."""
     test, group, choice = final.federation.test, final.federation.group.numpy(), final.choice
     labels, predictions, of_group, weights = [], [], [], []
-    for g in range(len(final.federation.groups)):
+    for g in final.federation.populated:
         rows = (test.group == g).numpy()
         for k in np.unique(choice[group == g]):
             predicted = final.observed.held_out[k].argmax(dim=1).numpy()[rows]
@@ -177,34 +175,6 @@ def _fairness(final: _Final) -> Summary:
     }
 
 
-def _leakage(final: _Final, by_loss: Audit | None, exposure: Sequence[Leakage]) -> Summary:
-    federation = final.federation
-    summary: Summary = {}
-    for g, name in enumerate(federation.groups):
-        own, population = (final.audit.of_group(g, federation, population=each) for each in (False, True))
-        summary |= {
-            f"{key}.{name}": value for key, value in (_attack(own) | _attack(population, "_population")).items()
-        }
-        if by_loss is not None:
-            threshold = by_loss.of_group(g, federation)
-            summary |= {f"loss_threshold.{name}": threshold.accuracy, f"loss_threshold_auc.{name}": threshold.auc}
-    for k, own in enumerate(exposure):
-        population = final.audit.of_cluster_in_population(k, federation)
-        figures = _attack(own) | _attack(population, "_population") | {"risk": float(final.state.risks[k])}
-        summary |= {f"clusters.{k}.{key}": value for key, value in figures.items()}
-    return summary
-
-
-def _attack(found: Leakage, non_members: str = "") -> dict[str, float]:
-    """An attack's figures by key; ``non_members`` marks the kind of non-members in it."""
-    return {
-        f"mia{non_members}": found.accuracy,
-        f"mia{non_members}_auc": found.auc,
-        f"tpr_at_fpr_0.01{non_members}": found.tpr_at_fpr_01,
-        f"tpr_at_fpr_0.001{non_members}": found.tpr_at_fpr_001,
-    }
-
-
 def _clusters(final: _Final, clients: pd.DataFrame, exposure: Sequence[Leakage]) -> Summary:
     group, choice = final.federation.group.numpy(), final.choice
     summary: Summary = {
@@ -212,7 +182,7 @@ def _clusters(final: _Final, clients: pd.DataFrame, exposure: Sequence[Leakage])
         "migrated": int(migrated(group, choice).sum()),
         "adjusted_rand_index": recovered(group, choice),
     }
-    for name in final.federation.groups:
+    for name in (final.federation.groups[g] for g in final.federation.populated):
         summary[f"violations.{name}"] = int(clients.loc[clients["group"] == name, "violated"].sum())
     for k in range(len(exposure)):
         inside = clients[clients["cluster"] == k]
@@ -225,23 +195,3 @@ def _clusters(final: _Final, clients: pd.DataFrame, exposure: Sequence[Leakage])
             f"clusters.{k}.gap": gap_accuracy(train, test),
         }
     return summary
-
-
-def _curve(final: _Final, g: int, population: bool) -> pd.DataFrame:
-    scores, member, weight = final.audit.group_scores(g, final.federation, population=population)
-    if member.all() or not member.any():
-        return pd.DataFrame({"group": [], "non_members": [], "fpr": [], "tpr": []})
-    fpr, tpr = roc(scores, member, weight)
-    if len(fpr) > ROC_POINTS:
-        # Evenly in the logarithm of the false positive rate, since the picture's axes are logarithmic.
-        wanted = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, ROC_POINTS - 1)])
-        keep = np.unique(np.searchsorted(fpr, wanted, side="right") - 1)
-        fpr, tpr = fpr[keep], tpr[keep]
-    return pd.DataFrame(
-        {
-            "group": final.federation.groups[g],
-            "non_members": "population" if population else "group",
-            "fpr": fpr,
-            "tpr": tpr,
-        }
-    )

@@ -6,7 +6,6 @@ from math import isnan
 
 import pandas as pd
 
-from shoal.experiments.config import GroupSection
 from shoal.experiments.frames import column, of_group, rows
 
 DASH = "\N{EN DASH}"
@@ -108,12 +107,20 @@ BY_GROUP: tuple[tuple[str, Format, str, str], ...] = (
 )  # fmt: skip
 
 
-def by_group(figures: Figures, clients: pd.DataFrame, groups: Mapping[str, GroupSection]) -> Table:
-    """The table by group."""
+def by_group(figures: Figures, clients: pd.DataFrame, groups: Sequence[str], others: Sequence[str]) -> Table:
+    """The table by group, a column each of ``groups``; of ``others``, which have no clients, only non-members."""
     lines = [Line("Clients", "", tuple(str(of_group(clients, group).sum()) for group in groups))]
     for key, form, name, meaning in BY_GROUP:
         lines.append(Line(name, meaning, tuple(shown(figures, f"{key}.{group}", form) for group in groups)))
+        if key == "mia_population":
+            lines += [_against(figures, groups, other) for other in others]
     return Table("Figures by group", tuple(groups), tuple(lines))
+
+
+def _against(figures: Figures, groups: Sequence[str], other: str) -> Line:
+    cells = tuple(shown(figures, f"mia_against_{other}.{group}", decimal) for group in groups)
+    meaning = f"The same attack, with non-members from {other}, to which no client belongs."
+    return Line(f"MIA accuracy against {other}", meaning, cells)
 
 
 BY_CLUSTER: tuple[tuple[str, Format, str, str], ...] = (
