@@ -183,10 +183,11 @@ def test_heads_say_what_stands_where() -> None:
     table = table_of(rows=[], columns=["algorithm", SHARE], y=y, y_in="columns")
     assert (table.stubs, len(table.lines)) == ((), 1)
     assert table.heads[:3] == (
-        "IFCA, share = 0.1: accuracy, all clients",
-        "IFCA, share = 0.1: MIA accuracy, minority",
-        "IFCA, share = 0.3: accuracy, all clients",
+        "IFCA, 0.1: accuracy, all clients",
+        "IFCA, 0.1: MIA accuracy, minority",
+        "IFCA, 0.3: accuracy, all clients",
     )
+    assert table.over == "algorithm, share"
     table = table_of(rows=["algorithm", SHARE], columns=[], y=y)
     assert (table.stubs, table.heads) == (("algorithm", "share", "figure"), ("value",))
     assert table.lines[1].heads == ("IFCA", "0.1", "MIA accuracy, minority")
@@ -200,7 +201,8 @@ def test_cells_stand_under_their_heads() -> None:
             for head, cell in zip(table.heads, line.cells, strict=True):
                 assert str(cell.settings["algorithm"]) in re.split("[,:] ", head)
                 assert head.endswith(WORDS.key(cell.key))
-                assert str(cell.settings[SHARE]) in line.heads or f"= {cell.settings[SHARE]}" in head
+                assert str(cell.settings[SHARE]) in line.heads or str(cell.settings[SHARE]) in re.split("[,:] ", head)
+        assert bool(table.over) == (SHARE in asked["columns"])
 
 
 @pytest.mark.parametrize("prefix", ["larger", "smaller", "clusters.12"])
@@ -259,7 +261,7 @@ def test_latex_is_whole_and_escaped() -> None:
         "pm",
         "textbackslash",
     }
-    known |= {"textasciitilde", "textasciicircum", "textless", "textgreater", "textbar"}
+    known |= {"multicolumn", "cmidrule", "textasciitilde", "textasciicircum", "textless", "textgreater", "textbar"}
     assert {token[1:] for token in tokens if re.fullmatch(r"\\[A-Za-z]+", token)} <= known
     assert re.findall(r"\\(begin|end)\{(\w+)\}", body) == [
         ("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table"),
@@ -270,6 +272,8 @@ def test_latex_rows_have_the_columns_that_are_declared() -> None:
     lines = latex(nasty_table()).splitlines()
     rows = [line for line in lines if line.endswith(r" \\")]
     assert r"  \begin{tabular}{lrr}" in lines
+    assert rows.pop(0) == r"     & \multicolumn{2}{c}{n} \\"
+    assert r"    \cmidrule(lr){2-3}" in lines
     assert len(rows) == 4
     assert {latex_tokens(row).count("&") for row in rows} == {2}
     # An asterisk or a bracket at a row's beginning would be taken as an argument of the row before.
@@ -304,6 +308,7 @@ def test_markdown_has_the_same_columns_in_every_row() -> None:
     assert parts[2][1].strip().startswith("**")
     assert lines[0].startswith("**")
     assert r"\*" in parts[3][0]
+    assert "Columns: n." in lines
 
 
 def test_csv_reads_back_to_the_same_numbers() -> None:

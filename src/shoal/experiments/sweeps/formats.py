@@ -31,6 +31,7 @@ _LATEX = str.maketrans(
 
 def markdown(table: SweepTable) -> str:
     """A pipe table with its title and notes; the best cells are bold."""
+    over = f"Columns: {table.over}." if table.over else ""
     heads = [_plain(head) for head in (*table.stubs, *table.heads)]
     rule = ["---"] * len(table.stubs) + ["---:"] * len(table.heads)
     lines = [
@@ -40,7 +41,7 @@ def markdown(table: SweepTable) -> str:
         ]
         for line in table.lines
     ]
-    below = [_plain(each) for each in (table.caption, table.note) if each]
+    below = [_plain(each) for each in (table.caption, over, table.note) if each]
     rows = "\n".join(f"| {' | '.join(row)} |" for row in (heads, rule, *lines))
     return "\n\n".join([f"**{_plain(table.title)}**", rows, *below]) + "\n"
 
@@ -78,6 +79,7 @@ def latex(table: SweepTable) -> str:
             rf"  \label{{tab:{table.name}}}",
             rf"  \begin{{tabular}}{{{'l' * len(table.stubs)}{'r' * len(table.heads)}}}",
             r"    \toprule",
+            *_over(table),
             _row(heads),
             r"    \midrule",
             *map(_row, rows),
@@ -87,6 +89,16 @@ def latex(table: SweepTable) -> str:
             "",
         ]
     )
+
+
+def _over(table: SweepTable) -> list[str]:
+    """What the heads are settings of, over a rule of its own."""
+    if not table.over:
+        return []
+    first = len(table.stubs) + 1
+    wide = rf"\multicolumn{{{len(table.heads)}}}{{c}}{{{escape(table.over)}}}"
+    rule = rf"    \cmidrule(lr){{{first}-{len(table.stubs) + len(table.heads)}}}"
+    return [_row([*[""] * len(table.stubs), wide]), rule]
 
 
 def _row(parts: list[str]) -> str:

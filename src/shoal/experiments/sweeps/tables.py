@@ -51,6 +51,8 @@ class SweepTable:
         note: how to read it: what the cells are.
         spread: of the cells.
         stubs: heads of the columns on the left, which say what a line is about.
+        over: names of the axes that the columns stand for, above their heads; empty where the heads speak for
+            themselves.
         heads: heads of the columns of cells.
         lines: in the order of the axes' settings.
     """
@@ -61,6 +63,7 @@ class SweepTable:
     note: str
     spread: Spread
     stubs: tuple[str, ...]
+    over: str
     heads: tuple[str, ...]
     lines: tuple[Line, ...]
 
@@ -108,6 +111,7 @@ def sweep_table(
         note=_note(asked, axes, seeds, words),
         spread=asked.spread,
         stubs=tuple(stubs),
+        over=_over(asked.columns, axes, words),
         heads=tuple(_head(asked, column, words) for column in columns),
         lines=tuple(Line(line.heads, _mark([cell(line, column) for column in columns], asked.best)) for line in lines),
     )
@@ -125,12 +129,15 @@ def _parts(shown: Sequence[str], keys: Sequence[str | None], axes: Axes, words: 
     return parts
 
 
+def _over(columns: Sequence[str], axes: Axes, words: Words) -> str:
+    """What the heads are settings of; numbers do not say it themselves."""
+    clear = all(isinstance(value, str) for axis in columns for value in axes[axis])
+    return "" if clear else ", ".join(map(words.axis, columns))
+
+
 def _head(asked: TableSection, column: _Part, words: Words) -> str:
-    """A column's head in one line. A number says nothing alone, so its axis stands before it."""
-    told = ", ".join(
-        words.setting(value) if isinstance(value, str) else f"{words.axis(axis)} = {words.setting(value)}"
-        for axis, value in column.settings.items()
-    )
+    """A column's head in one line."""
+    told = ", ".join(map(words.setting, column.settings.values()))
     if column.key is None:
         return told or (words.key(asked.y[0]) if len(asked.y) == 1 else "value")
     return ": ".join(part for part in (told, words.key(column.key)) if part)
