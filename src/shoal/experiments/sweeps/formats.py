@@ -111,8 +111,9 @@ def _cell(cell: Cell) -> str:
 
 
 def _caption(table: SweepTable) -> str:
-    title = table.title if table.title[-1] in ".!?" else f"{table.title}."
-    return " ".join(part for part in (title, table.caption, table.note) if part)
+    """Title, caption and note, each a sentence or more."""
+    parts = [part.strip() for part in (table.title, table.caption, table.note)]
+    return " ".join(part if part[-1] in ".!?" else f"{part}." for part in parts if part)
 
 
 def escape(text: str) -> str:
