@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -21,6 +20,7 @@ from shoal.core.files import write_text
 from shoal.experiments import exposures, figures, sizes, tables
 from shoal.experiments.config import Config, GroupSection, read_config
 from shoal.experiments.frames import column, read_table
+from shoal.experiments.pages import render
 from shoal.experiments.result import CLIENT_COLUMNS
 from shoal.experiments.svg import png
 from shoal.experiments.verdict import NAMES, read_run, verdict
@@ -87,12 +87,8 @@ def write_report(
         "seconds": tables.seconds(known),
         "config": config.toml(),
     }
-    environment = Environment(
-        loader=PackageLoader("shoal.experiments", "."), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
     path = out / "report.html"
-    write_text(path, environment.get_template("report.html.j2").render(page))
+    write_text(path, render("report.html.j2", page))
     return path
 
 

@@ -1,2 +1,117 @@
-def show(out, **k):
-    return out / "report.html"
+"""What a sweep's runs show: its tables, its figures and its page, as files."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from shoal.core.checks import nearest, require
+from shoal.core.files import remove_unfinished, write_bytes, write_text
+from shoal.experiments.sweeps.figures import draw
+from shoal.experiments.sweeps.formats import latex, markdown, table_csv
+from shoal.experiments.sweeps.page import Missing, sweep_page
+from shoal.experiments.sweeps.shown import Axes, Shown
+from shoal.experiments.sweeps.tables import sweep_table
+from shoal.experiments.sweeps.words import Words
+
+Courses = Callable[[str], pd.DataFrame]
+"""A run's rows by round and cluster, as in its rounds.csv."""
+
+USUAL = ("accuracy.overall", "violations.total", "seconds.total")
+"""What the page shows of each run beside what the tables and figures ask for."""
+
+
+def show(
+    out: Path,
+    *,
+    title: str,
+    shown: Shown,
+    axes: Axes,
+    seeds: Sequence[int],
+    results: pd.DataFrame,
+    missing: Missing,
+    courses: Courses,
+    source: str,
+) -> Path:
+    """Write ``out``/tables, ``out``/figures and ``out``/report.html, and return the path of the page.
+
+    Each file is whole or absent. Files of tables and figures that the sweep does not ask for, or that no run supports
+    yet, are removed.
+
+    Args:
+        out: the sweep's directory.
+        title: of the page.
+        shown: the tables and figures that the sweep's file asks for.
+        axes: what it varies.
+        seeds: of the sweep.
+        results: a row a finished run: ``run``, ``seed``, a column an axis and a column a figure.
+        missing: the settings and the seed of each run that is not finished, and why.
+        courses: gives the courses of a run over its rounds.
+        source: the text of the sweep's file.
+
+    Raises:
+        InputError: a table or figure shows what no run has. Nothing is written then.
+    """
+    words = Words(shown.labels)
+    known = _figures(results, axes)
+    tables, pictures = [], []
+    if len(results):
+        _check(shown, known, results, courses)
+        tables = [
+            sweep_table(name, asked, results, axes=axes, seeds=seeds, words=words)
+            for name, asked in shown.tables.items()
+        ]
+        pictures = [
+            draw(name, asked, results, axes=axes, seeds=seeds, words=words, courses=courses)
+            for name, asked in shown.figures.items()
+        ]
+    asked = [key for each in (*shown.tables.values(), *shown.figures.values()) for key in each.y]
+    page = sweep_page(
+        title, axes=axes, seeds=seeds, results=results, missing=missing, source=source, words=words, tables=tables,
+        pictures=pictures, keys=[key for key in dict.fromkeys((*USUAL, *asked)) if key in known],
+    )  # fmt: skip
+    written = {}
+    for table in tables:
+        written |= {f"{table.name}.md": markdown(table).encode(), f"{table.name}.csv": table_csv(table).encode()}
+        written |= {f"{table.name}.tex": latex(table).encode()}
+    _replace(out / "tables", written, (".md", ".csv", ".tex"))
+    drawn = {f"{each.name}.svg": each.svg for each in pictures} | {f"{each.name}.pdf": each.pdf for each in pictures}
+    _replace(out / "figures", drawn, (".svg", ".pdf"))
+    path = out / "report.html"
+    write_text(path, page)
+    return path
+
+
+def _figures(results: pd.DataFrame, axes: Axes) -> list[str]:
+    """The figures that at least one run has."""
+    names = [str(name) for name in results if name not in {"run", "seed", *axes}]
+    return [name for name in names if pd.api.types.is_numeric_dtype(results[name]) and results[name].notna().any()]
+
+
+def _check(shown: Shown, known: Iterable[str], results: pd.DataFrame, courses: Courses) -> None:
+    """Every key of ``shown`` must be known of a run."""
+    runs = results["run"].astype(str).tolist()
+    for name, table in shown.tables.items():
+        for key in table.y:
+            require(key in known, f"tables.{name}: no run has the figure '{key}'; {nearest(key, known)}")
+    for name, figure in shown.figures.items():
+        for key in figure.y:
+            if figure.kind != "courses":
+                require(key in known, f"figures.{name}: no run has the figure '{key}'; {nearest(key, known)}")
+            elif not any(key in courses(run) for run in runs):
+                columns = nearest(key, dict.fromkeys(str(each) for run in runs for each in courses(run)))
+                require(False, f"figures.{name}: no run's rounds.csv has the column '{key}'; {columns}")
+
+
+def _replace(folder: Path, files: Mapping[str, bytes], endings: Sequence[str]) -> None:
+    """Let ``folder`` hold ``files`` and no others with these ``endings``."""
+    if files:
+        folder.mkdir(exist_ok=True)
+    if not folder.is_dir():
+        return
+    remove_unfinished(folder)
+    for name, content in files.items():
+        write_bytes(folder / name, content)
+    for path in sorted(folder.iterdir()):
+        if path.suffix in endings and path.name not in files and path.is_file():
+            path.unlink()
