@@ -1,4 +1,4 @@
-"""A drawn figure in all its forms."""
+"""A drawn figure of a sweep, for its page and as files."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ class Picture:
     """A figure of a sweep.
 
     Args:
-        name: the file's name without its ending, unique in the sweep.
+        name: of its files, and unique in the page.
         title: what it shows.
-        caption: how to read it.
-        svg: a file of its own.
-        pdf: a file of its own.
-        inline: an SVG element to stand in a page, with role="img" and aria-label.
+        caption: how to read it, and the seeds behind it.
+        svg: a file that stands alone.
+        pdf: a file that stands alone.
+        inline: an SVG element to stand in a page, with ``role="img"`` and an ``aria-label``.
     """
 
     name: str
