@@ -132,7 +132,8 @@ def forms(name: str, label: str, paint: Callable[[Figure], None], size: tuple[fl
     ``name`` and ``label`` are those of `svg`.
     """
     with _styled(name):
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=size)
+        figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.06)
         paint(figure)
         document = _saved(figure, "svg")
         return Forms(document, _saved(figure, "pdf"), _inline(document, name, label))

@@ -7,20 +7,25 @@ from matplotlib.axes import Axes as Panel
 
 from shoal.experiments.frames import Floats
 from shoal.experiments.sweeps.looks import HEIGHT, LETTER, SMALL
-from shoal.experiments.sweeps.scene import Mark, Scene
+from shoal.experiments.sweeps.marks import Mark
+from shoal.experiments.sweeps.scene import Scene
 
 _INSIDE = 0.7 * HEIGHT
 """Inches of a panel's height between its axes, about."""
 
+_BACK = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+"""What lines behind small text fade to."""
+
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a mark stands: at ``x``, reaching from ``low`` to ``high``."""
+    """Where a mark stands: at ``x``, reaching from ``low`` to ``high``; its n is above, or ``below`` it."""
 
     x: float
     low: float
     high: float
     n: int
+    below: bool = False
 
 
 def gap(scene: Scene, mark: Mark) -> str:
@@ -36,26 +41,29 @@ def gap(scene: Scene, mark: Mark) -> str:
 def finish(panel: Panel, scene: Scene, spots: Sequence[Spot], place: float) -> None:
     """Set the limits of y, and write n above each spot with fewer than all seeds; spots are ``place`` inches apart."""
     few = [spot for spot in spots if 0 < spot.n < len(scene.seeds)]
-    upright = place < 7 * LETTER * SMALL / 10
+    upright = place < 6 * LETTER
     need = (0.5 if upright else 0.22) / _INSIDE
     low, high = scene.asked.y_range or panel.get_ylim()
-    if few and not scene.asked.y_range:
-        high = max(high, low + (max(spot.high for spot in few) - low) / (1 - need))
+    if not scene.asked.y_range:
+        tall = high - low
+        low = min([low, *(spot.low - need * tall for spot in few if spot.below)])
+        high = max([high, *(low + (spot.high - low) / (1 - need) for spot in few if not spot.below)])
     panel.set_ylim(low, high)
+    room = need * (high - low) * (1 - 1e-9)
     for spot in few:
-        above = spot.high + need * (high - low) <= high * (1 + 1e-9)
+        below = spot.low - low > room if spot.below else high - spot.high < room
         panel.annotate(
-            f"n = {spot.n}", (spot.x, spot.high if above else spot.low), (0, 3 if above else -3),
-            textcoords="offset points", ha="center", va="bottom" if above else "top", fontsize=SMALL,
-            rotation=90 if upright else 0, annotation_clip=False,
+            f"n = {spot.n}", (spot.x, spot.low if below else spot.high), (0, -4 if below else 4),
+            textcoords="offset points", ha="center", va="top" if below else "bottom", fontsize=SMALL,
+            rotation=90 if upright else 0, annotation_clip=False, bbox=_BACK,
         )  # fmt: skip
 
 
-def write_gap(panel: Panel, x: float, text: str) -> None:
-    """A label where a mark is missing."""
+def write_gap(panel: Panel, x: float, text: str, *, top: bool = False) -> None:
+    """A label where a mark is missing, at the bottom or the top of the panel."""
     panel.text(
-        x, 0.03, text, transform=panel.get_xaxis_transform(), rotation=90, ha="center", va="bottom", fontsize=SMALL,
-        color="#555555",
+        x, 0.97 if top else 0.03, text, transform=panel.get_xaxis_transform(), rotation=90, ha="center",
+        va="top" if top else "bottom", fontsize=SMALL, color="#555555", bbox=_BACK,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 
 from shoal.experiments.frames import Floats
 from shoal.experiments.svg import COIN, LEGEND_LINE, cluster_look, short
+from shoal.experiments.sweeps.scene import Scene
 
 PANEL = 3.2
 """Inches of a panel's width in print, its labels included."""
@@ -82,13 +83,14 @@ def line_of(i: int, label: str) -> Line2D:
     return Line2D([], [], color=look.color, linestyle=look.dashes, marker=look.marker, markersize=5, label=label)
 
 
-def draw_level(panel: Panel, level: float | None) -> list[Line2D]:
+def draw_level(panel: Panel, scene: Scene) -> list[Line2D]:
     """The dotted line for comparison, and what stands for it in the legend."""
+    level = scene.asked.level
     if level is None:
         return []
     look = {"color": COIN, "linewidth": 1.4, "linestyle": ":"}
     panel.axhline(level, **look, zorder=1.5)
-    return [Line2D([], [], **look, label=f"{level:g}")]
+    return [Line2D([], [], **look, label=scene.words.setting(level))]
 
 
 def grid_of(panels: int, width: float = PANEL) -> tuple[int, int]:
@@ -107,15 +109,15 @@ def wrapped(text: str, inches: float) -> str:
     return fill(text, max(8, int(inches / LETTER)), break_long_words=False, break_on_hyphens=False)
 
 
-def put_legend(figure: Figure, handles: Sequence[Artist], title: str = "") -> None:
+def put_legend(figure: Figure, handles: Sequence[Artist]) -> None:
     """A legend below the panels, in as many columns as fit; the figure grows by its lines."""
     for handle in handles:
         handle.set_label(short(str(handle.get_label()), 44))
     widest = max(len(str(handle.get_label())) for handle in handles) * LETTER + 0.6
     columns = max(1, min(len(handles), int(figure.get_figwidth() / widest)))
-    lines = -(-len(handles) // columns) + bool(title)
+    lines = -(-len(handles) // columns)
     figure.set_figheight(figure.get_figheight() + LEGEND_LINE * lines)
-    figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, title=title or None)
+    figure.legend(handles=list(handles), loc="outside lower center", ncols=columns)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from shoal.core.checks import InputError, nearest
-from shoal.experiments.frames import Floats, column
+from shoal.experiments.frames import Floats
 from shoal.experiments.sweeps.shown import Axes, FigureSection, Value
 from shoal.experiments.sweeps.words import Words
 
@@ -50,41 +50,6 @@ class Scene:
         return {key: row for row, key in enumerate(keys)}
 
 
-@dataclass(frozen=True)
-class Mark:
-    """What stands at one place of a chart.
-
-    Args:
-        values: (n,) a figure, one a seed that has it, in the order of the seeds.
-        runs: how many runs are finished here.
-    """
-
-    values: Floats
-    runs: int
-
-    @property
-    def n(self) -> int:
-        """How many seeds it rests on."""
-        return len(self.values)
-
-    @property
-    def mean(self) -> float:
-        """Over seeds; NaN without any."""
-        return float(self.values.mean()) if self.n else float("nan")
-
-
-def mark_at(scene: Scene, key: str, x: Value | None, by: Value | None) -> Mark:
-    """The figure ``key`` at a place of a chart, each seed averaged over the axes of `average`.
-
-    A seed that lacks any of the runs averaged over is left out: a mean over fewer settings would be another figure.
-    """
-    figures = column(scene.results, key)
-    places = scene.rows(x, by)
-    seeds = [np.mean([np.nan if row is None else figures[row] for row in rows]) for rows in places]
-    values = np.array(seeds, dtype=float)
-    return Mark(values[~np.isnan(values)], sum(row is not None for rows in places for row in rows))
-
-
 def mean_and_spread(values: Floats, spread: str) -> tuple[Floats, Floats]:
     """The mean over the first dimension, (seeds, ...), and its spread; NaN in ``values`` are left out.
 
@@ -117,3 +82,11 @@ def need_keys(asked: Iterable[str], frames: Iterable[pd.DataFrame], besides: Ite
         if key not in known:
             hint = nearest(key, known) if known else "they have none"
             raise InputError(f"no run has the figure '{key}'; {hint}")
+
+
+def named(scene: Scene, setting: str) -> str:
+    """A setting of `by` with its axis, where it is a number and says little alone."""
+    by = scene.asked.by
+    plain = by is not None and all(isinstance(each, str) for each in scene.axes[by])
+    # A number alone in its line would be lost.
+    return setting if plain or by is None else f"{scene.words.axis(by)}\N{NO-BREAK SPACE}{setting}"
