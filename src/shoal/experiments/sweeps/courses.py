@@ -1,7 +1,6 @@
 """Courses over rounds, drawn: a panel a column of rounds.csv and a setting, a line a model."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,14 +8,14 @@ from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from shoal.experiments.frames import Floats, by_cluster, column
+from shoal.experiments.frames import Floats
 from shoal.experiments.svg import cluster_look
 from shoal.experiments.sweeps.charts import SPREADS
 from shoal.experiments.sweeps.gaps import number, seeds_of, sentences
 from shoal.experiments.sweeps.looks import ACROSS, HEIGHT, PANEL, SMALL, Plate, draw_level, line_of, put_legend, wrapped
 from shoal.experiments.sweeps.ranked import Courses, courses_of, models_named
-from shoal.experiments.sweeps.scene import Scene, mean_and_spread, named, need_keys
-from shoal.experiments.sweeps.shown import Value
+from shoal.experiments.sweeps.scene import Scene, mean_and_spread, named
+
 
 def courses_plate(scene: Scene, courses: Callable[[str], pd.DataFrame]) -> Plate:
     """Courses, ready to be drawn.
@@ -37,8 +36,8 @@ def courses_plate(scene: Scene, courses: Callable[[str], pd.DataFrame]) -> Plate
             line, at = divmod(i % settings, columns)
             row = i // settings * lines + line
             together = figure.axes[0] if figure.axes else None
-            axes = figure.add_subplot(*place, sharex=together, sharey=first.get(panel.key))
-                len(asked.y) * lines, columns, row * columns + at + 1, sharey=first.get(panel.key)
+            axes = figure.add_subplot(
+                len(asked.y) * lines, columns, row * columns + at + 1, sharex=together, sharey=first.get(panel.key)
             )
             first.setdefault(panel.key, axes)
             level = draw_level(axes, scene)
