@@ -15,7 +15,7 @@ from shoal.experiments.sweeps.scene import mean_and_spread, named
 
 _RED = "#C00000"
 _OUTLINED = [withStroke(linewidth=3.8, foreground="white"), Normal()]
-_DOT = {"marker": "o", "color": "black", "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 3.7}
+_DOT = {"marker": "o", "color": "black", "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 3.4}
 
 
 def draw_boxes(panel: Panel, drawn: Chart, p: int) -> list[Artist]:

@@ -25,9 +25,11 @@ def chart_plate(scene: Scene) -> Plate:
         handles: list[Artist] = []
         for p, key in enumerate(asked.y):
             panel = figure.add_subplot(rows, columns, p + 1)
-            panel.set_title(wrapped(scene.words.key(key), drawn.width - 0.3))
-            if p % columns == 0 or not asked.y_label:
-                label = asked.y_label or scene.words.key(key).partition(",")[0]
+            title = scene.words.key(key)
+            panel.set_title(wrapped(title, drawn.width - 0.3))
+            # The title is the axis' name where the file gives no other and the title says no more.
+            label = asked.y_label or title.partition(",")[0]
+            if label != title and (p % columns == 0 or not asked.y_label):
                 panel.set_ylabel(wrapped(label, HEIGHT - 0.5))
             level = draw_level(panel, scene)
             match asked.kind:

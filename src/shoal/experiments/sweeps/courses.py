@@ -43,8 +43,8 @@ def courses_plate(scene: Scene, courses: Callable[[str], pd.DataFrame]) -> Plate
             level = draw_level(axes, scene)
             _draw(axes, panel, scene)
             axes.set_title(wrapped(_title(panel, scene), PANEL - 0.3) + (f"\n{below}" if below else ""))
-            if at == 0:
-                label = asked.y_label or scene.words.key(panel.key)
+            label = asked.y_label or scene.words.key(panel.key)
+            if at == 0 and label != _title(panel, scene):
                 axes.set_ylabel(wrapped(label, HEIGHT - 0.5))
         put_legend(figure, [*(line_of(m, name) for m, name in enumerate(names)), *level])
 

@@ -41,17 +41,16 @@ def gap(scene: Scene, mark: Mark) -> str:
 def finish(panel: Panel, scene: Scene, spots: Sequence[Spot], place: float) -> None:
     """Set the limits of y, and write n above each spot with fewer than all seeds; spots are ``place`` inches apart."""
     few = [spot for spot in spots if 0 < spot.n < len(scene.seeds)]
-    upright = place < 6 * LETTER
+    upright = place < 5 * LETTER
     need = (0.5 if upright else 0.22) / _INSIDE
     low, high = scene.asked.y_range or panel.get_ylim()
     if not scene.asked.y_range:
-        tall = high - low
-        low = min([low, *(spot.low - need * tall for spot in few if spot.below)])
         high = max([high, *(low + (spot.high - low) / (1 - need) for spot in few if not spot.below)])
+        low = min([low, *(high - (high - spot.low) / (1 - need) for spot in few if spot.below)])
     panel.set_ylim(low, high)
-    room = need * (high - low) * (1 - 1e-9)
     for spot in few:
-        below = spot.low - low > room if spot.below else high - spot.high < room
+        # Limits that the file sets may leave no room above.
+        below = spot.below or (scene.asked.y_range is not None and high - spot.high < need * (high - low))
         panel.annotate(
             f"n = {spot.n}", (spot.x, spot.low if below else spot.high), (0, -4 if below else 4),
             textcoords="offset points", ha="center", va="top" if below else "bottom", fontsize=SMALL,
