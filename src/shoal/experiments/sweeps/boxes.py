@@ -13,7 +13,9 @@ from shoal.experiments.sweeps.looks import Names, fill_of, patch_of
 from shoal.experiments.sweeps.marks import GROUP, Chart, Mark
 from shoal.experiments.sweeps.scene import mean_and_spread, named
 
-_RED = "#C00000"
+RED = "#C00000"
+"""The colour of medians."""
+
 _OUTLINED = [withStroke(linewidth=3.8, foreground="white"), Normal()]
 _DOT = {"marker": "o", "color": "black", "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 3.4}
 
@@ -30,7 +32,7 @@ def draw_boxes(panel: Panel, drawn: Chart, p: int) -> list[Artist]:
             boxplot_stats(mark.values), positions=[x], widths=width, patch_artist=True, showmeans=True,
             showfliers=False, manage_ticks=False, whiskerprops=thin, capprops=thin,
             boxprops={"facecolor": look.face, "edgecolor": "black", "hatch": look.hatch, "linewidth": 0.9},
-            medianprops={"color": _RED, "linewidth": 2.0, "path_effects": _OUTLINED, "zorder": 3,
+            medianprops={"color": RED, "linewidth": 2.0, "path_effects": _OUTLINED, "zorder": 3,
                          "solid_capstyle": "butt"},
             meanprops=diamond | {"zorder": 5},
         )  # fmt: skip
@@ -39,7 +41,7 @@ def draw_boxes(panel: Panel, drawn: Chart, p: int) -> list[Artist]:
     finish(panel, drawn.scene, spots, drawn.place)
     return [
         *_keys(drawn),
-        Line2D([], [], color=_RED, linewidth=2.0, label="median"),
+        Line2D([], [], color=RED, linewidth=2.0, label="median"),
         Line2D([], [], linestyle="", **diamond, label="mean"),
         Line2D([], [], linestyle="", **_DOT, label="one seed"),
     ]

@@ -35,7 +35,7 @@ SMALL = 8.5
 """Points of the smallest text."""
 
 # Light and dark by turns, so that neighbours differ in grey too; 1 is the full colour, 0 is white.
-_STRENGTHS = (0.75, 0.4, 0.7, 0.2, 0.95, 0.5, 0.35)
+_STRENGTHS = (0.75, 0.4, 0.7, 0.2, 0.95, 0.35, 0.4)
 _HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "----", "++++", "oo")
 
 
