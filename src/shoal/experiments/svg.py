@@ -1,9 +1,10 @@
-"""Pictures inside a page: figures as inline SVG, images as inline PNG. The same input gives the same bytes."""
+"""Pictures inside a page and beside it: figures as SVG and PDF, images as PNG. The same input gives the same bytes."""
 
 import io
 import warnings
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -36,12 +37,17 @@ _STYLE: Any = {
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica"],
     "font.size": 10.0,
     "grid.color": "#dddddd",
+    "hatch.linewidth": 0.7,
     "legend.fontsize": 10.0,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
+    "pdf.fonttype": 42,
     "svg.fonttype": "none",
     "text.parse_math": False,
 }
+
+# A date would make every file another one.
+_METADATA: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Creator": "Shoal", "Producer": "Shoal"}}
 
 # Okabe and Ito's colours, told apart with any kind of colour blindness; yellow is too pale on white.
 _BLUE, _ORANGE, _GREEN, _PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -99,16 +105,54 @@ def svg(name: str, label: str, paint: Callable[[Figure], None], *, height: float
         paint: draws on an empty figure.
         height: in inches.
     """
-    buffer = io.BytesIO()
+    with _styled(name):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        paint(figure)
+        return _inline(_saved(figure, "svg"), name, label)
+
+
+@dataclass(frozen=True)
+class Forms:
+    """One figure in all its forms.
+
+    Args:
+        svg: a file of its own, its text as text.
+        pdf: a file of its own, its fonts inside.
+        inline: an SVG element to stand in a page.
+    """
+
+    svg: bytes
+    pdf: bytes
+    inline: str
+
+
+def forms(name: str, label: str, paint: Callable[[Figure], None], size: tuple[float, float]) -> Forms:
+    """What ``paint`` draws on an empty figure of ``size`` (width, height; inches), as files and for a page.
+
+    ``name`` and ``label`` are those of `svg`.
+    """
+    with _styled(name):
+        figure = Figure(figsize=size)
+        figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.06)
+        paint(figure)
+        document = _saved(figure, "svg")
+        return Forms(document, _saved(figure, "pdf"), _inline(document, name, label))
+
+
+@contextmanager
+def _styled(name: str) -> Iterator[None]:
     with mpl.rc_context(), warnings.catch_warnings():
         # A script that the measuring font lacks is no harm: the browser writes the text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE | {"svg.hashsalt": name})
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        paint(figure)
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return _inline(buffer.getvalue(), name, label)
+        yield
+
+
+def _saved(figure: Figure, form: Literal["svg", "pdf"]) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=form, metadata=_METADATA[form])
+    return buffer.getvalue()
 
 
 def legend(figure: Figure, handles: Sequence, columns: int = 3) -> None:

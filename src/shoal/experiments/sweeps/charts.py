@@ -1,0 +1,82 @@
+"""Boxes, bars and lines over the settings of an axis, a panel for each figure."""
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from shoal.experiments.sweeps.boxes import draw_bars, draw_boxes
+from shoal.experiments.sweeps.gaps import gap, number, seeds_of, sentences
+from shoal.experiments.sweeps.lines import draw_lines
+from shoal.experiments.sweeps.looks import HEIGHT, Names, Plate, draw_level, grid_of, put_legend, wrapped
+from shoal.experiments.sweeps.marks import Chart, chart
+from shoal.experiments.sweeps.scene import Scene
+
+SPREADS = {"sd": "one standard deviation", "ci": "the 95 % confidence interval of the mean (Student's t)"}
+"""What error bars and bands are."""
+
+
+def chart_plate(scene: Scene) -> Plate:
+    """Boxes, bars or lines, ready to be drawn."""
+    drawn, asked = chart(scene), scene.asked
+    rows, columns = grid_of(len(asked.y), drawn.width)
+    names = Names.of(drawn.x_names, drawn.width)
+
+    def paint(figure: Figure) -> None:
+        handles: list[Artist] = []
+        for p, key in enumerate(asked.y):
+            panel = figure.add_subplot(rows, columns, p + 1)
+            title = scene.words.key(key)
+            panel.set_title(wrapped(title, drawn.width - 0.3))
+            # The title is the axis' name where the file gives no other and the title says no more.
+            label = asked.y_label or title.partition(",")[0]
+            if label != title and (p % columns == 0 or not asked.y_label):
+                panel.set_ylabel(wrapped(label, HEIGHT - 0.5))
+            level = draw_level(panel, scene)
+            match asked.kind:
+                case "boxes":
+                    handles = draw_boxes(panel, drawn, p)
+                case "bars":
+                    handles = draw_bars(panel, drawn, p)
+                case _:
+                    handles = draw_lines(panel, drawn, p)
+            label = scene.words.axis(asked.x or "")
+            if panel.get_xscale() == "log":
+                label += " (log scale)"
+            panel.set_xlabel(wrapped(label, drawn.width - 0.5))
+            handles = [*handles, *level]
+        put_legend(figure, handles)
+
+    return Plate((columns * drawn.width, rows * (HEIGHT + names.height)), paint, _notes(drawn), _alt(drawn))
+
+
+def _notes(drawn: Chart) -> list[str]:
+    scene = drawn.scene
+    seeds, spread = seeds_of(scene), SPREADS[scene.asked.spread]
+    match scene.asked.kind:
+        case "boxes":
+            first = (
+                f"Boxes: {seeds}, from the first to the third quartile; red line: the median; diamond: the mean; "
+                "whiskers: to the furthest seed within 1.5 box heights; dots: single seeds."
+            )
+        case "bars":
+            first = f"Bars: means over {seeds}; error bars: {spread}; dots: single seeds."
+        case _:
+            first = f"Lines: means over {seeds}; error bars: {spread}."
+    values = [mark.values if scene.asked.kind != "lines" else np.array([mark.mean]) for mark in drawn.marks if mark.n]
+    shown = np.concatenate([*values, np.zeros(0)])
+    return [first, *sentences(scene, [mark.n for mark in drawn.marks], shown)]
+
+
+def _alt(drawn: Chart) -> str:
+    scene = drawn.scene
+    told = []
+    for key, panel in zip(scene.asked.y, drawn.panels, strict=True):
+        parts = []
+        for name, series in zip(drawn.by_names, panel, strict=True):
+            means = [
+                f"{number(mark.mean) if mark.n else gap(scene, mark)} at {x}"
+                for x, mark in zip(drawn.x_names, series, strict=True)
+            ]
+            parts.append(f"{name} {', '.join(means)}".strip())
+        told.append(f"{scene.words.key(key)}: {'; '.join(parts)}.")
+    return f"Means over seeds by {scene.words.axis(scene.asked.x or '')}. {' '.join(told)}"
