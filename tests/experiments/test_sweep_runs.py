@@ -289,6 +289,6 @@ def test_on_a_ray_cluster_of_two_workers_it_gives_the_same_bytes(written, finish
 def test_a_cluster_needs_ray_and_an_address_that_answers(monkeypatch):
     with pytest.raises(InputError, match="'--jobs' must be at least 1; got 0"):
         Workers(0)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"pip install 'shoal\[ray\]'"):
         Workers(2, "auto")

@@ -118,6 +118,23 @@ def test_the_copy_of_a_sweep_asks_for_the_same_runs(written, tmp_path):
     assert (again.axes, again.seeds, again.shown) == (sweep.axes, sweep.seeds, sweep.shown)
 
 
+def test_several_sweeps_can_share_what_they_show(written, tmp_path):
+    table = '[tables.t]\ny = ["mia.minority"]\nrows = ["algorithm"]\naverage = ["data.groups.minority.share"]\n'
+    (tmp_path / "show.toml").write_text(table + "[labels]\nplain = 'IFCA'")
+    shared = 'shown = "show.toml"\n' + SWEEP
+    sweep = read_sweep(written(shared + "[labels]\nwary = 'IFCA-MIR'"))
+    assert list(sweep.shown.tables) == ["t"]
+    assert sweep.shown.labels == {"plain": "IFCA", "wary": "IFCA-MIR"}
+    copy = tmp_path / "copy.toml"
+    copy.write_text(sweep.toml("base.toml"))
+    (tmp_path / "show.toml").unlink()
+    assert read_sweep(copy).shown == sweep.shown, "the copy has it in it"
+    for text, said in ((table, "'tables.t' is in the sweep's own file too"), ("[grid]", "unknown key 'grid'")):
+        (tmp_path / "show.toml").write_text(text)
+        with pytest.raises(InputError, match=said):
+            read_sweep(written(shared + table))
+
+
 BAD = {
     "unknown key in the grid": (
         SWEEP.replace("minority.share", "minority.shar"),

@@ -86,7 +86,7 @@ class Sweep:
 
     def toml(self, base: str) -> str:
         """The file again, for a directory where ``base`` is the name of the base."""
-        return tomli_w.dumps(dict(self.asked) | {"base": base})
+        return tomli_w.dumps({"title": self.title} | dict(self.asked) | {"base": base})
 
 
 def read_sweep(path: Path) -> Sweep:
