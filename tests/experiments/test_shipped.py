@@ -1,4 +1,4 @@
-"""The configurations that are shipped can be run where their data are."""
+"""The configurations and sweeps that are shipped can be run where their data are."""
 
 from pathlib import Path
 
@@ -8,27 +8,55 @@ import torch
 from shoal.data import Images
 from shoal.experiments.build import build
 from shoal.experiments.config import read_config
+from shoal.experiments.sections import read_toml
+from shoal.experiments.sweeps import read_sweep
+from shoal.experiments.sweeps.plan import plan
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 SIZES = {
+    "fashion-mnist": (70_000, 60_000, 1, 28, 10),
     "mnist": (70_000, 60_000, 1, 28, 10),
     "emnist-byclass": (814_255, 697_932, 1, 28, 62),
     "cifar10": (60_000, 50_000, 3, 32, 10),
 }
+FILES = {path: read_toml(path) for path in sorted(FOLDER.rglob("*.toml"))}
+CONFIGS = [path for path, table in FILES.items() if "model" in table]
+SWEEPS = [path for path, table in FILES.items() if "grid" in table]
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.toml")), ids=lambda path: path.stem)
+def named(path):
+    return str(path.relative_to(FOLDER))
+
+
+def blank(source):
+    """A set of the official size in no memory: one blank image behind all rows."""
+    count, train, channels, side, classes = SIZES[source]
+    pixels = torch.zeros(1, channels, side, side, dtype=torch.uint8).expand(count, -1, -1, -1)
+    return Images(source, pixels, 255, torch.arange(count) % classes, train, classes)
+
+
+def test_every_file_is_a_configuration_or_a_sweep_or_what_sweeps_show():
+    left = [path for path in FILES if path not in CONFIGS and path not in SWEEPS]
+    used = {(path.parent / FILES[path]["shown"]).resolve() for path in SWEEPS if "shown" in FILES[path]}
+    assert {path.resolve() for path in left} == used
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=named)
 def test_it_fits_the_official_data(path, monkeypatch):
     config = read_config(path)
-    if config.data.source in SIZES:
-        count, train, channels, side, classes = SIZES[config.data.source]
-        labels = torch.arange(count) % classes
-        # One blank image behind all rows: a set of the official size in no memory.
-        pixels = torch.zeros(1, channels, side, side, dtype=torch.uint8).expand(count, -1, -1, -1)
-        blank = Images(config.data.source, pixels, 255, labels, train, classes)
-        monkeypatch.setattr("shoal.experiments.build.load_images", lambda *_, **__: blank)
+    if config.data.source in SIZES and config.data.source != "fashion-mnist":
+        images = blank(config.data.source)
+        monkeypatch.setattr("shoal.experiments.build.load_images", lambda *_, **__: images)
         monkeypatch.setattr("shoal.data.split._Shifter.pixels", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1))
     decided, simulation = build(config)
     assert len(simulation.federation) == config.data.clients
     assert decided.model.classes == simulation.federation.classes
     assert decided.engine.backend in ("loop", "vmap")
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=named)
+def test_every_run_of_a_sweep_fits_the_official_data(path, monkeypatch):
+    monkeypatch.setattr("shoal.experiments.build.load_images", lambda source, **_: blank(source))
+    sweep = read_sweep(path)
+    assert len(plan(sweep)) == len(sweep.runs)
+    assert len(sweep.seeds) == 5
