@@ -120,6 +120,7 @@ def test_forms_of_a_picture(kind: str) -> None:
     assert inline.get("role") == "img"
     assert inline.get("aria-label", "").startswith("A & <B>. ")
     assert inline.get("width") is None
+    assert inline.get("style") == ("max-width: 6.4in" if kind == "courses" else "max-width: 3.2in")
     assert picture.name == "figure-2"
     assert picture.title == "A & <B>"
     assert picture.caption.startswith("As in the paper. ")
