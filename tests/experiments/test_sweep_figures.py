@@ -271,7 +271,7 @@ def test_fewer_seeds_are_marked(kind: str) -> None:
     assert "n is given" in part.caption
 
 
-@pytest.mark.parametrize("y_range", [None, [0.3, 0.97]])
+@pytest.mark.parametrize("y_range", [None, [0.3, 0.97], [0.97, 1.2]])
 @pytest.mark.parametrize("kind", CHARTS)
 def test_n_stands_inside_the_panel(kind: str, y_range: list[float] | None) -> None:
     results = results_of()
