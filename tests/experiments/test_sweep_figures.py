@@ -120,6 +120,7 @@ def test_forms_of_a_picture(kind: str) -> None:
     assert inline.get("role") == "img"
     assert inline.get("aria-label", "").startswith("A & <B>. ")
     assert inline.get("width") is None
+    assert inline.get("style") == ("max-width: 6.4in" if kind == "courses" else "max-width: 3.2in")
     assert picture.name == "figure-2"
     assert picture.title == "A & <B>"
     assert picture.caption.startswith("As in the paper. ")
@@ -270,16 +271,18 @@ def test_fewer_seeds_are_marked(kind: str) -> None:
     assert "n is given" in part.caption
 
 
+@pytest.mark.parametrize("y_range", [None, [0.3, 0.97], [0.97, 1.2]])
 @pytest.mark.parametrize("kind", CHARTS)
-def test_n_stands_inside_the_panel(kind: str) -> None:
+def test_n_stands_inside_the_panel(kind: str, y_range: list[float] | None) -> None:
     results = results_of()
     few = results[(results["share"] != 0.1) | (results["seed"] < 3)].reset_index(drop=True)
     for share in (0.1, 0.5):
         few.loc[few["share"] == share, "accuracy.minority"] = 0.95
-        figure = painted(asked_for(kind), few)
+        figure = painted(asked_for(kind, y_range=y_range), few)
         figure.draw_without_rendering()
         (panel,) = figure.axes
         frame = panel.get_window_extent()
+        assert [text.get_text() for text in panel.texts] == ["n = 3", "n = 3"]
         for text in panel.texts:
             box = text.get_window_extent()
             assert frame.y0 - 2 <= box.y0 <= box.y1 <= frame.y1 + 2

@@ -118,7 +118,7 @@ class Forms:
     Args:
         svg: a file of its own, its text as text.
         pdf: a file of its own, its fonts inside.
-        inline: an SVG element to stand in a page.
+        inline: an SVG element to stand in a page, no wider there than in print.
     """
 
     svg: bytes
@@ -136,7 +136,8 @@ def forms(name: str, label: str, paint: Callable[[Figure], None], size: tuple[fl
         figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.06)
         paint(figure)
         document = _saved(figure, "svg")
-        return Forms(document, _saved(figure, "pdf"), _inline(document, name, label))
+        inline = _inline(document, name, label, style=f"max-width: {size[0]:g}in")
+        return Forms(document, _saved(figure, "pdf"), inline)
 
 
 @contextmanager
@@ -162,13 +163,13 @@ def legend(figure: Figure, handles: Sequence, columns: int = 3) -> None:
     figure.legend(handles=list(handles), loc="outside lower center", ncols=min(columns, len(handles)))
 
 
-def _inline(document: bytes, name: str, label: str) -> str:
+def _inline(document: bytes, name: str, label: str, *, style: str = "") -> str:
     """The figure without what only a file needs: name spaces, metadata, a style for the whole page, a fixed size."""
     root = ElementTree.fromstring(document)  # noqa: S314 (matplotlib wrote it)
     _strip(root, f"{name}-")
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
-    root.attrib |= {"role": "img", "aria-label": label}
+    root.attrib |= {"role": "img", "aria-label": label} | ({"style": style} if style else {})
     root.tail = None
     return ElementTree.tostring(root, encoding="unicode")
 

@@ -48,11 +48,13 @@ def finish(panel: Panel, scene: Scene, spots: Sequence[Spot], place: float) -> N
         high = max([high, *(low + (spot.high - low) / (1 - need) for spot in few if not spot.below)])
         low = min([low, *(high - (high - spot.low) / (1 - need) for spot in few if spot.below)])
     panel.set_ylim(low, high)
+    room = need * (high - low)
     for spot in few:
-        # Limits that the file sets may leave no room above.
-        below = spot.below or (scene.asked.y_range is not None and high - spot.high < need * (high - low))
+        # Limits that the file sets may leave no room above, or cut off the mark itself.
+        below = spot.below or (scene.asked.y_range is not None and high - spot.high < room)
+        y = min(max(spot.low, low + room), high) if below else max(spot.high, low)
         panel.annotate(
-            f"n = {spot.n}", (spot.x, spot.low if below else spot.high), (0, -4 if below else 4),
+            f"n = {spot.n}", (spot.x, y), (0, -4 if below else 4),
             textcoords="offset points", ha="center", va="top" if below else "bottom", fontsize=SMALL,
             rotation=90 if upright else 0, annotation_clip=False, bbox=_BACK,
         )  # fmt: skip

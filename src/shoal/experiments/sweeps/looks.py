@@ -104,6 +104,16 @@ def grid_of(panels: int, width: float = PANEL) -> tuple[int, int]:
     return rows, -(-panels // rows)
 
 
+def shortened(names: Sequence[str], most: int) -> list[str]:
+    """``names`` in at most so many letters, unless that makes two of them the same.
+
+    >>> shortened(["hospitals", "clinics"], 7), shortened(["group north", "group south"], 7)
+    (['hospit…', 'clinics'], ['group north', 'group south'])
+    """
+    cut = [short(name, most) for name in names]
+    return cut if len(set(cut)) == len(set(names)) else list(names)
+
+
 def wrapped(text: str, inches: float) -> str:
     """``text`` in lines of at most so many inches, as far as its words allow."""
     return fill(text, max(8, int(inches / LETTER)), break_long_words=False, break_on_hyphens=False)
@@ -111,8 +121,8 @@ def wrapped(text: str, inches: float) -> str:
 
 def put_legend(figure: Figure, handles: Sequence[Artist]) -> None:
     """A legend below the panels, in as many columns as fit; the figure grows by its lines."""
-    for handle in handles:
-        handle.set_label(short(str(handle.get_label()), 44))
+    for handle, name in zip(handles, shortened([str(handle.get_label()) for handle in handles], 44), strict=True):
+        handle.set_label(name)
     widest = max(len(str(handle.get_label())) for handle in handles) * LETTER + 0.6
     columns = max(1, min(len(handles), int(figure.get_figwidth() / widest)))
     lines = -(-len(handles) // columns)
@@ -141,13 +151,13 @@ class Names:
         lines = [wrapped(name, place) for name in names]
         if all(len(line) * LETTER <= place for name in lines for line in name.splitlines()):
             return Names(lines, False, 0.16 * max(name.count("\n") for name in lines))
-        cut = [short(name, 24) for name in names]
-        return Names(cut, True, 0.5 * LETTER * max(map(len, cut)))
+        cut = shortened(names, 20)
+        return Names(cut, True, 0.7 * LETTER * max(map(len, cut)))
 
     def put(self, panel: Panel) -> None:
         """At 0, 1, ..."""
         if self.aslant:
-            panel.set_xticks(range(len(self.shown)), self.shown, rotation=30, ha="right", rotation_mode="anchor")
+            panel.set_xticks(range(len(self.shown)), self.shown, rotation=45, ha="right", rotation_mode="anchor")
         else:
             panel.set_xticks(range(len(self.shown)), self.shown)
         panel.set_xlim(-0.5, len(self.shown) - 0.5)
