@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from figure import draw_figure
+from distances import draw_figure
 from flips import flip_errors, risk_rows
 from mixture import Mixture
 from play import Course, Rule, drawn, least_distance, play, synthetic_risk
-from tables import assumptions_table, contraction_table, risk_table, words
+from printed import assumptions_table, contraction_table, risk_table, words
 from theorem import LAMBDA, Conditions, L, gradient_variance, loss_variance, sampled_variances, worst_hessians
 from torch import Tensor
 

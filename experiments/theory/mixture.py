@@ -1,29 +1,21 @@
-"""IFCA's synthetic mixture of linear regressions, trained by gradient averaging from many starts at once.
+"""IFCA's synthetic mixture of linear regressions.
 
 The truth of cluster j is theta*_j = r * Bernoulli(1/2)^d, and a client of that cluster holds n examples of
 X ~ N(0, I), y = X theta*_j + sigma N(0, 1). Every round each client takes the model of least mean squared error
 on all its examples, and model j moves by -rate * (1/m) * the sum of its clients' gradients 2/n X'(X theta - y), where
-m counts all clients. All starts and models are columns of one matrix, so a round is two products with the inputs.
+m counts all clients. `descent.py` trains it.
 
 Source: Ghosh et al. 2020, arXiv:2006.04088, section 6.1, and the settings of its official code.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from shoal.core.checks import require
 from shoal.core.randomness import Stream
-
-CONVERGED = 1e-7
-"""A run ends when a round changes its models by less than this part of their norm."""
-
-DIVERGED = 1e6
-"""A run ends when its models' norm is above this; the truths' norm is below r * sqrt(d)."""
-
-_ROWS = 4096
-"""Rows of inputs in one product: 16 MB at d = 1000."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +44,26 @@ class Mixture:
     truth: Tensor
     cluster: Tensor
 
+    @cached_property
+    def normal(self) -> tuple[Tensor, Tensor]:
+        """Each cluster's sums of X'X (k, d, d) and X'y (k, d), by which a whole cluster's gradient is one product."""
+        parts = [self.cluster == j for j in range(len(self.truth))]
+        rows = [(self.x[part].flatten(0, 1), self.y[part].flatten()) for part in parts]
+        return torch.stack([x.T @ x for x, _ in rows]), torch.stack([x.T @ y for x, y in rows])
+
+    @cached_property
+    def stretch(self) -> Tensor:
+        """At least the largest singular value of each client's X / sqrt(n): (m,).
+
+        The 16-norm of the eigenvalues of XX' is an upper bound, and takes three products.
+        """
+        gram = torch.bmm(self.x, self.x.transpose(1, 2)) / self.x.shape[1]
+        scale = gram.diagonal(dim1=1, dim2=2).sum(dim=1)
+        power = gram / scale[:, None, None]
+        for _ in range(3):
+            power = torch.bmm(power, power)
+        return (1.0001 * scale * power.square().sum(dim=(1, 2)) ** (1 / 16)).sqrt()
+
 
 def draw(setting: Setting, stream: Stream, dtype: torch.dtype = torch.float32) -> Mixture:
     """The mixture of ``stream``: clients are dealt to clusters in order, as in the official code."""
@@ -78,41 +90,3 @@ def nearest(models: Tensor, truth: Tensor) -> Tensor:
     """
     apart = (models.double()[:, :, None] - truth.double()).norm(dim=-1)
     return apart.min(dim=-1).values.mean(dim=-1)
-
-
-def step(mixture: Mixture, models: Tensor) -> tuple[Tensor, Tensor]:
-    """One round's choices (m, runs) and, for each model, 1/m times the sum of its clients' gradients (runs, p, d)."""
-    m, n, d = mixture.x.shape
-    runs, p = models.shape[:2]
-    columns = models.reshape(runs * p, d).T.contiguous()
-    gradient = torch.zeros(d, runs * p, dtype=models.dtype)
-    choices = []
-    clients = max(1, _ROWS // n)
-    for x, y in zip(mixture.x.split(clients), mixture.y.split(clients), strict=True):
-        rows = x.reshape(-1, d)
-        residual = (rows @ columns).view(len(x), n, runs, p).sub_(y[:, :, None, None])
-        choice = residual.square().mean(dim=1).argmin(dim=-1)
-        residual *= torch.nn.functional.one_hot(choice, p).to(models.dtype)[:, None]
-        gradient.addmm_(rows.T, residual.view(-1, runs * p))
-        choices.append(choice)
-    return torch.cat(choices), (2 / (m * n)) * gradient.T.reshape(runs, p, d)
-
-
-def descend(mixture: Mixture, models: Tensor, rate: float, rounds: int = 300) -> Tensor:
-    """Models after ``rounds`` rounds from ``models`` (runs, p, d); diverged runs hold infinities.
-
-    Runs that converge or diverge before are not trained further (`CONVERGED`, `DIVERGED`).
-    """
-    ends, alive = models.clone(), torch.arange(len(models))
-    for _ in range(rounds):
-        if not len(alive):
-            break
-        now = ends[alive]
-        move = rate * step(mixture, now)[1]
-        now -= move
-        size = now.flatten(1).norm(dim=1)
-        diverged = ~(size < DIVERGED)
-        now[diverged] = torch.inf
-        ends[alive] = now
-        alive = alive[~diverged & (move.flatten(1).norm(dim=1) >= CONVERGED * size)]
-    return ends

@@ -42,14 +42,14 @@ class Course:
 
 
 def drawn(sizes: tuple[int, ...], batch: int, d: int, sd: float, stream: Stream) -> tuple[Mixture, Tensor]:
-    """A mixture with clusters of ``sizes`` clients, and first models a quarter of Delta from their truths.
+    """A mixture with clusters of ``sizes`` clients, and first models 0.15 Delta from their truths.
 
     Truths are multiples of Bernoulli(1/2)^d, scaled so that the largest first model has norm 1 (Assumption 4).
     """
     coins = torch.rand(len(sizes), d, generator=stream("truth").generator(), dtype=torch.float64)
     truth = (coins < 0.5).double()
     away = torch.randn(len(sizes), d, generator=stream("start").generator(), dtype=torch.float64)
-    start = truth + 0.25 * least_distance(truth) * away / away.norm(dim=1, keepdim=True)
+    start = truth + 0.15 * least_distance(truth) * away / away.norm(dim=1, keepdim=True)
     scale = 1 / float(start.norm(dim=1).max())
     truth, start = scale * truth, scale * start
     cluster = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))

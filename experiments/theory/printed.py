@@ -79,10 +79,9 @@ def risk_table(risks: pd.DataFrame) -> str:
         small, large = (mine[mine["cluster"] == j] for j in (0, 1))
         clients = f"{span(small['left_first'])}, {span(small['left_last'])} of {small['clients'].iloc[0]}"
         leaves = "" if math.isclose(beta, 1) else f"{beta / (1 - beta) * gap:.2f}"
-        rows.append(
-            [f"{beta:g}", f"{gap:g}", leaves, clients, span(small["distance"]), span(large["distance"])]
-            + [span(small["minimiser"]), f"{small['lambda_hat'].min():.2f}, {small['L_hat'].max():.2f}"]
-        )
+        convex = f"{small['lambda_hat'].min():.2f}, {small['L_hat'].max():.2f}"
+        spans = [span(column) for column in (small["distance"], large["distance"], small["minimiser"])]
+        rows.append([f"{beta:g}", f"{gap:g}", leaves, clients, *spans, convex])
     head = ["beta", "risk gap", "beta gap / alpha", "minority clients away at first, at last"]
     head += ["minority's distance", "majority's distance", "minimiser of F-hat from truth", "lambda, L of F-hat"]
     return markdown(head, rows)
