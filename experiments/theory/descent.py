@@ -1,16 +1,17 @@
 """Gradient averaging on the mixture, from many starts at once: their models are columns of one matrix.
 
 A round takes two products with all inputs: one for the clients' losses, one for the gradients. Most rounds need
-neither, and this is exact up to rounding:
+little of either, and this is exact up to rounding:
 
 - The square root of client i's loss is a norm of its residual, so it changes by at most ``stretch_i`` times as much as
-  the model moves. While two models have together moved less than the least (sqrt f_other - sqrt f_chosen) / stretch_i
-  since the losses were computed, no client changes its choice (`room`).
-- Where the clients of a true cluster all choose the same model, their gradients sum to X'X theta - X'y (`normal`).
+  the model moves. Until its model and another have together moved (sqrt f_other - sqrt f_own) / stretch_i, the client
+  cannot change over to that other, and nobody need look (`margins`).
+- A model's gradients sum to X'X theta - X'y over its clients, so while choices stay these sums serve (`sums.py`).
 """
 
 import torch
 from mixture import Mixture
+from sums import Sums
 from torch import Tensor
 
 CONVERGED = 1e-7
@@ -44,6 +45,18 @@ def descend(mixture: Mixture, models: Tensor, rate: float, rounds: int = 300, *,
     return ends
 
 
+def losses(mixture: Mixture, models: Tensor, clients: Tensor) -> Tensor:
+    """The loss of every model on ``clients`` (c,): (runs, p, d) -> (c, runs, p)."""
+    n, d = mixture.x.shape[1:]
+    runs, p = models.shape[:2]
+    columns = models.reshape(runs * p, d).T.contiguous()
+    parts = []
+    for some in clients.split(max(1, _ROWS // n)):
+        outputs = (mixture.x[some].reshape(-1, d) @ columns).view(len(some), n, runs * p)
+        parts.append(outputs.sub_(mixture.y[some][:, :, None]).square_().mean(dim=1))
+    return torch.cat(parts).view(len(clients), runs, p)
+
+
 def fresh(mixture: Mixture, models: Tensor) -> tuple[Tensor, Tensor]:
     """Every client's loss (m, runs, p) and, for each model, 1/m of the sum of its clients' gradients (runs, p, d)."""
     m, n, d = mixture.x.shape
@@ -62,52 +75,53 @@ def fresh(mixture: Mixture, models: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(losses), (2 / (m * n)) * gradient.T.reshape(runs, p, d)
 
 
-def room(losses: Tensor, stretch: Tensor) -> Tensor:
-    """How far two models of a run may move together before a client of one may choose the other: (runs, p, p)."""
-    m, runs, p = losses.shape
-    roots = losses.sqrt()
-    choice = losses.argmin(dim=-1)
-    margins = (roots - roots.gather(2, choice[..., None])) / stretch[:, None, None]
-    least = torch.full((runs, p, p), torch.inf, dtype=losses.dtype)
-    place = (torch.arange(runs) * p)[None] + choice
-    least.view(runs * p, p).scatter_reduce_(0, place.reshape(-1, 1).expand(-1, p), margins.reshape(m * runs, p), "amin")
-    least.diagonal(dim1=1, dim2=2).fill_(torch.inf)
-    return 0.999 * least
+def margins(seen: Tensor, stretch: Tensor) -> Tensor:
+    """How far a client's model and each other must move together before it may change over; infinite for its own.
+
+    Losses (c, runs, p) and each client's stretch (c,) -> (c, runs, p).
+    """
+    roots, own = seen.sqrt(), seen.argmin(dim=-1, keepdim=True)
+    apart = 0.999 * (roots - roots.gather(2, own)) / stretch[:, None, None]
+    return apart.scatter(2, own, torch.inf)
 
 
 class _Memory:
-    """Of each run: models when its losses were last computed, room since then, and the model of each whole cluster."""
+    """Of each run: its clients' choices, how far its models have gone, and how far before a client must look again."""
 
     def __init__(self, mixture: Mixture, models: Tensor) -> None:
-        runs, p, _ = models.shape
-        self.mixture = mixture
-        self.seen = models.clone()
-        self.room = torch.zeros(runs, p, p, dtype=models.dtype)
-        self.model_of = torch.zeros(runs, len(mixture.truth), dtype=torch.int64)
+        (runs, p, _), m = models.shape, len(mixture.cluster)
+        self.mixture, self.sums = mixture, Sums(mixture, runs, p)
+        self.last = models.clone()
+        self.gone = torch.zeros(runs, p, dtype=models.dtype)
+        self.choice = torch.zeros(m, runs, dtype=torch.int64)
+        self.until = torch.zeros(m, runs, p, dtype=models.dtype)
 
     def gradient(self, alive: Tensor, now: Tensor) -> Tensor:
         """As `fresh`, of the runs ``alive`` (a,) at models ``now`` (a, p, d)."""
-        moved = (now - self.seen[alive]).norm(dim=-1)
-        known = (moved[:, :, None] + moved[:, None] < self.room[alive]).flatten(1).all(dim=1)
+        self.gone[alive] += (now - self.last[alive]).norm(dim=-1)
+        self.last[alive] = now
+        self._look_again(alive, now)
+        summed = self.sums.ready[alive]
         gradient = torch.empty_like(now)
-        if bool(known.any()):
-            gradient[known] = self._whole(now[known], self.model_of[alive[known]])
-        if bool((~known).any()):
-            losses, gradient[~known] = fresh(self.mixture, now[~known])
-            self._remember(alive[~known], now[~known], losses)
+        if bool(summed.any()):
+            gradient[summed] = self.sums.gradient(alive[summed], now[summed])
+        if not bool(summed.all()):
+            seen, gradient[~summed] = fresh(self.mixture, now[~summed])
+            self._note(torch.arange(len(seen)), alive[~summed], seen)
         return gradient
 
-    def _remember(self, runs: Tensor, models: Tensor, losses: Tensor) -> None:
-        first = torch.stack([(self.mixture.cluster == j).nonzero()[0, 0] for j in range(self.model_of.shape[1])])
-        choice = losses.argmin(dim=-1)
-        self.model_of[runs] = choice[first].T
-        self.seen[runs] = models
-        whole = (choice == choice[first][self.mixture.cluster]).all(dim=0)
-        self.room[runs] = room(losses, self.mixture.stretch) * whole[:, None, None]
+    def _look_again(self, alive: Tensor, now: Tensor) -> None:
+        gone = self.gone[alive]
+        together = gone + gone[torch.arange(len(alive)), self.choice[:, alive]][..., None]
+        doubtful = (together >= self.until[:, alive]).any(dim=-1) & self.sums.ready[alive]
+        runs, clients = doubtful.any(dim=0), torch.nonzero(doubtful.any(dim=1)).flatten()
+        if len(clients):
+            self._note(clients, alive[runs], losses(self.mixture, now[runs], clients))
 
-    def _whole(self, now: Tensor, model_of: Tensor) -> Tensor:
-        m, n, _ = self.mixture.x.shape
-        gradient, every = torch.zeros_like(now), torch.arange(len(now))
-        for xx, xy, model in zip(*self.mixture.normal, model_of.T, strict=True):
-            gradient[every, model] += now[every, model] @ xx - xy
-        return (2 / (m * n)) * gradient
+    def _note(self, clients: Tensor, runs: Tensor, seen: Tensor) -> None:
+        """Losses (c, r, p) of ``clients`` (c,) in ``runs`` (r,), at the models as they are."""
+        own, gone = seen.argmin(dim=-1), self.gone[runs]
+        self.choice[clients[:, None], runs] = own
+        together = gone + gone[torch.arange(len(runs)), own][..., None]
+        self.until[clients[:, None], runs] = together + margins(seen, self.mixture.stretch[clients])
+        self.sums.note(runs, self.choice[:, runs])
