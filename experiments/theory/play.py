@@ -4,7 +4,7 @@ The risk is a smooth synthetic function of the model that is larger near the tru
 
     l(theta) = 1/2 + c * sum_j w_j(theta) / |S*_j|      w = softmax(-4 |theta - theta*_j|^2 / Delta^2)
 
-with c such that risks of two clusters' sizes differ by ``gap``. As in Algorithm 1 only the choice sees it.
+with c such that the sums' ends, where one w_j is 1, differ by ``gap``. As in Algorithm 1 only the choice sees it.
 """
 
 from collections.abc import Callable
