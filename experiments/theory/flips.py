@@ -42,7 +42,7 @@ def hessian_range(loss: Risk, centre: Tensor, radius: float, stream: Stream) -> 
     way = torch.randn(200, len(centre), generator=stream.generator(), dtype=torch.float64)
     lengths = radius * torch.rand(200, 1, generator=stream("lengths").generator(), dtype=torch.float64)
     points = torch.cat([centre[None], centre + lengths * way / way.norm(dim=1, keepdim=True)])
-    values = torch.linalg.eigvalsh(torch.func.vmap(torch.func.hessian(loss))(points))
+    values = torch.linalg.eigvalsh(torch.func.vmap(torch.func.jacrev(torch.func.grad(loss)))(points))
     return float(values.min()), float(values.max())
 
 
