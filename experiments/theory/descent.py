@@ -24,12 +24,18 @@ _ROWS = 4096
 """Rows of inputs in one product: 16 MB at d = 1000."""
 
 
-def descend(mixture: Mixture, models: Tensor, rate: float, rounds: int = 300, *, lazy: bool = True) -> Tensor:
+_PAYS = 10
+"""Examples for each dimension from which sums of X'X are read faster than the inputs."""
+
+
+def descend(mixture: Mixture, models: Tensor, rate: float, rounds: int = 300, *, lazy: bool | None = None) -> Tensor:
     """Models after ``rounds`` rounds from ``models`` (runs, p, d); diverged runs hold infinities.
 
     Runs that converge or diverge before are not trained further (`CONVERGED`, `DIVERGED`). With ``lazy`` False every
-    round computes every loss and gradient anew.
+    round computes every loss and gradient anew, which is faster for few examples and the default below 10 d of them.
     """
+    m, n, d = mixture.x.shape
+    lazy = m * n >= _PAYS * d if lazy is None else lazy
     ends, alive, memory = models.clone(), torch.arange(len(models)), _Memory(mixture, models)
     for _ in range(rounds):
         if not len(alive):

@@ -65,7 +65,7 @@ def test_most_rounds_look_at_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
     fresh = descent.fresh
     monkeypatch.setattr(descent, "fresh", lambda mixture, models: looked.append(len(models)) or fresh(mixture, models))
-    descend(mixture, first, 0.05, 200)
+    descend(mixture, first, 0.05, 200, lazy=True)
     assert 4 <= sum(looked) < 200
 
 
