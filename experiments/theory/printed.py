@@ -95,8 +95,9 @@ def words() -> str:
    effect on the models, and they go to the minimiser of F, not to that of F-hat.
 2. Where the risk is constant, F-hat = alpha * F + const: lambda and L are alpha times those of F (lambda / L is the
    same), and the learning rate 1 / L of F-hat is 1 / alpha times that of F. With model averaging the distance then
-   changes by |1 - 1 / alpha|, which is above 1 for beta > 1/2, although every assumption holds. (epsilon_0 cannot
-   make up for it: it goes to 0 as B grows.)
+   changes by |1 - 1 / alpha|, which is above 1 for beta > 1/2, although every assumption holds. Here each first
+   round of it is further above the bound than the bound on epsilon_0 at delta = 0.5, in every seed; and that bound goes
+   to 0 as B grows (with enough clients that p >= log(nB) / n still holds).
 3. A risk gap is a threshold on the loss gap: client i leaves its cluster when
    alpha_i * (f_wrong - f_right) < beta_i * (l_right - l_wrong). The initialisation condition does not see it.
    Near the truths f_wrong - f_right is about Delta^2, so clusters last while beta * gap / alpha < Delta^2. Clients
