@@ -1,0 +1,313 @@
+"""The checks of IFCA's and IFCA-MIR's theory compute what they say."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments" / "theory"))
+
+import cells
+import contraction
+import descent
+import ledger
+import success
+from descent import descend
+from distances import draw_figure
+from flips import flip_errors, minimiser, population
+from mixture import Mixture, Setting, draw, nearest, starts
+from play import Rule, chosen, drawn, losses, play, synthetic_risk
+from theorem import Conditions, gradient_variance, loss_variance, sampled_variances
+
+from shoal.algorithms import IFCA, IFCAMIR
+from shoal.core.checks import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Federation, Preferences
+from shoal.engine import Engine, LocalSGD, State, Training
+from shoal.models import Model
+
+
+def by_hand(mixture: Mixture, models: Tensor, rate: float, rounds: int) -> np.ndarray:
+    """IFCA with gradient averaging as it is written down: client by client, from models (p, d)."""
+    theta = models.double().numpy().copy()
+    x, y = mixture.x.double().numpy(), mixture.y.double().numpy()
+    m, n, _ = x.shape
+    for _ in range(rounds):
+        steps = np.zeros_like(theta)
+        for i in range(m):
+            residuals = [x[i] @ each - y[i] for each in theta]
+            j = int(np.argmin([np.mean(residual**2) for residual in residuals]))
+            steps[j] += 2 / n * x[i].T @ residuals[j]
+        theta -= rate / m * steps
+    return theta
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize(("p", "r", "rate"), [(2, 0.25, 0.3), (2, 0.1, 0.02), (4, 1.0, 0.5), (4, 0.2, 0.5)])
+def test_many_runs_at_once_are_the_runs_client_by_client(p: int, r: float, rate: float, lazy: bool) -> None:
+    setting = Setting(m=24, n=8, p=p, r=r, sigma=0.1, d=12)
+    mixture = draw(setting, Stream(3), torch.float64)
+    first = starts(setting, Stream(3), 6).double()
+    ends = descend(mixture, first, rate, 60, lazy=lazy)
+    for start, end in zip(first, ends, strict=True):
+        assert np.allclose(end.numpy(), by_hand(mixture, start, rate, 60), rtol=0, atol=1e-5)
+
+
+def test_most_rounds_look_at_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(m=40, n=20, p=2, r=1.0, sigma=0.1, d=12)
+    mixture, first = draw(setting, Stream(0)), starts(setting, Stream(0), 4)
+    looked = []
+    fresh = descent.fresh
+    monkeypatch.setattr(descent, "fresh", lambda mixture, models: looked.append(len(models)) or fresh(mixture, models))
+    descend(mixture, first, 0.05, 200, lazy=True)
+    assert 4 <= sum(looked) < 200
+
+
+def test_a_run_that_diverges_holds_infinities_and_harms_no_other() -> None:
+    setting = Setting(m=8, n=2, p=2, r=1.0, sigma=0.1, d=30)
+    mixture, first = draw(setting, Stream(0)), starts(setting, Stream(0), 3)
+    assert bool(torch.isinf(nearest(descend(mixture, first, 20.0, 50), mixture.truth)).all())
+
+
+def test_stretch_bounds_how_fast_a_loss_can_change() -> None:
+    mixture = draw(Setting(m=6, n=10, p=2, r=1.0, sigma=0.1, d=40), Stream(1))
+    largest = torch.linalg.matrix_norm(mixture.x.double(), 2) / math.sqrt(10)
+    assert bool((mixture.stretch >= largest).all())
+    assert bool((mixture.stretch <= 1.2 * largest).all())
+
+
+class Regression(nn.Module):
+    """A linear model whose inputs carry their target in the last column; outputs are (prediction, target)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.linear(x[:, :-1]), x[:, -1:]], dim=1)
+
+
+def squared(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs[:, 0] - outputs[:, 1]).square()
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_the_engine_of_the_house_takes_the_same_rounds(backend: str) -> None:
+    setting = Setting(m=8, n=10, p=2, r=1.0, sigma=0.1, d=6)
+    mixture, (first,) = draw(setting, Stream(2)), starts(setting, Stream(2), 1)
+    inputs = torch.cat([mixture.x, mixture.y[:, :, None]], dim=2)
+    nothing = torch.zeros(10, dtype=torch.int64)
+    federation = Federation.of([(x, nothing) for x in inputs], test=(inputs[0], nothing))
+    local = LocalSGD(steps=1, batch_size=None, learning_rate=0.2)
+    with Engine(Model(Regression, squared), threads=1, backend=backend) as engine:
+        training = Training(engine.prepare(federation), IFCA(2, averaging="gradient"), local, engine, Stream(0))
+        state = State(0, first.clone(), torch.zeros(2, dtype=torch.float64), torch.full((8,), -1))
+        *_, (last, report) = training.rounds(state, 25)
+    assert len(report.choice.unique()) == 2
+    expected = descend(mixture, first[None], 0.2, 25)[0]
+    assert torch.allclose(last.models, expected, rtol=0, atol=1e-5)
+
+
+def test_distance_is_to_the_nearest_truth_and_two_models_may_share_one() -> None:
+    truth = torch.tensor([[0.0, 0.0], [10.0, 0.0]])
+    models = torch.tensor([[[0.0, 1.0], [9.0, 0.0]], [[0.0, 3.0], [4.0, 0.0]], [[0.0, 1.0], [torch.inf, 0.0]]])
+    assert nearest(models, truth).tolist() == [1.0, 3.5, torch.inf]
+
+
+def plan_of(path: Path, *words: str) -> cells.Plan:
+    return cells.planned(cells.parsed("", [str(path), "--table", "p2-m-n", "--rounds", "60", *words]))
+
+
+def test_an_easy_data_set_succeeds_and_a_hopeless_one_does_not(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "out.csv", "--starts", "4")
+    easy = Setting(m=40, n=40, p=2, r=1.0, sigma=0.1, d=5)
+    assert success.trained(plan, easy, 0)[3] == "1"
+    assert float(success.trained(plan, easy, 0)[2]) < 0.06
+    assert success.trained(plan, replace(easy, m=2, n=2, d=50), 0)[3] == "0"
+    assert success.trained(plan, replace(easy, sigma=0.0), 0)[3] == "0", "nothing is nearer than 0"
+
+
+def test_the_official_tables_are_complete(tmp_path: Path) -> None:
+    count = {}
+    for table in cells.TABLES:
+        plan = cells.planned(cells.parsed("", [str(tmp_path), "--table", table]))
+        count[table] = len(plan.cells)
+        assert (plan.data_seeds, plan.starts, plan.rounds, plan.cells[0].d) == (40, 10, 300, 1000)
+    assert count == {"p2-m-n": 42, "p4-m-n": 30, "p2-r-noise": 20, "p4-r-noise": 20}
+
+
+WORDS = ("--d", "6", "--m", "8", "10", "--n", "10", "--r", "1", "--data-seeds", "2", "--starts", "3")
+
+
+@pytest.mark.parametrize("kept", [0, 40, 130, 165])
+def test_a_killed_table_goes_on_to_the_same_bytes(kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.csv"
+    plan = plan_of(path, *WORDS)
+    success.run(plan, path)
+    whole, table = path.read_bytes(), success.shown(plan, path)
+    assert whole.count(b"\n") == 5
+    path.write_bytes(whole[:kept])
+    trained, calls = success.trained, []
+    monkeypatch.setattr(success, "trained", lambda *given: calls.append(given) or trained(*given))
+    success.run(plan, path)
+    assert path.read_bytes() == whole
+    assert len(calls) == 4 - max(0, whole[:kept].count(b"\n") - 1)
+    success.run(plan, path)
+    assert len(calls) <= 4, "finished data sets were trained again"
+    assert success.shown(plan, path) == table
+
+
+def test_a_table_says_of_how_many_data_sets_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    plan = plan_of(path, *WORDS)
+    ledger.rows(path)
+    for seed, good in ((0, "1"), (1, "0")):
+        ledger.append(path, ledger.key(plan, plan.cells[0], seed), ("0.1", "0", "0.05", good))
+    assert "| 10 | 0.50 (2) | - |" in success.shown(plan, path)
+
+
+def test_another_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="not a table of this script"):
+        ledger.rows(path)
+    assert path.read_text() == "a,b\n1,2\n"
+
+
+def test_clients_must_split_evenly() -> None:
+    with pytest.raises(InputError, match="cannot be split evenly"):
+        Setting(m=5, n=1, p=2, r=1.0, sigma=0.1)
+
+
+# --- the theorem -----------------------------------------------------------------------------------------------------
+
+
+def isotropic(sizes: tuple[int, ...], d: int) -> tuple[Mixture, Tensor]:
+    """Clients whose empirical Hessian is 2 I exactly, without noise, and first models 0.2 from far truths."""
+    generator = Stream(7).generator()
+    cluster = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    frames = torch.linalg.qr(torch.randn(len(cluster), d, d, generator=generator, dtype=torch.float64)).Q
+    truth = torch.eye(len(sizes), d, dtype=torch.float64)
+    x = math.sqrt(d) * frames
+    y = torch.einsum("mnd,md->mn", x, truth[cluster])
+    start = truth.clone()
+    start[:, -1] += 0.2
+    return Mixture(x, y, truth, cluster), start
+
+
+@pytest.mark.parametrize("averaging", ["gradient", "model"])
+@pytest.mark.parametrize("rate", [0.25, 0.5])
+def test_contraction_on_an_isotropic_quadratic_is_the_closed_form(averaging, rate: float) -> None:
+    mixture, start = isotropic((2, 6), 5)
+    course = play(mixture, start, Rule(averaging, 0.0, rate), synthetic_risk(mixture, 0.0), 6)
+    assert bool((course.choices == mixture.cluster).all())
+    part = torch.tensor([0.25, 0.75]) if averaging == "gradient" else torch.ones(2)
+    expected = 0.2 * (1 - 2 * rate * part.double()) ** torch.arange(7)[:, None]
+    assert torch.allclose(course.distances, expected, rtol=1e-9, atol=1e-12)
+    bound = 1 - 0.25 * 1 / 8
+    assert bool((course.distances[1:] <= bound * course.distances[:-1] + 1e-12).all())
+
+
+def test_rate_one_over_the_smoothness_of_f_hat_diverges_for_beta_above_one_half() -> None:
+    mixture, start = isotropic((2, 6), 5)
+    beta = 0.75
+    course = play(mixture, start, Rule("model", beta, 0.5 / (1 - beta)), synthetic_risk(mixture, 0.0), 1)
+    assert torch.allclose(course.distances[1] / course.distances[0], torch.full((2,), 3.0, dtype=torch.float64))
+
+
+def test_a_client_leaves_at_the_law_s_gap_and_not_a_bit_before() -> None:
+    half = torch.tensor([0.5], dtype=torch.float64)
+    own = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
+
+    def choice(risk: float) -> int:
+        risks = torch.tensor([risk, 0.5], dtype=torch.float64)
+        return int(IFCAMIR(IFCA(2)).choose(own, risks, Preferences(half, half)))
+
+    law = 0.5 + 0.5 / 0.5 * (0.75 - 0.25)
+    assert choice(law) == 0
+    assert choice(math.nextafter(law, 2)) == 1
+
+
+def test_bisection_finds_the_law_s_gap_for_every_client_and_weight() -> None:
+    mixture, start = drawn((4, 12), 50, 5, 0.1, Stream(0))
+    assert flip_errors(mixture, start, (0.1, 0.5, 0.9)) < 1e-12
+
+
+def test_when_the_minority_leaves_its_model_stays_and_the_other_goes_to_the_weighted_mean() -> None:
+    mixture, start = isotropic((2, 6), 5)
+    course = play(mixture, start, Rule("gradient", 0.9), synthetic_risk(mixture, 0.5), 80)
+    assert bool((course.choices == 1).all())
+    assert torch.equal(course.models[-1, 0], start[0])
+    mean = 0.25 * mixture.truth[0] + 0.75 * mixture.truth[1]
+    assert torch.allclose(course.models[-1, 1], mean, atol=1e-9)
+
+
+def test_the_risk_of_a_truth_is_by_its_cluster_s_size() -> None:
+    mixture, _ = isotropic((2, 6), 5)
+    risks = synthetic_risk(mixture, 0.3)(mixture.truth)
+    # Of two clusters, a truth is to exp(-4) also of the other's kind.
+    assert float(risks[0] - risks[1]) == pytest.approx(0.3 * math.tanh(2))
+    assert bool((risks >= 0.5).all())
+
+
+def test_who_descended_f_hat_would_stay_where_who_descends_f_leaves() -> None:
+    mixture, _ = isotropic((2, 6), 5)
+    beta, gap = 0.8, 0.75
+
+    def linear(models: Tensor) -> Tensor:
+        along = mixture.truth[0] - mixture.truth[1]
+        return 0.5 + gap * ((models - mixture.truth[1]) @ along) / along.square().sum()
+
+    minority = mixture.cluster == 0
+    assert beta / (1 - beta) * gap > float(losses(mixture, mixture.truth)[0, 1])
+    assert bool((chosen(mixture, mixture.truth, linear, beta)[minority] == 1).all())
+    ends = torch.stack([minimiser(population(truth, linear, beta), truth) for truth in mixture.truth])
+    assert torch.equal(chosen(mixture, ends, linear, beta), mixture.cluster)
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.3, 2.0])
+def test_variances_in_closed_form_are_those_of_samples(apart: float) -> None:
+    loss, gradient = sampled_variances(apart, 0.1, 8, Stream(0).generator())
+    assert loss_variance(apart, 0.1) == pytest.approx(loss, rel=0.05)
+    assert gradient_variance(apart, 0.1, 8) == pytest.approx(gradient, rel=0.05)
+
+
+def test_conditions_by_hand() -> None:
+    c = Conditions(
+        clients=100, batch=400, clusters=2, p=0.25, delta_truths=2.0, apart=0.5, loss_sd=3.0, gradient_sd=5.0
+    )
+    assert c.slack == 0.25
+    assert c.batch_needed == pytest.approx(2 * 9 / (1 / 16 * 4 * 16))
+    assert c.p_needed == pytest.approx(math.log(40_000) / 100)
+    assert c.factor == 1 - 1 / 32
+    first, second = 5 / (0.5 * 2 * 100), 9 / (0.5 / 16 * 4 * 16 * 400)
+    third = 3 * 5 * 2**1.5 / (0.5**1.5 * 0.25 * 2 * 2 * 4 * 200)
+    assert c.epsilon0(0.5) == pytest.approx(first + second + third)
+
+
+def test_contraction_writes_its_tables_and_the_same_bytes_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"SIZES": (3, 9), "BATCH": 60, "D": 4, "ROUNDS": 9, "BETAS": (0.5, 0.8), "GAPS": (0.5,)}
+    for name, value in small.items():
+        monkeypatch.setattr(contraction, name, value)
+    printed = []
+    for folder in ("one", "two"):
+        monkeypatch.setattr(sys, "argv", ["contraction.py", str(tmp_path / folder), "--seeds", "0", "1"])
+        contraction.main()
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert "| ifca-gradient | minority | 0.5 | 0.750 |" in printed[0]
+    names = {path.name for path in (tmp_path / "one").iterdir()}
+    assert names == {"contraction.csv", "assumptions.csv", "risk.csv", "contraction.svg", "contraction.pdf"}
+    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)
+    courses = pd.read_csv(tmp_path / "one" / "contraction.csv")
+    assert len(courses) == 2 * (2 + 2 + 2) * 10 * 2
+    draw_figure(courses[courses["seed"] == 0], tmp_path)
+    assert (tmp_path / "contraction.svg").read_bytes() != (tmp_path / "one" / "contraction.svg").read_bytes()
