@@ -1,0 +1,99 @@
+"""Prints the figures of docs/reproduction.md's ledger from the sweeps' results.
+
+    python experiments/ifca-mir/ledger.py docs/reproduction
+
+Differences are paired: of the same seed and setting, IFCA-MIR minus IFCA, or one setting minus another. "Seeds above"
+says in how many seeds the difference is positive.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t
+
+SHARE = "data.groups.minority.share"
+FIGURES = (
+    "accuracy.overall", "accuracy.minority", "accuracy.majority", "model.minority.mia", "model.majority.mia",
+    "mia.minority", "mia.majority", "violations.total", "violations.minority", "violations.majority", "migrated",
+    "smaller.clients", "adjusted_rand_index", "fairness.demographic_parity", "fairness.equal_opportunity",
+    "fairness.equalized_odds",
+)  # fmt: skip
+
+
+def spread(values: pd.Series) -> str:
+    """Mean and standard deviation over seeds."""
+    digits = 1 if values.abs().max() > 2 else 3
+    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
+
+
+def differences(values: pd.Series) -> list[str]:
+    """Of one value a seed: mean, 95 % interval (Student's t), and how many are above 0."""
+    digits = 1 if values.abs().max() > 2 else 3
+    half = t.ppf(0.975, len(values) - 1) * values.std() / np.sqrt(len(values))
+    mean = values.mean()
+    return [
+        f"{mean:+.{digits}f}",
+        f"{mean - half:+.{digits}f} to {mean + half:+.{digits}f}",
+        f"{int((values > 0).sum())} of {len(values)}",
+    ]
+
+
+def printed(title: str, heads: list[str], rows: list[list[str]]) -> None:
+    """A Markdown table."""
+    print(f"\n**{title}**\n\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
+def algorithms(results: pd.DataFrame, title: str) -> None:
+    """IFCA-MIR against IFCA, each seed averaged over the settings first."""
+    rows = []
+    for key in FIGURES:
+        by = results.groupby(["algorithm", "seed"])[key].mean().unstack("algorithm")
+        told = differences(by["IFCA-MIR"] - by["IFCA"])
+        rows.append([key, spread(by["IFCA"]), spread(by["IFCA-MIR"]), *told])
+    heads = ["figure", "IFCA", "IFCA-MIR", "difference", "95 % interval", "seeds above"]
+    printed(title, heads, rows)
+
+
+def trend(results: pd.DataFrame, axis: str, keys: tuple[str, ...], title: str) -> None:
+    """Each algorithm's figures by setting, and the first setting against the last."""
+    settings = list(dict.fromkeys(results[axis]))
+    rows = []
+    for algorithm, mine in results.groupby("algorithm", sort=False):
+        for key in keys:
+            by = mine.pivot_table(index="seed", columns=axis, values=key)[settings]
+            rows.append([
+                str(algorithm), key, *(spread(by[each]) for each in settings),
+                *differences(by[settings[0]] - by[settings[-1]]),
+            ])  # fmt: skip
+    heads = [
+        "algorithm",
+        "figure",
+        *map(str, settings),
+        f"{settings[0]} minus {settings[-1]}",
+        "95 % interval",
+        "seeds above",
+    ]
+    printed(title, heads, rows)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    read = {path.parent.name: pd.read_csv(path) for path in sorted(folder.glob("*/results.csv"))}
+    for name in ("figure-2", "figure-3", "overlap", "overtrained"):
+        if name in read:
+            algorithms(read[name], f"{name}: IFCA-MIR against IFCA, means over settings")
+    keys = ("model.minority.mia", "mia.minority", "loss_threshold.minority", "mia.majority", "violations.total")
+    for name, axis in (("figure-2", SHARE), ("overtrained", SHARE)):
+        if name in read:
+            trend(read[name], axis, keys, f"{name}: by share of the minority")
+    for name in ("figure-3", "overlap"):
+        if name in read:
+            trend(read[name], "shift", ("migrated", "adjusted_rand_index", "accuracy.overall"), f"{name}: by shift")
+
+
+if __name__ == "__main__":
+    main()
