@@ -1,6 +1,6 @@
-"""Prints the figures of docs/reproduction.md's ledger from the sweeps' results.
+"""Prints the figures behind docs/reproduction.md from the sweeps' results.
 
-    python experiments/ifca-mir/ledger.py docs/reproduction
+    python experiments/ifca-mir/claims.py docs/reproduction
 
 Differences are paired: of the same seed and setting, IFCA-MIR minus IFCA, or one setting minus another. "Seeds above"
 says in how many seeds the difference is positive.
