@@ -19,14 +19,16 @@ Value = str | int | float | bool
 Axes = Mapping[str, Sequence[Value]]
 """What a sweep varies: the axes' names and their settings, in the order of the file."""
 
+Spread = Literal["sd", "ci"]
+"""Of seeds: the standard deviation, or the 95 % confidence interval of the mean by Student's t."""
+
 Keys = Annotated[list[str], Field(min_length=1)]
 
 
 class Selection(Section):
     """What tables and figures have in common.
 
-    `y` are keys of results.csv; for courses, columns of rounds.csv. `spread` is the standard deviation over seeds or
-    the 95 % confidence interval of the mean (Student's t).
+    `y` are keys of results.csv; for courses, columns of rounds.csv.
     """
 
     title: str = ""
@@ -34,7 +36,7 @@ class Selection(Section):
     y: Keys
     where: dict[str, Value] = Field(default={})
     average: list[str] = Field(default=[])
-    spread: Literal["sd", "ci"] = "sd"
+    spread: Spread = "sd"
 
 
 class TableSection(Selection):

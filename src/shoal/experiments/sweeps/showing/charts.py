@@ -4,15 +4,14 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from shoal.experiments.sweeps.boxes import draw_bars, draw_boxes
-from shoal.experiments.sweeps.gaps import gap, number, seeds_of, sentences
-from shoal.experiments.sweeps.lines import draw_lines
-from shoal.experiments.sweeps.looks import HEIGHT, Names, Plate, draw_level, grid_of, put_legend, wrapped
-from shoal.experiments.sweeps.marks import Chart, chart
-from shoal.experiments.sweeps.scene import Scene
-
-SPREADS = {"sd": "one standard deviation", "ci": "the 95 % confidence interval of the mean (Student's t)"}
-"""What error bars and bands are."""
+from shoal.experiments.sweeps.showing.boxes import draw_bars, draw_boxes
+from shoal.experiments.sweeps.showing.decimals import number
+from shoal.experiments.sweeps.showing.gaps import gap, seeds_of, sentences
+from shoal.experiments.sweeps.showing.lines import draw_lines
+from shoal.experiments.sweeps.showing.looks import HEIGHT, Names, Plate, draw_level, grid_of, put_legend, wrapped
+from shoal.experiments.sweeps.showing.marks import Chart, chart
+from shoal.experiments.sweeps.showing.scene import Scene
+from shoal.experiments.sweeps.showing.words import SPREADS
 
 
 def chart_plate(scene: Scene) -> Plate:
@@ -59,10 +58,12 @@ def _notes(drawn: Chart) -> list[str]:
                 "whiskers: to the furthest seed within 1.5 box heights; dots: single seeds."
             )
         case "bars":
-            first = f"Bars: means over {seeds}; error bars: {spread}; dots: single seeds."
+            first = f"Bars: means over {seeds}; error bars: {spread} each way; dots: single seeds."
         case _:
-            first = f"Lines: means over {seeds}; error bars: {spread}."
-    values = [mark.values if scene.asked.kind != "lines" else np.array([mark.mean]) for mark in drawn.marks if mark.n]
+            first = f"Lines: means over {seeds}; error bars: {spread} each way."
+    values = [
+        mark.values if scene.asked.kind != "lines" else np.array([mark.found.mean]) for mark in drawn.marks if mark.n
+    ]
     shown = np.concatenate([*values, np.zeros(0)])
     return [first, *sentences(scene, [mark.n for mark in drawn.marks], shown)]
 
@@ -74,7 +75,7 @@ def _alt(drawn: Chart) -> str:
         parts = []
         for name, series in zip(drawn.by_names, panel, strict=True):
             means = [
-                f"{number(mark.mean) if mark.n else gap(scene, mark)} at {x}"
+                f"{number(mark.found.mean, key) if mark.n else gap(scene, mark)} at {x}"
                 for x, mark in zip(drawn.x_names, series, strict=True)
             ]
             parts.append(f"{name} {', '.join(means)}".strip())

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.experiments.sweeps.shown import Value
+from shoal.experiments.sweeps.shown import Axes, Selection, Spread, Value
 from shoal.experiments.verdict import NAMES
 
 AXES = {
@@ -55,6 +55,12 @@ FAMILIES = {
 }
 """Names of figures that there are of each group, as in ``mia.minority``, or of each model, as in ``larger.mia``."""
 
+SPREADS: Mapping[Spread, str] = {
+    "sd": "one standard deviation",
+    "ci": "half the width of the 95 % confidence interval (Student's t)",
+}
+"""What stands after ±, and how far error bars and bands reach."""
+
 EVERYONE = ("overall", "total")
 """What stands in a group's place in figures of all clients."""
 
@@ -82,6 +88,17 @@ class Words:
         ('accuracy, all clients', 'TPR at 1 % FPR, far away', 'MIA accuracy, smaller model')
         """
         return self.labels.get(name) or KEYS.get(name) or self._by_family(name) or name
+
+    def selection(self, asked: Selection, axes: Axes) -> list[str]:
+        """Sentences on what is held and what is averaged over."""
+        told = []
+        if asked.where:
+            held = ", ".join(f"{self.axis(axis)} = {self.setting(value)}" for axis, value in asked.where.items())
+            told.append(f"Held: {held}.")
+        if asked.average:
+            over = [f"{self.axis(axis)} ({', '.join(map(self.setting, axes[axis]))})" for axis in asked.average]
+            told.append(f"Each seed is first averaged over {' and '.join(over)}.")
+        return told
 
     def _by_family(self, name: str) -> str:
         """Of a model or of a group; empty where it is neither."""

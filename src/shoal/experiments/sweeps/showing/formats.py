@@ -5,7 +5,7 @@ import io
 import re
 from math import isnan
 
-from shoal.experiments.sweeps.tables import Cell, SweepTable
+from shoal.experiments.sweeps.showing.tables import Cell, SweepTable
 
 _MARKDOWN = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#~$&"})
 
