@@ -65,6 +65,7 @@ class FigureSection(Selection):
     x: str | None = None
     by: str | None = None
     y_label: str = ""
+    """One name for the axes of all panels, which then have one scale."""
     y_range: Range | None = None
     level: float | None = None
     """A dotted line for comparison, such as a coin's 0.5."""

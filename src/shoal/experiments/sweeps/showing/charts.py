@@ -22,6 +22,7 @@ def chart_plate(scene: Scene) -> Plate:
 
     def paint(figure: Figure) -> None:
         handles: list[Artist] = []
+        known = _reach(drawn)
         for p, key in enumerate(asked.y):
             panel = figure.add_subplot(rows, columns, p + 1)
             title = scene.words.key(key)
@@ -31,6 +32,8 @@ def chart_plate(scene: Scene) -> Plate:
             if label != title and (p % columns == 0 or not asked.y_label):
                 panel.set_ylabel(wrapped(label, HEIGHT - 0.5))
             level = draw_level(panel, scene)
+            if asked.y_label and known:
+                panel.update_datalim([(0.0, min(known)), (0.0, max(known))], updatex=False)
             match asked.kind:
                 case "boxes":
                     handles = draw_boxes(panel, drawn, p)
@@ -43,9 +46,25 @@ def chart_plate(scene: Scene) -> Plate:
                 label += " (log scale)"
             panel.set_xlabel(wrapped(label, drawn.width - 0.5))
             handles = [*handles, *level]
+        if asked.y_label and not asked.y_range:
+            # Panels under one label are read against each other.
+            limits = [panel.get_ylim() for panel in figure.axes]
+            for panel in figure.axes:
+                panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
         put_legend(figure, handles)
 
     return Plate((columns * drawn.width, rows * (HEIGHT + names.height)), paint, _notes(drawn), _alt(drawn))
+
+
+def _reach(drawn: Chart) -> list[float]:
+    """What the panels show: single seeds, and the ends of error bars."""
+    lines, bare = drawn.scene.asked.kind == "lines", drawn.scene.asked.kind == "boxes"
+    shown = []
+    for mark in drawn.marks:
+        spread = 0.0 if bare or mark.n < 2 else mark.found.spread
+        shown += [] if lines else mark.values.tolist()
+        shown += [mark.found.mean - spread, mark.found.mean + spread] if mark.n else []
+    return shown
 
 
 def _notes(drawn: Chart) -> list[str]:

@@ -107,7 +107,8 @@ class Words:
             return ""
         if whose in EVERYONE:
             whose = "all clients"
-        return ", ".join(part for part in (FAMILIES[family], self.labels.get(whose, whose)) if part)
+        of, group = ("model of ", whose[9:]) if whose.startswith("model of ") else ("", whose)
+        return ", ".join(part for part in (FAMILIES[family], of + self.labels.get(group, group)) if part)
 
 
 def split_key(name: str) -> tuple[str, str]:
@@ -115,11 +116,18 @@ def split_key(name: str) -> tuple[str, str]:
 
     >>> split_key("mia_auc.far.north"), split_key("clusters.0.mia"), split_key("risk"), split_key("migrated")
     (('mia_auc', 'far.north'), ('mia', 'model 0'), ('risk', ''), ('', ''))
+    >>> split_key("model.far.north.mia")
+    ('mia', 'model of far.north')
     """
     if name in FAMILIES:
         return name, ""
     of_model = re.fullmatch(r"(larger|smaller|clusters\.\d+)\.(.+)", name)
     if of_model and of_model[2] in FAMILIES:
         return of_model[2], f"model {of_model[1][9:]}" if "." in of_model[1] else f"{of_model[1]} model"
+    if name.startswith("model."):
+        # A group's name may have dots, and so may a family's: the longest family that fits.
+        family = max((each for each in FAMILIES if name.endswith(f".{each}")), key=len, default="")
+        group = name.removeprefix("model.").removesuffix(f".{family}")
+        return (family, f"model of {group}") if family and group else ("", "")
     family = next((each for each in FAMILIES if name.startswith(f"{each}.")), "")
     return family, name.removeprefix(f"{family}.") if family else ""
