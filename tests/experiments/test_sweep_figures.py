@@ -430,6 +430,20 @@ def test_settings_differ_in_hatch_and_grey() -> None:
     assert len({look.dashes for look in looks[:4]}) == 4
 
 
+@pytest.mark.parametrize("kind", CHARTS)
+def test_panels_under_one_label_have_one_scale(kind: str) -> None:
+    results = results_of()
+    results["mia.minority"] *= 10
+    asked = asked_for(kind, y=list(FIGURES), y_label="a figure")
+    one = {panel.get_ylim() for panel in painted(asked, results).axes}
+    own = {panel.get_ylim() for panel in painted(asked_for(kind, y=list(FIGURES)), results).axes}
+    assert len(one) == 1
+    assert len(own) > 1
+    (low, high), widest = one.pop(), max(high for _, high in own)
+    assert low <= min(low for low, _ in own) + 1e-9
+    assert high == pytest.approx(widest, rel=0.1)
+
+
 def test_lines_and_limits_of_the_file() -> None:
     asked = asked_for("boxes", y=list(FIGURES), y_label="balanced accuracy", y_range=[0.6, 0.7], level=0.65)
     figure = painted(asked)

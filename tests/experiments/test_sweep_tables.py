@@ -270,6 +270,12 @@ def test_latex_is_whole_and_escaped() -> None:
     ]  # fmt: skip
 
 
+def test_latex_says_a_setting_once_where_lines_repeat_it() -> None:
+    lines = latex(table_of(rows=["algorithm", SHARE], columns=[])).splitlines()
+    stubs = [line.split("&")[0].strip() for line in lines if line.endswith(r" \\")]
+    assert stubs == ["algorithm", "IFCA", "", "", "IFCA-MIR", "", ""]
+
+
 def test_latex_rows_have_the_columns_that_are_declared() -> None:
     lines = latex(nasty_table()).splitlines()
     rows = [line for line in lines if line.endswith(r" \\")]
