@@ -14,17 +14,18 @@ from scipy import stats
 
 from shoal.core.checks import InputError
 from shoal.experiments.svg import cluster_look
-from shoal.experiments.sweeps.boxes import RED
-from shoal.experiments.sweeps.charts import chart_plate
-from shoal.experiments.sweeps.courses import courses_plate
-from shoal.experiments.sweeps.figures import draw
-from shoal.experiments.sweeps.looks import fill_of, grid_of
-from shoal.experiments.sweeps.marks import chart, mark_at
-from shoal.experiments.sweeps.picture import Picture
-from shoal.experiments.sweeps.ranked import courses_of
-from shoal.experiments.sweeps.scene import Scene, mean_and_spread
+from shoal.experiments.sweeps.showing.boxes import RED
+from shoal.experiments.sweeps.showing.charts import chart_plate
+from shoal.experiments.sweeps.showing.courses import courses_plate
+from shoal.experiments.sweeps.showing.figures import draw
+from shoal.experiments.sweeps.showing.looks import fill_of, grid_of
+from shoal.experiments.sweeps.showing.marks import chart, mark_at
+from shoal.experiments.sweeps.showing.outcomes import Outcomes, mean_and_spread
+from shoal.experiments.sweeps.showing.picture import Picture
+from shoal.experiments.sweeps.showing.ranked import courses_of
+from shoal.experiments.sweeps.showing.scene import Scene
+from shoal.experiments.sweeps.showing.words import Words
 from shoal.experiments.sweeps.shown import Axes, FigureSection
-from shoal.experiments.sweeps.words import Words
 
 SEEDS = (0, 1, 2, 3, 4)
 ROUNDS = 6
@@ -65,7 +66,7 @@ def asked_for(kind: str, **more: object) -> FigureSection:
 
 
 def scene_of(asked: FigureSection, results: pd.DataFrame | None = None, axes: Axes = AXES) -> Scene:
-    return Scene(asked, results_of(axes) if results is None else results, axes, SEEDS, Words({}))
+    return Scene(asked, Outcomes(results_of(axes) if results is None else results, axes, SEEDS), Words({}))
 
 
 def drawn(
@@ -75,7 +76,7 @@ def drawn(
     courses: Callable[[str], pd.DataFrame] = rounds_of,
 ) -> Picture:
     found = results_of() if results is None else results
-    return draw("figure-2", asked, found, axes=AXES, seeds=SEEDS, words=Words(labels or {}), courses=courses)
+    return draw("figure-2", asked, Outcomes(found, AXES, SEEDS), Words(labels or {}), courses)
 
 
 def painted(asked: FigureSection, results: pd.DataFrame | None = None) -> Figure:
@@ -130,7 +131,7 @@ def test_forms_of_a_picture(kind: str) -> None:
 def test_pictures_in_one_page_do_not_share_ids() -> None:
     ids = [
         set(re.findall(r'id="([^"]+)"', draw(
-            name, asked_for("bars"), results_of(), axes=AXES, seeds=SEEDS, words=Words({}), courses=rounds_of
+            name, asked_for("bars"), Outcomes(results_of(), AXES, SEEDS), Words({}), rounds_of
         ).inline))
         for name in ("figure-2", "figure-3")
     ]  # fmt: skip
@@ -206,7 +207,7 @@ def test_wide_ranges_get_a_log_scale_and_words_none() -> None:
         (["a", "b"], "linear"),
     ):
         axes: Axes = {"algorithm": ["IFCA"], "share": settings}
-        scene = Scene(asked_for("lines"), results_of(axes), axes, SEEDS, Words({}))
+        scene = Scene(asked_for("lines"), Outcomes(results_of(axes), axes, SEEDS), Words({}))
         plate = chart_plate(scene)
         figure = Figure(figsize=plate.size)
         plate.paint(figure)
@@ -255,7 +256,7 @@ def test_where_holds_a_setting() -> None:
     asked = asked_for("boxes", x="algorithm", by=None, where={"share": 0.3})
     mark = mark_at(scene_of(asked, results), "accuracy.minority", "IFCA-MIR", None)
     np.testing.assert_array_equal(mark.values, at(results, "IFCA-MIR", 0.3))
-    assert "Runs with share 0.3." in drawn(asked, results).caption
+    assert "Held: share = 0.3." in drawn(asked, results).caption
 
 
 @pytest.mark.parametrize("kind", CHARTS)
@@ -313,7 +314,7 @@ def test_sweep_without_a_finished_run(kind: str) -> None:
 def test_one_seed_has_no_spread(kind: str) -> None:
     asked, results = asked_for(kind, spread="ci"), results_of()
     only = results[results["seed"] == 0].reset_index(drop=True)
-    picture = draw("one", asked, only, axes=AXES, seeds=[0], words=Words({}), courses=rounds_of)
+    picture = draw("one", asked, Outcomes(only, AXES, [0]), Words({}), rounds_of)
     assert "1 seed," in picture.caption or "1 seed;" in picture.caption
     assert "nan" not in picture.svg.decode().lower()
 
@@ -340,7 +341,7 @@ def test_figure_that_is_undefined_in_every_run() -> None:
 def test_unknown_column_of_courses() -> None:
     with pytest.raises(InputError) as caught:
         drawn(asked_for("courses", y=["acuracy"]))
-    assert str(caught.value) == "no run has the figure 'acuracy'; did you mean 'accuracy'?"
+    assert str(caught.value) == "no run's rounds.csv has the column 'acuracy'; did you mean 'accuracy'?"
 
 
 def test_courses_do_not_depend_on_the_numbers_of_clusters() -> None:
@@ -427,6 +428,20 @@ def test_settings_differ_in_hatch_and_grey() -> None:
     looks = [cluster_look(i) for i in range(7)]
     assert len({look.marker for look in looks}) == 7
     assert len({look.dashes for look in looks[:4]}) == 4
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+def test_panels_under_one_label_have_one_scale(kind: str) -> None:
+    results = results_of()
+    results["mia.minority"] *= 10
+    asked = asked_for(kind, y=list(FIGURES), y_label="a figure")
+    one = {panel.get_ylim() for panel in painted(asked, results).axes}
+    own = {panel.get_ylim() for panel in painted(asked_for(kind, y=list(FIGURES)), results).axes}
+    assert len(one) == 1
+    assert len(own) > 1
+    (low, high), widest = one.pop(), max(high for _, high in own)
+    assert low <= min(low for low, _ in own) + 1e-9
+    assert high == pytest.approx(widest, rel=0.1)
 
 
 def test_lines_and_limits_of_the_file() -> None:

@@ -131,6 +131,20 @@ def test_the_larger_cluster_is_so_whatever_its_number():
     assert by_size(figures)["larger.mia"] == 0.6
 
 
+@pytest.mark.parametrize("decides", ["accuracy", "mia", "gap"])
+def test_of_clusters_of_one_size_figures_decide_and_no_number(decides):
+    same = {"clients": 6, "accuracy": 0.7, "mia": 0.6, "gap": 0.5}
+    other = same | {decides: 0.8}
+    # What comes after the figure that decides has no say.
+    other |= dict.fromkeys(list(same)[list(same).index(decides) + 1 :], 0.1)
+    for first, second in ((same, other), (other, same)):
+        figures = {f"clusters.0.{key}": value for key, value in first.items()}
+        figures |= {f"clusters.1.{key}": value for key, value in second.items()}
+        sized = by_size(figures)
+        assert {key: sized[f"larger.{key}"] for key in same} == other
+        assert {key: sized[f"smaller.{key}"] for key in same} == same
+
+
 def test_two_at_a_time_give_the_same_bytes(written, finished, tmp_path):
     run_sweep(read_sweep(written), tmp_path / "two", workers=Workers(2))
     assert content(tmp_path / "two") == content(finished)

@@ -118,6 +118,12 @@ def test_the_copy_of_a_sweep_asks_for_the_same_runs(written, tmp_path):
     assert (again.axes, again.seeds, again.shown) == (sweep.axes, sweep.seeds, sweep.shown)
 
 
+@pytest.mark.parametrize("name", ["run", "seed", "key", "mean", "sd", "ci", "n"])
+def test_an_axis_has_no_name_of_a_column(written, name):
+    with pytest.raises(InputError, match=rf"'grid\.{name}' cannot be an axis; (list seeds|results have a column)"):
+        read_sweep(written(SWEEP.replace("[grid.algorithm]", f"[grid.{name}]")))
+
+
 def test_several_sweeps_can_share_what_they_show(written, tmp_path):
     table = '[tables.t]\ny = ["mia.minority"]\nrows = ["algorithm"]\naverage = ["data.groups.minority.share"]\n'
     (tmp_path / "show.toml").write_text(table + "[labels]\nplain = 'IFCA'")

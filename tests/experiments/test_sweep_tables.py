@@ -15,14 +15,16 @@ import pytest
 from scipy import stats
 
 from shoal.core.checks import InputError
-from shoal.experiments.sweeps import show as showing
-from shoal.experiments.sweeps.cells import Estimate, estimate, text
-from shoal.experiments.sweeps.formats import escape, latex, markdown, table_csv
-from shoal.experiments.sweeps.page import sweep_page
-from shoal.experiments.sweeps.picture import Picture
+from shoal.experiments.sweeps.showing import files
+from shoal.experiments.sweeps.showing.decimals import text
+from shoal.experiments.sweeps.showing.figures import draw
+from shoal.experiments.sweeps.showing.formats import escape, latex, markdown, table_csv
+from shoal.experiments.sweeps.showing.outcomes import Estimate, Outcomes, estimate
+from shoal.experiments.sweeps.showing.page import sweep_page
+from shoal.experiments.sweeps.showing.picture import Picture
+from shoal.experiments.sweeps.showing.tables import Cell, SweepTable, sweep_table
+from shoal.experiments.sweeps.showing.words import FAMILIES, Words
 from shoal.experiments.sweeps.shown import Axes, FigureSection, TableSection, read_shown
-from shoal.experiments.sweeps.tables import Cell, SweepTable, sweep_table
-from shoal.experiments.sweeps.words import FAMILIES, Words
 from shoal.experiments.tables import DASH
 
 SHARE = "data.groups.minority.share"
@@ -50,7 +52,7 @@ def results_of(axes: Axes = AXES, seeds: list[int] = SEEDS) -> pd.DataFrame:
 
 def table_of(results: pd.DataFrame | None = None, seeds: list[int] = SEEDS, **asked: Any) -> SweepTable:
     section = TableSection(**({"y": ["accuracy.overall"], "rows": ["algorithm"], "columns": [SHARE]} | asked))
-    return sweep_table("t", section, results_of() if results is None else results, axes=AXES, seeds=seeds, words=WORDS)
+    return sweep_table("t", section, Outcomes(results_of() if results is None else results, AXES, seeds), WORDS)
 
 
 def cells_of(table: SweepTable) -> list[Cell]:
@@ -94,7 +96,7 @@ def test_averaging_over_one_setting_is_holding_it() -> None:
     results = results_of(axes)
     asked = {"y": ["accuracy.overall"], "rows": ["algorithm"]}
     tables = [
-        sweep_table("t", TableSection(**(asked | more)), results, axes=axes, seeds=SEEDS, words=WORDS)
+        sweep_table("t", TableSection(**(asked | more)), Outcomes(results, axes, SEEDS), WORDS)
         for more in ({"average": [SHARE]}, {"where": {SHARE: 0.3}}, {})
     ]
     assert len({tuple(cell.found for cell in cells_of(table)) for table in tables}) == 1
@@ -228,7 +230,7 @@ def nasty_table() -> SweepTable:
     asked = TableSection(
         title=NASTY, caption=f"{NASTY}\nand on", rows=[NASTY], columns=["n"], y=["mia.x_y"], best="highest"
     )
-    return sweep_table("t_1", asked, pd.DataFrame(rows), axes=axes, seeds=[0, 1], words=Words({}))
+    return sweep_table("t_1", asked, Outcomes(pd.DataFrame(rows), axes, [0, 1]), Words({}))
 
 
 def latex_tokens(source: str) -> list[str]:
@@ -266,6 +268,12 @@ def test_latex_is_whole_and_escaped() -> None:
     assert re.findall(r"\\(begin|end)\{(\w+)\}", body) == [
         ("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table"),
     ]  # fmt: skip
+
+
+def test_latex_says_a_setting_once_where_lines_repeat_it() -> None:
+    lines = latex(table_of(rows=["algorithm", SHARE], columns=[])).splitlines()
+    stubs = [line.split("&")[0].strip() for line in lines if line.endswith(r" \\")]
+    assert stubs == ["algorithm", "IFCA", "", "", "IFCA-MIR", "", ""]
 
 
 def test_latex_rows_have_the_columns_that_are_declared() -> None:
@@ -367,7 +375,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def picture_of(name: str, asked: FigureSection, results: pd.DataFrame, **_: object) -> Picture:
+def picture_of(name: str, asked: FigureSection, *_: object) -> Picture:
     """A figure that nobody has to draw."""
     inline = f'<svg role="img" aria-label="{name}"><g id="{name}-g"></g></svg>'
     return Picture(name, asked.title or name, asked.caption, b"<svg/>", b"%PDF", inline)
@@ -380,7 +388,7 @@ FIGURES: dict[str, Any] = {"two": {"kind": "lines", "x": SHARE, "by": "algorithm
 @pytest.fixture
 def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Page]:
     """Shows a sweep in ``tmp_path``, as pages are."""
-    monkeypatch.setattr(showing, "draw", picture_of)
+    monkeypatch.setattr(files, "draw", picture_of)
 
     def shows(**given: Any) -> Page:
         shown = read_shown({"tables": given.pop("tables", TABLES), "figures": given.pop("figures", FIGURES)}, AXES, "x")
@@ -388,7 +396,7 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Page]
             "title": NASTY, "axes": AXES, "seeds": SEEDS, "results": results_of(), "missing": [],
             "courses": lambda _: pd.DataFrame({"round": [1], "accuracy": [0.5]}), "source": f"# {NASTY}",
         }  # fmt: skip
-        path = showing.show(tmp_path, shown=shown, **(usual | given))
+        path = files.show(tmp_path, shown=shown, **(usual | given))
         assert path == tmp_path / "report.html"
         return Page(path.read_text(encoding="utf-8"))
 
@@ -466,15 +474,24 @@ def test_sweep_without_a_finished_run(show: Callable[..., Page], tmp_path: Path)
     ],
 )  # fmt: skip
 def test_unknown_figure_is_an_error(
-    show: Callable[..., Page], tmp_path: Path, kind: str, asked: dict[str, Any], sentence: str
+    show: Callable[..., Page],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    asked: dict[str, Any],
+    sentence: str,
 ) -> None:
+    monkeypatch.setattr(files, "draw", draw)
     with pytest.raises(InputError) as caught:
         show(**{kind: asked})
     assert str(caught.value) == sentence
     assert files_in(tmp_path) == set()
 
 
-def test_figure_that_is_undefined_in_every_run_is_unknown(show: Callable[..., Page]) -> None:
+def test_figure_that_is_undefined_in_every_run_is_unknown(
+    show: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "draw", draw)
     results = results_of()
     results["mia.minority"] = nan
     with pytest.raises(InputError, match=r"figures\.two: no run has the figure 'mia\.minority'"):
@@ -484,7 +501,7 @@ def test_figure_that_is_undefined_in_every_run_is_unknown(show: Callable[..., Pa
 def test_page_of_one_run_without_axes() -> None:
     results = pd.DataFrame({"run": ["abc"], "seed": [7], "violations.total": [3.0]})
     asked = TableSection(y=["violations.total"])
-    table = sweep_table("t", asked, results, axes={}, seeds=[7], words=WORDS)
+    table = sweep_table("t", asked, Outcomes(results, {}, [7]), WORDS)
     assert [cell.text for cell in cells_of(table)] == ["3.0"]
     assert table_csv(table) == "key,mean,sd,n\nviolations.total,3.0,,1\n"
     page = Page(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 
 import pandas as pd
@@ -34,25 +35,38 @@ def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Val
 
 
 def by_size(figures: Figures) -> dict[str, Value]:
-    """Figures of the cluster with most and of that with fewest clients; of equals, the first is the larger.
+    """Figures of the cluster with most and of that with fewest clients, whatever their numbers.
+
+    Of equals, the one with the higher accuracy is the larger, then the one with the higher MIA accuracy.
 
     >>> by_size({"clusters.0.clients": 3, "clusters.1.clients": 7, "clusters.1.mia": 0.5})
     {'larger.clients': 7, 'larger.mia': 0.5, 'smaller.clients': 3}
     """
-    sizes = {key.split(".")[1]: value for key, value in figures.items() if _is_size(key)}
-    ordered = sorted(sizes, key=lambda k: -float(sizes[k]))
+    ordered = _ordered(figures)
     if len(ordered) < 2:
         return {}
     return _renamed(figures, ordered[0], "larger") | _renamed(figures, ordered[-1], "smaller")
 
 
+def _ordered(figures: Figures) -> list[str]:
+    """The numbers of clusters, from the largest to the smallest; a number itself decides nothing."""
+    names = {key.split(".", 2)[2] for key in figures if key.startswith("clusters.")}
+    first = ("clients", "accuracy", "mia")
+    keys = (*first, *sorted(names.difference(first)))
+    numbers = sorted(key.split(".")[1] for key in figures if _is_size(key))
+    return sorted(
+        numbers, key=lambda k: [float(figures.get(f"clusters.{k}.{key}", -inf)) for key in keys], reverse=True
+    )
+
+
 def _by_group(out: Path, figures: Figures) -> dict[str, Value]:
     clients = read_table(out / "clients.csv", CLIENT_COLUMNS)
+    ordered = _ordered(figures)
     row: dict[str, Value] = {}
     for group, cluster in clients.groupby("group", sort=False)["cluster"]:
-        # Of equally many, the first, so that a row does not depend on the order of clients.
-        most = cluster.value_counts(sort=False).sort_index().idxmax()
-        row |= _renamed(figures, str(most), f"model.{group}")
+        chosen = [str(k) for k in cluster.tolist()]
+        # The first of those that equally many chose, and so the largest.
+        row |= _renamed(figures, max(ordered, key=chosen.count), f"model.{group}")
     return row
 
 

@@ -23,7 +23,7 @@ from shoal.experiments.sections import read_toml
 from shoal.experiments.simulation import Watch
 from shoal.experiments.sweeps.plan import plan
 from shoal.experiments.sweeps.results import read_results, row_of, write_results
-from shoal.experiments.sweeps.show import show
+from shoal.experiments.sweeps.showing import show
 from shoal.experiments.sweeps.spec import Sweep, read_sweep
 from shoal.experiments.sweeps.workers import Workers
 

@@ -19,14 +19,16 @@ Value = str | int | float | bool
 Axes = Mapping[str, Sequence[Value]]
 """What a sweep varies: the axes' names and their settings, in the order of the file."""
 
+Spread = Literal["sd", "ci"]
+"""Of seeds: the standard deviation, or the 95 % confidence interval of the mean by Student's t."""
+
 Keys = Annotated[list[str], Field(min_length=1)]
 
 
 class Selection(Section):
     """What tables and figures have in common.
 
-    `y` are keys of results.csv; for courses, columns of rounds.csv. `spread` is the standard deviation over seeds or
-    the 95 % confidence interval of the mean (Student's t).
+    `y` are keys of results.csv; for courses, columns of rounds.csv.
     """
 
     title: str = ""
@@ -34,7 +36,7 @@ class Selection(Section):
     y: Keys
     where: dict[str, Value] = Field(default={})
     average: list[str] = Field(default=[])
-    spread: Literal["sd", "ci"] = "sd"
+    spread: Spread = "sd"
 
 
 class TableSection(Selection):
@@ -63,6 +65,7 @@ class FigureSection(Selection):
     x: str | None = None
     by: str | None = None
     y_label: str = ""
+    """One name for the axes of all panels, which then have one scale."""
     y_range: Range | None = None
     level: float | None = None
     """A dotted line for comparison, such as a coin's 0.5."""

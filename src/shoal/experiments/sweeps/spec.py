@@ -19,8 +19,8 @@ from shoal.experiments.config import Config, parse_config
 from shoal.experiments.sections import Count, Section, change_key, key_parts, parse, read_toml
 from shoal.experiments.sweeps.shown import Axes, Shown, Value, read_shown
 
-RESERVED = ("run", "seed")
-"""Columns of results.csv that no axis can have for a name."""
+RESERVED = ("run", "seed", "key", "mean", "sd", "ci", "n")
+"""Columns of results.csv and of tables that no axis can have for a name."""
 
 Changes = Mapping[str, Any]
 """Values by dotted key."""
@@ -137,7 +137,8 @@ def _with_shown(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def _axis(name: str, asked: list[Any] | dict[str, Any], where: str) -> dict[Value, Changes]:
     """The changes that each setting of an axis makes."""
-    require(name not in RESERVED, f"{where}: 'grid.{name}' cannot be an axis; list seeds in 'seeds'")
+    hint = "list seeds in 'seeds'" if name == "seed" else "results have a column of that name; give it another"
+    require(name not in RESERVED, f"{where}: 'grid.{name}' cannot be an axis; {hint}")
     require(len(asked) > 0, f"{where}: 'grid.{name}' is empty; give it at least one value")
     if isinstance(asked, dict):
         wrong = [setting for setting, changes in asked.items() if not isinstance(changes, dict) or not changes]

@@ -4,15 +4,14 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from shoal.experiments.sweeps.boxes import draw_bars, draw_boxes
-from shoal.experiments.sweeps.gaps import gap, number, seeds_of, sentences
-from shoal.experiments.sweeps.lines import draw_lines
-from shoal.experiments.sweeps.looks import HEIGHT, Names, Plate, draw_level, grid_of, put_legend, wrapped
-from shoal.experiments.sweeps.marks import Chart, chart
-from shoal.experiments.sweeps.scene import Scene
-
-SPREADS = {"sd": "one standard deviation", "ci": "the 95 % confidence interval of the mean (Student's t)"}
-"""What error bars and bands are."""
+from shoal.experiments.sweeps.showing.boxes import draw_bars, draw_boxes
+from shoal.experiments.sweeps.showing.decimals import number
+from shoal.experiments.sweeps.showing.gaps import gap, seeds_of, sentences
+from shoal.experiments.sweeps.showing.lines import draw_lines
+from shoal.experiments.sweeps.showing.looks import HEIGHT, Names, Plate, draw_level, grid_of, put_legend, wrapped
+from shoal.experiments.sweeps.showing.marks import Chart, chart
+from shoal.experiments.sweeps.showing.scene import Scene
+from shoal.experiments.sweeps.showing.words import SPREADS
 
 
 def chart_plate(scene: Scene) -> Plate:
@@ -23,6 +22,7 @@ def chart_plate(scene: Scene) -> Plate:
 
     def paint(figure: Figure) -> None:
         handles: list[Artist] = []
+        known = _reach(drawn)
         for p, key in enumerate(asked.y):
             panel = figure.add_subplot(rows, columns, p + 1)
             title = scene.words.key(key)
@@ -32,6 +32,8 @@ def chart_plate(scene: Scene) -> Plate:
             if label != title and (p % columns == 0 or not asked.y_label):
                 panel.set_ylabel(wrapped(label, HEIGHT - 0.5))
             level = draw_level(panel, scene)
+            if asked.y_label and known:
+                panel.update_datalim([(0.0, min(known)), (0.0, max(known))], updatex=False)
             match asked.kind:
                 case "boxes":
                     handles = draw_boxes(panel, drawn, p)
@@ -44,9 +46,25 @@ def chart_plate(scene: Scene) -> Plate:
                 label += " (log scale)"
             panel.set_xlabel(wrapped(label, drawn.width - 0.5))
             handles = [*handles, *level]
+        if asked.y_label and not asked.y_range:
+            # Panels under one label are read against each other.
+            limits = [panel.get_ylim() for panel in figure.axes]
+            for panel in figure.axes:
+                panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
         put_legend(figure, handles)
 
     return Plate((columns * drawn.width, rows * (HEIGHT + names.height)), paint, _notes(drawn), _alt(drawn))
+
+
+def _reach(drawn: Chart) -> list[float]:
+    """What the panels show: single seeds, and the ends of error bars."""
+    lines, bare = drawn.scene.asked.kind == "lines", drawn.scene.asked.kind == "boxes"
+    shown = []
+    for mark in drawn.marks:
+        spread = 0.0 if bare or mark.n < 2 else mark.found.spread
+        shown += [] if lines else mark.values.tolist()
+        shown += [mark.found.mean - spread, mark.found.mean + spread] if mark.n else []
+    return shown
 
 
 def _notes(drawn: Chart) -> list[str]:
@@ -59,10 +77,12 @@ def _notes(drawn: Chart) -> list[str]:
                 "whiskers: to the furthest seed within 1.5 box heights; dots: single seeds."
             )
         case "bars":
-            first = f"Bars: means over {seeds}; error bars: {spread}; dots: single seeds."
+            first = f"Bars: means over {seeds}; error bars: {spread} each way; dots: single seeds."
         case _:
-            first = f"Lines: means over {seeds}; error bars: {spread}."
-    values = [mark.values if scene.asked.kind != "lines" else np.array([mark.mean]) for mark in drawn.marks if mark.n]
+            first = f"Lines: means over {seeds}; error bars: {spread} each way."
+    values = [
+        mark.values if scene.asked.kind != "lines" else np.array([mark.found.mean]) for mark in drawn.marks if mark.n
+    ]
     shown = np.concatenate([*values, np.zeros(0)])
     return [first, *sentences(scene, [mark.n for mark in drawn.marks], shown)]
 
@@ -74,7 +94,7 @@ def _alt(drawn: Chart) -> str:
         parts = []
         for name, series in zip(drawn.by_names, panel, strict=True):
             means = [
-                f"{number(mark.mean) if mark.n else gap(scene, mark)} at {x}"
+                f"{number(mark.found.mean, key) if mark.n else gap(scene, mark)} at {x}"
                 for x, mark in zip(drawn.x_names, series, strict=True)
             ]
             parts.append(f"{name} {', '.join(means)}".strip())

@@ -10,11 +10,23 @@ from matplotlib.ticker import MaxNLocator
 
 from shoal.experiments.frames import Floats
 from shoal.experiments.svg import cluster_look
-from shoal.experiments.sweeps.charts import SPREADS
-from shoal.experiments.sweeps.gaps import number, seeds_of, sentences
-from shoal.experiments.sweeps.looks import ACROSS, HEIGHT, PANEL, SMALL, Plate, draw_level, line_of, put_legend, wrapped
-from shoal.experiments.sweeps.ranked import Courses, courses_of, models_named
-from shoal.experiments.sweeps.scene import Scene, mean_and_spread, named
+from shoal.experiments.sweeps.showing.decimals import number
+from shoal.experiments.sweeps.showing.gaps import seeds_of, sentences
+from shoal.experiments.sweeps.showing.looks import (
+    ACROSS,
+    HEIGHT,
+    PANEL,
+    SMALL,
+    Plate,
+    draw_level,
+    line_of,
+    put_legend,
+    wrapped,
+)
+from shoal.experiments.sweeps.showing.outcomes import mean_and_spread
+from shoal.experiments.sweeps.showing.ranked import Courses, courses_of, models_named
+from shoal.experiments.sweeps.showing.scene import Scene
+from shoal.experiments.sweeps.showing.words import SPREADS
 
 
 def courses_plate(scene: Scene, courses: Callable[[str], pd.DataFrame]) -> Plate:
@@ -54,7 +66,7 @@ def courses_plate(scene: Scene, courses: Callable[[str], pd.DataFrame]) -> Plate
 
 
 def _title(panel: Courses, scene: Scene) -> str:
-    setting = "" if panel.by is None else named(scene, scene.words.setting(panel.by))
+    setting = "" if panel.by is None else scene.named(scene.words.setting(panel.by))
     if setting and (len(scene.asked.y) == 1 or not scene.asked.y_label):
         return setting
     return ", ".join(part for part in (scene.words.key(panel.key), setting) if part)
@@ -89,7 +101,7 @@ def _draw(axes: Panel, panel: Courses, scene: Scene) -> None:
         )  # fmt: skip
     if not panel.n.any():
         axes.text(
-            0.5, 0.5, "no run" if scene.results.empty or not _runs(scene, panel) else "no value",
+            0.5, 0.5, "no run" if not _runs(scene, panel) else "no value",
             transform=axes.transAxes, ha="center", fontsize=SMALL + 1, color="#555555",
         )  # fmt: skip
     if scene.asked.y_range:
@@ -97,7 +109,7 @@ def _draw(axes: Panel, panel: Courses, scene: Scene) -> None:
 
 
 def _runs(scene: Scene, panel: Courses) -> int:
-    return sum(row is not None for rows in scene.rows(None, panel.by) for row in rows)
+    return sum(row is not None for rows in scene.outcomes.rows(scene.place(None, panel.by)) for row in rows)
 
 
 def _marked(line: Floats, m: int) -> list[bool]:
@@ -112,7 +124,7 @@ def _notes(scene: Scene, panels: Sequence[Courses], names: Sequence[str]) -> lis
     order = ""
     if len(names) > 1:
         order = " Models are ordered by how many clients chose them in the last round of each run."
-    first = f"Lines: means over {seeds_of(scene)}; bands: {SPREADS[scene.asked.spread]}.{order}"
+    first = f"Lines: means over {seeds_of(scene)}; bands: {SPREADS[scene.asked.spread]} each way.{order}"
     # A round in which a model has no value is a break in its line, which needs no label.
     counts = [int(count) for panel in panels for count in (panel.n[panel.n > 0] if panel.n.any() else [0])]
     means = [mean_and_spread(panel.values, "sd")[0].ravel() for panel in panels]
@@ -132,6 +144,6 @@ def _alt(panels: Sequence[Courses], scene: Scene, names: Sequence[str]) -> str:
         for name, line in zip(names, mean, strict=False):
             known = np.flatnonzero(~np.isnan(line))
             if len(known):
-                ends.append(f"{name} {number(line[known[-1]])} in round {panel.rounds[known[-1]]:.0f}")
+                ends.append(f"{name} {number(line[known[-1]], panel.key)} in round {panel.rounds[known[-1]]:.0f}")
         told.append(f"{title}: {', '.join(ends)}.")
     return f"Means over seeds at the end of the courses. {' '.join(told)}"

@@ -1,18 +1,20 @@
 """What a sweep's runs show: its tables, its figures and its page, as files."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 
-from shoal.core.checks import nearest, require
+from shoal.core.checks import InputError
 from shoal.core.files import remove_unfinished, write_bytes, write_text
-from shoal.experiments.sweeps.figures import draw
-from shoal.experiments.sweeps.formats import latex, markdown, table_csv
-from shoal.experiments.sweeps.page import Missing, sweep_page
+from shoal.experiments.sweeps.showing.figures import draw
+from shoal.experiments.sweeps.showing.formats import latex, markdown, table_csv
+from shoal.experiments.sweeps.showing.outcomes import Outcomes, figures_in
+from shoal.experiments.sweeps.showing.page import Missing, sweep_page
+from shoal.experiments.sweeps.showing.tables import sweep_table
+from shoal.experiments.sweeps.showing.words import Words
 from shoal.experiments.sweeps.shown import Axes, Shown
-from shoal.experiments.sweeps.tables import sweep_table
-from shoal.experiments.sweeps.words import Words
 
 Courses = Callable[[str], pd.DataFrame]
 """A run's rows by round and cluster, as in its rounds.csv."""
@@ -53,18 +55,16 @@ def show(
         InputError: a table or figure shows what no run has. Nothing is written then.
     """
     words = Words(shown.labels)
-    known = _figures(results, axes)
+    known = figures_in(results, ("run", "seed", *axes))
     tables, pictures = [], []
     if len(results):
-        _check(shown, known, results, courses)
-        tables = [
-            sweep_table(name, asked, results, axes=axes, seeds=seeds, words=words)
-            for name, asked in shown.tables.items()
-        ]
-        pictures = [
-            draw(name, asked, results, axes=axes, seeds=seeds, words=words, courses=courses)
-            for name, asked in shown.figures.items()
-        ]
+        outcomes = Outcomes(results, axes, seeds)
+        for name, table in shown.tables.items():
+            with _told_of(f"tables.{name}"):
+                tables.append(sweep_table(name, table, outcomes, words))
+        for name, figure in shown.figures.items():
+            with _told_of(f"figures.{name}"):
+                pictures.append(draw(name, figure, outcomes, words, courses))
     asked = [key for each in (*shown.tables.values(), *shown.figures.values()) for key in each.y]
     page = sweep_page(
         title, axes=axes, seeds=seeds, results=results, missing=missing, source=source, words=words, tables=tables,
@@ -82,25 +82,12 @@ def show(
     return path
 
 
-def _figures(results: pd.DataFrame, axes: Axes) -> list[str]:
-    """The figures that at least one run has."""
-    names = [str(name) for name in results if name not in {"run", "seed", *axes}]
-    return [name for name in names if pd.api.types.is_numeric_dtype(results[name]) and results[name].notna().any()]
-
-
-def _check(shown: Shown, known: Iterable[str], results: pd.DataFrame, courses: Courses) -> None:
-    """Every key of ``shown`` must be known of a run."""
-    runs = results["run"].astype(str).tolist()
-    for name, table in shown.tables.items():
-        for key in table.y:
-            require(key in known, f"tables.{name}: no run has the figure '{key}'; {nearest(key, known)}")
-    for name, figure in shown.figures.items():
-        for key in figure.y:
-            if figure.kind != "courses":
-                require(key in known, f"figures.{name}: no run has the figure '{key}'; {nearest(key, known)}")
-            elif not any(key in courses(run) for run in runs):
-                columns = nearest(key, dict.fromkeys(str(each) for run in runs for each in courses(run)))
-                require(False, f"figures.{name}: no run's rounds.csv has the column '{key}'; {columns}")
+@contextmanager
+def _told_of(name: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
 
 
 def _replace(folder: Path, files: Mapping[str, bytes], endings: Sequence[str]) -> None:

@@ -1,25 +1,23 @@
 """A sweep's figures: what is asked for, drawn for the page and for print."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pandas as pd
 
 from shoal.experiments.svg import forms
-from shoal.experiments.sweeps.charts import chart_plate
-from shoal.experiments.sweeps.courses import courses_plate
-from shoal.experiments.sweeps.picture import Picture
-from shoal.experiments.sweeps.scene import Scene, need_keys
-from shoal.experiments.sweeps.shown import Axes, FigureSection
-from shoal.experiments.sweeps.words import Words
+from shoal.experiments.sweeps.showing.charts import chart_plate
+from shoal.experiments.sweeps.showing.courses import courses_plate
+from shoal.experiments.sweeps.showing.outcomes import Outcomes
+from shoal.experiments.sweeps.showing.picture import Picture
+from shoal.experiments.sweeps.showing.scene import Scene
+from shoal.experiments.sweeps.showing.words import Words
+from shoal.experiments.sweeps.shown import FigureSection
 
 
 def draw(
     name: str,
     asked: FigureSection,
-    results: pd.DataFrame,
-    *,
-    axes: Axes,
-    seeds: Sequence[int],
+    outcomes: Outcomes,
     words: Words,
     courses: Callable[[str], pd.DataFrame],
 ) -> Picture:
@@ -27,22 +25,19 @@ def draw(
 
     Args:
         name: of its files, and unique in the page.
-        asked: the figure; its axes and settings must be among ``axes``.
-        results: a row a finished run: its name (`run`), settings, `seed` and figures. Runs without a row are marked.
-        axes: what the sweep varies.
-        seeds: all that the sweep asks for.
+        asked: the figure; it fits the sweep's axes (`shown.read_shown`).
+        outcomes: the runs; those that are missing are marked.
         words: names of axes, settings and keys.
         courses: the table rounds.csv of a run, by its name.
 
     Raises:
         InputError: no run has one of the figures that ``asked`` names.
     """
-    scene = Scene(asked, results, axes, seeds, words)
+    scene = Scene(asked, outcomes, words)
     if asked.kind == "courses":
         plate = courses_plate(scene, courses)
     else:
-        if len(results):
-            need_keys(asked.y, [results], ("run", "seed", *axes))
+        outcomes.need(asked.y)
         plate = chart_plate(scene)
     title = asked.title or name
     drawn = forms(name, f"{title}. {plate.alt}", plate.paint, plate.size)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.experiments.sweeps.shown import Value
+from shoal.experiments.sweeps.shown import Axes, Selection, Spread, Value
 from shoal.experiments.verdict import NAMES
 
 AXES = {
@@ -55,6 +55,12 @@ FAMILIES = {
 }
 """Names of figures that there are of each group, as in ``mia.minority``, or of each model, as in ``larger.mia``."""
 
+SPREADS: Mapping[Spread, str] = {
+    "sd": "one standard deviation",
+    "ci": "half the width of the 95 % confidence interval (Student's t)",
+}
+"""What stands after ±, and how far error bars and bands reach."""
+
 EVERYONE = ("overall", "total")
 """What stands in a group's place in figures of all clients."""
 
@@ -83,6 +89,17 @@ class Words:
         """
         return self.labels.get(name) or KEYS.get(name) or self._by_family(name) or name
 
+    def selection(self, asked: Selection, axes: Axes) -> list[str]:
+        """Sentences on what is held and what is averaged over."""
+        told = []
+        if asked.where:
+            held = ", ".join(f"{self.axis(axis)} = {self.setting(value)}" for axis, value in asked.where.items())
+            told.append(f"Held: {held}.")
+        if asked.average:
+            over = [f"{self.axis(axis)} ({', '.join(map(self.setting, axes[axis]))})" for axis in asked.average]
+            told.append(f"Each seed is first averaged over {' and '.join(over)}.")
+        return told
+
     def _by_family(self, name: str) -> str:
         """Of a model or of a group; empty where it is neither."""
         family, whose = split_key(name)
@@ -90,7 +107,8 @@ class Words:
             return ""
         if whose in EVERYONE:
             whose = "all clients"
-        return ", ".join(part for part in (FAMILIES[family], self.labels.get(whose, whose)) if part)
+        of, group = ("model of ", whose[9:]) if whose.startswith("model of ") else ("", whose)
+        return ", ".join(part for part in (FAMILIES[family], of + self.labels.get(group, group)) if part)
 
 
 def split_key(name: str) -> tuple[str, str]:
@@ -98,11 +116,18 @@ def split_key(name: str) -> tuple[str, str]:
 
     >>> split_key("mia_auc.far.north"), split_key("clusters.0.mia"), split_key("risk"), split_key("migrated")
     (('mia_auc', 'far.north'), ('mia', 'model 0'), ('risk', ''), ('', ''))
+    >>> split_key("model.far.north.mia")
+    ('mia', 'model of far.north')
     """
     if name in FAMILIES:
         return name, ""
     of_model = re.fullmatch(r"(larger|smaller|clusters\.\d+)\.(.+)", name)
     if of_model and of_model[2] in FAMILIES:
         return of_model[2], f"model {of_model[1][9:]}" if "." in of_model[1] else f"{of_model[1]} model"
+    if name.startswith("model."):
+        # A group's name may have dots, and so may a family's: the longest family that fits.
+        family = max((each for each in FAMILIES if name.endswith(f".{each}")), key=len, default="")
+        group = name.removeprefix("model.").removesuffix(f".{family}")
+        return (family, f"model of {group}") if family and group else ("", "")
     family = next((each for each in FAMILIES if name.startswith(f"{each}.")), "")
     return family, name.removeprefix(f"{family}.") if family else ""

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-import pandas as pd
-
-from shoal.experiments.sweeps.cells import Estimate, Outcomes, Spread, estimate, number, text
-from shoal.experiments.sweeps.shown import Axes, TableSection, Value
-from shoal.experiments.sweeps.words import Words
+from shoal.experiments.sweeps.showing.decimals import number, text
+from shoal.experiments.sweeps.showing.outcomes import Estimate, Outcomes, estimate
+from shoal.experiments.sweeps.showing.words import SPREADS, Words
+from shoal.experiments.sweeps.shown import Axes, Spread, TableSection, Value
 
 Settings = Mapping[str, Value]
 
@@ -77,20 +76,20 @@ class _Part:
     heads: tuple[str, ...]
 
 
-def sweep_table(
-    name: str, asked: TableSection, results: pd.DataFrame, *, axes: Axes, seeds: Sequence[int], words: Words
-) -> SweepTable:
+def sweep_table(name: str, asked: TableSection, outcomes: Outcomes, words: Words) -> SweepTable:
     """The table that ``asked`` describes.
 
     Args:
         name: of the table.
-        asked: what the sweep's file says; it fits ``axes`` (`shown.read_shown`).
-        results: a row a finished run: a column an axis, ``seed``, and a column a figure.
-        axes: what the sweep varies.
-        seeds: of the sweep; a cell over fewer says so.
+        asked: what the sweep's file says; it fits the sweep's axes (`shown.read_shown`).
+        outcomes: the runs; a cell over fewer than all seeds says so.
         words: what axes, settings and figures are called.
+
+    Raises:
+        InputError: no run has one of the figures that ``asked`` names.
     """
-    outcomes = Outcomes.of(results, axes, seeds)
+    outcomes.need(asked.y)
+    axes, seeds = outcomes.axes, outcomes.seeds
     one = asked.y[0] if len(asked.y) == 1 else None
     lines = _parts(asked.rows, asked.y if one is None and asked.y_in == "rows" else [None], axes, words)
     columns = _parts(asked.columns, asked.y if one is None and asked.y_in == "columns" else [None], axes, words)
@@ -164,16 +163,8 @@ def _note(asked: TableSection, axes: Axes, seeds: Sequence[int], words: Words) -
     if len(seeds) == 1:
         told = [f"{one}one seed."]
     else:
-        spread = "standard deviation" if asked.spread == "sd" else "half width of the 95 % confidence interval"
-        told = [f"{one}mean ± {spread} over {len(seeds)} seeds, or over n where that is given."]
-    if asked.average:
-        over = " and ".join(
-            f"{words.axis(axis)} ({', '.join(map(words.setting, axes[axis]))})" for axis in asked.average
-        )
-        told.append(f"Each seed is first averaged over {over}.")
-    if asked.where:
-        held = ", ".join(f"{words.axis(axis)} = {words.setting(value)}" for axis, value in asked.where.items())
-        told.append(f"Held: {held}.")
+        told = [f"{one}mean ± {SPREADS[asked.spread]} over {len(seeds)} seeds, or over n where that is given."]
+    told += words.selection(asked, axes)
     if asked.best and asked.columns:
         told.append(
             f"Bold: the {asked.best} of those that differ by {' and '.join(map(words.axis, asked.columns))} only."

@@ -8,10 +8,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import Normal, withStroke
 
 from shoal.experiments.frames import Floats
-from shoal.experiments.sweeps.gaps import Spot, finish, gap, write_gap
-from shoal.experiments.sweeps.looks import Names, fill_of, patch_of
-from shoal.experiments.sweeps.marks import GROUP, Chart, Mark
-from shoal.experiments.sweeps.scene import mean_and_spread, named
+from shoal.experiments.sweeps.showing.gaps import Spot, finish, gap, write_gap
+from shoal.experiments.sweeps.showing.looks import Names, fill_of, patch_of
+from shoal.experiments.sweeps.showing.marks import GROUP, Chart, Mark
 
 RED = "#C00000"
 """The colour of medians."""
@@ -53,7 +52,7 @@ def draw_bars(panel: Panel, drawn: Chart, p: int) -> list[Artist]:
     spots = []
     for b, x, mark in _categories(panel, drawn, p):
         look = fill_of(b)
-        mean, spread = (float(each) for each in mean_and_spread(mark.values, drawn.scene.asked.spread))
+        mean, spread = mark.found.mean, mark.found.spread
         panel.bar(x, mean, width, facecolor=look.face, edgecolor="black", hatch=look.hatch, linewidth=0.8)
         ends = [mean]
         if mark.n > 1:
@@ -94,4 +93,4 @@ def _keys(drawn: Chart) -> list[Artist]:
     """The settings of `by` in the legend of boxes and bars."""
     if drawn.scene.asked.by is None:
         return []
-    return [patch_of(b, named(drawn.scene, name)) for b, name in enumerate(drawn.by_names)]
+    return [patch_of(b, drawn.scene.named(name)) for b, name in enumerate(drawn.by_names)]

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.experiments.frames import Floats, column
-from shoal.experiments.sweeps.looks import ACROSS, MARGIN, PANEL
-from shoal.experiments.sweeps.scene import Scene
+from shoal.experiments.frames import Floats
+from shoal.experiments.sweeps.showing.looks import ACROSS, MARGIN, PANEL
+from shoal.experiments.sweeps.showing.outcomes import Estimate, estimate
+from shoal.experiments.sweeps.showing.scene import Scene
 from shoal.experiments.sweeps.shown import Value
 
 GROUP = 0.84
@@ -23,33 +24,26 @@ class Mark:
 
     Args:
         values: (n,) a figure, one a seed that has it, in the order of the seeds.
+        found: their mean and spread.
         runs: how many runs are finished here.
     """
 
     values: Floats
+    found: Estimate
     runs: int
 
     @property
     def n(self) -> int:
         """How many seeds it rests on."""
-        return len(self.values)
-
-    @property
-    def mean(self) -> float:
-        """Over seeds; NaN without any."""
-        return float(self.values.mean()) if self.n else float("nan")
+        return self.found.n
 
 
 def mark_at(scene: Scene, key: str, x: Value | None, by: Value | None) -> Mark:
-    """The figure ``key`` at a place of a chart, each seed averaged over the axes of `average`.
-
-    A seed that lacks any of the runs averaged over is left out: a mean over fewer settings would be another figure.
-    """
-    figures = column(scene.results, key)
-    places = scene.rows(x, by)
-    seeds = [np.mean([np.nan if row is None else figures[row] for row in rows]) for rows in places]
-    values = np.array(seeds, dtype=float)
-    return Mark(values[~np.isnan(values)], sum(row is not None for rows in places for row in rows))
+    """The figure ``key`` at a place of a chart."""
+    outcomes, place = scene.outcomes, scene.place(x, by)
+    values = outcomes.by_seed(key, place)
+    runs = sum(row is not None for rows in outcomes.rows(place) for row in rows)
+    return Mark(values[~np.isnan(values)], estimate(values, scene.asked.spread), runs)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import pandas as pd
 
 from shoal.experiments.frames import column
 from shoal.experiments.pages import render
-from shoal.experiments.sweeps.cells import digits, number
-from shoal.experiments.sweeps.picture import Picture
+from shoal.experiments.sweeps.showing.decimals import digits, number
+from shoal.experiments.sweeps.showing.picture import Picture
+from shoal.experiments.sweeps.showing.tables import SweepTable
+from shoal.experiments.sweeps.showing.words import Words
 from shoal.experiments.sweeps.shown import Axes, Value
-from shoal.experiments.sweeps.tables import SweepTable
-from shoal.experiments.sweeps.words import Words
 from shoal.experiments.tables import DASH
 
 Missing = Sequence[tuple[Mapping[str, Value], str]]
@@ -70,7 +70,7 @@ def sweep_page(
         "runs": _runs(results, named, keys, words),
         "source": source,
     }
-    return render("sweeps/sweep.html.j2", page)
+    return render("sweeps/showing/sweep.html.j2", page)
 
 
 def _told(axes: Axes, seeds: Sequence[int], finished: int, missing: int, words: Words) -> str:

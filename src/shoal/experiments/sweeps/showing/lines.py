@@ -8,10 +8,9 @@ from matplotlib.axes import Axes as Panel
 
 from shoal.experiments.frames import Floats
 from shoal.experiments.svg import cluster_look, short
-from shoal.experiments.sweeps.gaps import Spot, finish, gap, write_gap
-from shoal.experiments.sweeps.looks import Names, line_of
-from shoal.experiments.sweeps.marks import Chart
-from shoal.experiments.sweeps.scene import mean_and_spread, named
+from shoal.experiments.sweeps.showing.gaps import Spot, finish, gap, write_gap
+from shoal.experiments.sweeps.showing.looks import Names, line_of
+from shoal.experiments.sweeps.showing.marks import Chart
 
 
 def draw_lines(panel: Panel, drawn: Chart, p: int) -> list[Artist]:
@@ -21,8 +20,7 @@ def draw_lines(panel: Panel, drawn: Chart, p: int) -> list[Artist]:
     spots: list[list[Spot]] = [[] for _ in at]
     for b, series in enumerate(drawn.panels[p]):
         look = cluster_look(b)
-        found = [mean_and_spread(mark.values, scene.asked.spread) if mark.n else (np.nan, np.nan) for mark in series]
-        mean, spread = np.array(found, dtype=float).T
+        mean, spread = np.array([(mark.found.mean, mark.found.spread) for mark in series]).T
         # Beside each other by a little, or error bars hide one another.
         x = _put(at + (b - (count - 1) / 2) * 0.018 * max(float(np.ptp(at)), 0.5), log)
         panel.errorbar(
@@ -46,7 +44,7 @@ def draw_lines(panel: Panel, drawn: Chart, p: int) -> list[Artist]:
             write_gap(panel, place, "\n".join(dict.fromkeys(told)).strip(), top=top)
     if scene.asked.by is None:
         return [line_of(0, "mean")]
-    return [line_of(b, named(scene, name)) for b, name in enumerate(drawn.by_names)]
+    return [line_of(b, scene.named(name)) for b, name in enumerate(drawn.by_names)]
 
 
 def _put(at: Floats, log: bool) -> Floats:

@@ -3,9 +3,10 @@
 import csv
 import io
 import re
+from collections.abc import Sequence
 from math import isnan
 
-from shoal.experiments.sweeps.tables import Cell, SweepTable
+from shoal.experiments.sweeps.showing.tables import Cell, SweepTable
 
 _MARKDOWN = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#~$&"})
 
@@ -70,7 +71,11 @@ def table_csv(table: SweepTable) -> str:
 def latex(table: SweepTable) -> str:
     r"""A table environment to ``\input``; the document needs the package booktabs. Its label is ``tab:NAME``."""
     heads = [escape(head) for head in (*table.stubs, *table.heads)]
-    rows = [[*map(escape, line.heads), *map(_cell, line.cells)] for line in table.lines]
+    above = [(), *(line.heads for line in table.lines)]
+    rows = [
+        [*map(escape, _news(line.heads, last)), *map(_cell, line.cells)]
+        for line, last in zip(table.lines, above, strict=False)
+    ]
     return "\n".join(
         [
             r"\begin{table}",
@@ -89,6 +94,11 @@ def latex(table: SweepTable) -> str:
             "",
         ]
     )
+
+
+def _news(heads: Sequence[str], above: Sequence[str]) -> list[str]:
+    """A line's ``heads``, empty as far as they repeat those of the line above."""
+    return ["" if heads[: i + 1] == above[: i + 1] else head for i, head in enumerate(heads)]
 
 
 def _over(table: SweepTable) -> list[str]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pandas as pd
 
 from shoal.experiments.frames import Floats, by_cluster, column
-from shoal.experiments.sweeps.scene import Scene, need_keys
+from shoal.experiments.sweeps.showing.outcomes import need_keys
+from shoal.experiments.sweeps.showing.scene import Scene
 from shoal.experiments.sweeps.shown import Value
 
 Ranked = Mapping[str, Floats]
@@ -59,11 +61,14 @@ def courses_of(scene: Scene, courses: Callable[[str], pd.DataFrame]) -> list[Cou
     Raises:
         InputError: no run has one of the columns.
     """
-    places = {by: scene.rows(None, by) for by in scene.settings(scene.asked.by)}
+    places = {by: scene.outcomes.rows(scene.place(None, by)) for by in scene.settings(scene.asked.by)}
     used = sorted({row for seeds in places.values() for rows in seeds for row in rows if row is not None})
-    frames = {row: courses(str(scene.results["run"].iloc[row])) for row in used}
-    if frames:
-        need_keys(scene.asked.y, frames.values(), ("round", "cluster"))
+    runs = scene.outcomes.results.get("run", pd.Series(dtype=str)).astype(str).tolist()
+    frames = {row: courses(runs[row]) for row in used}
+    if runs:
+        # Runs that the figure does not show may have what none of its own has; then it shows gaps.
+        looked = chain(frames.values(), (courses(run) for row, run in enumerate(runs) if row not in frames))
+        need_keys(scene.asked.y, looked, ("round", "cluster"), "no run's rounds.csv has the column")
     played = np.unique(np.concatenate([column(frame, "round") for frame in frames.values()] or [np.zeros(0)]))
     models = {row: ranked(frame, scene.asked.y, played) for row, frame in frames.items()}
     panels = []

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from shoal.experiments.frames import Floats
 from shoal.experiments.svg import COIN, LEGEND_LINE, cluster_look, short
-from shoal.experiments.sweeps.scene import Scene
+from shoal.experiments.sweeps.showing.scene import Scene
 
 PANEL = 3.2
 """Inches of a panel's width in print, its labels included."""

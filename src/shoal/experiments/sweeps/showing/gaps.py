@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes as Panel
 
 from shoal.experiments.frames import Floats
-from shoal.experiments.sweeps.looks import HEIGHT, LETTER, SMALL
-from shoal.experiments.sweeps.marks import Mark
-from shoal.experiments.sweeps.scene import Scene
+from shoal.experiments.sweeps.showing.looks import HEIGHT, LETTER, SMALL
+from shoal.experiments.sweeps.showing.marks import Mark
+from shoal.experiments.sweeps.showing.scene import Scene
 
 _INSIDE = 0.7 * HEIGHT
 """Inches of a panel's height between its axes, about."""
@@ -73,14 +73,8 @@ def sentences(scene: Scene, counts: Sequence[int], values: Floats) -> list[str]:
 
     ``counts`` are how many seeds the marks rest on, ``values`` the numbers that the figure shows.
     """
-    asked, words = scene.asked, scene.words
-    told = []
-    if asked.where:
-        held = ", ".join(f"{words.axis(axis)} {words.setting(value)}" for axis, value in asked.where.items())
-        told.append(f"Runs with {held}.")
-    if asked.average:
-        over = " and ".join(words.axis(axis) for axis in asked.average)
-        told.append(f"Each seed is first averaged over the settings of: {over}.")
+    asked = scene.asked
+    told = scene.words.selection(asked, scene.outcomes.axes)
     if any(0 < count < len(scene.seeds) for count in counts):
         told.append(
             "Where n is given, only so many seeds are behind a mark; the other runs are not finished or have no such "
@@ -99,14 +93,3 @@ def sentences(scene: Scene, counts: Sequence[int], values: Floats) -> list[str]:
 def seeds_of(scene: Scene) -> str:
     """How many seeds, in words."""
     return f"{len(scene.seeds)} seed{'' if len(scene.seeds) == 1 else 's'}"
-
-
-def number(value: float) -> str:
-    """A value for those who listen.
-
-    >>> number(0.71234), number(34.25), number(12345.6)
-    ('0.712', '34.2', '12,346')
-    """
-    size = abs(value)
-    told = f"{value:.3f}" if size < 10 else f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
-    return told.replace("-", "\N{MINUS SIGN}")
