@@ -199,6 +199,38 @@ def test_killed_twice_it_ends_with_the_same_bytes(written, finished, tmp_path, j
     assert not [path for path in out.rglob(".*") if path.suffix != ".lock"], "a temporary file was left behind"
 
 
+ORPHAN = """
+import pathlib, sys
+from shoal.experiments.sweeps import read_sweep
+from shoal.experiments.sweeps.plan import plan
+from shoal.experiments.sweeps.workers import _play_for
+first = plan(read_sweep(pathlib.Path(sys.argv[1])))[0]
+nobody = -1
+_play_for(nobody, first.config, first.digest, pathlib.Path(sys.argv[2]), None)
+print("went on")
+"""
+
+
+def test_a_worker_whose_sweep_is_gone_ends_in_its_next_round(written, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN, str(written), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    assert not list(tmp_path.glob("*/summary.json"))
+
+
+def test_there_are_no_more_workers_than_runs(written, tmp_path, monkeypatch):
+    asked = []
+
+    def parallel(n_jobs, **_):
+        asked.append(n_jobs)
+        return lambda calls: [playing.play(*arguments[1:]) for _, arguments, _ in calls]
+
+    monkeypatch.setattr(playing, "Parallel", parallel)
+    assert run_sweep(read_sweep(written), tmp_path / "out", workers=Workers(64)).finished == 4
+    assert asked == [4]
+
+
 def test_a_run_that_fails_is_told_and_the_others_go_on(written, finished, tmp_path):
     sweep = read_sweep(change(written, tmp_path, "[0.1, 0.5]", "[0.1, 1e30, 0.5]"))
     outcome = run_sweep(sweep, tmp_path / "out")
