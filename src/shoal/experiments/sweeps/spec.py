@@ -185,7 +185,7 @@ def _changed(base: Mapping[str, Any], changes: Changes, where: str) -> Config:
     table = copy.deepcopy(dict(base))
     for key, value in changes.items():
         parts = key_parts(key)
-        require(bool(parts), f"{where}: '{key}' is no key; write it as data.clients is written")
+        require(bool(parts), f"{where}: {key!r} is no key; write it as data.clients is written")
         try:
             change_key(table, parts, copy.deepcopy(value))
         except InputError as error:
