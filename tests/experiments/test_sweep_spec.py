@@ -147,6 +147,8 @@ def test_several_sweeps_can_share_what_they_show(written, tmp_path):
             read_sweep(written(shared + table))
 
 
+FIGURE = SWEEP + '[figures.f]\nkind = "bars"\nx = "algorithm"\naverage = ["data.groups.minority.share"]\ny = ["x"]\n'
+
 BAD = {
     "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "is no path: it has a zero byte"),
     "a whole number beyond 64 bits": (SWEEP.replace("[4, 2]", "[0x10000000000000000]"), "at most 64 bits; got 0x10000"),
@@ -213,6 +215,10 @@ BAD = {
     ),
     "a figure of no kind": (SWEEP + '[figures.f]\nkind = "pie"\ny = ["x"]', "'figures.f.kind' must be 'boxes'"),
     "a figure over nothing": (SWEEP + '[figures.f]\nkind = "bars"\ny = ["x"]', "'x' is missing"),
+    "limits the wrong way round": (FIGURE + "y_range = [1, 0.5]", "'figures.f': 'y_range' must be [low, high]; got [1"),
+    "limits that are none": (FIGURE + "y_range = [0, inf]", "'figures.f': 'y_range' must be [low, high]; got [0"),
+    "a level that is none": (FIGURE + "level = nan", "'figures.f.level' must be a finite number; got nan"),
+    "a name too long for a file": (SWEEP + f"[tables.{'a' * 201}]\ny = ['x']", "is too long for a file's name"),
     "a file's name that is none": (SWEEP + '[tables."a/b"]\ny = ["x"]', "becomes a file's name"),
 }
 
@@ -229,6 +235,14 @@ def test_what_only_the_data_show_is_said_before_anything_runs(written):
     many = SWEEP.replace("[0.1, 0.4]", "[0.1]").replace("[changes]", '[changes]\n"data.clients" = 1000')
     with pytest.raises(InputError, match=r"share = 0.1, algorithm = plain, seed 4: 'data' asks for 12,100 images"):
         plan(read_sweep(written(many)))
+    for key, value, said in (
+        ("data.clients", "4", "minority.share' = 0.1 of 4 clients is no client"),
+        ("data.groups.majority.share", "0.9", "the shares of 'data.groups' must sum to 1"),
+        ("privacy.thresholds", "[0.8, 0.5]", r"'privacy.thresholds' must be \[low, high\]"),
+        ("privacy.beta", "[0.5]", "'privacy.beta' must be one number or one for each of 10 clients"),
+    ):
+        with pytest.raises(InputError, match=f"algorithm = plain, seed 4: .*{said}"):
+            plan(read_sweep(written(SWEEP.replace("[changes]", f'[changes]\n"{key}" = {value}'))))
     same = SWEEP.replace('"algorithm.name" = "ifca-mir"', '"algorithm.name" = "ifca", "red_team.every" = 2')
     with pytest.raises(InputError, match=r"are the same run; leave one out"):
         plan(read_sweep(written(same)))
