@@ -260,6 +260,44 @@ def test_a_defect_leaves_its_traceback_until_the_run_succeeds(written, tmp_path,
     assert not list(out.glob("runs/*.error.txt"))
 
 
+def test_a_damaged_run_is_told_and_the_others_are_shown(written, finished, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", finished, copy], check=True)
+    first, second = sorted((copy / "runs").glob("*/"))[:2]
+    (first / "clients.csv").unlink()
+    (second / "summary.json").write_text("{")
+    outcome = run_sweep(read_sweep(written), copy)
+    assert outcome.finished == 2
+    assert len(outcome.failed) == 2
+    reasons = " ".join(outcome.failed.values())
+    for damaged, name in ((first, "clients.csv"), (second, "summary.json")):
+        assert f"{damaged / name}: cannot be read" in reasons
+        assert f"remove {damaged} to do the run again" in reasons
+        subprocess.run(["rm", "-r", damaged], check=True)
+    assert len(pd.read_csv(copy / "results.csv")) == 2
+    assert run_sweep(read_sweep(written), copy).finished == 4
+    assert content(copy) == content(finished)
+
+
+def test_a_sweep_killed_before_its_first_run_goes_on(written, finished, tmp_path):
+    for name in ("runs", "runs/.x.lock"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    (tmp_path / "out/base.toml").write_text(BASE)
+    assert run_sweep(read_sweep(written), tmp_path / "out").finished == 4
+    assert content(tmp_path / "out") == content(finished)
+
+
+def test_of_two_sweeps_at_once_the_last_to_write_is_shown(written, finished, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", finished, copy], check=True)
+    fewer = read_sweep(change(written, tmp_path, "seeds = [0, 1]", "seeds = [1]"))
+    # The other starts, and ends, while the first is at work.
+    run_sweep(read_sweep(written), copy, begun=lambda _: run_sweep(fewer, copy) and None)
+    assert read_sweep(copy / "sweep.toml").seeds == (0, 1)
+    assert report_of_sweep(copy)
+    assert content(copy) == content(finished)
+
+
 def test_other_people_s_directories_are_left_alone(written, finished, tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
@@ -272,6 +310,9 @@ def test_other_people_s_directories_are_left_alone(written, finished, tmp_path):
         run_sweep(read_sweep(written), tmp_path / "file")
     other = change(written, tmp_path, "A try", "Another try")
     (tmp_path / "base.toml").write_text(BASE.replace("hidden = 16", "hidden = 17"))
+    with pytest.raises(InputError, match="is not a sweep's"):
+        run_sweep(read_sweep(other), tmp_path)
+    assert "Another try" in other.read_text()
     before = content(finished)
     with pytest.raises(InputError, match="holds a sweep of another base"):
         run_sweep(read_sweep(other), finished)
