@@ -280,8 +280,7 @@ def test_a_damaged_run_is_told_and_the_others_are_shown(written, finished, tmp_p
 
 
 def test_a_sweep_killed_before_its_first_run_goes_on(written, finished, tmp_path):
-    for name in ("runs", "runs/.x.lock"):
-        (tmp_path / "out" / name).mkdir(parents=True)
+    (tmp_path / "out/runs").mkdir(parents=True)
     (tmp_path / "out/base.toml").write_text(BASE)
     assert run_sweep(read_sweep(written), tmp_path / "out").finished == 4
     assert content(tmp_path / "out") == content(finished)
@@ -336,6 +335,7 @@ def test_a_sweep_is_shown_again_without_its_data(finished, tmp_path, monkeypatch
         (lambda out: (out / "results.csv").write_text("run,seed\nx,1\n"), "no local.learning_rate among its columns"),
         (lambda out: (out / "results.csv").unlink(), "has no results.csv"),
         (lambda out: (out / "timings.json").write_text("{"), "cannot be read"),
+        (lambda out: (out / "timings.json").write_text("[5]"), "must hold a table a run"),
         (lambda out: (out / "results.csv").write_text("run,local.learning_rate,seed\nx,7,1\n"), "is never 7"),
     ],
 )

@@ -42,7 +42,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     # A ValueError is text that is no UTF-8 or no TOML, or a number of thousands of digits.
     except ValueError as error:
         raise InputError(f"{path}: is not TOML: {error}") from error
-    require(large is None, f"{path}: whole numbers have at most 64 bits; got {large or 0:#x}")
+    require(large is None, f"{path}: has a whole number of {(large or 0).bit_length()} bits; at most 64 are allowed")
     return table
 
 
