@@ -199,6 +199,38 @@ def test_killed_twice_it_ends_with_the_same_bytes(written, finished, tmp_path, j
     assert not [path for path in out.rglob(".*") if path.suffix != ".lock"], "a temporary file was left behind"
 
 
+ORPHAN = """
+import pathlib, sys
+from shoal.experiments.sweeps import read_sweep
+from shoal.experiments.sweeps.plan import plan
+from shoal.experiments.sweeps.workers import _play_for
+first = plan(read_sweep(pathlib.Path(sys.argv[1])))[0]
+nobody = -1
+_play_for(nobody, first.config, first.digest, pathlib.Path(sys.argv[2]), None)
+print("went on")
+"""
+
+
+def test_a_worker_whose_sweep_is_gone_ends_in_its_next_round(written, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN, str(written), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    assert not list(tmp_path.glob("*/summary.json"))
+
+
+def test_there_are_no_more_workers_than_runs(written, tmp_path, monkeypatch):
+    asked = []
+
+    def parallel(n_jobs, **_):
+        asked.append(n_jobs)
+        return lambda calls: [playing.play(*arguments[1:]) for _, arguments, _ in calls]
+
+    monkeypatch.setattr(playing, "Parallel", parallel)
+    assert run_sweep(read_sweep(written), tmp_path / "out", workers=Workers(64)).finished == 4
+    assert asked == [4]
+
+
 def test_a_run_that_fails_is_told_and_the_others_go_on(written, finished, tmp_path):
     sweep = read_sweep(change(written, tmp_path, "[0.1, 0.5]", "[0.1, 1e30, 0.5]"))
     outcome = run_sweep(sweep, tmp_path / "out")
@@ -228,6 +260,43 @@ def test_a_defect_leaves_its_traceback_until_the_run_succeeds(written, tmp_path,
     assert not list(out.glob("runs/*.error.txt"))
 
 
+def test_a_damaged_run_is_told_and_the_others_are_shown(written, finished, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", finished, copy], check=True)
+    first, second = sorted((copy / "runs").glob("*/"))[:2]
+    (first / "clients.csv").unlink()
+    (second / "summary.json").write_text("{")
+    outcome = run_sweep(read_sweep(written), copy)
+    assert outcome.finished == 2
+    assert len(outcome.failed) == 2
+    reasons = " ".join(outcome.failed.values())
+    for damaged, name in ((first, "clients.csv"), (second, "summary.json")):
+        assert f"{damaged / name}: cannot be read" in reasons
+        assert f"remove {damaged} to do the run again" in reasons
+        subprocess.run(["rm", "-r", damaged], check=True)
+    assert len(pd.read_csv(copy / "results.csv")) == 2
+    assert run_sweep(read_sweep(written), copy).finished == 4
+    assert content(copy) == content(finished)
+
+
+def test_a_sweep_killed_before_its_first_run_goes_on(written, finished, tmp_path):
+    (tmp_path / "out/runs").mkdir(parents=True)
+    (tmp_path / "out/base.toml").write_text(BASE)
+    assert run_sweep(read_sweep(written), tmp_path / "out").finished == 4
+    assert content(tmp_path / "out") == content(finished)
+
+
+def test_of_two_sweeps_at_once_the_last_to_write_is_shown(written, finished, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", finished, copy], check=True)
+    fewer = read_sweep(change(written, tmp_path, "seeds = [0, 1]", "seeds = [1]"))
+    # The other starts, and ends, while the first is at work.
+    run_sweep(read_sweep(written), copy, begun=lambda _: run_sweep(fewer, copy) and None)
+    assert read_sweep(copy / "sweep.toml").seeds == (0, 1)
+    assert report_of_sweep(copy)
+    assert content(copy) == content(finished)
+
+
 def test_other_people_s_directories_are_left_alone(written, finished, tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
@@ -240,6 +309,9 @@ def test_other_people_s_directories_are_left_alone(written, finished, tmp_path):
         run_sweep(read_sweep(written), tmp_path / "file")
     other = change(written, tmp_path, "A try", "Another try")
     (tmp_path / "base.toml").write_text(BASE.replace("hidden = 16", "hidden = 17"))
+    with pytest.raises(InputError, match="is not a sweep's"):
+        run_sweep(read_sweep(other), tmp_path)
+    assert "Another try" in other.read_text()
     before = content(finished)
     with pytest.raises(InputError, match="holds a sweep of another base"):
         run_sweep(read_sweep(other), finished)
@@ -263,6 +335,7 @@ def test_a_sweep_is_shown_again_without_its_data(finished, tmp_path, monkeypatch
         (lambda out: (out / "results.csv").write_text("run,seed\nx,1\n"), "no local.learning_rate among its columns"),
         (lambda out: (out / "results.csv").unlink(), "has no results.csv"),
         (lambda out: (out / "timings.json").write_text("{"), "cannot be read"),
+        (lambda out: (out / "timings.json").write_text("[5]"), "must hold a table a run"),
         (lambda out: (out / "results.csv").write_text("run,local.learning_rate,seed\nx,7,1\n"), "is never 7"),
     ],
 )

@@ -47,6 +47,7 @@ seeds = [4, 2]
 def written(tmp_path):
     """Writes a sweep's file beside its base, and returns its path."""
     (tmp_path / "base.toml").write_text(BASE)
+    (tmp_path / "number.toml").write_text("data = 5")
 
     def write(text):
         path = tmp_path / "sweep.toml"
@@ -118,10 +119,10 @@ def test_the_copy_of_a_sweep_asks_for_the_same_runs(written, tmp_path):
     assert (again.axes, again.seeds, again.shown) == (sweep.axes, sweep.seeds, sweep.shown)
 
 
-@pytest.mark.parametrize("name", ["run", "seed", "key", "mean", "sd", "ci", "n"])
+@pytest.mark.parametrize("name", ["run", "seed", "key", "mean", "sd", "ci", "n", "larger.mia", "seconds.total"])
 def test_an_axis_has_no_name_of_a_column(written, name):
     with pytest.raises(InputError, match=rf"'grid\.{name}' cannot be an axis; (list seeds|results have a column)"):
-        read_sweep(written(SWEEP.replace("[grid.algorithm]", f"[grid.{name}]")))
+        read_sweep(written(SWEEP.replace("[grid.algorithm]", f"[grid.'{name}']")))
 
 
 def test_several_sweeps_can_share_what_they_show(written, tmp_path):
@@ -135,13 +136,44 @@ def test_several_sweeps_can_share_what_they_show(written, tmp_path):
     copy.write_text(sweep.toml("base.toml"))
     (tmp_path / "show.toml").unlink()
     assert read_sweep(copy).shown == sweep.shown, "the copy has it in it"
-    for text, said in ((table, "'tables.t' is in the sweep's own file too"), ("[grid]", "unknown key 'grid'")):
+    for text, said in (
+        (table, "'tables.t' is in the sweep's own file too"),
+        ("[grid]", "unknown key 'grid'"),
+        ("labels = ['IFCA']", "'labels' must be a table; got"),
+        ("tables = 5", "'tables' must be a table; got 5"),
+    ):
         (tmp_path / "show.toml").write_text(text)
         with pytest.raises(InputError, match=said):
             read_sweep(written(shared + table))
 
 
+FIGURE = SWEEP + '[figures.f]\nkind = "bars"\nx = "algorithm"\naverage = ["data.groups.minority.share"]\ny = ["x"]\n'
+
 BAD = {
+    "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "is no path: it has a zero byte"),
+    "a whole number beyond 64 bits": (
+        SWEEP.replace("[4, 2]", "[0x10000000000000000]"),
+        "has a whole number of 65 bits; at most 64 are",
+    ),
+    "a number of thousands of digits": (SWEEP.replace("0.4]", f"1{'0' * 5000}]"), "is not TOML: Exceeds the limit"),
+    "lists without end": (f"x = {'[' * 5000}{']' * 5000}", "is nested too deeply"),
+    "several keys as one": (SWEEP.replace('"local.batch_size"', '"local = { a = 1, b = 2 } #"'), "is no key"),
+    "a key of an axis and of changes, written otherwise": (
+        SWEEP.replace('"local.batch_size"', '"algorithm . name"'),
+        "'algorithm.name' is set by 'grid.algorithm' and by 'changes'",
+    ),
+    "a table that has a key of changes": (
+        SWEEP.replace("[grid]", '[grid]\n"local" = [{ epochs = 2 }]'),
+        "'local' is set by 'grid.local' and by 'changes'",
+    ),
+    "a seed in changes": (SWEEP.replace('"local.batch_size"', '"seed"'), "'changes' sets 'seed'; list seeds"),
+    "a date": (SWEEP.replace("0.4]", "2026-01-01]"), "has a date or a time, which no key takes"),
+    "a date in a list": (SWEEP.replace("0.4]", "[2026-01-01]]"), "has a date or a time, which no key takes"),
+    "an axis without a name": (SWEEP.replace("[grid.algorithm]", '[grid.""]'), "'' in 'grid.' is no name"),
+    "a setting without a name": (SWEEP.replace('"plain"', '""'), "'' in 'grid.algorithm' is no name"),
+    "a setting of two lines": (SWEEP.replace('"plain"', '"a\\rb"'), r"'a\rb' in 'grid.algorithm' is no name"),
+    "data that are no table": (SWEEP.replace("base.toml", "number.toml"), "'data' is a value, not a table"),
+    "lines as a key": (SWEEP.replace('"local.batch_size"', '"[local]\\nbatch_size"'), "is no key"),
     "unknown key in the grid": (
         SWEEP.replace("minority.share", "minority.shar"),
         "unknown key 'data.groups.minority.shar'; did you mean 'share'?",
@@ -186,6 +218,10 @@ BAD = {
     ),
     "a figure of no kind": (SWEEP + '[figures.f]\nkind = "pie"\ny = ["x"]', "'figures.f.kind' must be 'boxes'"),
     "a figure over nothing": (SWEEP + '[figures.f]\nkind = "bars"\ny = ["x"]', "'x' is missing"),
+    "limits the wrong way round": (FIGURE + "y_range = [1, 0.5]", "'figures.f': 'y_range' must be [low, high]; got [1"),
+    "limits that are none": (FIGURE + "y_range = [0, inf]", "'figures.f': 'y_range' must be [low, high]; got [0"),
+    "a level that is none": (FIGURE + "level = nan", "'figures.f.level' must be a finite number; got nan"),
+    "a name too long for a file": (SWEEP + f"[tables.{'a' * 201}]\ny = ['x']", "is too long for a file's name"),
     "a file's name that is none": (SWEEP + '[tables."a/b"]\ny = ["x"]', "becomes a file's name"),
 }
 
@@ -202,6 +238,14 @@ def test_what_only_the_data_show_is_said_before_anything_runs(written):
     many = SWEEP.replace("[0.1, 0.4]", "[0.1]").replace("[changes]", '[changes]\n"data.clients" = 1000')
     with pytest.raises(InputError, match=r"share = 0.1, algorithm = plain, seed 4: 'data' asks for 12,100 images"):
         plan(read_sweep(written(many)))
+    for key, value, said in (
+        ("data.clients", "4", "minority.share' = 0.1 of 4 clients is no client"),
+        ("data.groups.majority.share", "0.9", "the shares of 'data.groups' must sum to 1"),
+        ("privacy.thresholds", "[0.8, 0.5]", r"'privacy.thresholds' must be \[low, high\]"),
+        ("privacy.beta", "[0.5]", "'privacy.beta' must be one number or one for each of 10 clients"),
+    ):
+        with pytest.raises(InputError, match=f"algorithm = plain, seed 4: .*{said}"):
+            plan(read_sweep(written(SWEEP.replace("[changes]", f'[changes]\n"{key}" = {value}'))))
     same = SWEEP.replace('"algorithm.name" = "ifca-mir"', '"algorithm.name" = "ifca", "red_team.every" = 2')
     with pytest.raises(InputError, match=r"are the same run; leave one out"):
         plan(read_sweep(written(same)))

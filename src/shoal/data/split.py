@@ -52,11 +52,19 @@ class Split:
         )
 
     def check(self, images: Images, groups: Sequence[Group]) -> None:
-        """Raise `InputError` if it asks for more images than there are, or nobody has any share of the clients."""
+        """Raise `InputError` for too few images, shares that do not sum to 1, or a group without its client."""
         require(
             any(group.share > 0 for group in groups),
             f"at least one share of 'data.groups' must be above 0; got {_spell(groups)}",
         )
+        total = sum(group.share for group in groups)
+        require(abs(total - 1) < 1e-6, f"the shares of 'data.groups' must sum to 1; {_spell(groups)} sum to {total:g}")
+        for group, count in zip(groups, apportion([group.share for group in groups], self.clients), strict=True):
+            require(
+                count > 0 or group.share == 0,
+                f"'data.groups.{group.name}.share' = {group.share:g} of {self.clients} clients is no client; "
+                "raise the share or 'data.clients'",
+            )
         each = self.examples_per_client + self.holdout_examples
         clients, test, where = self.clients, self.test_examples, ""
         if self.reuse_images:
@@ -81,15 +89,7 @@ def split_images(
             without a client.
     """
     plan.check(images, groups)
-    total = sum(group.share for group in groups)
-    require(abs(total - 1) < 1e-6, f"the shares of 'data.groups' must sum to 1; {_spell(groups)} sum to {total:g}")
     counts = apportion([group.share for group in groups], plan.clients)
-    for group, count in zip(groups, counts, strict=True):
-        require(
-            count > 0 or group.share == 0,
-            f"'data.groups.{group.name}.share' = {group.share:g} of {plan.clients} clients is no client; "
-            "raise the share or 'data.clients'",
-        )
     draw = stream("split").numpy()
     official = images.train_count
     order = np.concatenate([draw.permutation(official), official + draw.permutation(len(images.labels) - official)])

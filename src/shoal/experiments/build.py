@@ -6,7 +6,7 @@ from shoal.algorithms import IFCA, IFCAMIR, FedAvg, Redraw
 from shoal.attacks import Gap, LossThreshold, MembershipAttack, RedTeam, ShadowModels, Shokri
 from shoal.core.checks import require
 from shoal.core.randomness import Stream
-from shoal.data import Group, Images, Split, draw_preferences, load_images, split_images
+from shoal.data import Group, Images, Preferences, Split, draw_preferences, load_images, split_images
 from shoal.engine import Algorithm, LocalSGD, resolve_backend
 from shoal.experiments.config import Config, DataSection
 from shoal.experiments.simulation import Simulation, check_together
@@ -26,10 +26,8 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
     images = images_of(config, data_dir)
     decided = decide(config, images)
     stream = Stream(config.seed, ("data",))
-    low, high = config.privacy.thresholds
-    preferences = draw_preferences(config.data.clients, (low, high), config.privacy.beta, stream("preferences"))
     simulation = Simulation(
-        federation=split_images(images, _plan(config.data), _groups(config.data), preferences, stream),
+        federation=split_images(images, _plan(config.data), _groups(config.data), _preferences(config), stream),
         model=build_model(decided, images),
         algorithm=build_algorithm(config),
         local=_local(config),
@@ -68,6 +66,7 @@ def decide(config: Config, images: Images) -> Config:
     _agree(config)
     check_together(algorithm, local, build_red_team(config))
     _plan(config.data).check(images, _groups(config.data))
+    _preferences(config)
     return config.model_copy(
         update={
             "data": config.data.model_copy(update={"path": _absolute(config.data.path)}),
@@ -150,6 +149,12 @@ def _plan(data: DataSection) -> Split:
         dirichlet_alpha=data.dirichlet_alpha,
         reuse_images=data.reuse_images,
     )
+
+
+def _preferences(config: Config) -> Preferences:
+    low, high = config.privacy.thresholds
+    stream = Stream(config.seed, ("data",))
+    return draw_preferences(config.data.clients, (low, high), config.privacy.beta, stream("preferences"))
 
 
 def _groups(data: DataSection) -> list[Group]:

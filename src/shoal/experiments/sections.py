@@ -1,14 +1,14 @@
 """TOML files as checked values: every mistake is one sentence with the key, what was given and what is allowed."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from shoal.core.checks import InputError, nearest
+from shoal.core.checks import InputError, nearest, require
 
 Range = Annotated[list[float], Field(min_length=2, max_length=2)]
 Count = Annotated[int, Field(ge=0)]
@@ -29,14 +29,30 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The table in a TOML file.
 
     Raises:
-        InputError: the file is missing or not TOML.
+        InputError: the file is missing or not TOML, or has a whole number of more than 64 bits.
     """
+    require("\0" not in str(path), f"{str(path)!r} is no path: it has a zero byte")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        large = next(_large(table), None)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise InputError(f"{path}: is not TOML: it is nested too deeply") from error
+    # A ValueError is text that is no UTF-8 or no TOML, or a number of thousands of digits.
+    except ValueError as error:
         raise InputError(f"{path}: is not TOML: {error}") from error
+    require(large is None, f"{path}: has a whole number of {(large or 0).bit_length()} bits; at most 64 are allowed")
+    return table
+
+
+def _large(value: object) -> Iterator[int]:
+    """The whole numbers in ``value`` that take more than 64 bits."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _large(each)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        yield value
 
 
 def parse(root: type[Root], given: Mapping[str, Any], where: str) -> Root:
@@ -60,11 +76,15 @@ def key_parts(key: str) -> list[str]:
     ['data', 'groups', 'far north', 'share']
     """
     try:
+        # A heading can have neither a value nor, in the key's place, a line of its own.
         table: Any = tomllib.loads(f"{key} = 0")
+        tomllib.loads(f"[{key}]")
     except tomllib.TOMLDecodeError:
         return []
     parts = []
     while isinstance(table, dict):
+        if len(table) != 1:
+            return []
         ((part, table),) = table.items()
         parts.append(part)
     return parts

@@ -99,7 +99,13 @@ def read_results(out: Path, axes: Axes) -> pd.DataFrame:
     try:
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=text)
         times = json.loads((out / "timings.json").read_text(encoding="utf-8"))
+        require(
+            isinstance(times, dict) and all(isinstance(each, dict) for each in times.values()),
+            f"{out / 'timings.json'}: is damaged: it must hold a table a run",
+        )
         timed = pd.DataFrame.from_dict(times, orient="index").rename_axis("run").reset_index()
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     if frame.empty:

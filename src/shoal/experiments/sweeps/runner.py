@@ -7,6 +7,7 @@ tables/, figures/       what the sweep's file asks for
 report.html             all of it, to look at
 """
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 import tomli_w
+from filelock import FileLock
 
 from shoal.core.checks import InputError, require
 from shoal.core.files import remove_unfinished, write_text
@@ -116,11 +118,16 @@ def run_sweep(
     for each in planned:
         settings, directory = each.run.settings, runs / each.digest
         if (directory / "summary.json").exists():
-            rows.append(row_of(directory, settings, each.run.seed))
-        else:
-            missing.append(({**settings, "seed": each.run.seed}, failed.get(each.digest, UNFINISHED)))
-    write_results(out, rows)
-    report = _show(out, sweep, missing)
+            try:
+                rows.append(row_of(directory, settings, each.run.seed))
+                continue
+            except InputError as error:
+                failed[each.digest] = f"{error}; remove {directory} to do the run again"
+        missing.append(({**settings, "seed": each.run.seed}, failed.get(each.digest, UNFINISHED)))
+    with _alone(out):
+        _write_asked(out, sweep)
+        write_results(out, rows)
+        report = _show(out, sweep, missing)
     return Outcome(report, len(rows), {names[digest]: reason for digest, reason in failed.items()})
 
 
@@ -130,15 +137,16 @@ def report_of_sweep(out: Path) -> Path:
     Raises:
         InputError: ``out`` holds no sweep, or one of its files is missing or damaged.
     """
-    sweep = read_sweep(out / "sweep.toml")
-    done = read_results(out, sweep.axes)
-    known = set(done[[*sweep.axes, "seed"]].itertuples(index=False, name=None))
-    missing = [
-        ({**run.settings, "seed": run.seed}, UNFINISHED)
-        for run in sweep.runs
-        if (*run.settings.values(), run.seed) not in known
-    ]
-    return _show(out, sweep, missing)
+    with _alone(out):
+        sweep = read_sweep(out / "sweep.toml")
+        done = read_results(out, sweep.axes)
+        known = set(done[[*sweep.axes, "seed"]].itertuples(index=False, name=None))
+        missing = [
+            ({**run.settings, "seed": run.seed}, UNFINISHED)
+            for run in sweep.runs
+            if (*run.settings.values(), run.seed) not in known
+        ]
+        return _show(out, sweep, missing)
 
 
 def is_sweep(out: Path) -> bool:
@@ -168,7 +176,8 @@ def _open(out: Path, sweep: Sweep) -> Path:
     base = out / "base.toml"
     if out.exists():
         require(out.is_dir(), f"{out}: is not a directory; choose another --out")
-        known = is_sweep(out) and base.exists()
+        # One killed at its start may have its base alone.
+        known = base.exists() and (out / "runs").is_dir()
         others = [path for path in out.iterdir() if path.name != "runs" and not path.name.startswith(".")]
         require(known or not others, f"{out}: exists already and is not a sweep's; choose another --out")
         require(
@@ -178,12 +187,25 @@ def _open(out: Path, sweep: Sweep) -> Path:
     runs = out / "runs"
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(out)
-        write_text(base, tomli_w.dumps(dict(sweep.base)))
-        write_text(out / "sweep.toml", sweep.toml(base.name))
+        with _alone(out):
+            remove_unfinished(out)
+            _write_asked(out, sweep)
     except OSError as error:
         raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
     return runs
+
+
+def _write_asked(out: Path, sweep: Sweep) -> None:
+    """Write base.toml and sweep.toml, but where they say the same already: they may be somebody's originals."""
+    for name, text in (("base.toml", tomli_w.dumps(dict(sweep.base))), ("sweep.toml", sweep.toml("base.toml"))):
+        path = out / name
+        if not path.exists() or read_toml(path) != tomllib.loads(text):
+            write_text(path, text)
+
+
+def _alone(out: Path) -> FileLock:
+    """Keeps sweeps that share a directory from writing their results and pages into each other's."""
+    return FileLock(out / "runs" / ".sweep.lock")
 
 
 def _played(out: Path, rounds: int) -> int:

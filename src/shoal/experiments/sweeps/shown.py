@@ -6,6 +6,7 @@ Every axis of a sweep must be spoken for in each table and figure: shown, held a
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -67,7 +68,7 @@ class FigureSection(Selection):
     y_label: str = ""
     """One name for the axes of all panels, which then have one scale."""
     y_range: Range | None = None
-    level: float | None = None
+    level: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """A dotted line for comparison, such as a coin's 0.5."""
 
     @property
@@ -106,6 +107,7 @@ def read_shown(given: Mapping[str, Any], axes: Axes, where: str) -> Shown:
                 bool(name) and all(letter.isalnum() or letter in "-_." for letter in name) and name[0] != ".",
                 f"{where}: '{kind}.{name}' becomes a file's name, so it must be letters, digits, '-', '_' and '.'",
             )
+            require(len(name.encode()) <= 200, f"{where}: '{kind}.{name}' is too long for a file's name")
             try:
                 _fit(each, axes)
             except InputError as error:
@@ -119,6 +121,8 @@ def _fit(asked: TableSection | FigureSection, axes: Axes) -> None:
             require(asked.x is None, "courses run over rounds, so 'x' must be left out")
         else:
             require(asked.x is not None, f"'x' is missing: the axis that the {asked.kind} stand over")
+        low, high = asked.y_range or (0, 1)
+        require(isfinite(low) and isfinite(high) and low < high, f"'y_range' must be [low, high]; got {asked.y_range}")
     spoken = [*asked.shown, *asked.where, *asked.average]
     for axis in spoken:
         require(axis in axes, f"the sweep does not vary '{axis}'; {_known(axis, axes)}")

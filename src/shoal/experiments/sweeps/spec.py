@@ -86,7 +86,7 @@ class Sweep:
 
     def toml(self, base: str) -> str:
         """The file again, for a directory where ``base`` is the name of the base."""
-        return tomli_w.dumps({"title": self.title} | dict(self.asked) | {"base": base})
+        return tomli_w.dumps(dict(self.asked) | {"title": self.title, "base": base})
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -128,6 +128,7 @@ def _with_shown(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     require(not strange, f"{path}: unknown key '{strange[0] if strange else ''}'; known: figures, labels, tables")
     whole = {key: value for key, value in given.items() if key != "shown"}
     for key, names in shared.items():
+        require(isinstance(names, dict), f"{path}: '{key}' must be a table; got {names!r}")
         own = whole.get(key, {})
         twice = [name for name in names if name in own]
         require(not twice, f"{path}: '{key}.{twice[0] if twice else ''}' is in the sweep's own file too")
@@ -138,7 +139,8 @@ def _with_shown(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _axis(name: str, asked: list[Any] | dict[str, Any], where: str) -> dict[Value, Changes]:
     """The changes that each setting of an axis makes."""
     hint = "list seeds in 'seeds'" if name == "seed" else "results have a column of that name; give it another"
-    require(name not in RESERVED, f"{where}: 'grid.{name}' cannot be an axis; {hint}")
+    taken = name in RESERVED or name.startswith(("larger.", "seconds.", "smaller."))
+    require(not taken, f"{where}: 'grid.{name}' cannot be an axis; {hint}")
     require(len(asked) > 0, f"{where}: 'grid.{name}' is empty; give it at least one value")
     if isinstance(asked, dict):
         wrong = [setting for setting, changes in asked.items() if not isinstance(changes, dict) or not changes]
@@ -147,24 +149,40 @@ def _axis(name: str, asked: list[Any] | dict[str, Any], where: str) -> dict[Valu
             f"{where}: 'grid.{name}.{wrong[0] if wrong else ''}' must be a table of keys and values; "
             'a dotted key stands in quotes, as in "data.clients" = [10, 20]',
         )
+        for text in (name, *asked):
+            require(
+                bool(text) and not any(ord(letter) < 32 for letter in text),
+                f"{where}: {text!r} in 'grid.{name}' is no name; give it some letters, all on one line",
+            )
         return {setting: changes for setting, changes in asked.items()}  # noqa: C416 (for the type of the keys)
     settings = {}
     for value in asked:
-        setting = value if isinstance(value, Value) else json.dumps(value)
+        try:
+            setting = value if isinstance(value, Value) else json.dumps(value)
+        except TypeError as error:
+            raise InputError(f"{where}: 'grid.{name}' has a date or a time, which no key takes") from error
         require(setting not in settings, f"{where}: 'grid.{name}' has {setting} twice")
         settings[setting] = {name: value}
     return settings
 
 
 def _apart(changes: Changes, axes: Mapping[str, Mapping[Value, Changes]], where: str) -> None:
-    """Raise where two axes, or an axis and [changes], would set the same key."""
-    owner = dict.fromkeys(changes, "changes")
-    for name, settings in axes.items():
-        for key in dict.fromkeys(key for each in settings.values() for key in each):
-            require(key != "seed", f"{where}: 'grid.{name}' sets 'seed'; list seeds in 'seeds'")
-            other = owner.get(key)
-            require(other is None, f"{where}: '{key}' is set by 'grid.{name}' and by '{other}'; one of them must go")
-            owner[key] = f"grid.{name}"
+    """Raise where two axes, or an axis and [changes], would set the same key, or one a table that has the other's."""
+    owners = {"changes": list(changes)}
+    owners |= {f"grid.{name}": [key for each in settings.values() for key in each] for name, settings in axes.items()}
+    seen: list[tuple[str, list[str]]] = []
+    for owner, keys in owners.items():
+        for key in dict.fromkeys(keys):
+            parts = key_parts(key)
+            require(bool(parts), f"{where}: {key!r} is no key; write it as data.clients is written")
+            require(parts != ["seed"], f"{where}: '{owner}' sets 'seed'; list seeds in 'seeds'")
+            for other, others in seen:
+                both = min(len(parts), len(others))
+                require(
+                    other == owner or parts[:both] != others[:both],
+                    f"{where}: '{key}' is set by '{owner}' and by '{other}'; one of them must go",
+                )
+            seen.append((owner, parts))
 
 
 def _runs(
@@ -184,10 +202,8 @@ def _runs(
 def _changed(base: Mapping[str, Any], changes: Changes, where: str) -> Config:
     table = copy.deepcopy(dict(base))
     for key, value in changes.items():
-        parts = key_parts(key)
-        require(bool(parts), f"{where}: '{key}' is no key; write it as data.clients is written")
         try:
-            change_key(table, parts, copy.deepcopy(value))
+            change_key(table, key_parts(key), copy.deepcopy(value))
         except InputError as error:
             raise InputError(f"{where}: '{key}': {error}") from error
     _take_the_rest(table, changes, where)
@@ -198,11 +214,12 @@ def _take_the_rest(table: Mapping[str, Any], changes: Changes, where: str) -> No
     """Where shares are changed but not the last group's, it takes what they leave; groups without clients stay so."""
     named = [key_parts(key) for key in changes]
     changed = {parts[2] for parts in named if parts[:2] == ["data", "groups"] and parts[3:] == ["share"]}
-    groups = table.get("data", {}).get("groups", {})
+    # Where shares are changed, these are tables.
+    groups = table["data"]["groups"] if changed else {}
     given = {name: group.get("share") for name, group in groups.items() if isinstance(group, dict)}
     shares = {name: float(share) for name, share in given.items() if isinstance(share, int | float)}
     last = [name for name, share in shares.items() if share > 0][-1:]
-    if not changed or not last or last[0] in changed:
+    if not last or last[0] in changed:
         return
     # Rounded, since 1 - 0.1 - 0.2 is not 0.7 in binary, and the written share should be.
     rest = round(1 - sum(share for name, share in shares.items() if name != last[0]), 12)

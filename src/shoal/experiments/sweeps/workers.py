@@ -57,22 +57,27 @@ class Workers:
             for each in planned:
                 yield play(each.config, each.digest, runs, data_dir, watch)
             return
+        # More workers than runs would load all of Shoal for nothing.
+        jobs = max(1, min(self.jobs, len(planned)))
         # Threads of several runs would only wait for each other.
-        share = max(1, (os.cpu_count() or 1) // self.jobs)
+        share = max(1, (os.cpu_count() or 1) // jobs)
         where = None if data_dir is None else data_dir.resolve()
+        # Ray ends its workers itself.
+        asker = os.getpid() if self.cluster is None else None
         calls = [
-            delayed(_play_alone)(_threads(each.config, share), each.digest, runs.resolve(), where) for each in planned
+            delayed(_play_for)(asker, _threads(each.config, share), each.digest, runs.resolve(), where)
+            for each in planned
         ]
         # joblib's Ray backend hands results out only when all are there.
         results = "generator_unordered" if self.cluster is None else "list"
-        with self._backend():
-            played: Any = Parallel(n_jobs=self.jobs, return_as=results)(calls)
+        with self._backend(jobs):
+            played: Any = Parallel(n_jobs=jobs, return_as=results)(calls)
             yield from played
 
     @contextmanager
-    def _backend(self) -> Iterator[None]:
+    def _backend(self, jobs: int) -> Iterator[None]:
         if self.cluster is None:
-            with parallel_config(backend="loky", n_jobs=self.jobs):
+            with parallel_config(backend="loky", n_jobs=jobs):
                 yield
             return
         import ray  # noqa: PLC0415 (an extra)
@@ -85,7 +90,7 @@ class Workers:
                 reason = str(error).splitlines()[0]
                 raise InputError(f"'--cluster' = {self.cluster}: no Ray cluster answers there: {reason}") from error
         register_ray()
-        with parallel_config(backend="ray", n_jobs=self.jobs):
+        with parallel_config(backend="ray", n_jobs=jobs):
             yield
 
 
@@ -110,16 +115,21 @@ def play(
     return digest, None
 
 
-def _play_alone(config: Config, digest: str, runs: Path, data_dir: Path | None) -> tuple[str, str | None]:
-    """`play` in a worker process, which ends with the process that asked for it."""
-    parent = os.getppid()
+def _play_for(
+    asker: int | None, config: Config, digest: str, runs: Path, data_dir: Path | None
+) -> tuple[str, str | None]:
+    """`play` in a worker process, which ends with its parent ``asker``."""
 
     def watch(simulation: Simulation, progress: Progress, report: Report | None) -> None:
         del simulation, progress, report
-        if os.getppid() != parent:
+        if asker is not None and os.getppid() != asker:
             raise SystemExit(1)
 
-    return play(config, digest, runs, data_dir, watch)
+    try:
+        return play(config, digest, runs, data_dir, watch)
+    except SystemExit:
+        # joblib would catch it, and go on with runs that nobody waits for.
+        os._exit(1)
 
 
 def _threads(config: Config, most: int) -> Config:
