@@ -129,11 +129,11 @@ def test_interrupted_it_says_how_to_go_on(sweep, tmp_path, capsys, monkeypatch):
 
 
 def test_the_live_display_counts_runs_and_tells_the_time_left():
-    now = Standing(runs=8, finished=2, failed=0, rounds=80, played=20)
+    now = Standing(runs=8, finished=2, failed=0, done=0.25)
     stream = io.StringIO()
     with SweepDisplay(Console(file=stream, force_terminal=True, width=100)) as display:
         display.begun(lambda: now)
-        now = Standing(runs=8, finished=3, failed=1, rounds=80, played=30)
+        now = Standing(runs=8, finished=3, failed=1, done=0.375)
     shown = stream.getvalue()
     assert "3/8" in shown
     assert "1 failed; about" in shown

@@ -379,3 +379,16 @@ def test_a_cluster_needs_ray_and_an_address_that_answers(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"pip install 'shoal\[ray\]'"):
         Workers(2, "auto")
+
+
+def test_the_work_that_is_done_counts_images_and_not_runs(written, tmp_path):
+    # A round of the first run has a twelfth of the second's images.
+    asked = change(written, tmp_path, '"local.learning_rate" = [0.1, 0.5]', '"data.examples_per_client" = [1, 12]')
+    text = asked.read_text().replace("[0, 1]", "[0]").replace("local.learning_rate", "data.examples_per_client")
+    asked.write_text(text)
+    seen = []
+    run_sweep(read_sweep(asked), tmp_path / "out", begun=lambda now: seen.append(now()), ended=seen.append)
+    assert [(now.finished, now.failed) for now in seen] == [(0, 0), (1, 0), (2, 0)]
+    assert seen[0].done == 0
+    assert seen[1].done == pytest.approx(1 / 13, abs=0.02)
+    assert seen[2].done == 1

@@ -23,7 +23,7 @@ class SweepDisplay:
         self._task = self._bar.add_task("runs", total=None, left="")
         self._standing: Callable[[], Standing] | None = None
         self._began = time.perf_counter()
-        self._before = 0
+        self._before = 0.0
         self._live = Live(get_renderable=self._look, console=console, transient=True, refresh_per_second=1)
 
     def __enter__(self) -> "SweepDisplay":
@@ -40,7 +40,7 @@ class SweepDisplay:
     def begun(self, standing: Callable[[], Standing]) -> None:
         """Take note of where the sweep starts."""
         now = standing()
-        self._began, self._before = time.perf_counter(), now.played
+        self._began, self._before = time.perf_counter(), now.done
         self._standing = standing
         if now.finished and not self._console.is_terminal:
             self._console.print(f"{now.finished} of {now.runs} runs are done already")
@@ -60,9 +60,8 @@ class SweepDisplay:
         return self._bar
 
     def _left(self, now: Standing) -> str:
-        """Time left, by the rounds that were played since the sweep was begun; nothing before the first."""
-        played = now.played - self._before
-        if played <= 0 or now.played >= now.rounds:
+        """Time left, by the work that was done since the sweep was begun; nothing before the first."""
+        done = now.done - self._before
+        if done <= 0 or now.finished + now.failed == now.runs:
             return ""
-        each = (time.perf_counter() - self._began) / played
-        return f"; about {spell(each * (now.rounds - now.played))} left"
+        return f"; about {spell((time.perf_counter() - self._began) / done * (1 - now.done))} left"

@@ -23,7 +23,7 @@ from shoal.experiments.frames import read_table
 from shoal.experiments.report import ROUND_COLUMNS
 from shoal.experiments.sections import read_toml
 from shoal.experiments.simulation import Watch
-from shoal.experiments.sweeps.plan import plan
+from shoal.experiments.sweeps.plan import Planned, plan
 from shoal.experiments.sweeps.results import read_results, row_of, write_results
 from shoal.experiments.sweeps.showing import show
 from shoal.experiments.sweeps.spec import Sweep, read_sweep
@@ -40,15 +40,14 @@ class Standing:
         runs: all of them.
         finished: how many are done, before and now.
         failed: how many failed now.
-        rounds: of all runs.
-        played: rounds that are done, those of unfinished runs by their checkpoints.
+        done: the share of the work that is done, by rounds (of unfinished runs, by their checkpoints) and the images of
+            a round.
     """
 
     runs: int
     finished: int
     failed: int
-    rounds: int
-    played: int
+    done: float
 
 
 @dataclass(frozen=True)
@@ -97,13 +96,12 @@ def run_sweep(
     planned = plan(sweep, data_dir)
     runs = _open(out, sweep)
     failed: dict[str, str] = {}
+    whole = sum(_work(each, each.config.algorithm.rounds) for each in planned)
 
     def standing() -> Standing:
-        played = [_played(runs / each.digest, each.config.algorithm.rounds) for each in planned]
-        done = sum((runs / each.digest / "summary.json").exists() for each in planned)
-        return Standing(
-            len(planned), done, len(failed), sum(each.config.algorithm.rounds for each in planned), sum(played)
-        )
+        finished = sum((runs / each.digest / "summary.json").exists() for each in planned)
+        done = sum(_work(each, _played(runs / each.digest, each.config.algorithm.rounds)) for each in planned)
+        return Standing(len(planned), finished, len(failed), done / whole)
 
     if begun is not None:
         begun(standing)
@@ -206,6 +204,12 @@ def _write_asked(out: Path, sweep: Sweep) -> None:
 def _alone(out: Path) -> FileLock:
     """Keeps sweeps that share a directory from writing their results and pages into each other's."""
     return FileLock(out / "runs" / ".sweep.lock")
+
+
+def _work(planned: Planned, rounds: int) -> float:
+    """Images that so many rounds of a run go through: how long they take, but for what is the same in all runs."""
+    data = planned.config.data
+    return rounds * data.clients * data.examples_per_client * planned.config.algorithm.participation + rounds
 
 
 def _played(out: Path, rounds: int) -> int:
