@@ -6,7 +6,7 @@ Differences are paired: of the same seed and setting, IFCA-MIR minus IFCA, or on
 says in how many seeds the difference is positive.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -110,8 +110,12 @@ def readings(results: pd.DataFrame, axis: str, title: str) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a folder of sweeps' directories")
+    folder = parser.parse_args().folder
     read = {path.parent.name: pd.read_csv(path) for path in sorted(folder.glob("*/results.csv"))}
+    if not read:
+        parser.error(f"no sweep with results in {folder}")
     for name in ("figure-2", "figure-3", "overlap", "overtrained"):
         if name in read:
             algorithms(read[name], f"{name}: IFCA-MIR against IFCA, means over settings")

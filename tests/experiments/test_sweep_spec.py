@@ -216,6 +216,15 @@ BAD = {
         SWEEP + '[tables.t]\ny = ["mia.minority"]\nrows = ["data.groups.minority.share"]\nwhere.algorithm = "brave"',
         "holds 'algorithm' at 'brave', but the sweep has it at plain, wary",
     ),
+    "held at true where it is 1": (
+        SWEEP.replace('"data.groups.minority.share" = [0.1, 0.4]', '"local.epochs" = [1, 2]')
+        + '[tables.t]\ny = ["x"]\nrows = ["algorithm"]\nwhere."local.epochs" = true',
+        "holds 'local.epochs' at True, but the sweep has it at 1, 2",
+    ),
+    "a key twice": (
+        SWEEP + '[tables.t]\ny = ["x", "x"]\nrows = ["algorithm"]\naverage = ["data.groups.minority.share"]',
+        "'y' has 'x' twice",
+    ),
     "a figure of no kind": (SWEEP + '[figures.f]\nkind = "pie"\ny = ["x"]', "'figures.f.kind' must be 'boxes'"),
     "a figure over nothing": (SWEEP + '[figures.f]\nkind = "bars"\ny = ["x"]', "'x' is missing"),
     "limits the wrong way round": (FIGURE + "y_range = [1, 0.5]", "'figures.f': 'y_range' must be [low, high]; got [1"),

@@ -22,7 +22,6 @@ from shoal.core.files import remove_unfinished, write_text
 from shoal.experiments.frames import read_table
 from shoal.experiments.report import ROUND_COLUMNS
 from shoal.experiments.sections import read_toml
-from shoal.experiments.simulation import Watch
 from shoal.experiments.sweeps.plan import Planned, plan
 from shoal.experiments.sweeps.results import read_results, row_of, write_results
 from shoal.experiments.sweeps.showing import show
@@ -77,7 +76,6 @@ def run_sweep(
     data_dir: Path | None = None,
     begun: Begun | None = None,
     ended: Callable[[Standing], None] | None = None,
-    watch: Watch | None = None,
 ) -> Outcome:
     """Do what is left of a sweep in the directory ``out``, and show what came out.
 
@@ -88,7 +86,6 @@ def run_sweep(
         data_dir: where to look for data first.
         begun: see `Begun`.
         ended: called after each run.
-        watch: called in each round, where runs are done one after the other in this process.
 
     Raises:
         InputError: a sweep that cannot be run; nothing has been written then.
@@ -107,7 +104,7 @@ def run_sweep(
         begun(standing)
     left = [each for each in planned if not (runs / each.digest / "summary.json").exists()]
     names = {each.digest: str(each.run) for each in planned}
-    for digest, reason in (workers or Workers()).play(left, runs, data_dir, watch):
+    for digest, reason in (workers or Workers()).play(left, runs, data_dir):
         if reason is not None:
             failed[digest] = reason
         if ended is not None:

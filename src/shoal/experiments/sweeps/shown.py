@@ -129,7 +129,10 @@ def _fit(asked: TableSection | FigureSection, axes: Axes) -> None:
         require(spoken.count(axis) == 1, f"'{axis}' is named twice; show it, hold it by 'where', or 'average' over it")
     for axis, value in asked.where.items():
         settings = ", ".join(map(str, axes[axis]))
-        require(value in axes[axis], f"'where' holds '{axis}' at {value!r}, but the sweep has it at {settings}")
+        same = [each for each in axes[axis] if each == value and isinstance(each, bool) == isinstance(value, bool)]
+        require(bool(same), f"'where' holds '{axis}' at {value!r}, but the sweep has it at {settings}")
+    twice = [key for key in asked.y if asked.y.count(key) > 1]
+    require(not twice, f"'y' has '{twice[0] if twice else ''}' twice")
     left = [axis for axis in axes if axis not in spoken and len(axes[axis]) > 1]
     require(
         not left,

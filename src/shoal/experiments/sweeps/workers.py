@@ -14,6 +14,7 @@ from filelock import FileLock
 from joblib import Parallel, delayed, parallel_config
 
 from shoal.core.checks import InputError, require
+from shoal.core.files import write_text
 from shoal.engine import Report
 from shoal.experiments.config import Config
 from shoal.experiments.runs import run
@@ -46,19 +47,16 @@ class Workers:
             "'--cluster' needs Ray; install the extra: pip install 'shoal[ray]'",
         )
 
-    def play(
-        self, planned: Sequence[Planned], runs: Path, data_dir: Path | None, watch: Watch | None
-    ) -> Iterator[tuple[str, str | None]]:
-        """Do the runs; hands out each one's digest as it ends, and the reason if it failed.
-
-        ``watch`` is called from the run's rounds where runs are done in this process, one after the other.
-        """
+    def play(self, planned: Sequence[Planned], runs: Path, data_dir: Path | None) -> Iterator[tuple[str, str | None]]:
+        """Do the runs; hands out each one's digest as it ends, and the reason if it failed."""
+        if not planned:
+            return
         if self.jobs == 1 and self.cluster is None:
             for each in planned:
-                yield play(each.config, each.digest, runs, data_dir, watch)
+                yield play(each.config, each.digest, runs, data_dir)
             return
         # More workers than runs would load all of Shoal for nothing.
-        jobs = max(1, min(self.jobs, len(planned)))
+        jobs = min(self.jobs, len(planned))
         # Threads of several runs would only wait for each other.
         share = max(1, (os.cpu_count() or 1) // jobs)
         where = None if data_dir is None else data_dir.resolve()
@@ -106,10 +104,11 @@ def play(
         try:
             run(config, out, resume=True, data_dir=data_dir, watch=watch)
         except InputError as error:
-            return digest, str(error)
+            foreign = out.exists() and not (out / "config.toml").exists()
+            return digest, f"{error}; or remove {out} to do the run again" if foreign else str(error)
         except Exception as error:
             # The other runs go on.
-            (runs / f"{digest}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            write_text(runs / f"{digest}.error.txt", traceback.format_exc())
             return digest, f"{type(error).__name__}: {error}"
     (runs / f"{digest}.error.txt").unlink(missing_ok=True)
     return digest, None

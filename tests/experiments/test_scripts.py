@@ -1,0 +1,75 @@
+"""The scripts that judge sweeps: their formulas on cases whose answer is known."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import ttest_1samp
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "ifca-mir"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def risks():
+    """Two models over four rounds of two seeds; one estimator is the truth less 0.1, the other its mirror image."""
+    rows = []
+    for seed in (0, 1):
+        for number in (5, 10, 15, 20):
+            for cluster in (0, 1):
+                truth = 0.5 + 0.01 * number + 0.1 * cluster * (-1) ** (number // 5) + 0.003 * seed
+                rows.append({
+                    "round": number, "cluster": cluster, "data.examples_per_client": 25, "seed": seed, "audit": truth,
+                    "shadow": truth - 0.1, "federated": 1.2 - truth,
+                })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_an_estimate_is_judged_by_error_by_rank_and_by_which_model_is_safer(risks):
+    seconds = pd.DataFrame([
+        {"data.examples_per_client": 25, "seed": seed, "red_team.estimator": kind, "seconds": 2.0}
+        for seed in (0, 1) for kind in ("shadow", "federated", "audit")
+    ])  # fmt: skip
+    judged = script("estimators").judged(risks, seconds).set_index(["estimator", "seed"])
+    for seed in (0, 1):
+        shadow, federated, audit = (judged.loc[kind, seed] for kind in ("shadow", "federated", "audit"))
+        assert shadow[["bias", "error"]].tolist() == pytest.approx([-0.1, 0.1])
+        assert shadow[["rank correlation", "safer model right"]].tolist() == pytest.approx([1, 1])
+        assert federated[["rank correlation", "safer model right"]].tolist() == pytest.approx([-1, 0])
+        assert audit[["bias", "error", "rank correlation", "safer model right"]].tolist() == pytest.approx([0, 0, 1, 1])
+        assert (shadow["estimates"], shadow["pairs"]) == (8, 4)
+
+
+def test_differences_have_student_s_interval():
+    values = pd.Series([0.1, -0.02, 0.05, 0.3, 0.02])
+    low, high = ttest_1samp(values, 0).confidence_interval(0.95)
+    assert script("claims").differences(values) == [f"{values.mean():+.3f}", f"{low:+.3f} to {high:+.3f}", "4 of 5"]
+
+
+def test_the_population_s_non_members_are_a_mixture(capsys):
+    claims = script("claims")
+    shares = {"minority 10 %": 0.1, "minority 30 %": 0.3, "minority 50 %": 0.5, "majority 90 %": 0.9}
+    rows = [
+        {
+            "images": 5, "trained": who, "seed": seed, "mia.trained": 0.6, "mia_against_other.trained": 0.8,
+            "mia_against_unrotated.trained": 0.7, "loss_threshold.trained": paper,
+            "loss_threshold_against_other.trained": 0.9, "loss_threshold_against_unrotated.trained": 0.5,
+        }
+        for who, paper in zip(shares, claims.PAPER, strict=True) for seed in (0, 1)
+    ]  # fmt: skip
+    claims.readings(pd.DataFrame(rows), "images", "title")
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if "5 |" in line]
+    assert lines[0][:3] == ["loss_threshold", "5", "same group"], "the nearest stands first"
+    assert lines[0][-1] == "0.000"
+    (population,) = [line for line in lines if line[:3] == ["mia", "5", "population"]]
+    expected = [share * 0.6 + (1 - share) * 0.8 for share in shares.values()]
+    assert [float(cell) for cell in population[3:7]] == pytest.approx(expected, abs=5e-4)
+    assert float(population[-1]) == pytest.approx(np.sqrt(((expected - claims.PAPER) ** 2).mean()), abs=5e-4)
