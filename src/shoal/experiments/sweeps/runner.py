@@ -22,31 +22,14 @@ from shoal.core.files import remove_unfinished, write_text
 from shoal.experiments.frames import read_table
 from shoal.experiments.report import ROUND_COLUMNS
 from shoal.experiments.sections import read_toml
-from shoal.experiments.sweeps.plan import Planned, plan
+from shoal.experiments.sweeps.plan import plan
 from shoal.experiments.sweeps.results import read_results, row_of, write_results
 from shoal.experiments.sweeps.showing import show
 from shoal.experiments.sweeps.spec import Sweep, read_sweep
+from shoal.experiments.sweeps.standing import Standing, standing
 from shoal.experiments.sweeps.workers import Workers
 
 UNFINISHED = "not finished"
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How far a sweep is.
-
-    Args:
-        runs: all of them.
-        finished: how many are done, before and now.
-        failed: how many failed now.
-        done: the share of the work that is done, by rounds (of unfinished runs, by their checkpoints) and the images of
-            a round.
-    """
-
-    runs: int
-    finished: int
-    failed: int
-    done: float
 
 
 @dataclass(frozen=True)
@@ -93,22 +76,19 @@ def run_sweep(
     planned = plan(sweep, data_dir)
     runs = _open(out, sweep)
     failed: dict[str, str] = {}
-    whole = sum(_work(each, each.config.algorithm.rounds) for each in planned)
 
-    def standing() -> Standing:
-        finished = sum((runs / each.digest / "summary.json").exists() for each in planned)
-        done = sum(_work(each, _played(runs / each.digest, each.config.algorithm.rounds)) for each in planned)
-        return Standing(len(planned), finished, len(failed), done / whole)
+    def now() -> Standing:
+        return standing(planned, runs, len(failed))
 
     if begun is not None:
-        begun(standing)
+        begun(now)
     left = [each for each in planned if not (runs / each.digest / "summary.json").exists()]
     names = {each.digest: str(each.run) for each in planned}
     for digest, reason in (workers or Workers()).play(left, runs, data_dir):
         if reason is not None:
             failed[digest] = reason
         if ended is not None:
-            ended(standing())
+            ended(now())
     rows, missing = [], []
     for each in planned:
         settings, directory = each.run.settings, runs / each.digest
@@ -201,17 +181,3 @@ def _write_asked(out: Path, sweep: Sweep) -> None:
 def _alone(out: Path) -> FileLock:
     """Keeps sweeps that share a directory from writing their results and pages into each other's."""
     return FileLock(out / "runs" / ".sweep.lock")
-
-
-def _work(planned: Planned, rounds: int) -> float:
-    """Images that so many rounds of a run go through: how long they take, but for what is the same in all runs."""
-    data = planned.config.data
-    return rounds * data.clients * data.examples_per_client * planned.config.algorithm.participation + rounds
-
-
-def _played(out: Path, rounds: int) -> int:
-    """Rounds that a run has done, as far as its directory tells."""
-    if (out / "summary.json").exists():
-        return rounds
-    done = [int(path.name.split("-")[1]) for path in (out / "checkpoint").glob("round-*.safetensors")]
-    return max(done, default=0)

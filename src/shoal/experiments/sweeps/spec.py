@@ -3,9 +3,7 @@
 docs/sweeps.md has an example of every key.
 """
 
-import copy
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +12,11 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import Field
 
-from shoal.core.checks import InputError, require
-from shoal.experiments.config import Config, parse_config
-from shoal.experiments.sections import Count, Section, change_key, key_parts, parse, read_toml
+from shoal.core.checks import require
+from shoal.experiments.config import Config
+from shoal.experiments.sections import Count, Section, parse, read_toml
+from shoal.experiments.sweeps.grid import Changes, changed, check_apart, read_axis
 from shoal.experiments.sweeps.shown import Axes, Shown, Value, read_shown
-
-RESERVED = ("run", "seed", "key", "mean", "sd", "ci", "n")
-"""Columns of results.csv and of tables that no axis can have for a name."""
-
-Changes = Mapping[str, Any]
-"""Values by dotted key."""
 
 
 class SweepSection(Section):
@@ -103,8 +96,8 @@ def read_sweep(path: Path) -> Sweep:
     require(len(section.grid) > 0, f"{where}: 'grid' is empty; name at least one key and its values")
     twice = [seed for seed in section.seeds if section.seeds.count(seed) > 1]
     require(not twice, f"{where}: 'seeds' has {twice[0] if twice else ''} twice")
-    axes = {name: _axis(name, asked, where) for name, asked in section.grid.items()}
-    _apart(section.changes, axes, where)
+    axes = {name: read_axis(name, asked, where) for name, asked in section.grid.items()}
+    check_apart(section.changes, axes, where)
     if section.shown is not None:
         given = _with_shown(given, path.parent / section.shown)
     shown = {key: given[key] for key in ("tables", "figures", "labels") if key in given}
@@ -136,55 +129,6 @@ def _with_shown(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return whole
 
 
-def _axis(name: str, asked: list[Any] | dict[str, Any], where: str) -> dict[Value, Changes]:
-    """The changes that each setting of an axis makes."""
-    hint = "list seeds in 'seeds'" if name == "seed" else "results have a column of that name; give it another"
-    taken = name in RESERVED or name.startswith(("larger.", "seconds.", "smaller."))
-    require(not taken, f"{where}: 'grid.{name}' cannot be an axis; {hint}")
-    require(len(asked) > 0, f"{where}: 'grid.{name}' is empty; give it at least one value")
-    if isinstance(asked, dict):
-        wrong = [setting for setting, changes in asked.items() if not isinstance(changes, dict) or not changes]
-        require(
-            not wrong,
-            f"{where}: 'grid.{name}.{wrong[0] if wrong else ''}' must be a table of keys and values; "
-            'a dotted key stands in quotes, as in "data.clients" = [10, 20]',
-        )
-        for text in (name, *asked):
-            require(
-                bool(text) and not any(ord(letter) < 32 for letter in text),
-                f"{where}: {text!r} in 'grid.{name}' is no name; give it some letters, all on one line",
-            )
-        return {setting: changes for setting, changes in asked.items()}  # noqa: C416 (for the type of the keys)
-    settings = {}
-    for value in asked:
-        try:
-            setting = value if isinstance(value, Value) else json.dumps(value)
-        except TypeError as error:
-            raise InputError(f"{where}: 'grid.{name}' has a date or a time, which no key takes") from error
-        require(setting not in settings, f"{where}: 'grid.{name}' has {setting} twice")
-        settings[setting] = {name: value}
-    return settings
-
-
-def _apart(changes: Changes, axes: Mapping[str, Mapping[Value, Changes]], where: str) -> None:
-    """Raise where two axes, or an axis and [changes], would set the same key, or one a table that has the other's."""
-    owners = {"changes": list(changes)}
-    owners |= {f"grid.{name}": [key for each in settings.values() for key in each] for name, settings in axes.items()}
-    seen: list[tuple[str, list[str]]] = []
-    for owner, keys in owners.items():
-        for key in dict.fromkeys(keys):
-            parts = key_parts(key)
-            require(bool(parts), f"{where}: {key!r} is no key; write it as data.clients is written")
-            require(parts != ["seed"], f"{where}: '{owner}' sets 'seed'; list seeds in 'seeds'")
-            for other, others in seen:
-                both = min(len(parts), len(others))
-                require(
-                    other == owner or parts[:both] != others[:both],
-                    f"{where}: '{key}' is set by '{owner}' and by '{other}'; one of them must go",
-                )
-            seen.append((owner, parts))
-
-
 def _runs(
     section: SweepSection, axes: Mapping[str, Mapping[Value, Changes]], base: Mapping[str, Any], where: str
 ) -> Iterator[Run]:
@@ -195,33 +139,5 @@ def _runs(
             changes |= each
         place = ", ".join(f"{axis} = {value}" for axis, value in settings.items())
         for seed in section.seeds:
-            config = _changed(base, changes | {"seed": seed}, f"{where} with {place}")
+            config = changed(base, changes | {"seed": seed}, f"{where} with {place}")
             yield Run(settings, seed, config)
-
-
-def _changed(base: Mapping[str, Any], changes: Changes, where: str) -> Config:
-    table = copy.deepcopy(dict(base))
-    for key, value in changes.items():
-        try:
-            change_key(table, key_parts(key), copy.deepcopy(value))
-        except InputError as error:
-            raise InputError(f"{where}: '{key}': {error}") from error
-    _take_the_rest(table, changes, where)
-    return parse_config(table, where)
-
-
-def _take_the_rest(table: Mapping[str, Any], changes: Changes, where: str) -> None:
-    """Where shares are changed but not the last group's, it takes what they leave; groups without clients stay so."""
-    named = [key_parts(key) for key in changes]
-    changed = {parts[2] for parts in named if parts[:2] == ["data", "groups"] and parts[3:] == ["share"]}
-    # Where shares are changed, these are tables.
-    groups = table["data"]["groups"] if changed else {}
-    given = {name: group.get("share") for name, group in groups.items() if isinstance(group, dict)}
-    shares = {name: float(share) for name, share in given.items() if isinstance(share, int | float)}
-    last = [name for name, share in shares.items() if share > 0][-1:]
-    if not last or last[0] in changed:
-        return
-    # Rounded, since 1 - 0.1 - 0.2 is not 0.7 in binary, and the written share should be.
-    rest = round(1 - sum(share for name, share in shares.items() if name != last[0]), 12)
-    require(rest > 0, f"{where}: the shares of the other groups leave nothing for '{last[0]}'")
-    groups[last[0]]["share"] = rest
