@@ -57,7 +57,7 @@ def run(
     if resume and out.exists():
         require(out.is_dir(), f"{out}: is not a directory; choose another --out")
         _same_run(out, decided)
-        if (out / "summary.json").exists():
+        if is_finished(out):
             return out
     engine = Engine(
         simulation.model,
@@ -97,6 +97,11 @@ def run(
             _write(out, decided, simulation, result)
             LOG.info("done in %.1f s", result.summary["seconds.total"])
     return out
+
+
+def is_finished(out: Path) -> bool:
+    """Whether the directory holds a run that is done: its summary is written last."""
+    return (out / "summary.json").exists()
 
 
 def _open(out: Path, config: Config) -> Path:

@@ -3,10 +3,10 @@
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from shoal.core.checks import InputError
+from shoal.data import Images
 from shoal.experiments.build import decide, images_of
 from shoal.experiments.config import Config
 from shoal.experiments.sweeps.spec import Run, Sweep
@@ -37,14 +37,14 @@ def plan(sweep: Sweep, data_dir: Path | None = None) -> tuple[Planned, ...]:
         InputError: a run that cannot be, or two runs that would be the same.
     """
     # Loaded once for all runs on the same data.
-    load = cache(lambda source, path: images_of(first[source, path], data_dir))
-    first: dict[tuple[str, str | None], Config] = {}
+    images: dict[tuple[str, str | None], Images] = {}
     planned: dict[str, Planned] = {}
     for run in sweep.runs:
-        data = run.config.data
-        first.setdefault((data.source, data.path), run.config)
+        where = run.config.data.source, run.config.data.path
         try:
-            config = decide(run.config, load(data.source, data.path))
+            if where not in images:
+                images[where] = images_of(run.config, data_dir)
+            config = decide(run.config, images[where])
         except InputError as error:
             raise InputError(f"{sweep.name}, {run}: {error}") from error
         digest = digest_of(config)

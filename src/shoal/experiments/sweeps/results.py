@@ -99,15 +99,12 @@ def read_results(out: Path, axes: Axes) -> pd.DataFrame:
     try:
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=text)
         times = json.loads((out / "timings.json").read_text(encoding="utf-8"))
-        require(
-            isinstance(times, dict) and all(isinstance(each, dict) for each in times.values()),
-            f"{out / 'timings.json'}: is damaged: it must hold a table a run",
-        )
-        timed = pd.DataFrame.from_dict(times, orient="index").rename_axis("run").reset_index()
-    except InputError:
-        raise
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    require(
+        isinstance(times, dict) and all(isinstance(each, dict) for each in times.values()),
+        f"{out / 'timings.json'}: is damaged: it must hold a table a run",
+    )
     if frame.empty:
         return pd.DataFrame(columns=["run", *axes, "seed"])
     missing = [name for name in ("run", *axes, "seed") if name not in frame]
@@ -117,4 +114,5 @@ def read_results(out: Path, axes: Axes) -> pd.DataFrame:
         strange = [text for text in frame[axis] if text not in values]
         require(not strange, f"{path}: is damaged: '{axis}' is never {strange[0] if strange else ''}")
         frame[axis] = pd.Series([values[text] for text in frame[axis]], dtype=object)
+    timed = pd.DataFrame.from_dict(times, orient="index").rename_axis("run").reset_index()
     return frame.merge(timed, on="run", how="left")

@@ -10,6 +10,7 @@ report.html             all of it, to look at
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from shoal.core.checks import InputError, require
 from shoal.core.files import remove_unfinished, write_text
 from shoal.experiments.frames import read_table
 from shoal.experiments.report import ROUND_COLUMNS
+from shoal.experiments.runs import is_finished
 from shoal.experiments.sections import read_toml
 from shoal.experiments.sweeps.plan import plan
 from shoal.experiments.sweeps.results import read_results, row_of, write_results
@@ -82,7 +84,7 @@ def run_sweep(
 
     if begun is not None:
         begun(now)
-    left = [each for each in planned if not (runs / each.digest / "summary.json").exists()]
+    left = [each for each in planned if not is_finished(runs / each.digest)]
     names = {each.digest: str(each.run) for each in planned}
     for digest, reason in (workers or Workers()).play(left, runs, data_dir):
         if reason is not None:
@@ -92,7 +94,7 @@ def run_sweep(
     rows, missing = [], []
     for each in planned:
         settings, directory = each.run.settings, runs / each.digest
-        if (directory / "summary.json").exists():
+        if is_finished(directory):
             try:
                 rows.append(row_of(directory, settings, each.run.seed))
                 continue
@@ -130,6 +132,8 @@ def is_sweep(out: Path) -> bool:
 
 
 def _show(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], str]]) -> Path:
+    # Several figures draw the same runs.
+    @cache
     def courses(digest: str) -> pd.DataFrame:
         return read_table(out / "runs" / digest / "rounds.csv", ROUND_COLUMNS)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.experiments.runs import is_finished
 from shoal.experiments.sweeps.plan import Planned
 
 
@@ -27,7 +28,7 @@ class Standing:
 
 def standing(planned: Sequence[Planned], runs: Path, failed: int) -> Standing:
     """How far the ``planned`` runs in the folder ``runs`` are."""
-    finished = sum((runs / each.digest / "summary.json").exists() for each in planned)
+    finished = sum(is_finished(runs / each.digest) for each in planned)
     done = sum(_work(each, _played(runs / each.digest, each.config.algorithm.rounds)) for each in planned)
     whole = sum(_work(each, each.config.algorithm.rounds) for each in planned)
     return Standing(len(planned), finished, failed, done / whole)
@@ -41,7 +42,7 @@ def _work(planned: Planned, rounds: int) -> float:
 
 def _played(out: Path, rounds: int) -> int:
     """Rounds that a run has done, as far as its directory tells."""
-    if (out / "summary.json").exists():
+    if is_finished(out):
         return rounds
     done = [int(path.name.split("-")[1]) for path in (out / "checkpoint").glob("round-*.safetensors")]
     return max(done, default=0)

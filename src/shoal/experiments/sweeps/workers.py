@@ -1,7 +1,6 @@
 """Runs side by side: in this process, in processes of this machine, or on a Ray cluster, through joblib."""
 
 import importlib.util
-import logging
 import os
 import traceback
 from collections.abc import Iterator, Sequence
@@ -20,8 +19,6 @@ from shoal.experiments.config import Config
 from shoal.experiments.runs import run
 from shoal.experiments.simulation import Progress, Simulation, Watch
 from shoal.experiments.sweeps.plan import Planned
-
-LOG = logging.getLogger("shoal")
 
 
 @dataclass(frozen=True)
