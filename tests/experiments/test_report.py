@@ -1,12 +1,12 @@
 """The report: what is on the page, for runs of any shape, and what it says of damaged ones."""
 
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from html_page import Page
 from safetensors.numpy import save_file
 
 from shoal.core.checks import InputError
@@ -15,56 +15,8 @@ from shoal.experiments.report import report_of, write_report
 from shoal.experiments.result import CLIENT_COLUMNS
 from shoal.experiments.tables import DASH
 
-VOID = {"meta", "img", "br", "link", "hr", "input"}
 ROUNDS = 4
 NASTY = "<b>&"
-
-
-class Page(HTMLParser):
-    """Reads a page, and fails on tags that do not pair."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.pointers: list[str] = []
-        self.addresses: list[str] = []
-        self.tags: list[str] = []
-        self.labels: list[str] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for key, value in attrs:
-            text = value or ""
-            if key == "id":
-                self.ids.append(text)
-            elif key == "aria-label":
-                self.labels.append(text)
-            elif key == "aria-labelledby":
-                self.pointers.append(text)
-            elif key in {"src", "href", "xlink:href"}:
-                self.addresses.append(text)
-            if "url(#" in text:
-                self.pointers.append(text.partition("url(#")[2].partition(")")[0])
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 def config_of(groups: list[str], clusters: int, **red_team: object) -> Config:

@@ -4,7 +4,6 @@ import csv
 import io
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from math import nan, sqrt
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from html_page import Page
 from scipy import stats
 
 from shoal.core.checks import InputError
@@ -32,7 +32,6 @@ AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], SHARE: [0.1, 0.3, 0.5]}
 SEEDS = [3, 5, 8, 13]
 WORDS = Words({SHARE: "share"})
 NASTY = r"50 % of <a_b> & {c} ~^ #1 $x$ \frac | [0] *±" + DASH
-VOID = {"meta", "br", "img", "hr"}
 
 
 def figure(algorithm: str, share: float, seed: int) -> float:
@@ -334,45 +333,15 @@ def test_csv_reads_back_to_the_same_numbers() -> None:
     assert next(csv.reader(io.StringIO(table_csv(nasty_table())))) == [NASTY, "n", "key", "mean", "sd", "n"]
 
 
-class Page(HTMLParser):
-    """Reads a page, and fails on tags that do not pair."""
+class SweepPage(Page):
+    """A sweep's page, which stands for itself and points to nothing that it has not."""
 
     def __init__(self, source: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.pointers: list[str] = []
-        self.addresses: list[str] = []
-        self.words: list[str] = []
-        self.feed(source)
-        self.close()
+        super().__init__(source)
         assert source.startswith("<!DOCTYPE html>")
-        assert self.open == []
         assert len(self.ids) == len(set(self.ids))
         assert set(self.pointers) <= set(self.ids)
         assert not {"script", "link", "iframe"} & set(self.tags)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        kept = {"id": self.ids, "aria-labelledby": self.pointers, "href": self.addresses, "src": self.addresses}
-        for key, value in attrs:
-            kept.get(key, []).append(value or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 def picture_of(name: str, asked: FigureSection, *_: object) -> Picture:
@@ -386,11 +355,11 @@ FIGURES: dict[str, Any] = {"two": {"kind": "lines", "x": SHARE, "by": "algorithm
 
 
 @pytest.fixture
-def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Page]:
+def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepPage]:
     """Shows a sweep in ``tmp_path``, as pages are."""
     monkeypatch.setattr(files, "draw", picture_of)
 
-    def shows(**given: Any) -> Page:
+    def shows(**given: Any) -> SweepPage:
         shown = read_shown({"tables": given.pop("tables", TABLES), "figures": given.pop("figures", FIGURES)}, AXES, "x")
         usual: dict[str, Any] = {
             "title": NASTY, "axes": AXES, "seeds": SEEDS, "results": results_of(), "missing": [],
@@ -398,7 +367,7 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Page]
         }  # fmt: skip
         path = files.show(tmp_path, shown=shown, **(usual | given))
         assert path == tmp_path / "report.html"
-        return Page(path.read_text(encoding="utf-8"))
+        return SweepPage(path.read_text(encoding="utf-8"))
 
     return shows
 
@@ -410,7 +379,7 @@ def files_in(out: Path) -> set[str]:
 WHOLE = {"report.html", "tables/one.md", "tables/one.csv", "tables/one.tex", "figures/two.svg", "figures/two.pdf"}
 
 
-def test_page_has_everything(show: Callable[..., Page], tmp_path: Path) -> None:
+def test_page_has_everything(show: Callable[..., SweepPage], tmp_path: Path) -> None:
     page = show()
     assert files_in(tmp_path) == WHOLE
     assert WHOLE - {"report.html"} <= set(page.addresses)
@@ -426,7 +395,7 @@ def test_page_has_everything(show: Callable[..., Page], tmp_path: Path) -> None:
     assert "nan" not in page.text
 
 
-def test_page_lists_the_runs_that_are_missing(show: Callable[..., Page]) -> None:
+def test_page_lists_the_runs_that_are_missing(show: Callable[..., SweepPage]) -> None:
     results = without(results_of(), "IFCA", 0.3, 5, 8)
     gone = [({"algorithm": "IFCA", SHARE: 0.3, "seed": seed}, f"failed <{seed}>") for seed in (5, 8)]
     page = show(results=results, missing=gone)
@@ -436,14 +405,14 @@ def test_page_lists_the_runs_that_are_missing(show: Callable[..., Page]) -> None
     assert "(n = 2)" in page.text
 
 
-def test_same_sweep_gives_the_same_bytes(show: Callable[..., Page], tmp_path: Path) -> None:
+def test_same_sweep_gives_the_same_bytes(show: Callable[..., SweepPage], tmp_path: Path) -> None:
     show()
     first = {name: (tmp_path / name).read_bytes() for name in WHOLE}
     show()
     assert {name: (tmp_path / name).read_bytes() for name in WHOLE} == first
 
 
-def test_files_that_are_no_longer_asked_for_go(show: Callable[..., Page], tmp_path: Path) -> None:
+def test_files_that_are_no_longer_asked_for_go(show: Callable[..., SweepPage], tmp_path: Path) -> None:
     for folder in ("tables", "figures"):
         (tmp_path / folder).mkdir()
         for ending in ("md", "csv", "tex", "svg", "pdf", "txt"):
@@ -453,7 +422,7 @@ def test_files_that_are_no_longer_asked_for_go(show: Callable[..., Page], tmp_pa
     assert files_in(tmp_path) == WHOLE | theirs | {"tables/old.txt", "figures/old.txt"}
 
 
-def test_sweep_without_a_finished_run(show: Callable[..., Page], tmp_path: Path) -> None:
+def test_sweep_without_a_finished_run(show: Callable[..., SweepPage], tmp_path: Path) -> None:
     show()
     page = show(results=pd.DataFrame(), missing=[({"algorithm": "IFCA", SHARE: 0.1, "seed": 3}, "not begun")])
     assert "No run is finished" in page.text
@@ -474,7 +443,7 @@ def test_sweep_without_a_finished_run(show: Callable[..., Page], tmp_path: Path)
     ],
 )  # fmt: skip
 def test_unknown_figure_is_an_error(
-    show: Callable[..., Page],
+    show: Callable[..., SweepPage],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
@@ -489,7 +458,7 @@ def test_unknown_figure_is_an_error(
 
 
 def test_figure_that_is_undefined_in_every_run_is_unknown(
-    show: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+    show: Callable[..., SweepPage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "draw", draw)
     results = results_of()
@@ -504,7 +473,7 @@ def test_page_of_one_run_without_axes() -> None:
     table = sweep_table("t", asked, Outcomes(results, {}, [7]), WORDS)
     assert [cell.text for cell in cells_of(table)] == ["3.0"]
     assert table_csv(table) == "key,mean,sd,n\nviolations.total,3.0,,1\n"
-    page = Page(
+    page = SweepPage(
         sweep_page(
             "",
             axes={},
