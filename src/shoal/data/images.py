@@ -1,4 +1,4 @@
-"""What every source of pictures becomes: one tensor of pixels, one of labels."""
+"""What every source becomes: one tensor of pictures or texts, one of labels."""
 
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ class Images:
         train_count: the first ``train_count`` pictures are the official training split, the rest the official
             test split; M where the set has no official split.
         classes: classes the set officially has, even if some have no picture here.
+        holds: (M,) bool, which pictures hold the property of the task; None where the task names none.
     """
 
     name: str
@@ -25,3 +26,24 @@ class Images:
     labels: Tensor
     train_count: int
     classes: int
+    holds: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """A labelled set of texts as numbered words.
+
+    Attributes:
+        name: name of the set in the catalog, such as ``"yelp"``.
+        words: (M, L) int64, each text's words by number, 1 to ``vocabulary``; 0 pads a text after its last word.
+        vocabulary: the largest number of a word.
+        labels, train_count, classes, holds: as `Images`.
+    """
+
+    name: str
+    words: Tensor
+    vocabulary: int
+    labels: Tensor
+    train_count: int
+    classes: int
+    holds: Tensor | None = None
