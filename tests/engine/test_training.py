@@ -9,7 +9,7 @@ from torch import nn
 from shoal.core.checks import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.data.federation import Shards
+from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD, gradients, vmapped
 from shoal.engine.engine import DivergenceError
 from shoal.engine.gradients import Gradients
@@ -37,11 +37,11 @@ def trained(model: Model, federation: Any, local: LocalSGD, **settings: Any) -> 
     """(N, P): where every client's training ends, from two different starts."""
     starts = torch.stack([model.init(Stream(1)(k)) for k in range(2)])
     which = torch.arange(len(federation)) % 2
-    orders = local.orders(federation.clients, federation.ids, Stream(2))
+    draws = local.draws(federation.clients, federation.ids, Stream(2))
     ends = torch.empty(len(federation), model.layout.size)
     with Engine(model, **settings) as engine:
         ready = engine.prepare(federation)
-        for owners, rows in engine.train(starts, which, ready.clients, orders, local):
+        for owners, rows in engine.train(starts, which, ready.clients, draws, local):
             ends[owners] = rows
     return ends
 
@@ -49,7 +49,7 @@ def trained(model: Model, federation: Any, local: LocalSGD, **settings: Any) -> 
 def by_hand(model: Model, federation: Any, local: LocalSGD) -> torch.Tensor:
     """The slow, obvious twin: a network and an optimizer object a client, one batch after another."""
     starts = torch.stack([model.init(Stream(1)(k)) for k in range(2)])
-    orders = local.orders(federation.clients, federation.ids, Stream(2))
+    draws = local.draws(federation.clients, federation.ids, Stream(2))
     ends = []
     for i in range(len(federation)):
         network = model.network()
@@ -57,7 +57,7 @@ def by_hand(model: Model, federation: Any, local: LocalSGD) -> torch.Tensor:
         optimizer = torch.optim.SGD(network.parameters(), lr=local.learning_rate, weight_decay=local.weight_decay)
         rows = federation.clients.owned(i)
         x, y = federation.clients.x[rows], federation.clients.y[rows]
-        passes = orders[i] if len(orders[i]) else torch.arange(len(y)).expand(local.steps_of(len(y)), -1)
+        passes = draws.orders[i] if len(draws.orders[i]) else torch.arange(len(y)).expand(local.steps_of(len(y)), -1)
         batches = [batch for order in passes for batch in order[: len(y)].split(local.batch(len(y)))]
         for batch in batches[: local.steps_of(len(y))]:
             optimizer.zero_grad()

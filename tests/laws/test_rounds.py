@@ -168,7 +168,7 @@ def test_mini_batch_choice_scores_the_batch_that_trains_first(build, mlp):
     federation = build()
     stream = Stream(7)("batches")
     batch = LOCAL.first_batch(federation.clients, federation.ids, stream)
-    orders = LOCAL.orders(federation.clients, federation.ids, stream)
+    orders = LOCAL.draws(federation.clients, federation.ids, stream).orders
     for i in range(len(federation)):
         assert torch.equal(batch.owned(i), federation.clients.owned(i)[orders[i, 0, :4]])
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from shoal.attacks.membership import Records
 from shoal.core.checks import require
 from shoal.core.randomness import Stream
-from shoal.data.federation import Examples, Federation, Shards
+from shoal.data.federation import Examples, Federation
+from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD, State
 
 LOG = logging.getLogger(__name__)
@@ -76,9 +77,9 @@ class ShadowModels:
             starts, which = torch.stack([engine.model.init(stream("start", int(i))) for i in names]), names
         passes = self.epochs if self.epochs is not None else local.passes_of(int(federation.clients.sizes.max()))
         training = replace(local.at(max(1, state.round)), epochs=passes, steps=None)
-        orders = training.orders(shards, names, stream("batches"))
+        draws = training.draws(shards, names, stream("batches"))
         collected: dict[int, Records] = {}
-        for owners, ends in engine.train(starts, which, shards, orders, training):
+        for owners, ends in engine.train(starts, which, shards, draws, training):
             for owner, end in zip(owners.tolist(), ends, strict=True):
                 collected[owner] = _records(engine, end, federation.shadow, splits[owner], owner % self.number)
         return [join([collected[k * self.number + s] for s in range(self.number)]) for k in range(clusters)]

@@ -52,6 +52,11 @@ class Stream:
         """A new NumPy generator seeded for this place."""
         return np.random.default_rng(self.key())
 
+    def seeds(self, ids: Tensor) -> Tensor:
+        """A seed for each of n owners: ids (n,) int64 -> (n,) int64, at least 0; row i depends on ``ids[i]`` only."""
+        bits = _mix(ids.numpy().astype(np.uint64) ^ np.uint64(self.key())) >> np.uint64(1)
+        return torch.from_numpy(bits.view(np.int64))
+
     def permutations(self, ids: Tensor, sizes: Tensor, count: int) -> Tensor:
         """``count`` random orders for each of n owners, in one vectorised draw.
 

@@ -4,9 +4,10 @@ May import `core`. To add a source: a file that returns `Images`, and its name i
 """
 
 from shoal.data.catalog import availability, load_images
-from shoal.data.federation import Examples, Federation, Preferences, Shards
+from shoal.data.federation import Examples, Federation, Preferences
 from shoal.data.images import Images
 from shoal.data.preferences import draw_preferences
+from shoal.data.shards import Shards
 from shoal.data.shifts import Group
 from shoal.data.split import Split, split_images
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.checks import require
+from shoal.data.holding import Holding
+from shoal.data.shards import Shards
 from shoal.data.storage import gather
 
 
@@ -32,59 +34,6 @@ class Examples:
     def take(self, rows: Tensor) -> "Examples":
         """The examples at ``rows`` (m,) int64."""
         return Examples(gather(self.x, rows), self.y[rows], self.group[rows.cpu()])
-
-
-@dataclass(frozen=True, eq=False)
-class Shards:
-    """Labelled examples dealt out to n owners (clients, or shadow models).
-
-    Owner i holds the examples ``rows[offsets[i]:offsets[i + 1]]`` of x (M, ...) and y (M,). Shards of
-    different owners may overlap (shadow models' do), and need not have equal sizes.
-    """
-
-    x: Tensor
-    y: Tensor
-    rows: Tensor
-    offsets: Tensor
-
-    @staticmethod
-    def of(pieces: Sequence[tuple[Tensor, Tensor]]) -> "Shards":
-        """Shards that hold each owner's own (x, y), one after another."""
-        sizes = torch.tensor([len(y) for _, y in pieces])
-        x = torch.cat([x for x, _ in pieces])
-        return Shards.contiguous(x, torch.cat([y for _, y in pieces]), sizes)
-
-    @staticmethod
-    def contiguous(x: Tensor, y: Tensor, sizes: Tensor) -> "Shards":
-        """Shards cut from x and y one after another; sizes (n,)."""
-        return Shards.dealt(x, y, torch.arange(int(sizes.sum())), sizes)
-
-    @staticmethod
-    def dealt(x: Tensor, y: Tensor, rows: Tensor, sizes: Tensor) -> "Shards":
-        """Shards whose owners hold, one after another, the next ``sizes[i]`` of ``rows`` of x and y."""
-        return Shards(x, y, rows, torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def sizes(self) -> Tensor:
-        """(n,) int64, examples of each owner."""
-        return self.offsets.diff()
-
-    def owned(self, owner: int) -> Tensor:
-        """(m,) int64, the owner's rows of x and y."""
-        return self.rows[self.offsets[owner] : self.offsets[owner + 1]]
-
-    def owners(self) -> Tensor:
-        """(total,) int64, the owner of each entry of ``rows``."""
-        return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
-
-    def take(self, owners: Tensor) -> "Shards":
-        """The shards of ``owners`` (k,) int64, in that order, sharing the examples."""
-        sizes = self.sizes[owners]
-        shift = torch.repeat_interleave(self.offsets[owners] - (sizes.cumsum(0) - sizes), sizes)
-        return Shards.dealt(self.x, self.y, self.rows[torch.arange(len(shift)) + shift], sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +65,7 @@ class Federation:
         shadow: the server's own examples, for its red team.
         holdout: N shards that clients keep out of training (empty shards where there are none).
         classes: C, the number of classes.
+        holding: who holds a property; None: there is none to speak of.
     """
 
     clients: Shards
@@ -127,6 +77,7 @@ class Federation:
     shadow: Examples
     holdout: Shards
     classes: int
+    holding: Holding | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -140,6 +91,12 @@ class Federation:
     def populated(self) -> list[int]:
         """The groups that have clients, in order; of the others there are only test examples."""
         return self.group.unique().tolist()
+
+    def in_round(self, number: int) -> Shards:
+        """The N shards that the clients train on in a round, counted from 1: all they have, unless a property's
+        holder takes turns.
+        """
+        return self.clients if self.holding is None else self.holding.in_round(self.clients, self.ids, number)
 
     def permuted(self, order: Tensor) -> "Federation":
         """The same federation with its clients in another order; order (N,) int64 is a permutation."""

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from shoal.core.checks import require
 from shoal.core.randomness import Stream
-from shoal.data.federation import Examples, Federation, Preferences, Shards
+from shoal.data.federation import Examples, Federation, Preferences
 from shoal.data.images import Images
+from shoal.data.shards import Shards
 from shoal.data.shifts import Group
 
 

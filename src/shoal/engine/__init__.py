@@ -1,23 +1,28 @@
 """Trains many clients fast, plays the rounds, and declares the sockets that the rooms above fill.
 
 May import `core`, `data` and `models`. `loop.py` and `vmapped.py` compute the same thing in two ways; the rest
-does not know which. An algorithm fills the socket `Algorithm`, a red team the socket `RiskSensor`.
+does not know which. `sockets.py` has what the rooms above fill: `Algorithm`, `RiskSensor`, `Screen`, `Insider`.
 """
 
 from shoal.engine.engine import Backend, Engine, Precision, resolve_backend
-from shoal.engine.local import LocalSGD
+from shoal.engine.local import Draws, LocalSGD, Privatizer
 from shoal.engine.merge import Merge, shares_of
-from shoal.engine.rounds import Algorithm, Report, RiskSensor, State, Training
+from shoal.engine.rounds import Training
+from shoal.engine.sockets import Algorithm, Insider, Report, RiskSensor, Screen, State
 
 __all__ = [
     "Algorithm",
     "Backend",
+    "Draws",
     "Engine",
+    "Insider",
     "LocalSGD",
     "Merge",
     "Precision",
+    "Privatizer",
     "Report",
     "RiskSensor",
+    "Screen",
     "State",
     "Training",
     "resolve_backend",

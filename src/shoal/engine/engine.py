@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.checks import InputError, require
-from shoal.data.federation import Examples, Federation, Shards
+from shoal.data.federation import Examples, Federation
+from shoal.data.shards import Shards
 from shoal.data.storage import inputs, storage
-from shoal.engine.local import LocalSGD
+from shoal.engine.local import Draws, LocalSGD
 from shoal.engine.loop import Loop
 from shoal.engine.memory import keep_freed_memory
 from shoal.engine.seat import Seat
@@ -138,7 +139,7 @@ class Engine:
         )
 
     def train(
-        self, starts: Tensor, which: Tensor, shards: Shards, orders: Tensor, local: LocalSGD
+        self, starts: Tensor, which: Tensor, shards: Shards, draws: Draws, local: LocalSGD
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Train every owner from its start, and hand out the ends as they come, in a fixed order.
 
@@ -146,7 +147,7 @@ class Engine:
             starts: (S, P) rows to start from.
             which: (n,) int64, the start of each owner.
             shards: the n owners' examples.
-            orders: (n, passes, largest size), from `LocalSGD.orders`.
+            draws: from `LocalSGD.draws`.
             local: what each owner does, at the learning rate of the round (`LocalSGD.at`).
 
         Yields:
@@ -155,7 +156,7 @@ class Engine:
         Raises:
             DivergenceError: an end is not finite.
         """
-        yield from self.train_into(lambda owners, ends: (owners, ends), starts, which, shards, orders, local)
+        yield from self.train_into(lambda owners, ends: (owners, ends), starts, which, shards, draws, local)
 
     def train_into(
         self,
@@ -163,14 +164,14 @@ class Engine:
         starts: Tensor,
         which: Tensor,
         shards: Shards,
-        orders: Tensor,
+        draws: Draws,
         local: LocalSGD,
     ) -> Iterator[_Result]:
         """As `train`, but hand out ``finish(owners, ends)``, which is called on the thread that trained them."""
 
         def work(owners: Tensor) -> _Result:
             ends = starts[which[owners]].to(self.device)
-            self._trainer.train(self._seat(), ends, shards, owners, orders, local)
+            self._trainer.train(self._seat(), ends, shards, owners, draws, local)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
             broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):

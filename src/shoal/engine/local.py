@@ -2,13 +2,46 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from shoal.core.checks import require
 from shoal.core.randomness import Stream
-from shoal.data.federation import Shards
+from shoal.data.shards import Shards
+
+
+class Privatizer(Protocol):
+    """What makes local steps differentially private: each example's gradient is clipped, and noise is added."""
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The bound on the L2 norm of an example's gradient."""
+        ...
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise's standard deviation, in units of that bound."""
+        ...
+
+    @property
+    def poisson(self) -> bool:
+        """Whether a step takes each example by a coin of its own, and not batches of shuffled examples."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """What is random in a round's local training of n owners.
+
+    Args:
+        orders: (n, passes, largest size), as `Stream.permutations`; no passes where every batch is full.
+        seeds: (n,) int64, of what else each owner draws: noise, the masks of dropout, Poisson batches.
+    """
+
+    orders: Tensor
+    seeds: Tensor
 
 
 @dataclass(frozen=True)
@@ -22,6 +55,7 @@ class LocalSGD:
         learning_rate: of the first round.
         decay: factor on the learning rate from one round to the next.
         weight_decay: L2 coefficient, added to the gradient as ``weight_decay * parameters``.
+        privatizer: what makes the steps differentially private; None: nothing.
 
     Raises:
         InputError: a value outside its range.
@@ -36,6 +70,7 @@ class LocalSGD:
     learning_rate: float = 0.1
     decay: float = 1.0
     weight_decay: float = 0.0
+    privatizer: Privatizer | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -87,15 +122,13 @@ class LocalSGD:
         """Whether every step of every owner uses all its examples, so that their order means nothing."""
         return bool((self.batches(sizes) == sizes).all())
 
-    def orders(self, shards: Shards, ids: Tensor, stream: Stream) -> Tensor:
-        """The random orders of all passes of all owners: (n, passes, largest size), as `Stream.permutations`;
-        no passes where every batch is full.
-        """
-        sizes = shards.sizes
+    def draws(self, shards: Shards, ids: Tensor, stream: Stream) -> Draws:
+        """What is random in all steps of all owners; what one draws does not depend on the others."""
+        sizes, seeds = shards.sizes, stream("own").seeds(ids)
         if self.full(sizes):
-            return torch.empty(len(sizes), 0, 0, dtype=torch.int64)
+            return Draws(torch.empty(len(sizes), 0, 0, dtype=torch.int64), seeds)
         passes = max((self.passes_of(size) for size in sizes.unique().tolist()), default=0)
-        return stream.permutations(ids, sizes, passes)
+        return Draws(stream.permutations(ids, sizes, passes), seeds)
 
     def first_batch(self, shards: Shards, ids: Tensor, stream: Stream) -> Shards:
         """Each owner's first batch of training, the mini-batch on which Algorithm 1 of IFCA-MIR chooses."""

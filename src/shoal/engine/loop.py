@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from shoal.data.federation import Shards
+from shoal.data.shards import Shards
 from shoal.data.storage import gather
-from shoal.engine.local import LocalSGD
+from shoal.engine.local import Draws, LocalSGD
 from shoal.engine.seat import Seat
 
 
@@ -23,7 +23,7 @@ class Loop:
             taken += count
         return parts
 
-    def train(self, seat: Seat, rows: Tensor, shards: Shards, owners: Tensor, orders: Tensor, local: LocalSGD) -> None:
+    def train(self, seat: Seat, rows: Tensor, shards: Shards, owners: Tensor, draws: Draws, local: LocalSGD) -> None:
         """Train some owners: each of the ``rows`` (u, P) becomes what training from it on its owner's examples gives.
 
         Args:
@@ -31,13 +31,13 @@ class Loop:
             rows: changed in place.
             shards: everybody's examples.
             owners: (u,) int64.
-            orders: (n, passes, largest size), the random orders of all owners, as `LocalSGD.orders`.
+            draws: of all owners, as `LocalSGD.draws`.
             local: at the learning rate of the round.
         """
         for row, owner in zip(rows, owners.tolist(), strict=True):
             seat.load(row)
             seat.network.train()
-            _train(seat, shards, shards.owned(owner), orders[owner], local)
+            _train(seat, shards, shards.owned(owner), draws.orders[owner], local)
             row.copy_(seat.row)
 
 

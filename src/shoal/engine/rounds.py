@@ -1,10 +1,9 @@
-"""The rounds of a federation: offer, choose, train, merge; and the sockets that rooms above fill."""
+"""The rounds of a federation: offer, choose, train, merge."""
 
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,89 +12,15 @@ from shoal.core.checks import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation, Preferences
 from shoal.engine.engine import DivergenceError, Engine
-from shoal.engine.local import LocalSGD
-from shoal.engine.merge import Merge
+from shoal.engine.local import Draws, LocalSGD
+from shoal.engine.merge import Merge, Part
+from shoal.engine.sockets import Algorithm, Insider, Report, RiskSensor, Screen, State
 
 LOG = logging.getLogger(__name__)
 
 UNKNOWN_RISK = 0.5
 """Every model's risk before the first red-team round: a coin's balanced accuracy. One value for all models,
 or risk alone would decide while losses still look the same."""
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """Where a federation stands after a round.
-
-    Args:
-        round: rounds done.
-        models: (K, P) float32.
-        risks: (K,) float64, the last red-team estimate of each model.
-        choice: (N,) int64, each client's last choice; -1 for a client that has not yet taken part.
-    """
-
-    round: int
-    models: Tensor
-    risks: Tensor
-    choice: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Report:
-    """What happened in a round.
-
-    Args:
-        cohort: (n,) int64, positions of the clients that took part.
-        losses: (n, K) float64, the losses they chose by; None where the algorithm needs none.
-        choice: (n,) int64, the models they chose.
-        sensed: whether the risks were estimated anew at the end of this round.
-        seconds: wall time of "choose", "train" and "red_team".
-    """
-
-    cohort: Tensor
-    losses: Tensor | None
-    choice: Tensor
-    sensed: bool
-    seconds: dict[str, float]
-
-
-class Algorithm(Protocol):
-    """A federated algorithm is a value with three pure methods; the engine plays the rounds."""
-
-    @property
-    def clusters(self) -> int:
-        """K, the number of models."""
-        ...
-
-    @property
-    def chooses_by(self) -> Literal["all", "batch"] | None:
-        """On which examples clients score the models: "all" their own, the first "batch", or None: no scores."""
-        ...
-
-    def init(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
-        """The initial models (K, P)."""
-        ...
-
-    def choose(self, losses: Tensor, risks: Tensor, preferences: Preferences) -> Tensor:
-        """Client side. From losses (n, K), risks (K,) and the n clients' preferences to their choices (n,)."""
-        ...
-
-    def shares(self, choice: Tensor, sizes: Tensor) -> Tensor:
-        """Server side. From choices (n,) and numbers of examples (n,) to the shares W (K, n)."""
-        ...
-
-
-class RiskSensor(Protocol):
-    """Estimates how exposed each model's members are; what it does changes nothing but the risks."""
-
-    @property
-    def every(self) -> int:
-        """Rounds between estimates; 0: never."""
-        ...
-
-    def risks(self, state: State, federation: Federation, engine: Engine, local: LocalSGD, stream: Stream) -> Tensor:
-        """(K,) float64 in [0, 1], the membership-inference accuracy on each model of ``state``."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +35,8 @@ class Training:
         stream: the root of the run's random streams.
         participation: share of the clients that take part in a round, in [0, 1].
         sensor: who estimates risks; None: nobody.
+        screen: what the server does to updates before it merges them; None: nothing.
+        insider: the client that trains in its own way; None: nobody.
     """
 
     federation: Federation
@@ -119,6 +46,8 @@ class Training:
     stream: Stream
     participation: float = 1.0
     sensor: RiskSensor | None = None
+    screen: Screen | None = None
+    insider: Insider | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -133,6 +62,7 @@ class Training:
             models=models,
             risks=torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64),
             choice=torch.full((len(self.federation),), -1),
+            memory=None if self.insider is None else self.insider.start(self.engine, self.stream("insider")),
         )
 
     def rounds(self, state: State, upto: int) -> Iterator[tuple[State, Report]]:
@@ -152,16 +82,17 @@ class Training:
         seconds = {"choose": 0.0, "train": 0.0, "red_team": 0.0}
 
         losses, choice, models = None, torch.empty(0, dtype=torch.int64), state.models
+        memory = state.memory
         if len(cohort):
             began = time.perf_counter()
             losses, choice = self._choose(state, cohort)
             chosen = time.perf_counter()
-            models = self._train(state, cohort, choice)
+            models, memory = self._train(state, cohort, choice)
             seconds["choose"], seconds["train"] = chosen - began, time.perf_counter() - chosen
 
         remembered = state.choice.clone()
         remembered[cohort] = choice
-        after = State(number, models, state.risks, remembered)
+        after = State(number, models, state.risks, remembered, memory)
         sensed = self.sensor is not None and self.sensor.every > 0 and number % self.sensor.every == 0
         if sensed and self.sensor is not None:
             began = time.perf_counter()
@@ -198,24 +129,49 @@ class Training:
         if self.algorithm.chooses_by is None:
             nothing = torch.zeros(len(cohort), len(state.models), dtype=torch.float64)
             return None, self.algorithm.choose(nothing, state.risks, preferences)
-        shards = self.federation.clients.take(cohort)
+        shards = self.federation.in_round(state.round + 1).take(cohort)
         if self.algorithm.chooses_by == "batch":
             shards = self.local.first_batch(shards, self.federation.ids[cohort], self._batches(state))
         losses = self.engine.losses(state.models, shards)
         self._check(losses, cohort, state.round + 1)
         return losses, self.algorithm.choose(losses, state.risks, preferences)
 
-    def _train(self, state: State, cohort: Tensor, choice: Tensor) -> Tensor:
-        shards = self.federation.clients.take(cohort)
-        orders = self.local.orders(shards, self.federation.ids[cohort], self._batches(state))
+    def _train(self, state: State, cohort: Tensor, choice: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The moved models, and what the insider remembers."""
+        shards = self.federation.in_round(state.round + 1).take(cohort)
+        draws = self.local.draws(shards, self.federation.ids[cohort], self._batches(state))
         merge = Merge(state.models, self.algorithm.shares(choice, shards.sizes))
         local = self.local.at(state.round + 1)
+        inside = torch.zeros(len(cohort), dtype=torch.bool)
+        if self.insider is not None:
+            inside = self.federation.ids[cohort] == self.insider.client
+        honest = torch.nonzero(~inside).flatten()
+
+        def received(owners: Tensor, ends: Tensor) -> Part:
+            clients = honest[owners]
+            return self._received(merge, state.models[choice[clients]], clients, ends)
+
         try:
-            for moves in self.engine.train_into(merge.part, state.models, choice, shards, orders, local):
+            theirs, drawn = shards.take(honest), Draws(draws.orders[honest], draws.seeds[honest])
+            for moves in self.engine.train_into(received, state.models, choice[honest], theirs, drawn, local):
                 merge.add(moves)
         except DivergenceError as diverged:
-            raise self._diverged(state.round + 1, cohort[diverged.owner]) from diverged
-        return merge.models()
+            raise self._diverged(state.round + 1, cohort[honest[diverged.owner]]) from diverged
+        memory = state.memory
+        for client in torch.nonzero(inside).flatten():
+            assert self.insider is not None
+            k, one = int(choice[client]), client[None]
+            own = Draws(draws.orders[one], draws.seeds[one])
+            end, memory = self.insider.train(state, k, shards.take(one), own, local, self.engine)
+            if not bool(torch.isfinite(end).all()):
+                raise self._diverged(state.round + 1, cohort[client])
+            merge.add(self._received(merge, state.models[k][None], one, end[None]))
+        return merge.models(), memory
+
+    def _received(self, merge: Merge, starts: Tensor, clients: Tensor, ends: Tensor) -> Part:
+        """What the server adds up of the ends (u, P) of ``clients`` (u,), positions in the cohort."""
+        kept = ends if self.screen is None else self.screen.screen(starts.to(ends), ends)
+        return merge.part(clients, kept)
 
     def _check(self, losses: Tensor, clients: Tensor, number: int) -> None:
         unusable = ~torch.isfinite(losses).all(dim=1)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.layout import Layout
-from shoal.data.federation import Shards
+from shoal.data.shards import Shards
 from shoal.data.storage import storage
 from shoal.engine.gradients import Given, Gradients
-from shoal.engine.local import LocalSGD
+from shoal.engine.local import Draws, LocalSGD
 from shoal.engine.seat import Seat
 from shoal.engine.spanned import Spanned, spanned
 from shoal.models.model import Model
@@ -48,9 +48,9 @@ class Vmapped:
                 self._gradients.expect(shape, steps, lambda shape=shape: self._example(shape))
         return parts
 
-    def train(self, seat: Seat, rows: Tensor, shards: Shards, owners: Tensor, orders: Tensor, local: LocalSGD) -> None:
+    def train(self, seat: Seat, rows: Tensor, shards: Shards, owners: Tensor, draws: Draws, local: LocalSGD) -> None:
         """As `Loop.train`; only the structure of the seat's network is used."""
-        plan = _steps(shards, owners, orders, local)
+        plan = _steps(shards, owners, draws.orders, local)
         x, y, share = self._batch(shards, *plan[0])
         span = self._span(shards, local, x.shape[1], len(plan))
         if span is not None:
