@@ -32,6 +32,14 @@ class Slot:
         """Numbers in the tensor."""
         return prod(self.shape)
 
+    def view(self, row: Tensor) -> Tensor:
+        """The tensor in ``row``, shape (P,) or (..., P), without a copy; leading axes are kept."""
+        piece = row[..., self.start : self.start + self.size]
+        if self.channels_last:
+            out, inner, height, width = self.shape
+            return piece.unflatten(-1, (out, height, width, inner)).movedim(-1, -3)
+        return piece.reshape((*row.shape[:-1], *self.shape))
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -68,17 +76,7 @@ class Layout:
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
         """The named tensors of ``row``, shape (P,) or (..., P), without a copy; leading axes are kept."""
-        lead = row.shape[:-1]
-        named = {}
-        for slot in self.slots:
-            piece = row[..., slot.start : slot.start + slot.size]
-            if slot.channels_last:
-                out, inner, height, width = slot.shape
-                piece = piece.unflatten(-1, (out, height, width, inner)).movedim(-1, -3)
-            else:
-                piece = piece.reshape((*lead, *slot.shape))
-            named[slot.name] = piece
-        return named
+        return {slot.name: slot.view(row) for slot in self.slots}
 
     def pack(self, named: Mapping[str, Tensor]) -> Tensor:
         """A new row holding the tensors in ``named``.

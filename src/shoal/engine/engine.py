@@ -183,6 +183,14 @@ class Engine:
 
         yield from self._in_order(work, self._trainer.units(shards, local))
 
+    def train_as(self, model: Model, row: Tensor, shards: Shards, draws: Draws, local: LocalSGD) -> Tensor:
+        """What the one owner of ``shards`` makes of ``row`` (P',), a row of another ``model`` than the engine's."""
+        rows = row[None].to(self.device, copy=True)
+        Loop().train(
+            Seat(model, self.device, self.dtype), rows, shards, torch.zeros(1, dtype=torch.int64), draws, local
+        )
+        return rows[0].cpu()
+
     def outputs(self, row: Tensor, x: Tensor) -> Tensor:
         """What the model at ``row`` (P,) gives for all of x (M, ...): (M, C) float32, in evaluation mode."""
         (outputs,) = self._evaluate(row[None], x, None, lambda outputs, _: outputs)

@@ -1,0 +1,48 @@
+"""Features of an update: the largest absolute change of each weight's rows or kernels.
+
+Source: Melis et al. 2019, arXiv:1805.04049, and its published code (`collect_grads`): biases are left out; of a
+convolution's weight (O, I, H, W) the maximum over each kernel is kept, O * I numbers, unless these are more than 5,000,
+and then nothing; a matrix (O, I) is kept whole up to 5,000 numbers, and above that only the maximum of each row. That
+code keeps matrices as (I, O), so that its rows are a layer's inputs; here, as in PyTorch, they are its outputs.
+"""
+
+import torch
+from torch import Tensor
+
+from shoal.core.layout import Layout
+
+LARGEST = 5_000
+"""Numbers that one weight may give."""
+
+
+def pooled(layout: Layout, updates: Tensor) -> Tensor:
+    """Updates (u, P) as features (u, F), float16, each row of L2 norm 1 (or all zeros): how large a step was says
+    nothing about what it was on.
+
+    >>> layout = Layout.of({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, {})
+    >>> pooled(layout, torch.tensor([[3.0, 0, 0, 0, -4.0, 0, 9, 9]]))
+    tensor([[0.6001, 0.0000, 0.0000, 0.0000, 0.7998, 0.0000]], dtype=torch.float16)
+    """
+    parts = []
+    for slot in layout.slots:
+        if slot.start >= layout.trainable or len(slot.shape) < 2:
+            continue
+        view = slot.view(updates).abs()
+        if len(slot.shape) > 2:
+            if slot.shape[0] * slot.shape[1] > LARGEST:
+                continue
+            view = view.flatten(3).amax(dim=3)
+        elif slot.size > LARGEST:
+            view = view.amax(dim=2)
+        parts.append(view.flatten(1))
+    features = torch.cat(parts, dim=1).float() if parts else updates.new_zeros(len(updates), 0)
+    return torch.nn.functional.normalize(features, dim=1).half().cpu()
+
+
+def feature_count(layout: Layout) -> int:
+    """F, the number of features of an update.
+
+    >>> feature_count(Layout.of({"conv": torch.zeros(32, 3, 3, 3), "matrix": torch.zeros(256, 3072)}, {}))
+    352
+    """
+    return pooled(layout, torch.zeros(1, layout.size)).shape[1]

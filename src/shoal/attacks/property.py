@@ -1,0 +1,180 @@
+"""Property inference by a client: does somebody train on examples with a property in this round?
+
+Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
+2023, Algorithm 3, after Melis et al. 2019, arXiv:1805.04049. The attacker sees what every client sees, the models
+before and after each round. Their differences are the aggregated updates. It simulates such updates with and without
+the property on examples of its own (`simulated.py`), and a random forest learns to tell their features (`pooling.py`)
+apart (`forest.py`). In `active.py` it also sends updates of its own making.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shoal.attacks.pooling import pooled
+from shoal.attacks.simulated import Auxiliary, aggregates, local_updates
+from shoal.core.checks import InputError, require
+from shoal.data.federation import Federation
+from shoal.data.holding import Holding
+from shoal.engine import Report, State, Training
+
+
+@dataclass(frozen=True, eq=False)
+class Sighting:
+    """What the attacker made of a round, and what only a simulator knows of it.
+
+    Args:
+        round: whose updates these are.
+        simulated: (S, F) float16, features of simulated aggregated updates.
+        with_property: (S,) bool, which of them contain examples with the property.
+        simulated_of: (S,) int64, the model that each was simulated for.
+        seen: (A, F) float16, features of the round's aggregated updates.
+        seen_of: (A,) int64, the model that each moved.
+        present: (A,) bool, whether the victim trained that model on the property in this round.
+        clients: (A,) int64, clients that trained that model.
+        cosine: (A,) float64, of the update with the one before of the same model; NaN where there was none.
+    """
+
+    round: int
+    simulated: Tensor
+    with_property: Tensor
+    simulated_of: Tensor
+    seen: Tensor
+    seen_of: Tensor
+    present: Tensor
+    clients: Tensor
+    cosine: Tensor
+
+
+@dataclass(frozen=True)
+class PropertyAttack:
+    """What the attacker does beside training.
+
+    The paper states neither how much is simulated nor its random forest; the defaults are those of the published codes.
+
+    Args:
+        sees: "all" models, as IFCA sends them to every client, or its "own", the one that it trains in the round.
+        simulate_every: rounds from one simulation to the next.
+        simulated_clients: local updates that are simulated of each kind, at least.
+        simulated_updates: aggregated updates that are made of them, of each kind.
+        aggregate_of: local updates in an aggregated one; None: as many as other clients train a model on average,
+            N // K - 1 and at least one, which is all that a client can know (as the authors' code).
+        mixes: shares of property in the simulated batches that contain it, in turn (Melis et al.'s code: 1, 0.4, 0.6,
+            0.8).
+        auxiliary: "attacker", what it trains on (the paper), or "attacker+test" (the published codes).
+        warm_up: rounds before the first that is attacked.
+        forests: a "single" random forest for all models (the paper), or one "per-cluster".
+        trees: of a random forest.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    sees: Literal["all", "own"] = "all"
+    simulate_every: int = 1
+    simulated_clients: int = 8
+    simulated_updates: int = 8
+    aggregate_of: int | None = None
+    mixes: tuple[float, ...] = (1.0,)
+    auxiliary: Literal["attacker", "attacker+test"] = "attacker"
+    warm_up: int = 0
+    forests: Literal["single", "per-cluster"] = "single"
+    trees: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("simulate_every", "simulated_clients", "simulated_updates", "trees"):
+            require(getattr(self, name) >= 1, f"'property_attack.{name}' must be at least 1; got {getattr(self, name)}")
+        within = bool(self.mixes) and all(0 < mix <= 1 for mix in self.mixes)
+        require(within, f"'property_attack.mixes' must be shares above 0 and at most 1; got {list(self.mixes)}")
+
+    def examples(self, federation: Federation) -> Auxiliary:
+        """What the attacker simulates with."""
+        known = Auxiliary.own if self.auxiliary == "attacker" else Auxiliary.with_test
+        return known(federation, _holding(federation))
+
+    def members(self, clients: int, models: int) -> int:
+        """Local updates in a simulated aggregated update, of N clients and K models."""
+        return self.aggregate_of if self.aggregate_of is not None else max(1, clients // models - 1)
+
+    def watch(
+        self, before: State, after: State, report: Report, last: Tensor, auxiliary: Auxiliary, training: Training
+    ) -> tuple[Sighting, Tensor]:
+        """What is to be seen of a round; nothing is changed by looking.
+
+        A model that nobody but the attacker trained is not attacked: it knows that update.
+
+        Args:
+            before: the federation before the round.
+            after: the federation after it.
+            report: of the round.
+            last: (K, P), the last update of each model; zeros where there was none.
+            auxiliary: what the attacker simulates with.
+            training: that is watched.
+
+        Returns:
+            The sighting, and the last updates (K, P) by now.
+        """
+        holding = _holding(training.federation)
+        ids, models = training.federation.ids[report.cohort], len(before.models)
+        visible = list(range(models)) if self.sees == "all" else report.choice[ids == holding.attacker].tolist()
+        if after.round <= self.warm_up:
+            visible = []
+        others = torch.bincount(report.choice[ids != holding.attacker], minlength=models)
+        attacked = [k for k in visible if others[k] > 0]
+        updates = after.models[attacked] - before.models[attacked]
+        holder = report.choice[ids == holding.victim].tolist() if holding.present(after.round) else []
+        simulated = [self._simulated(k, before, auxiliary, training) for k in visible if self._simulates(after.round)]
+        each = self.simulated_updates
+        sighting = Sighting(
+            round=after.round,
+            simulated=torch.cat([pooled(training.engine.model.layout, updates[:0]), *simulated]),
+            with_property=(torch.arange(2 * each) < each).repeat(len(simulated)),
+            simulated_of=torch.tensor(visible, dtype=torch.int64)[: len(simulated)].repeat_interleave(2 * each),
+            seen=pooled(training.engine.model.layout, updates),
+            seen_of=torch.tensor(attacked, dtype=torch.int64),
+            present=torch.tensor([k in holder for k in attacked], dtype=torch.bool),
+            clients=torch.bincount(report.choice, minlength=models)[attacked],
+            cosine=_cosine(updates, last[attacked]),
+        )
+        last = last.clone()
+        last[attacked] = updates
+        return sighting, last
+
+    def _simulates(self, number: int) -> bool:
+        return (number - self.warm_up - 1) % self.simulate_every == 0
+
+    def _simulated(self, k: int, before: State, auxiliary: Auxiliary, training: Training) -> Tensor:
+        """Features of simulated aggregated updates of model k: with the property, then as many without."""
+        stream = training.stream("property attack", before.round + 1, "model", k)
+        local, sizes = training.local.at(before.round + 1), training.federation.clients.sizes
+        average = round(float(sizes.double().mean()))
+        members = self.members(len(sizes), len(before.models))
+        mixes = [self.mixes[i % len(self.mixes)] for i in range(self.simulated_clients)]
+        mixes += [0.0] * max(self.simulated_clients, members)
+        updates = local_updates(
+            before.models[k],
+            auxiliary,
+            mixes,
+            size=min(average, local.batch(average) * local.steps_of(average)),
+            local=local,
+            engine=training.engine,
+            stream=stream,
+        )
+        held, others = updates[: self.simulated_clients], updates[self.simulated_clients :]
+        made = aggregates(held, others, members, self.simulated_updates, stream("aggregates"))
+        return pooled(training.engine.model.layout, made)
+
+
+def _holding(federation: Federation) -> Holding:
+    if federation.holding is None:
+        raise InputError("a property attack needs a federation in which a client holds a property (Federation.holding)")
+    return federation.holding
+
+
+def _cosine(updates: Tensor, last: Tensor) -> Tensor:
+    """Of each update with the one before; (A, P) both -> (A,) float64."""
+    known = (updates != 0).any(dim=1) & (last != 0).any(dim=1)
+    return torch.where(known, functional.cosine_similarity(updates.double(), last.double(), dim=1), torch.nan)
