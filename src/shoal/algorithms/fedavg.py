@@ -4,6 +4,7 @@ Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas 2017, arXiv:1602.05629, 
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +16,13 @@ from shoal.engine import Engine, shares_of
 
 @dataclass(frozen=True)
 class FedAvg:
-    """Every client trains the one model; the server averages the ends by numbers of examples."""
+    """Every client trains the one model; the server averages the ends.
+
+    Args:
+        weighting: of clients: by "examples" (the paper), or "equal".
+    """
+
+    weighting: Literal["examples", "equal"] = "examples"
 
     @property
     def clusters(self) -> int:
@@ -38,5 +45,5 @@ class FedAvg:
         return torch.zeros(len(losses), dtype=torch.int64)
 
     def shares(self, choice: Tensor, sizes: Tensor) -> Tensor:
-        """(1, n), by examples."""
-        return shares_of(choice, sizes, 1)
+        """(1, n), as ``weighting`` says."""
+        return shares_of(choice, sizes if self.weighting == "examples" else torch.ones_like(sizes), 1)

@@ -4,8 +4,12 @@ May import `engine` and below, never `algorithms`. An attack fills the socket `M
 fills the engine's socket `RiskSensor`. To add an attack: a new file, its name in `ATTACKS` and in the config.
 """
 
+from shoal.attacks.active import ActiveAttacker, active_attacker
 from shoal.attacks.audit import Audit, Observed, observe, only
+from shoal.attacks.forest import infer
 from shoal.attacks.membership import FittedAttack, MembershipAttack, Records
+from shoal.attacks.pooling import feature_count, pooled
+from shoal.attacks.property import PropertyAttack, Sighting
 from shoal.attacks.red_team import RedTeam
 from shoal.attacks.shadow import ShadowModels
 from shoal.attacks.shokri import Shokri
@@ -15,16 +19,23 @@ ATTACKS = ("shadow", "loss-threshold", "gap")
 
 __all__ = [
     "ATTACKS",
+    "ActiveAttacker",
     "Audit",
     "FittedAttack",
     "Gap",
     "LossThreshold",
     "MembershipAttack",
     "Observed",
+    "PropertyAttack",
     "Records",
     "RedTeam",
     "ShadowModels",
     "Shokri",
+    "Sighting",
+    "active_attacker",
+    "feature_count",
+    "infer",
     "observe",
     "only",
+    "pooled",
 ]

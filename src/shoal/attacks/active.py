@@ -103,7 +103,7 @@ def active_attacker(
     """The attacker of a federation with a holding, for ``model`` and K ``models``.
 
     Raises:
-        InputError: the network does not end in a linear layer of as many outputs as there are classes, or as `ActiveAttacker`.
+        InputError: the network has no linear layer, or as `ActiveAttacker`.
     """
     holding = federation.holding
     require(holding is not None, "an active property attack needs a federation in which a client holds a property")

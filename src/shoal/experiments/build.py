@@ -1,12 +1,34 @@
 """From a configuration to the values of the rooms: a federation, a model, an algorithm, a red team."""
 
 from pathlib import Path
+from typing import Literal
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg, Redraw
-from shoal.attacks import Gap, LossThreshold, MembershipAttack, RedTeam, ShadowModels, Shokri
+from shoal.attacks import (
+    Gap,
+    LossThreshold,
+    MembershipAttack,
+    PropertyAttack,
+    RedTeam,
+    ShadowModels,
+    Shokri,
+    active_attacker,
+)
 from shoal.core.checks import require
 from shoal.core.randomness import Stream
-from shoal.data import Group, Images, Preferences, Split, draw_preferences, load_images, split_images
+from shoal.data import (
+    Federation,
+    Group,
+    Images,
+    Preferences,
+    PropertySplit,
+    Split,
+    deal_property,
+    draw_preferences,
+    load_images,
+    split_images,
+    split_property,
+)
 from shoal.engine import Algorithm, LocalSGD, resolve_backend
 from shoal.experiments.config import Config, DataSection
 from shoal.experiments.simulation import Simulation, check_together
@@ -25,17 +47,31 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
     """
     images = images_of(config, data_dir)
     decided = decide(config, images)
-    stream = Stream(config.seed, ("data",))
+    federation, model, algorithm = _federation(config, images), build_model(decided, images), build_algorithm(config)
+    section = config.property_attack
+    insider = None
+    if section is not None and section.mode != "passive":
+        insider = active_attacker(
+            model,
+            federation,
+            algorithm.clusters,
+            alpha=section.alpha,
+            gamma=section.gamma if section.mode == "scaled" else 1.0,
+            teaches_head=section.teaches_head,
+        )
     simulation = Simulation(
-        federation=split_images(images, _plan(config.data), _groups(config.data), _preferences(config), stream),
-        model=build_model(decided, images),
-        algorithm=build_algorithm(config),
+        federation=federation,
+        model=model,
+        algorithm=algorithm,
         local=_local(config),
         rounds=config.algorithm.rounds,
         seed=config.seed,
         participation=config.algorithm.participation,
         red_team=build_red_team(config),
         evaluate_every=config.evaluation.every,
+        property_attack=build_property_attack(config),
+        insider=insider,
+        maps=section is not None and section.maps,
     )
     return decided, simulation
 
@@ -43,7 +79,7 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
 def images_of(config: Config, data_dir: Path | None = None) -> Images:
     """The images of [data], from where they lie."""
     path = None if config.data.path is None else Path(config.data.path)
-    return load_images(config.data.source, data_dir=data_dir, path=path)
+    return load_images(config.data.source, data_dir=data_dir, path=path, task=config.data.task)
 
 
 def decide(config: Config, images: Images) -> Config:
@@ -65,12 +101,18 @@ def decide(config: Config, images: Images) -> Config:
     local = _local(config)
     _agree(config)
     check_together(algorithm, local, build_red_team(config))
-    _plan(config.data).check(images, _groups(config.data))
+    if config.property_attack is None:
+        _plan(config.data).check(images, _groups(config.data))
+    else:
+        deal_property(images, _property_plan(config), Stream(config.seed, ("data",)))
+        build_property_attack(config)
     _preferences(config)
     return config.model_copy(
         update={
             "data": config.data.model_copy(update={"path": _absolute(config.data.path)}),
-            "algorithm": config.algorithm.model_copy(update={"clusters": algorithm.clusters}),
+            "algorithm": config.algorithm.model_copy(
+                update={"clusters": algorithm.clusters, "weighting": _weighting(config)}
+            ),
             "local": config.local.model_copy(update={"epochs": local.epochs}),
             "engine": config.engine.model_copy(
                 update={"backend": resolve_backend(model) if config.engine.backend == "auto" else config.engine.backend}
@@ -91,11 +133,11 @@ def build_algorithm(config: Config) -> Algorithm:
     """The algorithm of [algorithm]; FedAvg has one model whatever 'clusters' says."""
     section = config.algorithm
     if section.name == "fedavg":
-        return FedAvg()
+        return FedAvg(_weighting(config))
     ifca = IFCA(
         clusters=section.clusters,
         averaging=section.averaging,
-        weighting=section.weighting,
+        weighting=_weighting(config),
         choose_by=section.choose_by,
         redraw=None if section.redraw is None else Redraw(**section.redraw.model_dump()),
     )
@@ -120,6 +162,49 @@ def build_red_team(config: Config) -> RedTeam:
         warm_start=section.warm_start,
     )
     return RedTeam(section.every, section.estimator, attack, shadow_models)
+
+
+def build_property_attack(config: Config) -> PropertyAttack | None:
+    """The attack of [property_attack]; None where the section is missing."""
+    section = config.property_attack
+    if section is None:
+        return None
+    return PropertyAttack(
+        sees=section.sees,
+        simulate_every=section.simulate_every,
+        simulated_clients=section.simulated_clients,
+        simulated_updates=section.simulated_updates,
+        aggregate_of=None if section.aggregate_of == "cluster" else section.aggregate_of,
+        mixes=tuple(section.mixes),
+        auxiliary=section.auxiliary,
+        warm_up=section.warm_up,
+        forests=section.forests,
+        trees=section.trees,
+    )
+
+
+def _federation(config: Config, images: Images) -> Federation:
+    stream, preferences = Stream(config.seed, ("data",)), _preferences(config)
+    if config.property_attack is not None:
+        return split_property(images, _property_plan(config), preferences, stream)
+    return split_images(images, _plan(config.data), _groups(config.data), preferences, stream)
+
+
+def _property_plan(config: Config) -> PropertySplit:
+    section, local = config.property_attack, _local(config)
+    assert section is not None
+    return PropertySplit(
+        split=_plan(config.data),
+        attacker_share=section.attacker_share,
+        every=section.every,
+        least=local.batch(config.data.examples_per_client),
+    )
+
+
+def _weighting(config: Config) -> Literal["equal", "examples"]:
+    """By examples in FedAvg and equal in IFCA, as their papers have it, unless the file says otherwise."""
+    named = config.algorithm.weighting
+    return named if named is not None else "examples" if config.algorithm.name == "fedavg" else "equal"
 
 
 def _absolute(path: str | None) -> str | None:
@@ -185,6 +270,19 @@ def _agree(config: Config) -> None:
         config.algorithm.name == "fedavg" or config.algorithm.clusters <= config.data.clients,
         f"'algorithm.clusters' must be at most 'data.clients' = {config.data.clients}; got {config.algorithm.clusters}",
     )
+    section = config.property_attack
+    if section is not None:
+        only = list(config.data.groups.values())
+        require(
+            len(only) == 1 and only[0].rotation is None and only[0].brightness is None,
+            "'property_attack' deals examples out by label and property, so 'data.groups' must be left out",
+        )
+        require(not config.data.reuse_images, "'property_attack' does not go together with 'data.reuse_images'")
+        require(
+            section.warm_up + section.every <= config.algorithm.rounds,
+            f"'algorithm.rounds' must be at least {section.warm_up + section.every}, or the victim never trains on the "
+            f"property in an attacked round and the AUC is undefined; got {config.algorithm.rounds}",
+        )
     require(
         config.data.test_examples >= len(config.data.groups),
         f"'data.test_examples' must be at least one for each of {len(config.data.groups)} groups; "

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,9 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
 
+from shoal.attacks import Sighting
 from shoal.core.checks import InputError
 from shoal.core.files import write_bytes
 from shoal.engine import State
+from shoal.experiments.properties import sightings_of, tensors_of
 from shoal.experiments.simulation import Progress
 
 LOG = logging.getLogger(__name__)
@@ -22,9 +24,18 @@ KEPT = 2
 """Checkpoints kept: the last, and the one before in case the last is damaged."""
 
 
-def save_checkpoint(folder: Path, progress: Progress) -> None:
-    """Write ``progress`` into ``folder`` and remove all but the newest checkpoints."""
+def save_checkpoint(folder: Path, progress: Progress, sightings: Sequence[Sighting] = ()) -> None:
+    """Write ``progress`` into ``folder`` and remove all but the newest checkpoints.
+
+    Args:
+        folder: of the run's checkpoints.
+        progress: to go on from.
+        sightings: those since the last checkpoint. They are many and never change, so each is written once, to a file
+            that stays; `stored_sightings` reads them all.
+    """
     state = progress.state
+    if sightings:
+        write_bytes(folder / f"sightings-{state.round:06d}.safetensors", serialize(tensors_of(sightings)))
     names = list(progress.rows[0]) if progress.rows else []
     tensors = {
         "models": state.models.contiguous(),
@@ -32,6 +43,8 @@ def save_checkpoint(folder: Path, progress: Progress) -> None:
         "choice": state.choice,
         "rows": torch.tensor([list(row.values()) for row in progress.rows], dtype=torch.float64),
     }
+    kept = {"memory": state.memory, "updates": progress.updates}
+    tensors |= {name: tensor.contiguous() for name, tensor in kept.items() if tensor is not None}
     about = {
         "round": str(state.round),
         "columns": json.dumps(names),
@@ -49,6 +62,12 @@ def save_checkpoint(folder: Path, progress: Progress) -> None:
         old.unlink()
 
 
+def stored_sightings(folder: Path) -> list[Sighting]:
+    """All sightings that were put away, by round."""
+    files = sorted(folder.glob("sightings-*.safetensors"))
+    return [each for path in files for each in sightings_of(parse(path.read_bytes()))]
+
+
 def load_checkpoint(folder: Path) -> Progress | None:
     """The newest undamaged checkpoint of ``folder``; None where there is none at all.
 
@@ -61,6 +80,10 @@ def load_checkpoint(folder: Path) -> Progress | None:
     for path in found:
         progress = _read(path)
         if progress is not None:
+            for later in folder.glob("sightings-*.safetensors"):
+                # Of rounds that will be played again.
+                if int(later.stem.rpartition("-")[2]) > progress.state.round:
+                    later.unlink()
             return progress
         LOG.warning("checkpoint %s is damaged; going back to the one before", path.name)
     if found:
@@ -82,8 +105,8 @@ def _read(path: Path) -> Progress | None:
         {name: int(value) if name in whole else value for name, value in zip(columns, row, strict=True)}
         for row in tensors["rows"].tolist()
     )
-    state = State(int(about["round"]), tensors["models"], tensors["risks"], tensors["choice"])
-    return Progress(state, rows, json.loads(about["seconds"]))
+    state = State(int(about["round"]), tensors["models"], tensors["risks"], tensors["choice"], tensors.get("memory"))
+    return Progress(state, rows, json.loads(about["seconds"]), tensors.get("updates"))
 
 
 def _metadata(content: bytes) -> Mapping[str, str]:

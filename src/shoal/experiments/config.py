@@ -28,6 +28,7 @@ class DataSection(Section):
 
     source: str
     path: str | None = None
+    task: str | None = None
     clients: Positive
     examples_per_client: Positive
     holdout_examples: Count = 0
@@ -69,7 +70,7 @@ class AlgorithmSection(Section):
     rounds: Positive
     participation: Share = 1.0
     averaging: Literal["model", "gradient"] = "model"
-    weighting: Literal["equal", "examples"] = "equal"
+    weighting: Literal["equal", "examples"] | None = None
     choose_by: Literal["all", "batch"] = "all"
     redraw: RedrawSection | None = None
 
@@ -107,6 +108,28 @@ class PrivacySection(Section):
     beta: Share | Literal["threshold"] | list[Share] = "threshold"
 
 
+class PropertyAttackSection(Section):
+    """[property_attack]: one client holds the property of [data] task, and another looks for it."""
+
+    mode: Literal["passive", "active", "scaled"] = "passive"
+    alpha: Share = 0.9
+    gamma: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    every: Annotated[int, Field(ge=2)] = 5
+    attacker_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    sees: Literal["all", "own"] = "all"
+    simulate_every: Positive = 1
+    simulated_clients: Positive = 8
+    simulated_updates: Positive = 8
+    aggregate_of: Positive | Literal["cluster"] = "cluster"
+    mixes: list[Annotated[float, Field(gt=0, le=1)]] = Field(default=[1.0], min_length=1)
+    auxiliary: Literal["attacker", "attacker+test"] = "attacker"
+    warm_up: Count = 0
+    forests: Literal["single", "per-cluster"] = "single"
+    trees: Positive = 100
+    teaches_head: bool = True
+    maps: bool = True
+
+
 class EngineSection(Section):
     """[engine]: on what it is computed."""
 
@@ -132,6 +155,7 @@ class Config(Section):
     local: LocalSection = LocalSection()
     red_team: RedTeamSection = RedTeamSection()
     privacy: PrivacySection = PrivacySection()
+    property_attack: PropertyAttackSection | None = None
     engine: EngineSection = EngineSection()
     evaluation: EverySection = EverySection()
     checkpoint: EverySection = EverySection()

@@ -12,7 +12,7 @@ from shoal.attacks import Audit, LossThreshold, Observed, RedTeam, observe
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import State, Training
-from shoal.experiments import leaks
+from shoal.experiments import leaks, properties
 from shoal.metrics import Leakage, fairness, gap_accuracy, migrated, recovered, violated
 
 Summary = dict[str, float | int | str]
@@ -34,6 +34,7 @@ class Result:
         rounds: a row a round and cluster.
         roc: false and true positive rates of the configured attack by group.
         state: the final models, risks and choices.
+        updates: what a property attack found: `properties.updates_of`; None where there was none.
     """
 
     summary: Summary
@@ -41,6 +42,11 @@ class Result:
     rounds: pd.DataFrame
     roc: pd.DataFrame
     state: State
+    updates: pd.DataFrame | None = None
+
+    def with_property(self, updates: pd.DataFrame) -> "Result":
+        """This result with what a property attack found."""
+        return replace(self, summary=self.summary | _known(properties.figures_of(updates)), updates=updates)
 
     def __repr__(self) -> str:
         return f"Result({', '.join(f'{key}={value}' for key, value in self.summary.items() if '.' not in key)})"
@@ -107,13 +113,20 @@ def measure(
         by_loss = None
     summary = _accuracy(final, clients) | leaks.of_groups(final.audit, by_loss, federation)
     summary |= leaks.of_clusters(final.audit, exposure, state.risks, federation) | _clusters(final, clients, exposure)
+    if federation.holding is not None:
+        summary |= properties.main_figures(observed.held_out, final.choice, federation)
     return Result(
-        summary={key: value for key, value in summary.items() if not (isinstance(value, float) and np.isnan(value))},
+        summary=_known(summary),
         clients=clients,
         rounds=pd.DataFrame(list(rows)),
         roc=leaks.curves(final.audit, federation),
         state=state,
     )
+
+
+def _known(summary: Mapping[str, float | int | str]) -> Summary:
+    """The figures that are defined."""
+    return {key: value for key, value in summary.items() if not (isinstance(value, float) and np.isnan(value))}
 
 
 def _clients(final: _Final, losses: Tensor, exposure: np.ndarray) -> pd.DataFrame:

@@ -6,6 +6,7 @@ rounds.csv           a row a round and cluster
 clients.csv          a row a client
 summary.json         every figure, under flat keys; written last, so it marks a finished run
 roc.csv              the attack's ROC curves by group
+property.csv         a row an aggregated update, where somebody looks for a property
 samples.safetensors  a few test images of each group, for the report
 models.safetensors   the K final models
 report.html          all of it, to look at
@@ -21,12 +22,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save as serialize
 
+from shoal.attacks import Sighting
 from shoal.core.checks import InputError, require
 from shoal.core.files import remove_unfinished, write_bytes, write_text
 from shoal.data import Federation
 from shoal.engine import Engine, Report
 from shoal.experiments.build import build
-from shoal.experiments.checkpoint import load_checkpoint, save_checkpoint
+from shoal.experiments.checkpoint import load_checkpoint, save_checkpoint, stored_sightings
 from shoal.experiments.config import Config, read_config
 from shoal.experiments.report import write_report
 from shoal.experiments.result import CLIENT_COLUMNS, Result
@@ -79,21 +81,24 @@ def run(
             if watch is not None:
                 watch(simulation, progress, None)
             saved = progress.state.round
+            fresh: list[Sighting] = []
             try:
                 for after, report in go_on(simulation, engine, progress):
                     progress = after
+                    fresh += [] if progress.sighting is None else [progress.sighting]
                     done = progress.state.round
                     LOG.info("%s", _line(progress, report))
                     if done % decided.checkpoint.every == 0 or done == simulation.rounds:
-                        save_checkpoint(checkpoints, progress)
+                        save_checkpoint(checkpoints, progress, fresh)
                         saved = done
+                        fresh.clear()
                     if watch is not None:
                         watch(simulation, progress, report)
             finally:
                 # Interrupted or diverged: keep the last good round, whatever the interval.
                 if progress.state.round > saved:
-                    save_checkpoint(checkpoints, progress)
-            result = conclude(simulation, engine, progress)
+                    save_checkpoint(checkpoints, progress, fresh)
+            result = conclude(simulation, engine, progress, stored_sightings(checkpoints))
             _write(out, decided, simulation, result)
             LOG.info("done in %.1f s", result.summary["seconds.total"])
     return out
@@ -151,12 +156,14 @@ def _write(out: Path, config: Config, simulation: Simulation, result: Result) ->
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
     write_text(out / "clients.csv", result.clients[list(CLIENT_COLUMNS)].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))
+    if result.updates is not None:
+        write_text(out / "property.csv", result.updates.to_csv(index=False))
     write_bytes(out / "models.safetensors", named_models(simulation.model, result.state.models))
     write_bytes(out / "samples.safetensors", _samples(simulation.federation))
     summary = {"algorithm": config.algorithm.name, "dataset": config.data.source} | result.summary
     write_report(out, config, summary, result.rounds, result.clients, result.roc)
     write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    for left in (out / "checkpoint").glob("round-*.safetensors"):
+    for left in (out / "checkpoint").glob("*.safetensors"):
         left.unlink()
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms import IFCA, IFCAMIR
-from shoal.attacks import Gap, RedTeam
+from shoal.attacks import Gap, PropertyAttack, RedTeam, Sighting
 from shoal.core.checks import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.engine import Algorithm, Backend, Engine, LocalSGD, Precision, Report, State, Training
+from shoal.engine import Algorithm, Backend, Engine, Insider, LocalSGD, Precision, Report, State, Training
+from shoal.experiments import properties
 from shoal.experiments.result import Result, measure
 from shoal.models import Model
 
@@ -38,6 +39,9 @@ class Simulation:
         participation: share of the clients that take part in a round.
         red_team: who estimates risk, and attacks the final models; by default the gap attack, at the end only.
         evaluate_every: rounds between evaluations on the test set.
+        property_attack: what a client of a federation with a holding looks for; None: nobody looks.
+        insider: the client that trains in its own way; None: nobody.
+        maps: whether the updates that the property attack saw are laid out by t-SNE in the end.
     """
 
     federation: Federation
@@ -49,6 +53,9 @@ class Simulation:
     participation: float = 1.0
     red_team: RedTeam = field(default_factory=lambda: RedTeam(every=0, attack=Gap()))
     evaluate_every: int = 1
+    property_attack: PropertyAttack | None = None
+    insider: Insider | None = None
+    maps: bool = False
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, f"'algorithm.rounds' must be at least 1; got {self.rounds}")
@@ -65,6 +72,7 @@ class Simulation:
             stream=Stream(self.seed),
             participation=self.participation,
             sensor=self.red_team,
+            insider=self.insider,
         )
 
 
@@ -83,13 +91,23 @@ def check_together(algorithm: Algorithm, local: LocalSGD, red_team: RedTeam) -> 
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """A simulation after some rounds: its state, what was recorded, and the wall time so far."""
+    """A simulation after some rounds: its state, what was recorded, and the wall time so far.
+
+    Args:
+        state: after the last round.
+        rows: of `rounds.csv`.
+        seconds: wall time by what it was spent on.
+        updates: (K, P), the last update of each model; None where nobody watches them.
+        sighting: what a property attack made of the last round; None where there is none.
+    """
 
     state: State
     rows: tuple[Row, ...] = ()
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("choose", "train", "red_team", "total"), 0.0)
     )
+    updates: Tensor | None = None
+    sighting: Sighting | None = None
 
 
 Watch = Callable[[Simulation, Progress, Report | None], None]
@@ -136,11 +154,14 @@ def simulate(
         progress = begin(simulation, engine)
         if watch is not None:
             watch(simulation, progress, None)
+        sightings: list[Sighting] = []
         for after, report in go_on(simulation, engine, progress):
             progress = after
+            if progress.sighting is not None:
+                sightings.append(progress.sighting)
             if watch is not None:
                 watch(simulation, progress, report)
-        return conclude(simulation, engine, progress)
+        return conclude(simulation, engine, progress, sightings)
 
 
 def prepare(simulation: Simulation, engine: Engine) -> Simulation:
@@ -167,28 +188,59 @@ def prepare(simulation: Simulation, engine: Engine) -> Simulation:
 
 def begin(simulation: Simulation, engine: Engine) -> Progress:
     """The simulation before its first round."""
-    return Progress(simulation.on(engine).start())
+    progress = Progress(simulation.on(engine).start())
+    if simulation.property_attack is None:
+        return progress
+    seconds = progress.seconds | {"property_attack": 0.0}
+    return replace(progress, seconds=seconds, updates=torch.zeros_like(progress.state.models))
 
 
 def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterator[tuple[Progress, Report]]:
     """Play the rounds that are left, handing out the progress after each."""
     began = time.perf_counter()
     before = progress.seconds["total"]
-    for state, report in simulation.on(engine).rounds(progress.state, simulation.rounds):
+    training, attack = simulation.on(engine), simulation.property_attack
+    auxiliary = None if attack is None else attack.examples(simulation.federation)
+    for state, report in training.rounds(progress.state, simulation.rounds):
         if len(report.cohort) == 0:
             LOG.warning("round %d: no client took part; nothing changed", state.round)
         rows = _rows(simulation, engine, state, report)
-        seconds = {key: progress.seconds[key] + value for key, value in report.seconds.items()}
+        spent = report.seconds
+        if attack is not None and auxiliary is not None and progress.updates is not None:
+            watching = time.perf_counter()
+            sighting, updates = attack.watch(progress.state, state, report, progress.updates, auxiliary, training)
+            progress = replace(progress, updates=updates, sighting=sighting)
+            spent = spent | {"property_attack": time.perf_counter() - watching}
+        seconds = {key: progress.seconds[key] + value for key, value in spent.items()}
         seconds["total"] = before + time.perf_counter() - began
-        progress = Progress(state, progress.rows + rows, seconds)
+        progress = replace(progress, state=state, rows=progress.rows + rows, seconds=seconds)
         yield progress, report
 
 
-def conclude(simulation: Simulation, engine: Engine, progress: Progress) -> Result:
-    """Let every client choose among the final models, attack them, and measure."""
+def conclude(
+    simulation: Simulation, engine: Engine, progress: Progress, sightings: Sequence[Sighting] = ()
+) -> Result:
+    """Let every client choose among the final models, attack them, and measure.
+
+    Args:
+        simulation: that was played.
+        engine: computes it.
+        progress: after the last round.
+        sightings: of all rounds, where there is a property attack.
+    """
     began = time.perf_counter()
     training = simulation.on(engine)
-    result = measure(progress.state, training, simulation.red_team, training.stream("final"), progress.rows)
+    stream = training.stream("final")
+    result = measure(progress.state, training, simulation.red_team, stream, progress.rows)
+    if simulation.property_attack is not None:
+        found = properties.updates_of(
+            simulation.property_attack,
+            sightings,
+            stream("property attack"),
+            jobs=engine.threads,
+            maps=simulation.maps,
+        )
+        result = result.with_property(found)
     total = progress.seconds["total"] + time.perf_counter() - began
     seconds = {f"seconds.{key}": round(value, 3) for key, value in (progress.seconds | {"total": total}).items()}
     summary = {"seed": simulation.seed, "rounds": progress.state.round} | result.summary | seconds
