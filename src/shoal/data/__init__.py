@@ -5,7 +5,7 @@ May import `core`. To add a source: a file that returns `Images`, and its name i
 
 from shoal.data.catalog import availability, load_images
 from shoal.data.federation import Examples, Federation, Preferences, Shards
-from shoal.data.images import Images
+from shoal.data.images import Images, Texts
 from shoal.data.preferences import draw_preferences
 from shoal.data.shifts import Group
 from shoal.data.split import Split, split_images
@@ -18,6 +18,7 @@ __all__ = [
     "Preferences",
     "Shards",
     "Split",
+    "Texts",
     "availability",
     "draw_preferences",
     "load_images",
