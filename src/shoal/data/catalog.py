@@ -10,10 +10,13 @@ import platformdirs
 import sklearn.datasets
 
 from shoal.core.checks import InputError, nearest, require
+from shoal.data import faces
 from shoal.data.cifar import find_cifar10, load_cifar10
 from shoal.data.digits import load_sklearn_digits
 from shoal.data.idx import idx_files, load_idx_folder
 from shoal.data.images import Images
+from shoal.data.lfw import find_lfw, load_lfw
+from shoal.data.strokes import with_task
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _IDX = ", ".join(f"'{name}'" for name in _FILES) + " (plain or .gz)"
@@ -39,12 +42,12 @@ class Availability:
 
 @dataclass(frozen=True)
 class _Source:
-    """A source that is kept in files: ``find`` says where in a folder it is, if there."""
+    """A source that is kept in files: ``find`` says where in a folder it is, if there; ``load`` also takes the task."""
 
     images: str
     how: str
     find: Callable[[Path], Path | None]
-    load: Callable[[Path], Images]
+    load: Callable[[Path, str | None], Images]
     torchvision: str = ""
     system: tuple[Path, ...] = ()
 
@@ -53,8 +56,13 @@ def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:
     return folder if idx_files(folder, prefixed) else None
 
 
-def _idx(name: str, classes: int | None, transposed: bool = False) -> Callable[[Path], Images]:
-    return partial(load_idx_folder, name=name, classes=classes, transposed=transposed)
+def _idx(name: str, classes: int | None, transposed: bool = False) -> Callable[[Path, str | None], Images]:
+    return lambda path, task: with_task(load_idx_folder(path, name, classes, transposed), task)
+
+
+def _cifar10(path: Path, task: str | None) -> Images:
+    require(task is None, f"data source 'cifar10' has no tasks; got 'data.task' = '{task}'")
+    return load_cifar10(path)
 
 
 def _how(name: str, files: str, package: str = "") -> str:
@@ -85,14 +93,23 @@ _SOURCES: dict[str, _Source] = {
         "60,000 of 32x32",
         _how("cifar10", "'cifar-10-python.tar.gz' or 'cifar-10-binary.tar.gz'"),
         find_cifar10,
-        load_cifar10,
+        _cifar10,
+    ),
+    "lfw": _Source(
+        "13,143 of 62x47",
+        "put the official lfw-funneled.tgz, unpacked, and lfw_attributes.txt into a folder that --data-dir or "
+        "SHOAL_DATA names (reading them needs pip install 'shoal[images]')",
+        find_lfw,
+        load_lfw,
     ),
     "idx": _Source("any", f"give the folder with your own {_IDX} as its path", lambda _: None, _idx("idx", None)),
 }
-_NAMES = ("digits", *_SOURCES)
+_NAMES = ("digits", "faces", *_SOURCES)
 
 
-def load_images(name: str, *, data_dir: Path | None = None, path: Path | None = None) -> Images:
+def load_images(
+    name: str, *, data_dir: Path | None = None, path: Path | None = None, task: str | None = None
+) -> Images:
     """Find and read a source.
 
     Without a path it is looked for in ``data_dir`` (else in the folder that the environment variable
@@ -101,13 +118,15 @@ def load_images(name: str, *, data_dir: Path | None = None, path: Path | None = 
     such files itself counts as either.
 
     Args:
-        name: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10`` or ``idx`` (any folder in
-            MNIST's format, which needs a path).
+        name: ``digits``, ``faces``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw`` or ``idx``
+            (any folder in MNIST's format, which needs a path).
         data_dir: a folder that holds one or more sets.
         path: the folder or archive of this source; nothing else is looked at then.
+        task: main label and property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. `draw_faces` and `load_lfw` say theirs and
+            need one; grey pictures have ``class``, ``class/thick`` and ``class/slanted``; ``cifar10`` has none.
 
     Raises:
-        InputError: unknown name, not found, or the files are damaged.
+        InputError: unknown name, not found, the files are damaged, or the source has no such task.
 
     >>> len(load_images("digits").labels)
     1797
@@ -115,24 +134,28 @@ def load_images(name: str, *, data_dir: Path | None = None, path: Path | None = 
     require(name in _NAMES, f"unknown data source '{name}'; {nearest(name, _NAMES)}")
     if name == "digits":
         require(path is None, f"data source 'digits' comes with scikit-learn and takes no path; got '{path}'")
-        return load_sklearn_digits()
+        return with_task(load_sklearn_digits(), task)
+    if name == "faces":
+        require(path is None, f"data source 'faces' is drawn and takes no path; got '{path}'")
+        return faces.draw_faces(task)
     source = _SOURCES[name]
     if path is not None:
         path = path.expanduser()
         require(path.exists(), f"data source '{name}' has the path '{path}', which does not exist; {source.how}")
-        return source.load(path)
+        return source.load(path, task)
     require(name != "idx", f"data source 'idx' needs a path; {source.how}")
     found = _find(name, data_dir)
     if found is None:
         looked = ", ".join(f"'{folder}'" for folder in _folders(name, data_dir))
         raise InputError(f"data source '{name}' is not on this machine: looked in {looked}; to get it, {source.how}")
-    return source.load(found)
+    return source.load(found, task)
 
 
 def availability(data_dir: Path | None) -> list[Availability]:
     """What `load_images` would find for each source with this ``data_dir``, by existence only: nothing is read."""
     digits = Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"
     rows = [Availability("digits", digits, "1,797 of 8x8", "it comes with scikit-learn")]
+    rows.append(Availability("faces", Path(faces.__file__), "6,000 of 62x47", "they are drawn"))
     rows += [Availability(name, _find(name, data_dir), one.images, one.how) for name, one in _SOURCES.items()]
     return rows
 

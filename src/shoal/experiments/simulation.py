@@ -217,9 +217,7 @@ def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterato
         yield progress, report
 
 
-def conclude(
-    simulation: Simulation, engine: Engine, progress: Progress, sightings: Sequence[Sighting] = ()
-) -> Result:
+def conclude(simulation: Simulation, engine: Engine, progress: Progress, sightings: Sequence[Sighting] = ()) -> Result:
     """Let every client choose among the final models, attack them, and measure.
 
     Args:
