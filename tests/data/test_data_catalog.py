@@ -72,6 +72,29 @@ def test_digits_need_no_files():
     assert "takes no path" in refused("digits", path=Path("/somewhere"))
 
 
+def test_faces_are_drawn():
+    assert load_images("faces", task="tone").pixels.shape == (6000, 3, 62, 47)
+    assert "takes no path" in refused("faces", path=Path("/somewhere"), task="tone")
+    assert "needs 'data.task'" in refused("faces")
+
+
+def test_a_task_marks_grey_pictures_wherever_they_come_from(tmp_path):
+    mark(tmp_path / "mnist", 1)
+    mark(tmp_path / "emnist-byclass", 1, EMNIST)
+    for name, path in (("mnist", None), ("emnist-byclass", None), ("idx", tmp_path / "mnist")):
+        images = load_images(name, data_dir=tmp_path, path=path, task="class/thick")
+        assert images.holds is not None
+        assert images.holds.tolist() == [False, False]
+        assert load_images(name, data_dir=tmp_path, path=path).holds is None
+        assert "did you mean 'thick'?" in refused(name, data_dir=tmp_path, path=path, task="class/thik")
+
+
+def test_a_fifth_of_every_class_of_fashion_mnist_is_thick():
+    images = load_images("fashion-mnist", task="class/thick")
+    assert images.holds is not None
+    assert images.labels[images.holds].bincount().tolist() == [1400] * 10
+
+
 def test_where_a_set_is_looked_for_and_in_which_order(tmp_path, monkeypatch, cache):
     data, other = tmp_path / "data", tmp_path / "other"
     mark(cache / "mnist", 1)
@@ -127,6 +150,7 @@ def test_cifar10_in_a_data_folder(tmp_path):
     images = load_images("cifar10", data_dir=tmp_path)
     assert images.pixels.shape == (6, 3, 32, 32)
     assert images.train_count == 5
+    assert "'cifar10' has no tasks; got 'data.task' = 'class'" in refused("cifar10", data_dir=tmp_path, task="class")
 
 
 def test_an_empty_variable_is_no_folder(monkeypatch, tmp_path):
@@ -141,6 +165,7 @@ def test_an_empty_variable_is_no_folder(monkeypatch, tmp_path):
         ("mnist", ["'shoal data --fetch mnist'", "train-images-idx3-ubyte", "shoal[hub]"]),
         ("emnist-byclass", ["'shoal data --fetch emnist-byclass'", "'emnist-byclass-test-images-idx3-ubyte'"]),
         ("cifar10", ["'shoal data --fetch cifar10'", "cifar-10-python.tar.gz"]),
+        ("lfw", ["lfw-funneled.tgz", "lfw_attributes.txt", "SHOAL_DATA", "shoal[images]"]),
         ("idx", ["needs a path"]),
         ("fashion-minst", ["unknown data source", "did you mean 'fashion-mnist'?"]),
         ("imagenet21k", ["unknown data source 'imagenet21k'"]),
@@ -165,12 +190,22 @@ def test_the_sentence_says_where_it_looked(tmp_path, cache):
 
 def test_availability_is_by_existence(tmp_path, cache):
     rows = {row.name: row for row in availability(None)}
-    assert list(rows) == ["digits", "mnist", "fashion-mnist", "emnist-byclass", "cifar10", "idx"]
-    digits = rows["digits"].found
-    assert digits is not None
-    assert digits.is_file()
+    assert list(rows) == [
+        "digits",
+        "faces",
+        "mnist",
+        "fashion-mnist",
+        "emnist-byclass",
+        "cifar10",
+        "lfw",
+        "idx",
+    ]
+    for name in ("digits", "faces"):
+        found = rows[name].found
+        assert found is not None
+        assert found.is_file()
     assert rows["fashion-mnist"].found == DEBIAN
-    assert [rows[name].found for name in ("mnist", "emnist-byclass", "cifar10", "idx")] == [None] * 4
+    assert [rows[name].found for name in ("mnist", "emnist-byclass", "cifar10", "lfw", "idx")] == [None] * 5
     assert rows["fashion-mnist"].images == "70,000 of 28x28"
     assert "apt-get install dataset-fashion-mnist" in rows["fashion-mnist"].how
     (tmp_path / "cifar-10-python.tar.gz").touch()  # not read

@@ -100,7 +100,7 @@ def _pictures_in(folder: Path) -> Path | None:
 def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray]:
     """Each row's picture, relative to the folder of pictures, and its scores (n, columns)."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = _rows(file)
             _, header = next(rows, (0, []))
             at = _places(header, ["person", "imagenum", *columns], path)
@@ -120,8 +120,8 @@ def _rows(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
         cells = [cell.strip() for cell in row]
         if cells[:1] == ["#"]:
             cells = cells[1:]
-        if len(cells) > 1 and (started or "person" in cells or not cells[0].startswith("#")):
-            started = True
+        started = started or "person" in cells or (len(cells) > 1 and not cells[0].startswith("#"))
+        if started and any(cells):
             yield line, cells
 
 
@@ -136,9 +136,8 @@ def _row(cells: list[str], at: list[int], width: int, where: str) -> tuple[Path,
     person, number, *scores = (cells[place] for place in at)
     folder = person.replace(" ", "_")
     plain = bool(folder) and folder not in {".", ".."} and "/" not in folder and "\\" not in folder
-    require(
-        plain and number.isdecimal(), f"{where}, has the picture {number!r} of {person!r}; a name and a number needed"
-    )
+    found = f"{where}, has the picture {number!r} of {person!r}"
+    require(plain and number.isdecimal() and len(number) < 9, f"{found}; a person's name and a whole number are needed")
     try:
         values = [float(score) for score in scores]
     except ValueError as error:

@@ -15,7 +15,7 @@ import numpy as np
 HEIGHT, WIDTH = 62, 47
 _CHUNK = 16  # pictures drawn at a time, so that their layers stay in the processor's cache
 _UNIT = 20.0  # pixels
-_ALL, _TOP, _EYES, _MOUTH, _LOW = slice(0, 62), slice(0, 36), slice(14, 42), slice(30, 60), slice(38, 62)  # rows
+_ALL, _TOP, _EYES, _MOUTH, _LOW = slice(0, 62), slice(0, 36), slice(14, 46), slice(30, 60), slice(38, 62)  # rows
 
 _y, _x = np.divmod(np.arange(HEIGHT * WIDTH, dtype=np.float32), np.float32(WIDTH))
 _x, _y = (_x - (WIDTH - 1) / 2) / _UNIT, (_y - (HEIGHT - 1) / 2) / _UNIT

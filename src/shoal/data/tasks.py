@@ -30,17 +30,15 @@ def read_task(task: str | None, source: str, choices: Mapping[str, Iterable[str]
     """
     if task is None:
         main, properties = next(iter(choices.items()))
-        example = f"'{main}/{sorted(properties)[-1]}' or '{main}'"
-        raise InputError(
-            f"data source '{source}' needs {KEY}, such as {example}; known main labels: {_listed(choices)}"
-        )
+        example = f"'{main}/{next(iter(properties))}' or '{main}'"
+        raise InputError(f"data source '{source}' needs {KEY}, such as {example}; main labels are {_listed(choices)}")
     main, slash, held = task.partition("/")
     require(main in choices, f"{KEY} has the unknown main label '{main}' of '{source}'; {nearest(main, choices)}")
     if not slash:
         return main, None
     known = {name for properties in choices.values() for name in properties}
     require(held in known, f"{KEY} has the unknown property '{held}' of '{source}'; {nearest(held, known)}")
-    fits = sorted(choices[main])
+    fits = list(choices[main])
     require(
         held in fits,
         f"{KEY} is '{task}', whose main label and property are of the same attribute; with '{main}' go {_listed(fits)}",
