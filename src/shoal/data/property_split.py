@@ -173,7 +173,11 @@ def _skewed(labels: np.ndarray, clients: int, alpha: float, draw: np.random.Gene
     sizes = np.zeros(clients)
     for label in np.unique(labels):
         rows = draw.permutation(np.flatnonzero(labels == label))
-        shares = draw.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
+        wants = sizes < len(labels) / clients
+        shares = draw.dirichlet(np.full(clients, alpha)) * wants
+        if shares.sum() == 0:
+            # A small alpha gave everything to clients that have their part.
+            shares = wants.astype(np.float64)
         cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(rows)).astype(np.int64)
         owners[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
         sizes = np.bincount(owners[labels <= label], minlength=clients)

@@ -1,0 +1,324 @@
+"""Property inference: what is simulated, what is seen, what the forest makes of it, and who is not disturbed by it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal.algorithms import IFCA, IFCAMIR, FedAvg
+from shoal.attacks import LossThreshold, PropertyAttack, RedTeam, ShadowModels, active_attacker, infer, pooled
+from shoal.attacks.simulated import Auxiliary, aggregates, local_updates
+from shoal.core.checks import InputError
+from shoal.core.layout import Layout
+from shoal.core.randomness import Stream
+from shoal.data import Images, Preferences, PropertySplit, Split, split_property
+from shoal.engine import Engine, LocalSGD, Training
+from shoal.experiments.properties import figures_of
+from shoal.models import Model
+
+LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
+ALGORITHMS = [FedAvg(), IFCA(2, choose_by="batch"), IFCAMIR(IFCA(2))]
+SENSOR = RedTeam(every=3, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
+
+
+def marked_images(count=900):
+    """Images whose class is a bright row; those with the property have a bright corner."""
+    draw = np.random.default_rng(3)
+    labels = torch.from_numpy(draw.integers(0, 3, count))
+    holds = torch.from_numpy(draw.random(count) < 0.3)
+    pixels = torch.from_numpy(draw.integers(0, 80, (count, 1, 6, 6)))
+    for i, label in enumerate(labels.tolist()):
+        pixels[i, 0, 1 + 2 * label] += 150
+    pixels[holds, 0, 0, 2:] = 255
+    return Images("marked", pixels.to(torch.uint8), 255, labels, count, 3, holds)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    split = Split(6, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
+    nobody_asks = Preferences(torch.full((6,), 0.5).double(), torch.full((6,), 0.3).double())
+    return split_property(marked_images(), PropertySplit(split, every=3, least=8), nobody_asks, Stream(1))
+
+
+def played(model, federation, algorithm, *, attack=None, insider=None, rounds=6, threads=2, local=LOCAL):
+    """The states of all rounds, and what the attack saw."""
+    with Engine(model, threads=threads) as engine:
+        training = Training(
+            engine.prepare(federation), algorithm, local, engine, Stream(5), sensor=SENSOR, insider=insider
+        )
+        states, sightings = [training.start()], []
+        last = torch.zeros_like(states[0].models)
+        auxiliary = None if attack is None else attack.examples(training.federation)
+        for state, report in training.rounds(states[0], rounds):
+            if attack is not None:
+                sighting, last = attack.watch(states[-1], state, report, last, auxiliary, training)
+                sightings.append(sighting)
+            states.append(state)
+    return states, sightings
+
+
+def same(one, other):
+    return all(
+        torch.equal(a.models, b.models) and torch.equal(a.choice, b.choice) for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+def test_watching_changes_nothing(model, federation, algorithm):
+    alone, _ = played(model, federation, algorithm)
+    watched, sightings = played(model, federation, algorithm, attack=PropertyAttack(simulated_clients=3))
+    assert same(alone, watched)
+    assert sum(len(each.seen) for each in sightings) > 0
+
+
+def test_threads_change_no_bit_of_what_is_seen(cnn, federation):
+    one, two = (played(cnn, federation, IFCA(2), attack=PropertyAttack(), threads=n)[1] for n in (1, 2))
+    for a, b in zip(one, two, strict=True):
+        assert all(
+            torch.equal(x, y) for x, y in zip(list(vars(a).values())[1:-1], list(vars(b).values())[1:-1], strict=True)
+        )
+
+
+def test_what_is_seen_is_the_difference_of_models(mlp, federation):
+    states, sightings = played(mlp, federation, IFCA(2, choose_by="batch"), attack=PropertyAttack())
+    for before, after, each in zip(states, states[1:], sightings, strict=False):
+        updates = (after.models - before.models)[each.seen_of]
+        assert torch.equal(each.seen, pooled(mlp.layout, updates))
+    both = [each for each in sightings if len(each.seen_of) == 2]
+    earlier, later = both[0], next(each for each in both if each.round == both[0].round + 1)
+    moves = [states[e.round].models - states[e.round - 1].models for e in (earlier, later)]
+    expected = nn.functional.cosine_similarity(moves[0].double(), moves[1].double())
+    assert torch.allclose(later.cosine, expected)
+
+
+def test_the_truth_is_the_victims_round_and_model(mlp, federation):
+    states, sightings = played(mlp, federation, IFCA(3, choose_by="batch"), attack=PropertyAttack(), rounds=9)
+    victim, attacker = federation.holding.victim, federation.holding.attacker
+    for after, each in zip(states[1:], sightings, strict=True):
+        chosen = after.choice
+        for k, present, clients in zip(each.seen_of, each.present, each.clients, strict=True):
+            assert bool(present) == (after.round % 3 == 0 and chosen[victim] == k)
+            assert int(clients) == int((chosen == k).sum())
+        trained_by_others = chosen[torch.arange(6) != attacker].unique()
+        assert torch.equal(each.seen_of, trained_by_others)
+
+
+def test_a_client_that_sees_only_its_own_model_sees_no_other(mlp, federation):
+    states, sightings = played(mlp, federation, IFCA(2), attack=PropertyAttack(sees="own"))
+    for after, each in zip(states[1:], sightings, strict=True):
+        own = int(after.choice[federation.holding.attacker])
+        assert set(each.simulated_of.tolist()) == {own}
+        assert set(each.seen_of.tolist()) <= {own}
+
+
+def test_simulations_come_when_they_are_asked_for(mlp, federation):
+    attack = PropertyAttack(simulate_every=2, warm_up=1, simulated_updates=5)
+    _, sightings = played(mlp, federation, FedAvg(), attack=attack)
+    assert [len(each.simulated) for each in sightings] == [0, 10, 0, 10, 0, 10]
+    assert [len(each.seen) for each in sightings] == [0, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("clients", "models", "members"), [(10, 1, 9), (10, 3, 2), (20, 3, 5), (3, 3, 1)])
+def test_an_aggregate_has_as_many_members_as_other_clients_on_average(clients, models, members):
+    assert PropertyAttack().members(clients, models) == members
+    assert PropertyAttack(aggregate_of=4).members(clients, models) == 4
+
+
+def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
+    auxiliary = Auxiliary.own(federation, federation.holding)
+    row = mlp.init(Stream(2))
+    with Engine(mlp) as engine:
+        updates = local_updates(row, auxiliary, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
+    draw = Stream(9)("examples").generator()
+    network = mlp.network()
+    for update, pool in zip(updates, (auxiliary.held, auxiliary.others), strict=True):
+        rows = pool[torch.randperm(len(pool), generator=draw)[:8]]
+        network.load_state_dict(mlp.named(row))
+        network.zero_grad()
+        nn.functional.cross_entropy(network(federation.clients.x[rows]), federation.clients.y[rows]).backward()
+        slopes = {name: parameter.grad for name, parameter in network.named_parameters()}
+        assert torch.allclose(update, -0.1 * mlp.layout.pack(slopes), atol=1e-6)
+
+
+def test_mixes_of_simulated_batches(mlp, federation):
+    auxiliary = Auxiliary.own(federation, federation.holding)
+    with Engine(mlp) as engine:
+        args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
+        few = replace(auxiliary, others=auxiliary.held)
+        mixed = local_updates(mlp.init(Stream(2)), auxiliary, [0.5], **args)
+        alone = local_updates(mlp.init(Stream(2)), few, [0.5], **args)
+    assert not torch.equal(mixed, alone), "half of the batch comes from the examples without the property"
+
+
+def test_an_aggregated_update_is_a_mean_with_one_holder_or_none():
+    held, others = torch.eye(3, 8), torch.eye(5, 8).roll(3, dims=1)
+    made = aggregates(held, others, members=4, count=6, stream=Stream(0))
+    assert torch.allclose(made.sum(dim=1), torch.ones(12))
+    assert torch.equal((made > 0).sum(dim=1), torch.full((12,), 4))
+    assert torch.equal((made[:, :3] > 0).sum(dim=1), torch.tensor([1] * 6 + [0] * 6))
+    assert torch.equal(made[:3, :3].argmax(dim=1), torch.arange(3)), "each holder takes part"
+
+
+def test_features_are_the_largest_changes_of_rows_and_kernels():
+    shapes = {
+        "kernels": (4, 3, 2, 2),
+        "many kernels": (80, 64, 1, 1),
+        "matrix": (5, 6),
+        "wide matrix": (2, 2_501),
+        "bias": (7,),
+    }
+    named = {
+        name: torch.randn(shape, generator=torch.Generator().manual_seed(i))
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    layout = Layout.of(named, {"mean": torch.ones(9, 9)})
+    row = layout.pack(named | {"mean": torch.ones(9, 9)})
+    expected = torch.cat(
+        [
+            named["kernels"].abs().amax(dim=(2, 3)).flatten(),
+            named["matrix"].abs().flatten(),
+            named["wide matrix"].abs().amax(dim=1),
+        ]
+    )
+    found = pooled(layout, torch.stack([row, -5 * row, 0 * row])).float()
+    assert torch.allclose(found[0], expected / expected.norm(), atol=1e-3)
+    assert torch.equal(found[0], found[1]), "size and sign of a step say nothing"
+    assert not found[2].any()
+
+
+def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation):
+    attack = PropertyAttack(simulated_updates=8)
+    _, sightings = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack, rounds=90)
+    figures = figures_of(infer(attack, sightings, Stream(1)))
+    assert figures["property.positives"] == 30
+    assert figures["property.auc"] > 0.8
+    assert abs(figures["property.auc_control"] - 0.5) <= 0.05
+
+
+def test_a_forest_for_each_cluster(mlp, federation):
+    single, own = PropertyAttack(), PropertyAttack(forests="per-cluster")
+    _, sightings = played(mlp, federation, IFCA(2, choose_by="batch"), attack=single, rounds=30)
+    found = [infer(attack, sightings, Stream(1)) for attack in (single, own)]
+    assert found[0]["present"].equals(found[1]["present"])
+    assert not found[0]["score"].equals(found[1]["score"])
+    one_model = [
+        replace(
+            each,
+            **{
+                name: tensor[each.simulated_of == 0]
+                for name, tensor in vars(each).items()
+                if name in ("simulated", "with_property", "simulated_of")
+            },
+        )
+        for each in sightings
+    ]
+    blind = infer(own, one_model, Stream(1))
+    assert bool(blind.loc[blind["cluster"] == 1, "score"].isna().all()), "nothing was learned of model 1"
+    known = blind["cluster"] == 0
+    assert blind.loc[known, "score"].notna().all()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:2], ids=repr)
+def test_active_with_all_weight_on_the_main_task_is_passive(model, federation, algorithm):
+    insider = active_attacker(model, federation, algorithm.clusters, alpha=1.0, gamma=1.0)
+    passive, active = (played(model, federation, algorithm, insider=each)[0] for each in (None, insider))
+    assert torch.allclose(passive[-1].models, active[-1].models, atol=1e-5)
+
+
+def test_an_active_attacker_changes_training_and_remembers(mlp, federation):
+    insider = active_attacker(mlp, federation, 2, alpha=0.5, gamma=1.0)
+    honest, active = (played(mlp, federation, IFCA(2), insider=each)[0] for each in (None, insider))
+    assert not torch.allclose(honest[1].models, active[1].models)
+    trained = active[1].choice[federation.holding.attacker]
+    moved = (active[1].memory != active[0].memory).any(dim=1)
+    assert moved.tolist() == [k == trained for k in range(2)]
+
+
+def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
+    """Equation 1, against a network with two heads by hand."""
+    insider = active_attacker(mlp, federation, 1, alpha=0.7, gamma=3.0)
+    holding = federation.holding
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(federation), FedAvg(), LOCAL, engine, Stream(5), insider=insider)
+        state = training.start()
+        shards = federation.clients.take(torch.tensor([holding.attacker]))
+        draws = LOCAL.draws(shards, torch.tensor([holding.attacker]), Stream(4))
+        sent, memory = insider.train(state, 0, shards, draws, LOCAL, engine)
+    rows = shards.owned(0)[draws.orders[0, 0, :8]]
+    network = mlp.network()
+    network.load_state_dict(mlp.named(state.models[0]))
+    head = nn.Linear(8, 2)
+    weight, bias = state.memory[0][:16].reshape(2, 8), state.memory[0][16:]
+    head.load_state_dict({"weight": weight, "bias": bias})
+    hidden = torch.relu(network.hidden(federation.clients.x[rows].flatten(1)))
+    main = nn.functional.cross_entropy(network.output(hidden), federation.clients.y[rows])
+    found = nn.functional.cross_entropy(head(hidden), holding.holds[rows].long())
+    (0.7 * main + 0.3 * found).backward()
+    slopes = mlp.layout.pack({name: parameter.grad for name, parameter in network.named_parameters()})
+    assert torch.allclose(sent, state.models[0] - 3.0 * 0.1 * slopes, atol=1e-5)
+    learned = torch.cat([(weight - 0.1 * head.weight.grad).flatten(), bias - 0.1 * head.bias.grad])
+    assert torch.allclose(memory[0], learned, atol=1e-6)
+
+
+def test_a_head_that_is_not_taught_stays_as_drawn(mlp, federation):
+    insider = active_attacker(mlp, federation, 1, alpha=0.5, gamma=1.0, teaches_head=False)
+    states, _ = played(mlp, federation, FedAvg(), insider=insider)
+    assert torch.equal(states[0].memory, states[-1].memory)
+
+
+def test_the_order_of_clients_means_nothing_to_an_active_attack(mlp, federation):
+    insider = active_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    plain, _ = played(mlp, federation, IFCA(2), insider=insider)
+    permuted, _ = played(mlp, federation.permuted(order), IFCA(2), insider=insider)
+    assert torch.allclose(plain[-1].models, permuted[-1].models, atol=1e-6)
+    assert torch.equal(plain[-1].choice[order], permuted[-1].choice)
+
+
+def test_test_examples_can_be_known_too(federation):
+    own, more = PropertyAttack().examples(federation), PropertyAttack(auxiliary="attacker+test").examples(federation)
+    test = federation.holding.test_holds
+    assert len(more.held) == len(own.held) + int(test.sum())
+    assert len(more.others) == int((~test).sum())
+    for given in (own, more):
+        corner = given.x[:, 0, 0, 4]
+        assert bool((corner[given.held] == 1).all())
+        assert bool((corner[given.others] < 1).all())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"simulate_every": 0}, "'property_attack.simulate_every' must be at least 1; got 0"),
+        ({"mixes": (0.0,)}, "'property_attack.mixes' must be shares above 0 and at most 1"),
+        ({"mixes": ()}, "'property_attack.mixes' must be shares"),
+        ({"trees": 0}, "'property_attack.trees' must be at least 1; got 0"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(wrong, sentence):
+    with pytest.raises(InputError, match=sentence):
+        PropertyAttack(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "sentence"),
+    [
+        (1.5, 1.0, r"'property_attack.alpha' must be in \[0, 1\]; got 1.5"),
+        (-0.1, 1.0, r"'property_attack.alpha' must be in \[0, 1\]; got -0.1"),
+        (0.5, 0.0, "'property_attack.gamma' must be above 0; got 0"),
+    ],
+)
+def test_wrong_weights_are_one_sentence(mlp, federation, alpha, gamma, sentence):
+    with pytest.raises(InputError, match=sentence):
+        active_attacker(mlp, federation, 1, alpha=alpha, gamma=gamma)
+
+
+def test_without_a_holder_there_is_nothing_to_attack(mlp, build):
+    with pytest.raises(InputError, match="a client holds a property"):
+        PropertyAttack().examples(build())
+    with pytest.raises(InputError, match="a client holds a property"):
+        active_attacker(mlp, build(), 1, alpha=0.5, gamma=1.0)
+    with pytest.raises(InputError, match=r"whose last layer is a torch.nn.Linear"):
+        active_attacker(Model(lambda: nn.Conv2d(1, 1, 1)), replace(build(), holding=object()), 1, alpha=0.5, gamma=1.0)
