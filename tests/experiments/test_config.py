@@ -245,7 +245,7 @@ BAD = [
     ("model.padding=2", r"'model.padding' must be at most 1; got 2"),
     ("engine.threads=0", r"'engine.threads' must be at least 1; got 0"),
     # one of a few words
-    ("model.name='mnist'", r"'model.name' must be 'digits-cnn', 'mnist-cnn', .* or 'logistic'; got 'mnist'"),
+    ("model.name='mnist'", r"'model.name' must be 'digits-cnn', 'mnist-cnn', .* or 'gru'; got 'mnist'"),
     ("algorithm.name='IFCA'", r"'algorithm.name' must be 'fedavg', 'ifca' or 'ifca-mir'; got 'IFCA'"),
     ("algorithm.averaging='mean'", r"'algorithm.averaging' must be 'model' or 'gradient'; got 'mean'"),
     ("red_team.attack='lira'", r"'red_team.attack' must be 'shadow', 'loss-threshold' or 'gap'; got 'lira'"),

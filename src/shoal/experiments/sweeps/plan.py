@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.core.checks import InputError
-from shoal.data import Images
+from shoal.data import Labelled
 from shoal.experiments.build import decide, images_of
 from shoal.experiments.config import Config
 from shoal.experiments.sweeps.spec import Run, Sweep
@@ -37,7 +37,7 @@ def plan(sweep: Sweep, data_dir: Path | None = None) -> tuple[Planned, ...]:
         InputError: a run that cannot be, or two runs that would be the same.
     """
     # Loaded once for all runs on the same data.
-    images: dict[tuple[str, str | None], Images] = {}
+    images: dict[tuple[str, str | None], Labelled] = {}
     planned: dict[str, Planned] = {}
     for run in sweep.runs:
         where = run.config.data.source, run.config.data.path
