@@ -165,7 +165,7 @@ def test_the_sentence_says_where_it_looked(tmp_path, cache):
 
 def test_availability_is_by_existence(tmp_path, cache):
     rows = {row.name: row for row in availability(None)}
-    assert list(rows) == ["digits", "mnist", "fashion-mnist", "emnist-byclass", "cifar10", "idx"]
+    assert list(rows) == ["digits", "reviews", "mnist", "fashion-mnist", "emnist-byclass", "cifar10", "yelp", "idx"]
     digits = rows["digits"].found
     assert digits is not None
     assert digits.is_file()

@@ -1,4 +1,4 @@
-"""Every source of pictures: where it is looked for, how it is read, how to get it."""
+"""Every source of pictures and texts: where it is looked for, how it is read, how to get it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,7 +13,9 @@ from shoal.core.checks import InputError, nearest, require
 from shoal.data.cifar import find_cifar10, load_cifar10
 from shoal.data.digits import load_sklearn_digits
 from shoal.data.idx import idx_files, load_idx_folder
-from shoal.data.images import Images
+from shoal.data.images import Images, Labelled
+from shoal.data.reviews import write_reviews
+from shoal.data.yelp import find_yelp, load_yelp
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _IDX = ", ".join(f"'{name}'" for name in _FILES) + " (plain or .gz)"
@@ -27,7 +29,7 @@ class Availability:
     Attributes:
         name: name of the source.
         found: the folder or file it would be read from; None if it is not here (or needs a path).
-        images: how many pictures of which size the official set has, such as ``"70,000 of 28x28"``.
+        images: how many pictures of which size, or texts, the official set has, such as ``"70,000 of 28x28"``.
         how: how to get it.
     """
 
@@ -44,7 +46,7 @@ class _Source:
     images: str
     how: str
     find: Callable[[Path], Path | None]
-    load: Callable[[Path], Images]
+    load: Callable[[Path], Labelled]
     torchvision: str = ""
     system: tuple[Path, ...] = ()
 
@@ -87,12 +89,21 @@ _SOURCES: dict[str, _Source] = {
         find_cifar10,
         load_cifar10,
     ),
+    "yelp": _Source(
+        "texts by 10 authors",
+        "put the official Yelp Open Dataset's yelp_academic_dataset_review.json, plain or .gz, into a folder that "
+        "--data-dir or SHOAL_DATA names",
+        find_yelp,
+        load_yelp,
+    ),
     "idx": _Source("any", f"give the folder with your own {_IDX} as its path", lambda _: None, _idx("idx", None)),
 }
-_NAMES = ("digits", *_SOURCES)
+_NAMES = ("digits", "reviews", *_SOURCES)
 
 
-def load_images(name: str, *, data_dir: Path | None = None, path: Path | None = None) -> Images:
+def load_images(
+    name: str, *, data_dir: Path | None = None, path: Path | None = None, task: str | None = None
+) -> Labelled:
     """Find and read a source.
 
     Without a path it is looked for in ``data_dir`` (else in the folder that the environment variable
@@ -101,10 +112,11 @@ def load_images(name: str, *, data_dir: Path | None = None, path: Path | None = 
     such files itself counts as either.
 
     Args:
-        name: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10`` or ``idx`` (any folder in
-            MNIST's format, which needs a path).
+        name: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``idx`` (any folder in
+            MNIST's format, which needs a path), or the texts ``reviews`` (made up) and ``yelp``.
         data_dir: a folder that holds one or more sets.
         path: the folder or archive of this source; nothing else is looked at then.
+        task: what is learned, and perhaps which property is marked, as "score/author-1" for texts; None: the labels.
 
     Raises:
         InputError: unknown name, not found, or the files are damaged.
@@ -116,23 +128,28 @@ def load_images(name: str, *, data_dir: Path | None = None, path: Path | None = 
     if name == "digits":
         require(path is None, f"data source 'digits' comes with scikit-learn and takes no path; got '{path}'")
         return load_sklearn_digits()
+    if name == "reviews":
+        require(path is None, f"data source 'reviews' is made up in memory and takes no path; got '{path}'")
+        return write_reviews() if task is None else write_reviews(task)
     source = _SOURCES[name]
+    load = partial(load_yelp, task=task) if name == "yelp" and task is not None else source.load
     if path is not None:
         path = path.expanduser()
         require(path.exists(), f"data source '{name}' has the path '{path}', which does not exist; {source.how}")
-        return source.load(path)
+        return load(path)
     require(name != "idx", f"data source 'idx' needs a path; {source.how}")
     found = _find(name, data_dir)
     if found is None:
         looked = ", ".join(f"'{folder}'" for folder in _folders(name, data_dir))
         raise InputError(f"data source '{name}' is not on this machine: looked in {looked}; to get it, {source.how}")
-    return source.load(found)
+    return load(found)
 
 
 def availability(data_dir: Path | None) -> list[Availability]:
     """What `load_images` would find for each source with this ``data_dir``, by existence only: nothing is read."""
     digits = Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"
     rows = [Availability("digits", digits, "1,797 of 8x8", "it comes with scikit-learn")]
+    rows.append(Availability("reviews", Path(__file__).with_name("reviews.py"), "8,000 texts", "it comes with shoal"))
     rows += [Availability(name, _find(name, data_dir), one.images, one.how) for name, one in _SOURCES.items()]
     return rows
 

@@ -128,8 +128,8 @@ class Logistic(nn.Module):
 
 
 class FacesCNN(nn.Module):
-    """The face network of Melis et al. (S&P 2019), which the RAID 2023 paper takes over: three convolutions of 3x3
-    without padding, each pooled, and 256 hidden neurons; 880,450 parameters for 3x62x47 images and 2 classes.
+    """The face network of Melis et al. (S&P 2019), which Kim et al. (RAID 2023) take over: three convolutions of
+    3x3 without padding, each pooled, and 256 hidden neurons; 880,450 parameters for 3x62x47 images and 2 classes.
 
     Args:
         channels: of the images.

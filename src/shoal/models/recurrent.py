@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 
 class ReviewGRU(nn.Module):
-    """The review network of Xu et al. (RAID 2023): words of 100 numbers, a GRU of 128 units, a linear layer.
+    """The review network of Kim et al. (RAID 2023): words as 100 numbers each, a GRU of 128 units, a linear layer.
 
     A text is read up to its last word, whatever the padding after it: outputs do not depend on how long the other
     texts are. The authors' public code goes on reading the padding and takes the hidden vector after that.
@@ -71,7 +71,10 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,  # noqa: ANN401
+        *slopes: Tensor,
+    ) -> tuple[Tensor | None, ...]:
         before, new, recalled, opened, weight = ctx.saved_tensors
         size = weight.shape[1]
         reset, update = opened.chunk(2, dim=1)
