@@ -15,6 +15,7 @@ from shoal.data import (
     Images,
     Preferences,
     Split,
+    Texts,
     draw_preferences,
     load_images,
     split_images,
@@ -24,7 +25,7 @@ from shoal.experiments.config import Config, read_config
 from shoal.experiments.result import Result
 from shoal.experiments.runs import run
 from shoal.experiments.simulation import simulate
-from shoal.models import Model, Shape, named_model
+from shoal.models import Model, Shape, TextShape, named_model
 
 __all__ = [
     "IFCA",
@@ -51,6 +52,8 @@ __all__ = [
     "Shokri",
     "Split",
     "Stream",
+    "TextShape",
+    "Texts",
     "Training",
     "draw_preferences",
     "load_images",

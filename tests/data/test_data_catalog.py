@@ -193,14 +193,16 @@ def test_availability_is_by_existence(tmp_path, cache):
     assert list(rows) == [
         "digits",
         "faces",
+        "reviews",
         "mnist",
         "fashion-mnist",
         "emnist-byclass",
         "cifar10",
         "lfw",
+        "yelp",
         "idx",
     ]
-    for name in ("digits", "faces"):
+    for name in ("digits", "faces", "reviews"):
         found = rows[name].found
         assert found is not None
         assert found.is_file()

@@ -11,12 +11,14 @@ from torch.nn import functional
 
 from shoal.core.checks import InputError
 from shoal.core.randomness import Stream, seeded
-from shoal.models import MLP, MODELS, VGG, DigitsCNN, FemnistCNN, Logistic, MnistCNN, Shape, named_model
+from shoal.models import MLP, MODELS, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN, Shape, named_model
 
 MNIST = Shape(1, 28, 28, 10)
 FEMNIST = Shape(1, 28, 28, 62)
 CIFAR = Shape(3, 32, 32, 10)
 DIGITS = Shape(1, 8, 8, 10)
+FACES = Shape(3, 62, 47, 2)
+SMALL = [name for name in MODELS if not name.startswith("vgg") and name not in {"faces-cnn", "gru"}]
 
 
 def images(count: int, shape: Shape) -> Tensor:
@@ -50,7 +52,14 @@ HAND_COUNTS = {
     "mnist-cnn": (MNIST, {}, 50_186),
     "femnist-cnn, no padding": (FEMNIST, {"padding": 0}, CONVOLUTIONS_32_64 + 128 * (64 * 12 * 12 + 1) + 62 * 129),
     "femnist-cnn, padding": (FEMNIST, {"padding": 1}, CONVOLUTIONS_32_64 + 128 * (64 * 14 * 14 + 1) + 62 * 129),
+    "faces-cnn": (FACES, {}, 32 * 28 + 64 * (32 * 9 + 1) + 128 * (64 * 9 + 1) + 256 * (128 * 6 * 4 + 1) + 2 * 257),
+    "faces-cnn, small": (
+        FACES,
+        {"filters": [4, 5, 6], "hidden": 7},
+        4 * 28 + 5 * (4 * 9 + 1) + 6 * (5 * 9 + 1) + 7 * (6 * 6 * 4 + 1) + 2 * 8,
+    ),
     "mlp": (MNIST, {"hidden": 200}, 159_010),
+    "mlp, by itself": (MNIST, {}, 159_010),
     "logistic": (MNIST, {}, 7_850),
     "digits-cnn": (DIGITS, {}, 16 * (9 + 1) + 32 * (16 * 9 + 1) + 64 * (32 * 16 + 1) + 10 * 65),
 }
@@ -113,19 +122,58 @@ def literal_digits(n: DigitsCNN, x: Tensor) -> Tensor:
     return n.output(functional.relu(n.hidden(features.flatten(1))))
 
 
+def literal_faces(n: FacesCNN, x: Tensor) -> Tensor:
+    features = relu_then_pool(n.third(relu_then_pool(n.second(relu_then_pool(n.first(x))))))
+    return n.output(functional.relu(n.hidden(features.flatten(1))))
+
+
+def test_faces_take_images_that_are_not_square_and_pool_three_times() -> None:
+    network = built(FacesCNN)
+    x = images(2, FACES)
+    assert inputs_of(network, nn.Conv2d, x) == [(3, 62, 47), (32, 30, 22), (64, 14, 10)]
+    assert inputs_of(network, nn.Linear, x) == [(128 * 6 * 4,), (256,)]
+    assert network(x).shape == (2, 2)
+
+
+@pytest.mark.parametrize(("height", "width"), [(62, 47), (22, 23), (47, 62)])
+def test_faces_give_the_same_in_onednn_s_layout(height: int, width: int) -> None:
+    network = built(FacesCNN, height=height, width=width)
+    x = images(3, Shape(3, height, width, 2))
+    assert network.onednn_layout
+    parameters = list(network.parameters())
+    found = []
+    for given in (x, x.to_mkldnn(), x.contiguous(memory_format=torch.channels_last)):
+        outputs = network(given)
+        outputs = outputs.to_dense() if outputs.is_mkldnn else outputs
+        loss = functional.cross_entropy(outputs, torch.tensor([0, 1, 1]))
+        found.append((outputs, *torch.autograd.grad(loss, parameters)))
+    for other in found[1:]:
+        for ours, theirs in zip(other, found[0], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_faces_too_small_to_pool_three_times_are_refused() -> None:
+    assert named_model("faces-cnn", Shape(1, 22, 30, 2)).network()(images(1, Shape(1, 22, 30, 2))).shape == (1, 2)
+    with pytest.raises(InputError, match=r"'faces-cnn' takes images of at least 22x22 pixels; the data has 30x21"):
+        named_model("faces-cnn", Shape(1, 30, 21, 2))
+    with pytest.raises(InputError, match=r"'model.filters' must be three numbers for 'faces-cnn'; got 2"):
+        named_model("faces-cnn", FACES, filters=[3, 4])
+
+
 @pytest.mark.parametrize(
     ("build", "literal", "shape"),
     [
         (MnistCNN, literal_mnist, MNIST),
         (FemnistCNN, literal_femnist, FEMNIST),
         (DigitsCNN, literal_digits, DIGITS),
+        (FacesCNN, literal_faces, FACES),
     ],
-    ids=["mnist", "femnist", "digits"],
+    ids=["mnist", "femnist", "digits", "faces"],
 )
 def test_pool_then_relu_is_relu_then_pool_in_outputs_and_gradients(build, literal, shape) -> None:
     network = built(build)
     x = images(4, shape)
-    labels = torch.tensor([0, 1, 2, 3])
+    labels = torch.arange(4) % shape.classes
     gradients = []
     for forward in (network, lambda x: literal(network, x)):
         outputs = forward(x)
@@ -211,7 +259,7 @@ def test_mlp_is_one_hidden_layer_with_relu() -> None:
     torch.testing.assert_close(network(x), hidden @ network.output.weight.T + network.output.bias)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("vgg")])
+@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("shape", [Shape(1, 8, 8, 10), Shape(3, 13, 13, 4)], ids=["grey 8", "colour 13"])
 def test_every_small_model_fits_itself_to_the_images_and_classes(name: str, shape: Shape) -> None:
     network = named_model(name, shape).network()
@@ -250,7 +298,7 @@ def test_flat_models_take_images_that_are_not_square(name: str) -> None:
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(InputError, match=r"model.name = 'mnist-cn' is not a model; did you mean 'mnist-cnn'\?"):
         named_model("mnist-cn", MNIST)
-    with pytest.raises(InputError, match=r"known: digits-cnn, femnist-cnn, logistic, .*vgg16"):
+    with pytest.raises(InputError, match=r"known: digits-cnn, faces-cnn, femnist-cnn, gru, logistic, .*vgg16"):
         named_model("qqq", MNIST)
 
 

@@ -1,12 +1,12 @@
-"""What there is: images, where they come from, how they are shifted and dealt out to clients.
+"""What there is: images and texts, where they come from, how they are shifted and dealt out to clients.
 
-May import `core`. To add a source: a file that returns `Images`, and its name in `catalog.py`.
+May import `core`. To add a source: a file that returns `Images` or `Texts`, and its name in `catalog.py`.
 """
 
 from shoal.data.catalog import availability, load_images
 from shoal.data.federation import Examples, Federation, Preferences
 from shoal.data.holding import Holding
-from shoal.data.images import Images, Texts
+from shoal.data.images import Images, Labelled, Texts
 from shoal.data.preferences import draw_preferences
 from shoal.data.property_split import PropertySplit, deal_property, split_property
 from shoal.data.shards import Shards
@@ -19,6 +19,7 @@ __all__ = [
     "Group",
     "Holding",
     "Images",
+    "Labelled",
     "Preferences",
     "PropertySplit",
     "Shards",

@@ -1,4 +1,4 @@
-"""Every source of pictures: where it is looked for, how it is read, how to get it."""
+"""Every source of pictures and texts: where it is looked for, how it is read, how to get it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,9 +14,11 @@ from shoal.data import faces
 from shoal.data.cifar import find_cifar10, load_cifar10
 from shoal.data.digits import load_sklearn_digits
 from shoal.data.idx import idx_files, load_idx_folder
-from shoal.data.images import Images
+from shoal.data.images import Images, Labelled
 from shoal.data.lfw import find_lfw, load_lfw
+from shoal.data.reviews import write_reviews
 from shoal.data.strokes import with_task
+from shoal.data.yelp import find_yelp, load_yelp
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _IDX = ", ".join(f"'{name}'" for name in _FILES) + " (plain or .gz)"
@@ -30,7 +32,7 @@ class Availability:
     Attributes:
         name: name of the source.
         found: the folder or file it would be read from; None if it is not here (or needs a path).
-        images: how many pictures of which size the official set has, such as ``"70,000 of 28x28"``.
+        images: how many pictures of which size, or texts, the official set has, such as ``"70,000 of 28x28"``.
         how: how to get it.
     """
 
@@ -47,7 +49,7 @@ class _Source:
     images: str
     how: str
     find: Callable[[Path], Path | None]
-    load: Callable[[Path, str | None], Images]
+    load: Callable[[Path, str | None], Labelled]
     torchvision: str = ""
     system: tuple[Path, ...] = ()
 
@@ -102,14 +104,21 @@ _SOURCES: dict[str, _Source] = {
         find_lfw,
         load_lfw,
     ),
+    "yelp": _Source(
+        "texts by 10 authors",
+        "put the official Yelp Open Dataset's yelp_academic_dataset_review.json, plain or .gz, into a folder that "
+        "--data-dir or SHOAL_DATA names",
+        find_yelp,
+        lambda path, task: load_yelp(path, "score" if task is None else task),
+    ),
     "idx": _Source("any", f"give the folder with your own {_IDX} as its path", lambda _: None, _idx("idx", None)),
 }
-_NAMES = ("digits", "faces", *_SOURCES)
+_NAMES = ("digits", "faces", "reviews", *_SOURCES)
 
 
 def load_images(
     name: str, *, data_dir: Path | None = None, path: Path | None = None, task: str | None = None
-) -> Images:
+) -> Labelled:
     """Find and read a source.
 
     Without a path it is looked for in ``data_dir`` (else in the folder that the environment variable
@@ -118,12 +127,13 @@ def load_images(
     such files itself counts as either.
 
     Args:
-        name: ``digits``, ``faces``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw`` or ``idx``
-            (any folder in MNIST's format, which needs a path).
+        name: ``digits``, ``faces``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``idx``
+            (any folder in MNIST's format, which needs a path), or the texts ``reviews`` (made up) and ``yelp``.
         data_dir: a folder that holds one or more sets.
         path: the folder or archive of this source; nothing else is looked at then.
         task: main label and property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. `draw_faces` and `load_lfw` say theirs and
-            need one; grey pictures have ``class``, ``class/thick`` and ``class/slanted``; ``cifar10`` has none.
+            need one; grey pictures have ``class``, ``class/thick`` and ``class/slanted``, texts ``score`` and
+            ``score/author-1`` to ``score/author-10``; ``cifar10`` has none.
 
     Raises:
         InputError: unknown name, not found, the files are damaged, or the source has no such task.
@@ -138,6 +148,9 @@ def load_images(
     if name == "faces":
         require(path is None, f"data source 'faces' is drawn and takes no path; got '{path}'")
         return faces.draw_faces(task)
+    if name == "reviews":
+        require(path is None, f"data source 'reviews' is made up in memory and takes no path; got '{path}'")
+        return write_reviews("score" if task is None else task)
     source = _SOURCES[name]
     if path is not None:
         path = path.expanduser()
@@ -156,6 +169,7 @@ def availability(data_dir: Path | None) -> list[Availability]:
     digits = Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"
     rows = [Availability("digits", digits, "1,797 of 8x8", "it comes with scikit-learn")]
     rows.append(Availability("faces", Path(faces.__file__), "6,000 of 62x47", "they are drawn"))
+    rows.append(Availability("reviews", Path(__file__).with_name("reviews.py"), "8,000 texts", "they are made up"))
     rows += [Availability(name, _find(name, data_dir), one.images, one.how) for name, one in _SOURCES.items()]
     return rows
 

@@ -28,6 +28,11 @@ class Images:
     classes: int
     holds: Tensor | None = None
 
+    @property
+    def kind(self) -> str:
+        """What it is a set of, in sentences."""
+        return "images"
+
 
 @dataclass(frozen=True, eq=False)
 class Texts:
@@ -47,3 +52,12 @@ class Texts:
     train_count: int
     classes: int
     holds: Tensor | None = None
+
+    @property
+    def kind(self) -> str:
+        """What it is a set of, in sentences."""
+        return "texts"
+
+
+Labelled = Images | Texts
+"""What a source gives."""

@@ -13,7 +13,7 @@ from shoal.core.checks import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Examples, Federation, Preferences
 from shoal.data.holding import Holding
-from shoal.data.images import Images, Texts
+from shoal.data.images import Labelled, Texts
 from shoal.data.shards import Shards
 from shoal.data.split import Split
 
@@ -69,7 +69,7 @@ class Dealt:
     test: Tensor
 
 
-def deal_property(given: Images | Texts, plan: PropertySplit, stream: Stream) -> Dealt:
+def deal_property(given: Labelled, plan: PropertySplit, stream: Stream) -> Dealt:
     """Which examples go where.
 
     Raises:
@@ -112,7 +112,7 @@ def deal_property(given: Images | Texts, plan: PropertySplit, stream: Stream) ->
     )
 
 
-def split_property(given: Images | Texts, plan: PropertySplit, preferences: Preferences, stream: Stream) -> Federation:
+def split_property(given: Labelled, plan: PropertySplit, preferences: Preferences, stream: Stream) -> Federation:
     """The federation that ``plan`` deals out of ``given``, with its `Holding`; errors as `deal_property`."""
     dealt = deal_property(given, plan, stream)
     rows = torch.cat(dealt.clients)
@@ -135,7 +135,7 @@ def split_property(given: Images | Texts, plan: PropertySplit, preferences: Pref
     )
 
 
-def _held(given: Images | Texts) -> Tensor:
+def _held(given: Labelled) -> Tensor:
     """Which examples hold the property, if there is something to tell apart."""
     holds = given.holds
     if holds is None:
@@ -184,11 +184,11 @@ def _skewed(labels: np.ndarray, clients: int, alpha: float, draw: np.random.Gene
     return owners
 
 
-def _inputs(given: Images | Texts, rows: Tensor) -> Tensor:
+def _inputs(given: Labelled, rows: Tensor) -> Tensor:
     if isinstance(given, Texts):
         return given.words[rows]
     return given.pixels[rows].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).float() / given.white
 
 
-def _examples(given: Images | Texts, rows: Tensor) -> Examples:
+def _examples(given: Labelled, rows: Tensor) -> Examples:
     return Examples(_inputs(given, rows), given.labels[rows], torch.zeros(len(rows), dtype=torch.int64))

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal.core.checks import require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Examples, Federation, Preferences
-from shoal.data.images import Images
+from shoal.data.images import Labelled, Texts
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group
 
@@ -52,8 +52,16 @@ class Split:
             "twice; leave one of them out",
         )
 
-    def check(self, images: Images, groups: Sequence[Group]) -> None:
-        """Raise `InputError` for too few images, shares that do not sum to 1, or a group without its client."""
+    def check(self, images: Labelled, groups: Sequence[Group]) -> None:
+        """Raise `InputError` for too few images, shares that do not sum to 1, a group without its client, or one that
+        shifts texts.
+        """
+        for group in groups:
+            require(
+                not isinstance(images, Texts) or (group.rotation is None and group.brightness is None),
+                f"'data.groups.{group.name}' rotates or brightens images, but {images.name} has texts; leave "
+                "'rotation' and 'brightness' out",
+            )
         require(
             any(group.share > 0 for group in groups),
             f"at least one share of 'data.groups' must be above 0; got {_spell(groups)}",
@@ -75,19 +83,20 @@ class Split:
         asked = clients * each + self.shadow_examples + test
         require(
             asked <= len(images.labels),
-            f"'data' asks for {asked:,} images ({clients} clients x {each} + {self.shadow_examples:,} shadow + "
+            f"'data' asks for {asked:,} {images.kind} ({clients} clients x {each} + {self.shadow_examples:,} shadow + "
             f"{test:,} test{where}), but {images.name} has {len(images.labels):,}",
         )
 
 
 def split_images(
-    images: Images, plan: Split, groups: Sequence[Group], preferences: Preferences, stream: Stream
+    images: Labelled, plan: Split, groups: Sequence[Group], preferences: Preferences, stream: Stream
 ) -> Federation:
-    """Deal ``images`` out to the clients of ``groups``, shadow set and test set, each image shifted by its group.
+    """Deal ``images`` out to the clients of ``groups``, shadow set and test set, each image shifted by its group; or
+    texts, as they are.
 
     Raises:
-        InputError: more images asked for than there are, shares that do not sum to 1, or a group with a share but
-            without a client.
+        InputError: more images asked for than there are, shares that do not sum to 1, a group with a share but
+            without a client, or texts with a group that shifts.
     """
     plan.check(images, groups)
     counts = apportion([group.share for group in groups], plan.clients)
@@ -201,14 +210,19 @@ def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> T
 
 @dataclass(frozen=True, eq=False)
 class _Shifter:
-    """Turns rows of a set of images into shifted images in [0, 1]; a row's shift depends on the row alone."""
+    """Turns rows of a set of images into shifted images in [0, 1], each by its row alone; texts cannot be shifted."""
 
-    images: Images
+    images: Labelled
     groups: tuple[Group, ...]
     stream: Stream
 
     def pixels(self, rows: Tensor, group: Tensor) -> Tensor:
-        """The images at ``rows`` (m,), shifted by their ``group`` (m,): (m, C, H, W) float32, channels last."""
+        """The images at ``rows`` (m,), shifted by their ``group`` (m,): (m, C, H, W) float32, channels last.
+
+        Texts are taken as they are: (m, L) int64.
+        """
+        if isinstance(self.images, Texts):
+            return self.images.words[rows]
         draws = torch.rand(len(self.images.labels), 2, generator=self.stream("shift").generator())
         _, channels, height, width = self.images.pixels.shape
         shifted = torch.empty(len(rows), height, width, channels).permute(0, 3, 1, 2)

@@ -1,5 +1,6 @@
-"""Inputs in memory: images are kept as (M, H, W, C), which is how the fast kernels read them."""
+"""Inputs in memory: images as (M, H, W, C), which is how the fast kernels read them, and texts as whole numbers."""
 
+import torch
 from torch import Tensor
 
 
@@ -19,3 +20,13 @@ def inputs(stored: Tensor) -> Tensor:
 def gather(x: Tensor, rows: Tensor) -> Tensor:
     """The inputs at ``rows``, a new tensor that keeps the layout of x."""
     return inputs(storage(x)[rows])
+
+
+def precise(x: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Inputs as a network computes with them: images in ``dtype``; the numbers of words as they are, since a network
+    looks them up, and bfloat16 tells few of 3,000 apart.
+
+    >>> precise(torch.tensor([2999, 3000]), torch.bfloat16, torch.device("cpu"))
+    tensor([2999, 3000])
+    """
+    return x.to(device=device, dtype=x.dtype if x.dtype in (torch.int32, torch.int64) else dtype)

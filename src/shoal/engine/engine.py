@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.core.checks import InputError, require
 from shoal.data.federation import Examples, Federation
 from shoal.data.shards import Shards
-from shoal.data.storage import inputs, storage
+from shoal.data.storage import inputs, precise, storage
 from shoal.engine.local import Draws, LocalSGD
 from shoal.engine.loop import Loop
 from shoal.engine.memory import keep_freed_memory
@@ -60,7 +60,7 @@ class Engine:
         backend: "loop", "vmap", or None for the rule of `vmapped.fits`.
 
     Raises:
-        InputError: CUDA asked for and absent, or batch norm under vmap.
+        InputError: CUDA asked for and absent, or batch norm or recurrent layers under vmap.
     """
 
     def __init__(
@@ -89,8 +89,9 @@ class Engine:
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
         if self.backend == "vmap":
-            normed = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.network().modules())
-            require(not normed, '\'engine.backend\' = "vmap" cannot train batch norm; use "loop"')
+            for kind, name in ((nn.modules.batchnorm._NormBase, "batch norm"), (nn.RNNBase, "recurrent layers")):
+                found = any(isinstance(module, kind) for module in model.network().modules())
+                require(not found, f'\'engine.backend\' = "vmap" cannot train {name}; use "loop"')
         self._trainer = Vmapped(model, self.device, self.dtype) if self.backend == "vmap" else Loop()
         self._seats = threading.local()
         keep_freed_memory()
@@ -121,8 +122,7 @@ class Engine:
         """The federation with its inputs stored as this engine reads them fastest; results are the same without."""
 
         def stored(x: Tensor) -> Tensor:
-            kept = storage(x).to(device=self.device, dtype=self.dtype).contiguous()
-            return inputs(kept)
+            return inputs(precise(storage(x), self.dtype, self.device).contiguous())
 
         def shards(given: Shards) -> Shards:
             return replace(given, x=stored(given.x), y=given.y.to(self.device))
@@ -239,7 +239,7 @@ class Engine:
             seat = self._seat()
             seat.load(model)
             batch = stored[where] if rows is None else stored[rows[where]]
-            return finish(seat.outputs(inputs(batch.to(device=self.device, dtype=self.dtype))), where)
+            return finish(seat.outputs(inputs(precise(batch, self.dtype, self.device))), where)
 
         done = self._in_order(work, [(model, where) for model in models for where in batches])
         for _ in models:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from shoal.data.shards import Shards
-from shoal.data.storage import gather
+from shoal.data.storage import gather, precise
 from shoal.engine.local import Draws, LocalSGD
 from shoal.engine.seat import Seat
 
@@ -59,4 +59,4 @@ def _train(seat: Seat, shards: Shards, mine: Tensor, orders: Tensor, local: Loca
 
 def _examples(seat: Seat, shards: Shards, rows: Tensor) -> tuple[Tensor, Tensor]:
     chosen, device = rows.to(shards.y.device), seat.row.device
-    return gather(shards.x, chosen).to(device=device, dtype=seat.dtype), shards.y[chosen].to(device)
+    return precise(gather(shards.x, chosen), seat.dtype, device), shards.y[chosen].to(device)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shoal.core.layout import Layout
 from shoal.data.shards import Shards
-from shoal.data.storage import storage
+from shoal.data.storage import precise, storage
 from shoal.engine.gradients import Given, Gradients
 from shoal.engine.local import Draws, LocalSGD
 from shoal.engine.seat import Seat
@@ -45,7 +45,7 @@ class Vmapped:
             if span is not None:
                 span.expect(shape, steps, self._device)
             else:
-                self._gradients.expect(shape, steps, lambda shape=shape: self._example(shape))
+                self._gradients.expect(shape, steps, lambda shape=shape: self._example(shape, shards.x.dtype))
         return parts
 
     def train(self, seat: Seat, rows: Tensor, shards: Shards, owners: Tensor, draws: Draws, local: LocalSGD) -> None:
@@ -73,7 +73,7 @@ class Vmapped:
     def _batch(self, shards: Shards, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Stored inputs (n, B, ...), labels (n, B) and shares (n, B) of a step, where they are computed with."""
         stored, there = storage(shards.x), rows.to(shards.y.device)
-        x = stored[there].to(device=self._device, dtype=self._dtype)
+        x = precise(stored[there], self._dtype, self._device)
         return x, shards.y[there].to(self._device), share.to(self._device)
 
     def _span(self, shards: Shards, local: LocalSGD, examples: int, steps: int) -> Spanned | None:
@@ -87,11 +87,12 @@ class Vmapped:
         trained = [slot.name for slot in self._layout.slots if slot.start < self._layout.trainable]
         return {name: rest.pop(name) for name in trained}, rest
 
-    def _example(self, shape: torch.Size) -> Given:
-        """Arguments of a gradient for stored inputs of a shape (n, B, ...), all zero."""
+    def _example(self, shape: torch.Size, kind: torch.dtype) -> Given:
+        """Arguments of a gradient for stored inputs of a shape (n, B, ...) and dtype, all zero."""
         weights, rest = self._tensors(torch.zeros(shape[0], self._layout.size, device=self._device))
         zeros = torch.zeros(shape[:2], device=self._device)
-        return weights, rest, torch.zeros(shape, device=self._device, dtype=self._dtype), zeros.long(), zeros
+        x = precise(torch.zeros(shape, dtype=kind), self._dtype, self._device)
+        return weights, rest, x, zeros.long(), zeros
 
 
 def _steps(shards: Shards, owners: Tensor, orders: Tensor, local: LocalSGD) -> list[tuple[Tensor, Tensor]]:

@@ -19,10 +19,11 @@ from shoal.core.randomness import Stream
 from shoal.data import (
     Federation,
     Group,
-    Images,
+    Labelled,
     Preferences,
     PropertySplit,
     Split,
+    Texts,
     deal_property,
     draw_preferences,
     load_images,
@@ -30,9 +31,9 @@ from shoal.data import (
     split_property,
 )
 from shoal.engine import Algorithm, LocalSGD, resolve_backend
-from shoal.experiments.config import Config, DataSection
+from shoal.experiments.config import Config, DataSection, ModelSection
 from shoal.experiments.simulation import Simulation, check_together
-from shoal.models import Model, Shape, named_model
+from shoal.models import FILTERS, HIDDEN, Model, Shape, TextShape, named_model
 
 
 def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulation]:
@@ -76,13 +77,13 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
     return decided, simulation
 
 
-def images_of(config: Config, data_dir: Path | None = None) -> Images:
-    """The images of [data], from where they lie."""
+def images_of(config: Config, data_dir: Path | None = None) -> Labelled:
+    """The images or texts of [data], from where they lie."""
     path = None if config.data.path is None else Path(config.data.path)
     return load_images(config.data.source, data_dir=data_dir, path=path, task=config.data.task)
 
 
-def decide(config: Config, images: Images) -> Config:
+def decide(config: Config, images: Labelled) -> Config:
     """``config`` with everything it left open decided, without dealing out any image.
 
     Raises:
@@ -95,7 +96,7 @@ def decide(config: Config, images: Images) -> Config:
         f"{images.name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to "
         f"{largest + 1} or more",
     )
-    config = config.model_copy(update={"model": config.model.model_copy(update={"classes": classes})})
+    config = config.model_copy(update={"model": _decided(config.model, classes)})
     model = build_model(config, images)
     algorithm = build_algorithm(config)
     local = _local(config)
@@ -121,12 +122,33 @@ def decide(config: Config, images: Images) -> Config:
     )
 
 
-def build_model(config: Config, images: Images) -> Model:
+def build_model(config: Config, images: Labelled) -> Model:
     """The network of [model], fitted to the images, and to their classes unless the section says how many."""
-    _, channels, height, width = images.pixels.shape
     section = config.model
-    shape = Shape(channels, height, width, images.classes if section.classes is None else section.classes)
-    return named_model(section.name, shape, hidden=section.hidden, norm=section.norm, padding=section.padding)
+    classes = images.classes if section.classes is None else section.classes
+    if isinstance(images, Texts):
+        shape = TextShape(images.vocabulary, classes)
+    else:
+        _, channels, height, width = images.pixels.shape
+        shape = Shape(channels, height, width, classes)
+    return named_model(
+        section.name,
+        shape,
+        hidden=section.hidden,
+        filters=section.filters,
+        norm=section.norm,
+        padding=section.padding,
+    )
+
+
+def _decided(section: ModelSection, classes: int) -> ModelSection:
+    """The section with the sizes of the model it names, and without those of others."""
+    sizes: dict[str, int | list[int] | None] = {"classes": classes, "hidden": None, "filters": None}
+    if section.name in HIDDEN:
+        sizes["hidden"] = HIDDEN[section.name] if section.hidden is None else section.hidden
+    if section.name in FILTERS:
+        sizes["filters"] = list(FILTERS[section.name]) if section.filters is None else section.filters
+    return section.model_copy(update=sizes)
 
 
 def build_algorithm(config: Config) -> Algorithm:
@@ -183,7 +205,7 @@ def build_property_attack(config: Config) -> PropertyAttack | None:
     )
 
 
-def _federation(config: Config, images: Images) -> Federation:
+def _federation(config: Config, images: Labelled) -> Federation:
     stream, preferences = Stream(config.seed, ("data",)), _preferences(config)
     if config.property_attack is not None:
         return split_property(images, _property_plan(config), preferences, stream)

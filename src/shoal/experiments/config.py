@@ -47,9 +47,21 @@ class DataSection(Section):
 class ModelSection(Section):
     """[model]: the network."""
 
-    name: Literal["digits-cnn", "mnist-cnn", "femnist-cnn", "vgg11", "vgg13", "vgg16", "mlp", "logistic"]
+    name: Literal[
+        "digits-cnn",
+        "mnist-cnn",
+        "femnist-cnn",
+        "vgg11",
+        "vgg13",
+        "vgg16",
+        "mlp",
+        "logistic",
+        "faces-cnn",
+        "gru",
+    ]
     classes: Annotated[int, Field(ge=2)] | None = None
-    hidden: Annotated[int, Field(ge=1, le=100_000)] = 200
+    hidden: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    filters: Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=3, max_length=3)] | None = None
     norm: Literal["batch", "group"] = "batch"
     padding: Annotated[int, Field(ge=0, le=1)] = 0
 

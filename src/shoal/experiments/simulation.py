@@ -175,7 +175,7 @@ def prepare(simulation: Simulation, engine: Engine) -> Simulation:
     first = ready.clients.x[:1]
     try:
         outputs = engine.outputs(model.init(Stream(0, ("fits",))), first)
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"the model cannot take examples of shape {tuple(first.shape[1:])}: {reason}") from error
     shape, classes = tuple(outputs.shape[1:]), ready.classes

@@ -1,22 +1,28 @@
 """What is trained: networks as values, the papers' architectures, and the names that configs use.
 
-May import `core`. To add a network: write it in `networks.py` and name it in `catalog.py`.
+May import `core`. To add a network: write it in `networks.py` (texts: `recurrent.py`) and name it in `catalog.py`.
 """
 
-from shoal.models.catalog import MODELS, Shape, named_model
+from shoal.models.catalog import FILTERS, HIDDEN, MODELS, Shape, TextShape, named_model
 from shoal.models.model import Model, cross_entropy
-from shoal.models.networks import MLP, VGG, DigitsCNN, FemnistCNN, Logistic, MnistCNN
+from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
+from shoal.models.recurrent import ReviewGRU
 
 __all__ = [
+    "FILTERS",
+    "HIDDEN",
     "MLP",
     "MODELS",
     "VGG",
     "DigitsCNN",
+    "FacesCNN",
     "FemnistCNN",
     "Logistic",
     "MnistCNN",
     "Model",
+    "ReviewGRU",
     "Shape",
+    "TextShape",
     "cross_entropy",
     "named_model",
 ]

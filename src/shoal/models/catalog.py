@@ -1,16 +1,32 @@
 """The networks that a config can name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
 
-from shoal.core.checks import InputError, nearest, require
+from shoal.core.checks import nearest, require
 from shoal.models.model import Model
-from shoal.models.networks import MLP, VGG, DigitsCNN, FemnistCNN, Logistic, MnistCNN
+from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
+from shoal.models.recurrent import ReviewGRU
 
-MODELS = ("digits-cnn", "mnist-cnn", "femnist-cnn", "vgg11", "vgg13", "vgg16", "mlp", "logistic")
+MODELS = (
+    "digits-cnn",
+    "mnist-cnn",
+    "femnist-cnn",
+    "vgg11",
+    "vgg13",
+    "vgg16",
+    "mlp",
+    "logistic",
+    "faces-cnn",
+    "gru",
+)
+HIDDEN = {"mlp": 200, "faces-cnn": 256}
+"""Hidden neurons of the models that let one choose, if nothing is said."""
+FILTERS = {"faces-cnn": (32, 64, 128)}
+"""Filters of the convolutions of the models that let one choose, if nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -28,23 +44,51 @@ class Shape:
         return self.channels * self.height * self.width
 
 
-def named_model(name: str, shape: Shape, *, hidden: int = 200, norm: str = "batch", padding: int = 0) -> Model:
+@dataclass(frozen=True)
+class TextShape:
+    """What a network must fit: texts of words numbered 1 to ``vocabulary``, in ``classes`` classes."""
+
+    vocabulary: int
+    classes: int
+
+
+def named_model(
+    name: str,
+    shape: Shape | TextShape,
+    *,
+    hidden: int | None = None,
+    filters: Sequence[int] | None = None,
+    norm: str = "batch",
+    padding: int = 0,
+) -> Model:
     """The model called ``name``, its input and output layers fitted to ``shape``.
 
     Args:
         name: one of `MODELS`.
-        shape: images and classes it must take.
-        hidden: hidden neurons of "mlp".
+        shape: images or texts, and classes, that it must take.
+        hidden: hidden neurons of "mlp" (None: 200) and "faces-cnn" (None: 256).
+        filters: of the three convolutions of "faces-cnn" (None: 32, 64 and 128).
         norm: "batch" or "group", for the VGGs.
         padding: padding of the convolutions of "femnist-cnn" (the paper states none).
 
     Raises:
-        InputError: an unknown name, or images that the network cannot take.
+        InputError: an unknown name, or images or texts that the network cannot take.
 
     >>> named_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
     50186
     """
-    build: Callable[[], nn.Module]
+    require(name in MODELS, f"model.name = '{name}' is not a model; {nearest(name, MODELS)}")
+    if isinstance(shape, TextShape):
+        require(name == "gru", f"model.name = '{name}' takes images, but the data are texts; 'gru' takes those")
+        return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
+    require(name != "gru", "model.name = 'gru' takes texts, but the data are images; choose another model for those")
+    return Model(_of_images(name, shape, hidden=hidden, filters=filters, norm=norm, padding=padding))
+
+
+def _of_images(
+    name: str, shape: Shape, *, hidden: int | None, filters: Sequence[int] | None, norm: str, padding: int
+) -> Callable[[], nn.Module]:
+    """What builds the network of images called ``name``."""
     least = {"mnist-cnn": 4, "femnist-cnn": 6, "digits-cnn": 2, "vgg11": 32, "vgg13": 32, "vgg16": 32}.get(name, 1)
     if least > 1:
         require(
@@ -52,20 +96,27 @@ def named_model(name: str, shape: Shape, *, hidden: int = 200, norm: str = "batc
             f"model.name = '{name}' takes square images of at least {least}x{least} pixels; "
             f"the data has {shape.height}x{shape.width}",
         )
+    require(
+        name != "faces-cnn" or min(shape.height, shape.width) >= 22,
+        f"model.name = 'faces-cnn' takes images of at least 22x22 pixels; the data has {shape.height}x{shape.width}",
+    )
+    hidden = HIDDEN.get(name, 0) if hidden is None else hidden
     image = {"channels": shape.channels, "side": shape.height, "classes": shape.classes}
     match name:
         case "mnist-cnn":
-            build = partial(MnistCNN, **image)
+            return partial(MnistCNN, **image)
         case "femnist-cnn":
-            build = partial(FemnistCNN, **image, padding=padding)
+            return partial(FemnistCNN, **image, padding=padding)
         case "digits-cnn":
-            build = partial(DigitsCNN, **image)
-        case "vgg11" | "vgg13" | "vgg16":
-            build = partial(VGG, **image, depth=int(name[3:]), norm=norm)
+            return partial(DigitsCNN, **image)
+        case "faces-cnn":
+            filters = FILTERS[name] if filters is None else tuple(filters)
+            require(len(filters) == 3, f"'model.filters' must be three numbers for 'faces-cnn'; got {len(filters)}")
+            size = (shape.channels, shape.height, shape.width, shape.classes)
+            return partial(FacesCNN, *size, filters=filters, hidden=hidden)
         case "mlp":
-            build = partial(MLP, inputs=shape.inputs, hidden=hidden, classes=shape.classes)
+            return partial(MLP, inputs=shape.inputs, hidden=hidden, classes=shape.classes)
         case "logistic":
-            build = partial(Logistic, inputs=shape.inputs, classes=shape.classes)
+            return partial(Logistic, inputs=shape.inputs, classes=shape.classes)
         case _:
-            raise InputError(f"model.name = '{name}' is not a model; {nearest(name, MODELS)}")
-    return Model(build)
+            return partial(VGG, **image, depth=int(name[3:]), norm=norm)

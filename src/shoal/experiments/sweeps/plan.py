@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.core.checks import InputError
-from shoal.data import Images
+from shoal.data import Labelled
 from shoal.experiments.build import decide, images_of
 from shoal.experiments.config import Config
 from shoal.experiments.sweeps.spec import Run, Sweep
@@ -37,7 +37,7 @@ def plan(sweep: Sweep, data_dir: Path | None = None) -> tuple[Planned, ...]:
         InputError: a run that cannot be, or two runs that would be the same.
     """
     # Loaded once for all runs on the same data.
-    images: dict[tuple[str, str | None], Images] = {}
+    images: dict[tuple[str, str | None], Labelled] = {}
     planned: dict[str, Planned] = {}
     for run in sweep.runs:
         where = run.config.data.source, run.config.data.path
@@ -56,5 +56,5 @@ def plan(sweep: Sweep, data_dir: Path | None = None) -> tuple[Planned, ...]:
 
 def digest_of(config: Config) -> str:
     """64 bits that name a decided configuration, but for what only decides how fast it goes."""
-    text = json.dumps(config.model_dump(exclude=FAST), sort_keys=True)
+    text = json.dumps(config.model_dump(exclude=FAST, exclude_none=True), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

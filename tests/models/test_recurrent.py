@@ -1,0 +1,109 @@
+"""The network for texts against PyTorch's own GRU, text by text."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from shoal.core.checks import InputError
+from shoal.core.randomness import Stream, seeded
+from shoal.models import MODELS, Model, ReviewGRU, Shape, TextShape, named_model
+
+TEXTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9], [7, 9, 3], [2, 3, 8]]
+
+
+def padded(texts: list[list[int]], width: int = 0) -> Tensor:
+    width = max(width, *map(len, texts))
+    return torch.tensor([text + [0] * (width - len(text)) for text in texts])
+
+
+@pytest.fixture
+def network() -> ReviewGRU:
+    with seeded(Stream(3)):
+        return ReviewGRU(10, 4).double()
+
+
+def alone(network: ReviewGRU, text: list[int]) -> Tensor:
+    """The slow, obvious twin: PyTorch's GRU over one text without padding, and the linear layer on its last vector."""
+    outputs, _ = network.gru(network.embedding(torch.tensor([text])))
+    return network.output(outputs[0, -1])
+
+
+def test_each_text_is_read_as_pytorch_s_gru_reads_it_alone_and_unpadded(network):
+    found = network(padded(TEXTS, 12))
+    torch.testing.assert_close(found, torch.stack([alone(network, text) for text in TEXTS]))
+
+
+def test_gradients_are_those_of_pytorch_s_gru(network):
+    labels = torch.tensor([0, 1, 2, 3, 0])
+    loss = torch.nn.functional.cross_entropy
+    parameters = list(network.parameters())
+    ours = torch.autograd.grad(loss(network(padded(TEXTS, 9)), labels), parameters)
+    twin = torch.stack([alone(network, text) for text in TEXTS])
+    theirs = torch.autograd.grad(loss(twin, labels), parameters)
+    for name, a, b in zip(dict(network.named_parameters()), ours, theirs, strict=True):
+        assert b.abs().max() > 0, name
+        torch.testing.assert_close(a, b)
+
+
+def test_gradients_are_those_of_finite_differences(network):
+    names, values = zip(*network.named_parameters(), strict=True)
+    words = padded([[1, 2], [3], [4, 5, 6]])
+
+    def outputs(*given: Tensor) -> Tensor:
+        return functional_call(network, dict(zip(names, given, strict=True)), (words,))
+
+    assert torch.autograd.gradcheck(outputs, values)
+
+
+def test_neither_padding_nor_the_other_texts_nor_their_order_matter(network):
+    found = network(padded(TEXTS))
+    torch.testing.assert_close(network(padded(TEXTS, 40)), found)
+    torch.testing.assert_close(network(padded(TEXTS[::-1])).flip(0), found)
+    torch.testing.assert_close(network(padded(TEXTS[:2])), found[:2])
+
+
+def test_a_text_without_words_gives_the_output_of_nothing_read(network):
+    found = network(torch.tensor([[0, 0], [1, 2]]))
+    torch.testing.assert_close(found[0], network.output.bias)
+    torch.testing.assert_close(network(torch.zeros(1, 5, dtype=torch.int64))[0], network.output.bias)
+    assert network(torch.zeros(0, 5, dtype=torch.int64)).shape == (0, 4)
+
+
+def test_the_number_of_no_word_never_learns(network):
+    (slope,) = torch.autograd.grad(network(padded(TEXTS)).sum(), [network.embedding.weight])
+    assert torch.equal(slope[0], torch.zeros(100, dtype=torch.float64))
+    assert (slope[[7, 8, 9]].abs().sum(dim=1) > 0).all()
+
+
+def test_it_has_the_parameters_counted_by_hand():
+    """Words by 100, three gates of 128 on 100 and on 128 with two biases, and 128 by classes."""
+    expected = 3001 * 100 + 3 * 128 * (100 + 128 + 2) + 5 * (128 + 1)
+    assert named_model("gru", TextShape(3000, 5)).parameters == expected
+    assert [slot.name for slot in Model(ReviewGRU).layout.slots] == [
+        "embedding.weight",
+        "gru.weight_ih_l0",
+        "gru.weight_hh_l0",
+        "gru.bias_ih_l0",
+        "gru.bias_hh_l0",
+        "output.weight",
+        "output.bias",
+    ]
+
+
+def test_gru_is_fitted_to_texts_and_refused_for_images():
+    network = named_model("gru", TextShape(20, 3)).network()
+    assert network(torch.tensor([[20, 1, 0]])).shape == (1, 3)
+    with pytest.raises(InputError, match=r"model.name = 'gru' takes texts, but the data are images"):
+        named_model("gru", Shape(1, 28, 28, 10))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "gru"])
+def test_networks_of_images_are_refused_for_texts(name):
+    with pytest.raises(InputError, match=rf"model.name = '{name}' takes images, but the data are texts"):
+        named_model(name, TextShape(20, 3))
+
+
+def test_an_unknown_name_is_refused_for_texts_too():
+    with pytest.raises(InputError, match=r"model.name = 'gnu' is not a model; did you mean 'gru'\?"):
+        named_model("gnu", TextShape(20, 3))
