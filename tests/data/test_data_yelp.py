@@ -56,9 +56,8 @@ def dump(tmp_path):
         for user, count in counts.items():
             if turn < count:
                 k = int(user[-2:])
-                lines.append(
-                    line(user, 1.0 + (turn + k) % 5, f"Hello WORLD of {user.replace('-', '')} turn{turn} turn{turn}")
-                )
+                text = f"Hello WORLD of {user.replace('-', '')} turn{turn} turn{turn}"
+                lines.append(line(user, 1.0 + (turn + k) % 5, text))
     return write(tmp_path, lines)
 
 
@@ -202,6 +201,6 @@ def test_a_task_or_a_folder_without_the_file_is_refused(dump, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=rf"'{tmp_path / 'empty'}' has no 'yelp_academic_dataset_review.json'"):
         load_yelp(tmp_path / "empty")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(dump.read_bytes())[:-20])
     with pytest.raises(InputError, match=r"is truncated: its gzip stream ends too early"):
-        (tmp_path / "cut.gz").write_bytes(gzip.compress(dump.read_bytes())[:-20])
         load_yelp(tmp_path / "cut.gz")

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from shoal.core.checks import InputError
+from shoal.data import Images
 from shoal.engine import LocalSGD
-from shoal.experiments.build import build
+from shoal.experiments.build import build, build_model, decide
 from shoal.experiments.config import Config, parse_config, read_config
 
 BASE = """
@@ -242,6 +244,10 @@ BAD = [
     ("privacy.thresholds=[0.5]", r"'privacy.thresholds' must be two numbers, \[low, high\]; got \[0.5\]"),
     ("privacy.beta=[0.1, 2]", r"'privacy.beta' must be .*at most 1"),
     ("model.classes=1", r"'model.classes' must be at least 2; got 1"),
+    ("model.hidden=0", r"'model.hidden' must be at least 1; got 0"),
+    ("model.filters=[8, 0, 8]", r"'model.filters.*' must be at least 1.*got 0"),
+    ("model.filters=[8, 8]", r"'model.filters' must be a list of 3; got \[8, 8\]"),
+    ("model.filters=[8, 8, 8, 8]", r"'model.filters' must be a list of 3; got \[8, 8, 8, 8\]"),
     ("model.padding=2", r"'model.padding' must be at most 1; got 2"),
     ("engine.threads=0", r"'engine.threads' must be at least 1; got 0"),
     # one of a few words
@@ -351,6 +357,35 @@ def test_what_was_decided_is_written_down_and_builds_the_same(base: Path, tmp_pa
     assert resimulation.algorithm == simulation.algorithm
     assert (resimulation.federation.clients.x == simulation.federation.clients.x).all()
     assert (resimulation.federation.preferences.threshold == simulation.federation.preferences.threshold).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "hidden", "filters"),
+    [
+        (["model.name=mlp"], 200, None),
+        (["model.name=mlp", "model.hidden=7", "model.filters=[1, 2, 3]"], 7, None),
+        (["model.name=digits-cnn", "model.hidden=7"], None, None),
+    ],
+)
+def test_sizes_are_decided_for_the_models_that_have_them(base: Path, changes: list[str], hidden, filters) -> None:
+    decided, _ = built(base, *changes)
+    assert (decided.model.hidden, decided.model.filters) == (hidden, filters)
+    assert ("hidden" in decided.toml()) is (hidden is not None)
+    assert "filters" not in decided.toml()
+
+
+@pytest.mark.parametrize(
+    ("section", "hidden", "filters"),
+    [({}, 256, [32, 64, 128]), ({"hidden": 5, "filters": [2, 3, 4]}, 5, [2, 3, 4])],
+)
+def test_the_face_network_s_sizes_are_decided_and_built(base: Path, section: dict, hidden, filters) -> None:
+    table = tomllib.loads(BASE)
+    images = Images("squares", torch.zeros(400, 1, 24, 22, dtype=torch.uint8), 255, torch.arange(400) % 2, 400, 2)
+    decided = decide(parse_config(table | {"model": {"name": "faces-cnn"} | section}, "test"), images)
+    assert (decided.model.hidden, decided.model.filters) == (hidden, filters)
+    network = build_model(decided, images).network()
+    assert [layer.out_channels for layer in (network.first, network.second, network.third)] == filters  # pyright: ignore
+    assert network.hidden.out_features == hidden  # pyright: ignore
 
 
 CONTRADICTIONS = {

@@ -156,9 +156,8 @@ def _allowed(error: ErrorDetails) -> str:
     context = error.get("ctx", {})
     match error["type"]:
         case "too_short" | "too_long":
-            return (
-                "two numbers, [low, high]" if "max_length" in context or context.get("min_length") == 2 else "not empty"
-            )
+            length = int(context.get("max_length", context.get("min_length", 1)))
+            return {1: "not empty", 2: "two numbers, [low, high]"}.get(length, f"a list of {length}")
         case "string_pattern_mismatch":
             return "'cpu' or 'cuda'"
         case "literal_error":

@@ -1,0 +1,229 @@
+"""Federations of texts: words stay the numbers they are, through every backend, precision and number of threads."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal import FedAvg, Group, RedTeam, Split, Stream, Texts, draw_preferences, simulate, split_images
+from shoal.core.checks import InputError
+from shoal.data import Federation
+from shoal.engine import Engine, LocalSGD, gradients, resolve_backend
+from shoal.experiments.build import build
+from shoal.experiments.config import parse_config
+from shoal.experiments.report import report_of
+from shoal.experiments.runs import run
+from shoal.models import Model, TextShape, named_model
+
+VOCABULARY = 3000
+LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+
+
+class Bag(nn.Module):
+    """The mean of words' vectors and a linear layer, which both backends can train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY + 1, 4)
+        self.output = nn.Linear(4, 3)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.output(self.embedding(words).mean(dim=1))
+
+
+def texts(count: int, name: str) -> tuple[Tensor, Tensor]:
+    """Texts of 1 to 9 large numbers; each label has its words."""
+    draw = Stream(4)(name).generator()
+    y = torch.arange(count) % 3
+    words = VOCABULARY - 3 * torch.randint(0, 300, (count, 9), generator=draw) - y[:, None]
+    lengths = torch.randint(1, 10, (count, 1), generator=draw)
+    return torch.where(torch.arange(9) < lengths, words, 0), y
+
+
+@pytest.fixture
+def federation() -> Federation:
+    clients = [texts(size, f"client {size}") for size in (9, 14, 7, 12)]
+    return Federation.of(clients, test=texts(30, "test"), shadow=texts(30, "shadow"), classes=3)
+
+
+@pytest.fixture
+def gru() -> Model:
+    return named_model("gru", TextShape(VOCABULARY, 3))
+
+
+def trained(model: Model, federation: Federation, **settings) -> Tensor:
+    """(N, P): where every client's training ends."""
+    orders = LOCAL.orders(federation.clients, federation.ids, Stream(2))
+    start = model.init(Stream(1))[None]
+    ends = torch.empty(len(federation), model.layout.size)
+    with Engine(model, **settings) as engine:
+        ready = engine.prepare(federation)
+        which = torch.zeros(len(federation), dtype=torch.int64)
+        for owners, rows in engine.train(start, which, ready.clients, orders, LOCAL):
+            ends[owners] = rows
+    return ends
+
+
+def by_hand(model: Model, federation: Federation) -> Tensor:
+    """The slow, obvious twin: a network and an optimizer object a client, one batch after another."""
+    orders = LOCAL.orders(federation.clients, federation.ids, Stream(2))
+    ends = []
+    for i in range(len(federation)):
+        network = model.network()
+        network.load_state_dict(model.named(model.init(Stream(1))))
+        optimizer = torch.optim.SGD(network.parameters(), lr=LOCAL.learning_rate)
+        rows = federation.clients.owned(i)
+        for order in orders[i]:
+            for batch in rows[order[: len(rows)]].split(4):
+                optimizer.zero_grad()
+                outputs = network(federation.clients.x[batch])
+                nn.functional.cross_entropy(outputs, federation.clients.y[batch]).backward()
+                optimizer.step()
+        ends.append(model.layout.pack(dict(network.named_parameters())))
+    return torch.stack(ends).detach()
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_training_on_words_is_sgd(federation, backend, monkeypatch):
+    model = Model(Bag)
+    expected = by_hand(model, federation)
+    torch.testing.assert_close(trained(model, federation, backend=backend), expected, rtol=1e-4, atol=1e-6)
+    monkeypatch.setattr(gradients, "_TRACE_AFTER", 1)
+    torch.testing.assert_close(trained(model, federation, backend=backend), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_training_a_gru_is_sgd_and_moves_only_the_words_that_are_read(federation, gru):
+    ends = trained(gru, federation)
+    torch.testing.assert_close(ends, by_hand(gru, federation), rtol=1e-4, atol=1e-6)
+    moved = gru.layout.views(ends - gru.init(Stream(1)))["embedding.weight"].abs().amax(dim=2) > 0
+    for i, row in enumerate(moved):
+        words = federation.clients.x[federation.clients.owned(i)].unique()
+        assert torch.equal(row.nonzero().flatten(), words[words > 0])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_words_stay_whole_numbers_whatever_the_precision(federation, precision, backend):
+    """3,000 and 2,999 are one number in bfloat16; they must not be one word."""
+    model = Model(Bag)
+    with Engine(model, precision=precision, backend=backend) as engine:
+        ready = engine.prepare(federation)
+        for given, kept in ((federation.clients, ready.clients), (federation.test, ready.test)):
+            assert kept.x.dtype == torch.int64
+            assert torch.equal(kept.x, given.x)
+        pair = torch.tensor([[VOCABULARY], [VOCABULARY - 1]])
+        first, second = engine.outputs(model.init(Stream(0)), pair)
+        assert not torch.equal(first, second)
+    ends = trained(model, federation, precision=precision, backend=backend)
+    moved = model.layout.views(ends - model.init(Stream(1)))["embedding.weight"].abs().amax(dim=2) > 0
+    words = federation.clients.x[federation.clients.owned(0)].unique()
+    assert set(moved[0].nonzero().flatten().tolist()) <= set(words.tolist())
+
+
+def test_a_gru_in_bfloat16_is_close_to_one_in_float32(federation, gru):
+    rough, exact = trained(gru, federation, precision="bf16"), trained(gru, federation)
+    start = gru.init(Stream(1))
+    assert (rough - exact).norm() < 0.1 * (exact - start).norm()
+
+
+def test_two_threads_give_a_gru_s_federation_bit_for_bit_what_one_gives(federation, gru):
+    done = [
+        simulate(federation, gru, FedAvg(), LOCAL, rounds=2, threads=threads, red_team=RedTeam(every=1))
+        for threads in (1, 2)
+    ]
+    assert torch.equal(done[0].state.models, done[1].state.models)
+    assert torch.equal(done[0].state.risks, done[1].state.risks)
+    assert torch.isfinite(done[0].state.models).all()
+
+
+def test_a_gru_is_trained_by_the_loop(gru):
+    assert resolve_backend(gru) == "loop"
+    with pytest.raises(InputError, match=r"'engine.backend' = \"vmap\" cannot train recurrent layers; use \"loop\""):
+        Engine(gru, backend="vmap")
+
+
+def test_words_that_the_network_does_not_know_are_refused(federation):
+    small = named_model("gru", TextShape(20, 3))
+    with pytest.raises(InputError, match=r"the model cannot take examples of shape \(9,\)"):
+        simulate(federation, small, FedAvg(), LOCAL, rounds=1)
+
+
+# --- dealing texts out, and whole runs ---------------------------------------------------------------------------
+
+
+def numbered(count: int) -> Texts:
+    """Texts of two words that spell their own number."""
+    number = torch.arange(count)
+    return Texts("numbers", torch.stack([number // 10, number % 10], dim=1) + 1, 11, number % 2, count, 2)
+
+
+def test_texts_are_dealt_out_as_they_are():
+    given = numbered(60)
+    preferences = draw_preferences(4, (0.5, 0.8), 0.5, Stream(0))
+    plan = Split(clients=4, examples_per_client=10, shadow_examples=5, test_examples=8, dirichlet_alpha=1.0)
+    groups = (Group("few", 0.25), Group("many", 0.75))
+    dealt = split_images(given, plan, groups, preferences, Stream(0))
+    parts = [dealt.clients, dealt.shadow, dealt.test]
+    assert all(part.x.dtype == torch.int64 for part in parts)
+    number = torch.cat([(part.x[:, 0] - 1) * 10 + part.x[:, 1] - 1 for part in parts])
+    assert len(number.unique()) == len(number) == 53
+    assert torch.equal(torch.cat([part.y for part in parts]), given.labels[number])
+
+
+@pytest.mark.parametrize("shift", [{"rotation": (0.0, 9.0)}, {"brightness": (0.5, 1.0)}])
+def test_groups_that_shift_texts_are_refused(shift):
+    plan = Split(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8)
+    with pytest.raises(
+        InputError, match=r"'data.groups.all' rotates or brightens images, but numbers has texts; leave"
+    ):
+        plan.check(numbered(60), [Group("all", 1.0, **shift)])
+
+
+def test_too_few_texts_are_called_texts():
+    with pytest.raises(InputError, match=r"asks for 33 texts \(.*\), but numbers has 9"):
+        Split(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8).check(
+            numbered(9), [Group("all", 1.0)]
+        )
+
+
+def settings(**model):
+    return parse_config(
+        {
+            "data": {
+                "source": "reviews",
+                "clients": 4,
+                "examples_per_client": 20,
+                "shadow_examples": 30,
+                "test_examples": 40,
+            },
+            "model": {"name": "gru"} | model,
+            "algorithm": {"name": "ifca", "rounds": 2},
+            "local": {"epochs": 1, "learning_rate": 0.5},
+            "red_team": {"every": 1, "shadow_models": 2},
+        },
+        "test",
+    )
+
+
+def test_a_run_on_texts_ends_in_a_report_without_samples(tmp_path):
+    out = run(settings(), tmp_path / "run")
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["dataset"] == "reviews"
+    assert 0 <= summary["accuracy.overall"] <= 1
+    page = (out / "report.html").read_bytes()
+    assert b"IFCA on reviews, seed 0" in page
+    assert b"<img" not in page
+    assert report_of(out).read_bytes() == page
+
+
+def test_a_text_run_s_decided_configuration_says_only_what_the_network_uses():
+    decided, simulation = build(settings(hidden=7, filters=[1, 2, 3]))
+    assert (decided.model.classes, decided.model.hidden, decided.model.filters) == (5, None, None)
+    assert decided.engine.backend == "loop"
+    assert simulation.federation.clients.x.dtype == torch.int64
+
+
+def test_a_network_of_images_on_texts_is_refused():
+    with pytest.raises(InputError, match=r"model.name = 'mlp' takes images, but the data are texts; 'gru' takes those"):
+        build(settings(name="mlp"))
