@@ -95,12 +95,10 @@ def early_and_all(updates: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return found
 
 
-def drawn_of(count: int, most: int) -> NDArray[np.int64]:
-    """Which of so many points are drawn: all, or about ``most``, spread evenly.
+def drawn_of(count: int, share: float) -> NDArray[np.int64]:
+    """Which of so many points are drawn where only about a share of them is, spread evenly.
 
-    >>> drawn_of(3, 5).tolist(), len(drawn_of(5000, 100))
-    ([0, 1, 2], 100)
+    >>> drawn_of(3, 1.0).tolist(), len(drawn_of(5000, 0.02))
+    ([0, 1, 2], 101)
     """
-    if count <= most:
-        return np.arange(count)
-    return np.flatnonzero((np.arange(count) * GOLDEN) % 1 < most / count)
+    return np.flatnonzero((np.arange(count) * GOLDEN) % 1 < share)

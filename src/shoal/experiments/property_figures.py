@@ -27,8 +27,11 @@ from shoal.experiments.tables import DASH
 WITH, WITHOUT = Look(OVER, "", "^"), Look(WITHIN, "", "o")
 """How updates with the property and without it are drawn: by shape and by colour."""
 
-MOST = 800
-"""Points of a kind that a panel shows; beyond, they hide each other and the page grows for nothing."""
+MOST = 1200
+"""Points that a panel shows; beyond, they hide each other and the page grows for nothing."""
+
+MANY = 300
+"""Points from which on they are drawn smaller."""
 
 MEAN = "#222222"
 """The colour of rolling means."""
@@ -125,19 +128,14 @@ def maps(updates: pd.DataFrame, models: int) -> Drawing | None:
     return Drawing("property-maps", f"Updates as a map ({whose})", caption, drawn)
 
 
-def mean_and_sd(updates: pd.DataFrame) -> str:
+def mean_and_sd(updates: pd.DataFrame, digits: int = 3) -> str:
     """Mean and standard deviation of the cosines, in words."""
-    return " ± ".join(DASH if isnan(value) else f"{value:.3f}" for value in spread(column(updates, "cosine")))
+    return " ± ".join(DASH if isnan(value) else f"{value:.{digits}f}" for value in spread(column(updates, "cosine")))
 
 
 def paint_cosines(axes: Axes, own: pd.DataFrame, end: float) -> None:
     """One model's cosines over rounds, up to round ``end``, with their rolling mean."""
-    for kind, look in ((False, WITHOUT), (True, WITH)):
-        part = _of_kind(own, kind)
-        axes.plot(
-            column(part, "round"), column(part, "cosine"), linestyle="", marker=look.marker, color=look.color,
-            markersize=5.5 if kind else 3.5, alpha=0.9 if kind else 0.55, markeredgewidth=0,
-        )  # fmt: skip
+    _scatter(axes, own, ("round", "cosine"))
     played = column(own, "round")
     means = rolling_mean(played, column(own, "cosine"), half_window(end))
     axes.axhline(0, color=COIN, linewidth=1.0, linestyle=":")
@@ -148,13 +146,7 @@ def paint_cosines(axes: Axes, own: pd.DataFrame, end: float) -> None:
 
 def paint_map(axes: Axes, placed: pd.DataFrame) -> None:
     """Updates at their places ``x`` and ``y``; those with the property last, so that they are seen."""
-    for kind, look in ((False, WITHOUT), (True, WITH)):
-        part = _of_kind(placed, kind)
-        axes.plot(
-            column(part, "x"), column(part, "y"), linestyle="", marker=look.marker, color=look.color,
-            markersize=5.5 if kind else 3.5, alpha=0.9 if kind else 0.5, markeredgewidth=0.5 if kind else 0,
-            markeredgecolor="black",
-        )  # fmt: skip
+    _scatter(axes, placed, ("x", "y"))
     axes.set(xticks=[], yticks=[], xlabel="t-SNE axis 1", ylabel="t-SNE axis 2")
     axes.margins(0.06)
 
@@ -177,23 +169,39 @@ def _paint_auc(figure: Figure, lines: Sequence[Line], rounds: np.ndarray) -> Non
     legend(figure, [*handles, Line2D([], [], color=COIN, linewidth=1.2, linestyle=":", label="coin (0.5)")])
 
 
-def _of_kind(updates: pd.DataFrame, kind: bool) -> pd.DataFrame:
-    """The updates with the property or without it that are drawn."""
-    part = rows(updates, (column(updates, "present") > 0) == kind)
-    return part.iloc[drawn_of(len(part), MOST)]
+def _scatter(axes: Axes, updates: pd.DataFrame, names: tuple[str, str]) -> None:
+    """Points by kind, the same share of either, so that their densities can be compared."""
+    held = column(updates, "present") > 0
+    share = min(1.0, MOST / len(updates))
+    few = len(updates) <= MANY
+    for kind, look in ((False, WITHOUT), (True, WITH)):
+        part = rows(updates, held == kind)
+        part = part.iloc[drawn_of(len(part), share)]
+        size = (5.5 if kind else 3.5) if few else (4.0 if kind else 2.5)
+        axes.plot(
+            column(part, names[0]), column(part, names[1]), linestyle="", marker=look.marker, color=look.color,
+            markersize=size, alpha=0.85 if kind else 0.5, markeredgewidth=0,
+        )  # fmt: skip
 
 
 def _left_out(panels: Iterable[pd.DataFrame]) -> str:
     """What to say where some points are not drawn."""
-    counts = [int(((column(each, "present") > 0) == kind).sum()) for each in panels for kind in (False, True)]
-    return f" Of each kind about {MOST} are drawn in a panel." if max(counts) > MOST else ""
+    if max(len(each) for each in panels) <= MOST:
+        return ""
+    return f" A panel of more than {MOST:,} updates shows about as many of them, the same share of either kind."
 
 
-def kinds(updates: pd.DataFrame) -> list[Line2D]:
-    """Keys to the points, with how many updates there are of each kind."""
-    held = int((column(updates, "present") > 0).sum())
-    told = ((WITHOUT, f"without the property ({len(updates) - held:,})"), (WITH, f"with the property ({held:,})"))
-    return [Line2D([], [], color=look.color, linestyle="", marker=look.marker, label=text) for look, text in told]
+def kinds(updates: pd.DataFrame | None = None) -> list[Line2D]:
+    """Keys to the points, with how many updates there are of each kind where ``updates`` are given."""
+    counts = ("", "")
+    if updates is not None:
+        held = int((column(updates, "present") > 0).sum())
+        counts = (f" ({len(updates) - held:,})", f" ({held:,})")
+    told = ((WITHOUT, "without the property"), (WITH, "with the property"))
+    return [
+        Line2D([], [], color=look.color, linestyle="", marker=look.marker, label=text + count)
+        for (look, text), count in zip(told, counts, strict=True)
+    ]
 
 
 def mean_key(end: float) -> Line2D:

@@ -1,6 +1,6 @@
 """What a run's page says of a property attack: who looked for what, what was found, and its figures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan, sqrt
 from typing import Any
@@ -11,7 +11,7 @@ import pandas as pd
 from shoal.experiments import property_figures
 from shoal.experiments.config import Config, PropertyAttackSection
 from shoal.experiments.figures import Drawing
-from shoal.experiments.frames import by_cluster, column
+from shoal.experiments.frames import column, rows
 from shoal.experiments.properties import auc
 from shoal.experiments.tables import DASH, Line, Table, count, decimal, shown
 
@@ -42,18 +42,17 @@ def inference(config: Config, figures: Mapping[str, Any], updates: pd.DataFrame 
     attack = config.property_attack
     if attack is None:
         return None
-    known = pd.DataFrame(columns=["round", "cluster", "present"]).astype(float) if updates is None else updates
     models = 1 if config.algorithm.name == "fedavg" else config.algorithm.clusters
-    drawings = ()
-    if len(known):
+    drawings: tuple[Drawing | None, ...] = ()
+    if updates is not None and len(updates):
         drawings = (
-            property_figures.auc_over_rounds(known),
-            property_figures.cosines(known),
-            property_figures.maps(known, models),
+            property_figures.auc_over_rounds(updates),
+            property_figures.cosines(updates),
+            property_figures.maps(updates, models),
         )
     return Inference(
         words=(_victim(config, attack), _attacker(attack), _reading(models)),
-        table=_table(figures, known, models),
+        table=_table(figures, _split(updates, models)),
         drawings=tuple(each for each in drawings if each is not None),
     )
 
@@ -101,34 +100,40 @@ def _reading(models: int) -> str:
     return told
 
 
-def _table(figures: Mapping[str, Any], updates: pd.DataFrame, models: int) -> Table:
-    """A column for all models, and one for each where there are several."""
-    numbers = range(models) if models > 1 else range(0)
-    clusters = dict(by_cluster(updates)) if len(updates) else {}
-    own = [clusters.get(k, updates.iloc[:0]) for k in numbers]
-    frames = [updates, *own]
+def _split(updates: pd.DataFrame | None, models: int) -> list[pd.DataFrame | None]:
+    """All updates, then those of each model where there are several."""
+    if updates is None or models == 1:
+        return [updates] * (models + 1 if models > 1 else 1)
+    return [updates, *(rows(updates, column(updates, "cluster") == k) for k in range(models))]
+
+
+def _table(figures: Mapping[str, Any], frames: Sequence[pd.DataFrame | None]) -> Table:
+    """A column for all models, and one for each where there are several; ``frames`` are those of `_split`."""
+    numbers = range(len(frames) - 1)
 
     def once(key: str) -> tuple[str, ...]:
         return (shown(figures, key, decimal), *("" for _ in numbers))
 
-    held = (shown(figures, "property.positives", count), *(count(_held(each)) for each in own))
     each_auc = (shown(figures, f"clusters.{k}.property_auc", decimal) for k in numbers)
-    seen = (shown(figures, f"clusters.{k}.property_updates", count) for k in numbers)
+    controls = (_number(_control(each)) for each in frames[1:])
     cosine = (_spread(figures, f"clusters.{k}.cosine", f"clusters.{k}.cosine_sd") for k in numbers)
-    return Table("Property inference", ("all models", *(f"cluster {k}" for k in numbers)), (
-        Line("Updates", "Aggregated updates that the attacker saw and judged.", (
-            shown(figures, "property.updates", count), *seen,
+    heads = ("all models", *(f"cluster {k}" for k in numbers)) if numbers else ("value",)
+    return Table("Property inference", heads, (
+        Line("Updates", "Aggregated updates that the attacker saw and judged.", tuple(
+            DASH if each is None else count(len(each)) for each in frames
         )),
-        Line("… with the property", "Of models that the victim trained on the property in that round.", held),
+        Line("… with the property", "Of models that the victim trained on the property in that round.", tuple(
+            DASH if each is None else count(_held(each)) for each in frames
+        )),
         Line("AUC", "Over these updates.", (shown(figures, "property.auc", decimal), *each_auc)),
         Line("AUC, control", (
             "The same by forests that learned from shuffled labels. Far from 0.5, the updates with the property stand "
             "out by chance or by something else, and the AUC above means less."
-        ), (shown(figures, "property.auc_control", decimal), *(_number(_control(each)) for each in own))),
-        Line("A coin's AUC, ±", (
+        ), (shown(figures, "property.auc_control", decimal), *controls)),
+        Line("Spread of a coin's AUC", (
             "Standard deviation of the AUC of somebody who guesses, by the counts above: with few updates chance goes "
             "far."
-        ), tuple(_number(_guesser(len(each), _held(each))) for each in frames)),
+        ), tuple(DASH if each is None else _number(_guesser(len(each), _held(each))) for each in frames)),
         Line("AUC over rounds", (
             "How often the attacker is surer of a round with the property than of one without, a round counting by the "
             "update that it is surest of. Lets one model be compared with many."
@@ -150,8 +155,10 @@ def _held(updates: pd.DataFrame) -> int:
     return int((column(updates, "present") > 0).sum())
 
 
-def _control(updates: pd.DataFrame) -> float:
+def _control(updates: pd.DataFrame | None) -> float:
     """The mean AUC of the forests with shuffled labels; NaN where it is undefined."""
+    if updates is None:
+        return nan
     names = [str(name) for name in updates if str(name).startswith("control.")]
     found = [auc(column(updates, "present") > 0, column(updates, name)) for name in names]
     return float(np.mean(found)) if found else nan
@@ -161,7 +168,7 @@ def _guesser(total: int, held: int) -> float:
     """The standard deviation of a guesser's AUC (Mann and Whitney 1947); NaN where one kind is missing.
 
     >>> round(_guesser(180, 12), 4)
-    0.0867
+    0.0865
     """
     others = total - held
     return sqrt((total + 1) / (12 * held * others)) if held and others else nan
