@@ -15,12 +15,14 @@ Bools = NDArray[np.bool_]
 WORDS = ("group", "non_members")
 """Columns of text; all others hold numbers."""
 
-COMPLETE = ("round", "cluster", "clients", *WORDS)
+COMPLETE = ("round", "cluster", "clients", "present", *WORDS)
 """Columns without gaps."""
 
 
-def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd.DataFrame:
     """A CSV file of a run, which has at least ``columns``. Only an empty cell is NaN: a group may be called "NA".
+
+    ``empty``: whether it may be without rows.
 
     Raises:
         InputError: the file is missing or damaged.
@@ -33,6 +35,8 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         raise InputError(f"{path}: is damaged: {' '.join(str(error).split())}") from error
     missing = [name for name in columns if name not in frame]
     require(not missing, f"{path}: is damaged: no {', '.join(missing)} among its columns")
+    if empty and len(frame) == 0:
+        return frame.astype({name: float for name in frame if name not in WORDS})
     strange = [str(name) for name in frame if name not in WORDS and not pd.api.types.is_numeric_dtype(frame[name])]
     require(not strange, f"{path}: is damaged: not only numbers in its columns {', '.join(strange)}")
     gaps = [name for name in COMPLETE if name in frame and not present(frame, name).all()]

@@ -20,8 +20,8 @@ Floats = NDArray[np.float64]
 EARLY = 0.2
 """Share of the rounds that the first map shows, as the paper's Figure 2: 1,000 of 5,000."""
 
-PROPERTY_COLUMNS = ("round", "cluster", "clients", "present", "cosine", "score")
-"""The columns of `property.csv` that every run with a property attack has."""
+PROPERTY_COLUMNS = ("round", "cluster", "clients", "present", "cosine")
+"""The columns of `property.csv` that every run with a property attack has; scores only where updates were simulated."""
 
 _PERPLEXITY = 30
 

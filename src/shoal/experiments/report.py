@@ -21,6 +21,8 @@ from shoal.experiments import exposures, figures, sizes, tables
 from shoal.experiments.config import Config, GroupSection, read_config
 from shoal.experiments.frames import column, read_table
 from shoal.experiments.pages import render
+from shoal.experiments.properties import PROPERTY_COLUMNS
+from shoal.experiments.property_section import inference
 from shoal.experiments.result import CLIENT_COLUMNS
 from shoal.experiments.svg import png
 from shoal.experiments.verdict import NAMES, read_run, verdict
@@ -53,6 +55,8 @@ def write_report(
     rounds: pd.DataFrame,
     clients: pd.DataFrame,
     roc: pd.DataFrame,
+    *,
+    updates: pd.DataFrame | None = None,
 ) -> Path:
     """Write ``out``/report.html, whole or not at all, and return its path.
 
@@ -63,6 +67,7 @@ def write_report(
         rounds: a row a round and cluster, as in rounds.csv.
         clients: a row a client, as in clients.csv.
         roc: the attack's curves by group, as in roc.csv.
+        updates: what a property attack found, as in property.csv; None where there was none.
 
     Raises:
         InputError: the samples cannot be read.
@@ -81,6 +86,7 @@ def write_report(
         "attack": ATTACK_WORDS[config.red_team.attack],
         "groups": tables.by_group(known, clients, groups, others),
         "clusters": tables.by_cluster(known, clients, groups, clusters, estimated=estimated),
+        "inference": inference(config, known, updates),
         "drawings": list(_drawings(config, known=known, rounds=rounds, clients=clients, roc=roc, estimated=estimated)),
         "samples": _samples(out / "samples.safetensors", config.data.groups),
         "overall": tables.overall(known),
@@ -104,7 +110,10 @@ def report_of(out: Path) -> Path:
     clients = read_table(out / "clients.csv", CLIENT_COLUMNS)
     roc = read_table(out / "roc.csv", ROC_COLUMNS)
     require((out / "samples.safetensors").exists(), f"{out / 'samples.safetensors'}: is missing")
-    return write_report(out, config, summary, rounds, clients, roc)
+    updates = None
+    if config.property_attack is not None:
+        updates = read_table(out / "property.csv", PROPERTY_COLUMNS, empty=True)
+    return write_report(out, config, summary, rounds, clients, roc, updates=updates)
 
 
 def _verdict(config: Config, known: Mapping[str, Any]) -> str:

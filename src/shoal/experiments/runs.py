@@ -161,7 +161,7 @@ def _write(out: Path, config: Config, simulation: Simulation, result: Result) ->
     write_bytes(out / "models.safetensors", named_models(simulation.model, result.state.models))
     write_bytes(out / "samples.safetensors", _samples(simulation.federation))
     summary = {"algorithm": config.algorithm.name, "dataset": config.data.source} | result.summary
-    write_report(out, config, summary, result.rounds, result.clients, result.roc)
+    write_report(out, config, summary, result.rounds, result.clients, result.roc, updates=result.updates)
     write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
     for left in (out / "checkpoint").glob("*.safetensors"):
         left.unlink()

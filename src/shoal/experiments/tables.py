@@ -175,7 +175,6 @@ OVERALL: tuple[tuple[str, Format, str, str], ...] = (
         "Adjusted Rand index of clusters and true groups: 1 the same partition, about 0 chance."
     )),
     ("migrated", count, "Migrated clients", "Clients in a cluster where another group is in the majority."),
-    ("epsilon", decimal, "Epsilon", "What differential privacy guarantees; smaller is more private."),
 )  # fmt: skip
 
 SECONDS: tuple[tuple[str, str, str], ...] = (
@@ -183,17 +182,31 @@ SECONDS: tuple[tuple[str, str, str], ...] = (
     ("train", "Training", "Clients training, and merging what they send back."),
     ("choose", "Choosing", "Clients scoring the models to choose among them."),
     ("red_team", "Red team", "Estimating risk during training."),
+    ("property_attack", "Property attack", "Simulating updates during training."),
 )
 
 
 def overall(figures: Figures) -> Table:
-    """Fairness between the groups, and how the clusters relate to them."""
+    """Fairness between the groups, how the clusters relate to them, and what differential privacy guarantees."""
     lines = [Line(name, meaning, (shown(figures, key, form),)) for key, form, name, meaning in OVERALL]
-    known = tuple(line for line, (key, *_) in zip(lines, OVERALL, strict=True) if key != "epsilon" or key in figures)
-    return Table("Fairness and grouping", ("value",), known)
+    if not {"epsilon", "delta"} & set(figures):
+        return Table("Fairness and grouping", ("value",), tuple(lines))
+    return Table("Fairness, grouping and differential privacy", ("value",), (*lines, _privacy(figures)))
+
+
+def _privacy(figures: Figures) -> Line:
+    at = shown(figures, "delta", lambda value: f"{value:g}")
+    meaning = (
+        f"What differential privacy guarantees, at delta = {at}; smaller is more private. The largest of all clients; "
+        "of the updates that they send, not of which model they choose."
+    )
+    if "epsilon" not in figures:
+        meaning += " There is none: without noise, nothing is guaranteed."
+    return Line("Epsilon", meaning, (shown(figures, "epsilon", decimal),))
 
 
 def seconds(figures: Figures) -> Table:
-    """Wall time."""
-    lines = tuple(Line(name, what, (shown(figures, f"seconds.{key}", duration),)) for key, name, what in SECONDS)
+    """Wall time; of a property attack only where there is one."""
+    known = [each for each in SECONDS if each[0] != "property_attack" or "seconds.property_attack" in figures]
+    lines = tuple(Line(name, what, (shown(figures, f"seconds.{key}", duration),)) for key, name, what in known)
     return Table("Time", ("wall time",), lines)

@@ -80,9 +80,25 @@ def verdict(figures: Figures) -> str:
     stronger = [group for group in exposed if by_loss[group] >= exposed[group] + NOTICEABLE]
     if stronger:
         leak += f" A threshold on the loss does better: {', '.join(f'{by_loss[g]:.3f} of {g}' for g in stronger)}."
+    leak += _property(figures)
     broken = int(figures["violations.total"])
     count = "No client's" if broken == 0 else f"{broken} of {clients} clients'"
     return f"{right}. {leak} {count} {'limits are' if broken > 1 else 'limit is'} exceeded."
+
+
+def _property(figures: Figures) -> str:
+    """What a property attack found, as a sentence more; nothing where there is no figure of one."""
+    if "property.auc" not in figures:
+        return ""
+    found = float(figures["property.auc"])
+    told = "a coin: 0.500"
+    if "property.auc_control" in figures:
+        told += f"; learned from shuffled labels: {float(figures['property.auc_control']):.3f}"
+    if "property.auc_rounds" in figures:
+        told += f"; over rounds: {float(figures['property.auc_rounds']):.3f}"
+    if found < 0.5 + NOTICEABLE:
+        return f" The property attack tells updates with the property no better than a coin (AUC {found:.3f}; {told})."
+    return f" The property attack tells updates with the property from others with an AUC of {found:.3f} ({told})."
 
 
 ROWS = (
