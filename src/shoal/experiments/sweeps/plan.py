@@ -37,10 +37,10 @@ def plan(sweep: Sweep, data_dir: Path | None = None) -> tuple[Planned, ...]:
         InputError: a run that cannot be, or two runs that would be the same.
     """
     # Loaded once for all runs on the same data.
-    images: dict[tuple[str, str | None], Labelled] = {}
+    images: dict[tuple[str | None, ...], Labelled] = {}
     planned: dict[str, Planned] = {}
     for run in sweep.runs:
-        where = run.config.data.source, run.config.data.path
+        where = run.config.data.source, run.config.data.path, run.config.data.task
         try:
             if where not in images:
                 images[where] = images_of(run.config, data_dir)
