@@ -65,6 +65,9 @@ class PropertyAttack:
         mixes: shares of property in the simulated batches that contain it, in turn (Melis et al.'s code: 1, 0.4, 0.6,
             0.8).
         auxiliary: "attacker", what it trains on (the paper), or "attacker+test" (the published codes).
+        matches_labels: simulate on examples whose labels are in the same proportions with and without the property.
+        removes_own: take the attacker's own part out of the update of the model that it trained, as the published codes
+            do. It must know how many clients share that model; in the paper it does not.
         warm_up: rounds before the first that is attacked.
         forests: a "single" random forest for all models (the paper), or one "per-cluster".
         trees: of a random forest.
@@ -80,6 +83,8 @@ class PropertyAttack:
     aggregate_of: int | None = None
     mixes: tuple[float, ...] = (1.0,)
     auxiliary: Literal["attacker", "attacker+test"] = "attacker"
+    matches_labels: bool = False
+    removes_own: bool = False
     warm_up: int = 0
     forests: Literal["single", "per-cluster"] = "single"
     trees: int = 100
@@ -93,7 +98,15 @@ class PropertyAttack:
     def examples(self, federation: Federation) -> Auxiliary:
         """What the attacker simulates with."""
         known = Auxiliary.own if self.auxiliary == "attacker" else Auxiliary.with_test
-        return known(federation, _holding(federation))
+        found = known(federation, _holding(federation))
+        if not self.matches_labels:
+            return found
+        matched = found.matched()
+        require(
+            len(matched.held) > 0 and len(matched.others) > 0,
+            "'property_attack.matches_labels' needs an attacker that has some label both with and without the property",
+        )
+        return matched
 
     def members(self, clients: int, models: int) -> int:
         """Local updates in a simulated aggregated update, of N clients and K models."""
@@ -124,7 +137,8 @@ class PropertyAttack:
             visible = []
         others = torch.bincount(report.choice[ids != holding.attacker], minlength=models)
         attacked = [k for k in visible if others[k] > 0]
-        updates = after.models[attacked] - before.models[attacked]
+        updates = (after.models - before.models)[attacked]
+        told = self._others_alone(before, after, report, training)[attacked] if self.removes_own else updates
         holder = report.choice[ids == holding.victim].tolist() if holding.present(after.round) else []
         simulated = [self._simulated(k, before, auxiliary, training) for k in visible if self._simulates(after.round)]
         each = self.simulated_updates
@@ -133,7 +147,7 @@ class PropertyAttack:
             simulated=torch.cat([pooled(training.engine.model.layout, updates[:0]), *simulated]),
             with_property=(torch.arange(2 * each) < each).repeat(len(simulated)),
             simulated_of=torch.tensor(visible, dtype=torch.int64)[: len(simulated)].repeat_interleave(2 * each),
-            seen=pooled(training.engine.model.layout, updates),
+            seen=pooled(training.engine.model.layout, told),
             seen_of=torch.tensor(attacked, dtype=torch.int64),
             present=torch.tensor([k in holder for k in attacked], dtype=torch.bool),
             clients=torch.bincount(report.choice, minlength=models)[attacked],
@@ -142,6 +156,14 @@ class PropertyAttack:
         last = last.clone()
         last[attacked] = updates
         return sighting, last
+
+    def _others_alone(self, before: State, after: State, report: Report, training: Training) -> Tensor:
+        """Updates (K, P) of the clients but the attacker."""
+        updates = after.models - before.models
+        for k, share, end in training.contributions(before, report, _holding(training.federation).attacker):
+            if share < 1:
+                updates[k] = (updates[k] - share * (end - before.models[k])) / (1 - share)
+        return updates
 
     def _simulates(self, number: int) -> bool:
         return (number - self.warm_up - 1) % self.simulate_every == 0

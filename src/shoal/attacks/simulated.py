@@ -3,7 +3,7 @@
 Source: Kim et al., RAID 2023, Algorithm 3, lines 10 to 17.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,20 @@ class Auxiliary:
     y: Tensor
     held: Tensor
     others: Tensor
+
+    def matched(self) -> "Auxiliary":
+        """The same number of rows of each label with and without the property, as many as there are.
+
+        An attacker whose two kinds differ in their labels learns to tell labels apart.
+        """
+        labels = self.y.cpu()
+        held, others = [], []
+        for label in labels[self.held].unique():
+            pair = self.held[labels[self.held] == label], self.others[labels[self.others] == label]
+            count = min(map(len, pair))
+            held.append(pair[0][:count])
+            others.append(pair[1][:count])
+        return replace(self, held=torch.cat(held), others=torch.cat(others))
 
     @staticmethod
     def own(federation: Federation, holding: Holding) -> "Auxiliary":

@@ -117,6 +117,30 @@ class Training:
         drawn = torch.randperm(len(by_id), generator=self.stream("round", number, "cohort").generator())[:count]
         return by_id[drawn.sort().values]
 
+    def contributions(self, before: State, report: Report, client: int) -> Iterator[tuple[int, float, Tensor]]:
+        """What the client of an id sent in a round, computed once more: its model, its share of it and its end (P,);
+        nothing where it took no part.
+
+        Args:
+            before: the state before the round.
+            report: of the round.
+            client: its id.
+        """
+        number, ids = before.round + 1, self.federation.ids[report.cohort]
+        shards = self.federation.in_round(number).take(report.cohort)
+        shares = self.algorithm.shares(report.choice, shards.sizes)
+        for position in torch.nonzero(ids == client).flatten():
+            one, k = position[None], int(report.choice[position])
+            theirs, local = shards.take(one), self.local.at(number)
+            draws = self.local.draws(theirs, ids[one], self._batches(before))
+            if self.insider is not None and self.insider.client == client:
+                ends = self.insider.train(before, k, theirs, draws, local, self.engine)[0][None]
+            else:
+                ((_, ends),) = self.engine.train(before.models, report.choice[one], theirs, draws, local)
+            starts = before.models[k][None].to(ends)
+            kept = ends if self.screen is None else self.screen.screen(starts, ends)
+            yield k, float(shares[k, position]), kept[0].cpu()
+
     def final_choice(self, state: State) -> tuple[Tensor, Tensor]:
         """What every client, with all its examples, chooses of the models: losses (N, K) and choices (N,)."""
         losses = self.engine.losses(state.models, self.federation.clients)

@@ -199,6 +199,8 @@ def build_property_attack(config: Config) -> PropertyAttack | None:
         aggregate_of=None if section.aggregate_of == "cluster" else section.aggregate_of,
         mixes=tuple(section.mixes),
         auxiliary=section.auxiliary,
+        matches_labels=section.matches_labels,
+        removes_own=section.removes_own,
         warm_up=section.warm_up,
         forests=section.forests,
         trees=section.trees,

@@ -135,6 +135,8 @@ class PropertyAttackSection(Section):
     aggregate_of: Positive | Literal["cluster"] = "cluster"
     mixes: list[Annotated[float, Field(gt=0, le=1)]] = Field(default=[1.0], min_length=1)
     auxiliary: Literal["attacker", "attacker+test"] = "attacker"
+    matches_labels: bool = False
+    removes_own: bool = False
     warm_up: Count = 0
     forests: Literal["single", "per-cluster"] = "single"
     trees: Positive = 100

@@ -49,9 +49,11 @@ def updates_of(
 def figures_of(found: pd.DataFrame) -> dict[str, float]:
     """The figures of a property attack, by summary key.
 
-    ``property.auc`` is over all aggregated updates, ``property.auc_rounds`` over rounds: the highest score among a
-    round's updates, against whether the victim trained on the property in it. The second can be compared between
-    algorithms with one model and with many; the first has other shares of updates with the property in them.
+    ``property.auc`` is over all aggregated updates (the paper's). With many models it is high where an attack tells the
+    victim's model from others, round by round the same. ``property.auc_within`` counts pairs of updates of the same
+    model alone, and ``property.auc_rounds`` is over rounds: among a round's updates the highest score, by its rank
+    among its model's, against whether the victim trained on the property in that round. Both can be compared between
+    algorithms with one model and with many.
     """
     present = found["present"].to_numpy(dtype=bool)
     figures: dict[str, float] = {
@@ -68,11 +70,19 @@ def figures_of(found: pd.DataFrame) -> dict[str, float]:
     figures["property.auc"] = auc(present, found["score"].to_numpy())
     controls = [auc(present, found[name].to_numpy()) for name in found if str(name).startswith("control.")]
     figures["property.auc_control"] = float(np.mean(controls))
-    by_round = found.groupby("round").agg(present=("present", "max"), score=("score", "max"))
+    ranked = found.assign(score=found.groupby("cluster")["score"].rank(pct=True))
+    by_round = ranked.groupby("round").agg(present=("present", "max"), score=("score", "max"))
     figures["property.auc_rounds"] = auc(by_round["present"].to_numpy(dtype=bool), by_round["score"].to_numpy())
+    aucs, pairs = [], []
     for k, rows in found.groupby("cluster"):
-        figures[f"clusters.{k}.property_auc"] = auc(rows["present"].to_numpy(dtype=bool), rows["score"].to_numpy())
+        held = rows["present"].to_numpy(dtype=bool)
+        figures[f"clusters.{k}.property_auc"] = auc(held, rows["score"].to_numpy())
         figures[f"clusters.{k}.property_updates"] = len(rows)
+        aucs.append(figures[f"clusters.{k}.property_auc"])
+        pairs.append(int(held.sum()) * int((~held).sum()))
+    known = ~np.isnan(aucs)
+    if known.any():
+        figures["property.auc_within"] = float(np.average(np.array(aucs)[known], weights=np.array(pairs)[known]))
     return figures
 
 
