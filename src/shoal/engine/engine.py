@@ -20,6 +20,7 @@ from shoal.engine.loop import Loop
 from shoal.engine.memory import keep_freed_memory
 from shoal.engine.seat import Seat
 from shoal.engine.vmapped import Vmapped, fits
+from shoal.models.dropout import named_dropouts
 from shoal.models.model import Model
 
 Backend = Literal["loop", "vmap"]
@@ -60,7 +61,7 @@ class Engine:
         backend: "loop", "vmap", or None for the rule of `vmapped.fits`.
 
     Raises:
-        InputError: CUDA asked for and absent, or batch norm under vmap.
+        InputError: CUDA asked for and absent, or batch norm or dropout under vmap.
     """
 
     def __init__(
@@ -89,8 +90,11 @@ class Engine:
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
         if self.backend == "vmap":
-            normed = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.network().modules())
+            network = model.network()
+            normed = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in network.modules())
             require(not normed, '\'engine.backend\' = "vmap" cannot train batch norm; use "loop"')
+            require(not named_dropouts(network), '\'engine.backend\' = "vmap" cannot train dropout; use "loop"')
+        self._asked = backend
         self._trainer = Vmapped(model, self.device, self.dtype) if self.backend == "vmap" else Loop()
         self._seats = threading.local()
         keep_freed_memory()
@@ -169,9 +173,11 @@ class Engine:
     ) -> Iterator[_Result]:
         """As `train`, but hand out ``finish(owners, ends)``, which is called on the thread that trained them."""
 
+        trainer = self._trainer_for(local)
+
         def work(owners: Tensor) -> _Result:
             ends = starts[which[owners]].to(self.device)
-            self._trainer.train(self._seat(), ends, shards, owners, draws, local)
+            trainer.train(self._seat(), ends, shards, owners, draws, local)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
             broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
@@ -181,7 +187,14 @@ class Engine:
                 )
             return finish(owners, ends)
 
-        yield from self._in_order(work, self._trainer.units(shards, local))
+        yield from self._in_order(work, trainer.units(shards, local))
+
+    def _trainer_for(self, local: LocalSGD) -> Loop | Vmapped:
+        """What trains by ``local``: clipped gradients are the loop's."""
+        if not local.private or isinstance(self._trainer, Loop):
+            return self._trainer
+        check_backend(self._asked, local)
+        return Loop()
 
     def outputs(self, row: Tensor, x: Tensor) -> Tensor:
         """What the model at ``row`` (P,) gives for all of x (M, ...): (M, C) float32, in evaluation mode."""
@@ -262,6 +275,20 @@ class Engine:
         return seat
 
 
-def resolve_backend(model: Model) -> Backend:
-    """The faster backend for a model on a CPU, by the rule of `vmapped.fits`."""
-    return "vmap" if fits(model.layout, model.network()) else "loop"
+def resolve_backend(model: Model, local: LocalSGD | None = None) -> Backend:
+    """The faster backend for a model on a CPU, by the rule of `vmapped.fits`; the loop for dropout and private steps.
+
+    >>> resolve_backend(Model(lambda: nn.Linear(2, 3)))
+    'vmap'
+    """
+    network = model.network()
+    only_loop = bool(named_dropouts(network)) or (local is not None and local.private)
+    return "vmap" if not only_loop and fits(model.layout, network) else "loop"
+
+
+def check_backend(backend: Backend | None, local: LocalSGD) -> None:
+    """Raise `InputError` where a backend that somebody asked for cannot train by ``local``."""
+    require(
+        backend != "vmap" or not local.private,
+        '\'engine.backend\' = "vmap" cannot clip gradients, which \'defenses.dp_sgd\' needs; use "loop"',
+    )

@@ -4,6 +4,7 @@ May import `core`. To add a network: write it in `networks.py` and name it in `c
 """
 
 from shoal.models.catalog import MODELS, Shape, named_model
+from shoal.models.dropout import NamedDropout
 from shoal.models.model import Model, cross_entropy
 from shoal.models.networks import MLP, VGG, DigitsCNN, FemnistCNN, Logistic, MnistCNN
 
@@ -16,6 +17,7 @@ __all__ = [
     "Logistic",
     "MnistCNN",
     "Model",
+    "NamedDropout",
     "Shape",
     "cross_entropy",
     "named_model",
