@@ -97,12 +97,12 @@ class Partly(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.frozen, self.half, self.output = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(16, 3)
-        for each in (*self.frozen.parameters(), self.half.bias):
+        self.frozen, self.later, self.output = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(16, 3)
+        for each in (*self.frozen.parameters(), self.later.bias):
             each.requires_grad_(False)
 
     def forward(self, x):
-        return self.output(self.half(self.frozen(x)).flatten(1))
+        return self.output(self.later(self.frozen(x)).flatten(1))
 
 
 class Mixing(nn.Module):
@@ -224,14 +224,21 @@ def test_opacus_finds_the_same_gradients():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from opacus.grad_sample import GradSampleModule
-    seat, (x, y) = seat_of(Model(Convolutions)), batch("convolutions")
-    seat.network.grouped = nn.Conv2d(8, 8, (3, 2), stride=2)
-    model = GradSampleModule(seat.network, loss_reduction="sum")
+    def build():
+        return nn.Sequential(
+            nn.Conv2d(2, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 40, (3, 2), stride=2), nn.GroupNorm(4, 40), nn.ReLU(),
+            nn.Flatten(), nn.Linear(240, 3),
+        )  # fmt: skip
+
+    seat, (x, y) = seat_of(Model(build)), batch("convolutions")
+    # Opacus reads images in PyTorch's first layout alone.
+    plain = build()
+    plain.load_state_dict({name: each.contiguous() for name, each in seat.network.state_dict().items()})
+    model = GradSampleModule(plain, loss_reduction="sum")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch on the hooks that Opacus sets.
-        cross_entropy(model(x), y).sum().backward()
-    each = {name: p.grad_sample.detach() for name, p in seat.network.named_parameters()}
-    model.remove_hooks()
+        cross_entropy(model(x.contiguous()), y).sum().backward()
+    each = {name: p.grad_sample.detach() for name, p in plain.named_parameters()}
     norms = torch.stack([g.flatten(1).square().sum(dim=1) for g in each.values()]).sum(dim=0).sqrt()
     bound = float(norms.median())
     kept = (bound / norms).clamp(max=1)
