@@ -223,11 +223,12 @@ def test_in_bf16(name):
 def test_opacus_finds_the_same_gradients():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from opacus.grad_sample import GradSampleModule
+        from opacus.grad_sample import GradSampleModule  # noqa: PLC0415
+
     def build():
         return nn.Sequential(
-            nn.Conv2d(2, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 40, (3, 2), stride=2), nn.GroupNorm(4, 40), nn.ReLU(),
-            nn.Flatten(), nn.Linear(240, 3),
+            nn.Conv2d(2, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 40, (3, 2), stride=2), nn.GroupNorm(4, 40),
+            nn.ReLU(), nn.Flatten(), nn.Linear(240, 3),
         )  # fmt: skip
 
     seat, (x, y) = seat_of(Model(build)), batch("convolutions")

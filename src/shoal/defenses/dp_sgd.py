@@ -19,9 +19,9 @@ Sampling = Literal["shuffled", "poisson"]
 class DPSGD:
     """Differentially private local steps.
 
-    A step adds up its examples' gradients, each cut to an L2 norm of C = ``max_grad_norm``, adds noise N(0, (sigma C)^2)
-    to every coordinate, and divides by the batch size. With neither clipping nor noise, and shuffled batches, it is the
-    plain step, bit for bit.
+    A step adds up its examples' gradients, each cut to an L2 norm of C = ``max_grad_norm``, adds noise
+    N(0, (sigma C)^2) to every coordinate, and divides by the batch size. With neither clipping nor noise, and shuffled
+    batches, it is the plain step, bit for bit.
 
     Args:
         max_grad_norm: C; may be infinite where there is no noise.

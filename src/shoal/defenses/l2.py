@@ -32,6 +32,6 @@ class L2:
         decay = setup.local.weight_decay
         require(
             decay == 0,
-            f"'defenses.l2' = {self.penalty:g} and 'local.weight_decay' = {decay:g} are the same thing; give one of them",
+            f"'defenses.l2' = {self.penalty:g} and 'local.weight_decay' = {decay:g} are the same thing; give one",
         )
         return replace(setup, local=replace(setup.local, weight_decay=self.penalty))

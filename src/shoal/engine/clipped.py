@@ -4,7 +4,7 @@ The fast way keeps every layer's inputs and needs the slopes of the layers' outp
 other layers, and those that use a parameter in more than one place, take the gradients example by example.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -125,21 +125,21 @@ class Clipped:
         def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             return self._loss(functional_call(self._network, weights, (x[None],)).float(), y[None]).sum()
 
+        gradients: dict[str, Tensor] = {}
         if self._batched:
             try:
                 gradients = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y)
             except RuntimeError:
                 self._batched = False
         if not self._batched:
-            one = grad(loss)
-            single = [one(weights, x[i], y[i]) for i in range(len(x))]
+            single = [grad(loss)(weights, x[i], y[i]) for i in range(len(x))]
             gradients = {name: torch.stack([each[name] for each in single]) for name in weights}
         flat = {name: each.float().flatten(1) for name, each in gradients.items()}
         kept = _kept(torch.stack([each.square().sum(dim=1) for each in flat.values()]).sum(dim=0), bound)
         return {name: (kept @ each).view(weights[name].shape) for name, each in flat.items()}
 
 
-def _known(network: nn.Module, trained: Sequence[nn.Parameter]) -> list[nn.Module] | None:
+def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Module] | None:
     """The layers with trained parameters, where each has a formula and shares none of them with another."""
     layers = [
         module
@@ -147,7 +147,7 @@ def _known(network: nn.Module, trained: Sequence[nn.Parameter]) -> list[nn.Modul
         if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     ]
     given = [each for layer in layers for each in layer.parameters(recurse=False) if each.requires_grad]
-    alone = len(given) == len(list(trained))
+    alone = len(given) == len(trained)
     return layers if alone and all(formula(layer) is not None for layer in layers) else None
 
 

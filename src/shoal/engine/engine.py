@@ -9,21 +9,20 @@ from types import TracebackType
 from typing import Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.core.checks import InputError, require
 from shoal.data.federation import Examples, Federation
 from shoal.data.shards import Shards
 from shoal.data.storage import inputs, storage
+from shoal.engine.backend import Backend, check_backend, resolve_backend
 from shoal.engine.local import Draws, LocalSGD
 from shoal.engine.loop import Loop
 from shoal.engine.memory import keep_freed_memory
 from shoal.engine.seat import Seat
-from shoal.engine.vmapped import Vmapped, fits
-from shoal.models.dropout import named_dropouts
+from shoal.engine.vmapped import Vmapped
 from shoal.models.model import Model
 
-Backend = Literal["loop", "vmap"]
 Precision = Literal["fp32", "bf16"]
 
 _EVALUATED = {"loop": 256, "vmap": 2048}
@@ -89,12 +88,8 @@ class Engine:
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
-        if self.backend == "vmap":
-            network = model.network()
-            normed = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in network.modules())
-            require(not normed, '\'engine.backend\' = "vmap" cannot train batch norm; use "loop"')
-            require(not named_dropouts(network), '\'engine.backend\' = "vmap" cannot train dropout; use "loop"')
-        self._asked = backend
+        check_backend(self.backend, model)
+        self._asked: Backend | None = backend
         self._trainer = Vmapped(model, self.device, self.dtype) if self.backend == "vmap" else Loop()
         self._seats = threading.local()
         keep_freed_memory()
@@ -172,7 +167,6 @@ class Engine:
         local: LocalSGD,
     ) -> Iterator[_Result]:
         """As `train`, but hand out ``finish(owners, ends)``, which is called on the thread that trained them."""
-
         trainer = self._trainer_for(local)
 
         def work(owners: Tensor) -> _Result:
@@ -193,7 +187,7 @@ class Engine:
         """What trains by ``local``: clipped gradients are the loop's."""
         if not local.private or isinstance(self._trainer, Loop):
             return self._trainer
-        check_backend(self._asked, local)
+        check_backend(self._asked, self.model, local)
         return Loop()
 
     def outputs(self, row: Tensor, x: Tensor) -> Tensor:
@@ -273,22 +267,3 @@ class Engine:
         if seat is None:
             seat = self._seats.seat = Seat(self.model, self.device, self.dtype)
         return seat
-
-
-def resolve_backend(model: Model, local: LocalSGD | None = None) -> Backend:
-    """The faster backend for a model on a CPU, by the rule of `vmapped.fits`; the loop for dropout and private steps.
-
-    >>> resolve_backend(Model(lambda: nn.Linear(2, 3)))
-    'vmap'
-    """
-    network = model.network()
-    only_loop = bool(named_dropouts(network)) or (local is not None and local.private)
-    return "vmap" if not only_loop and fits(model.layout, network) else "loop"
-
-
-def check_backend(backend: Backend | None, local: LocalSGD) -> None:
-    """Raise `InputError` where a backend that somebody asked for cannot train by ``local``."""
-    require(
-        backend != "vmap" or not local.private,
-        '\'engine.backend\' = "vmap" cannot clip gradients, which \'defenses.dp_sgd\' needs; use "loop"',
-    )

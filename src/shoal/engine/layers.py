@@ -23,7 +23,7 @@ class Part:
         weighted: from weights (B,) to the sum of the gradients by them, of the parameter's shape.
     """
 
-    parameter: nn.Parameter
+    parameter: Tensor
     squares: Tensor
     weighted: Callable[[Tensor], Tensor]
 
@@ -81,6 +81,7 @@ def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
         return found
 
     if isinstance(layer, nn.Conv2d) and layer.groups == 1 and 2 * places**2 < weight.numel():
+        assert not isinstance(layer.padding, str)
         columns = functional.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
         squares = _gram(columns.transpose(1, 2), g.flatten(2).transpose(1, 2))
         of_weight = _of(
@@ -128,12 +129,12 @@ def _embedding(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
     return _of(layer.weight, lambda: Part(layer.weight, squares, weighted))
 
 
-def _of(parameter: nn.Parameter | None, part: Callable[[], Part]) -> list[Part]:
+def _of(parameter: Tensor | None, part: Callable[[], Part]) -> list[Part]:
     """The part of a parameter that is there and trains."""
     return [part()] if parameter is not None and parameter.requires_grad else []
 
 
-def _given(parameter: nn.Parameter | None, gradients: Tensor) -> Part:
+def _given(parameter: Tensor | None, gradients: Tensor) -> Part:
     """The part whose gradients (B, ...) are at hand."""
     assert parameter is not None
     flat = gradients.flatten(1)

@@ -7,9 +7,11 @@ from shoal.attacks import Gap, LossThreshold, MembershipAttack, RedTeam, ShadowM
 from shoal.core.checks import require
 from shoal.core.randomness import Stream
 from shoal.data import Group, Images, Preferences, Split, draw_preferences, load_images, split_images
-from shoal.engine import Algorithm, LocalSGD, resolve_backend
+from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping, Setup, defended
+from shoal.engine import Algorithm, LocalSGD, check_backend, resolve_backend
+from shoal.experiments.agreement import check_together
 from shoal.experiments.config import Config, DataSection
-from shoal.experiments.simulation import Simulation, check_together
+from shoal.experiments.simulation import Simulation
 from shoal.models import Model, Shape, named_model
 
 
@@ -26,16 +28,18 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
     images = images_of(config, data_dir)
     decided = decide(config, images)
     stream = Stream(config.seed, ("data",))
+    setup = build_setup(decided, images)
     simulation = Simulation(
         federation=split_images(images, _plan(config.data), _groups(config.data), _preferences(config), stream),
-        model=build_model(decided, images),
+        model=setup.model,
         algorithm=build_algorithm(config),
-        local=_local(config),
+        local=setup.local,
         rounds=config.algorithm.rounds,
         seed=config.seed,
         participation=config.algorithm.participation,
         red_team=build_red_team(config),
         evaluate_every=config.evaluation.every,
+        screen=setup.screen,
     )
     return decided, simulation
 
@@ -60,10 +64,10 @@ def decide(config: Config, images: Images) -> Config:
         f"{largest + 1} or more",
     )
     config = config.model_copy(update={"model": config.model.model_copy(update={"classes": classes})})
-    model = build_model(config, images)
-    algorithm = build_algorithm(config)
-    local = _local(config)
+    setup = build_setup(config, images)
+    algorithm, local = build_algorithm(config), setup.local
     _agree(config)
+    check_backend(None if config.engine.backend == "auto" else config.engine.backend, setup.model, local)
     check_together(algorithm, local, build_red_team(config))
     _plan(config.data).check(images, _groups(config.data))
     _preferences(config)
@@ -73,7 +77,11 @@ def decide(config: Config, images: Images) -> Config:
             "algorithm": config.algorithm.model_copy(update={"clusters": algorithm.clusters}),
             "local": config.local.model_copy(update={"epochs": local.epochs}),
             "engine": config.engine.model_copy(
-                update={"backend": resolve_backend(model) if config.engine.backend == "auto" else config.engine.backend}
+                update={
+                    "backend": resolve_backend(setup.model, local)
+                    if config.engine.backend == "auto"
+                    else config.engine.backend
+                }
             ),
         }
     )
@@ -85,6 +93,30 @@ def build_model(config: Config, images: Images) -> Model:
     section = config.model
     shape = Shape(channels, height, width, images.classes if section.classes is None else section.classes)
     return named_model(section.name, shape, hidden=section.hidden, norm=section.norm, padding=section.padding)
+
+
+def build_setup(config: Config, images: Images) -> Setup:
+    """What is trained and how, with all of [defenses].
+
+    Raises:
+        InputError: a defence that has no place there.
+    """
+    return defended(Setup(build_model(config, images), _local(config)), build_defenses(config))
+
+
+def build_defenses(config: Config) -> tuple[Defense, ...]:
+    """The defences of [defenses]."""
+    section = config.defenses
+    given: list[Defense] = []
+    if section.dropout is not None:
+        given.append(Dropout(section.dropout))
+    if section.l2 is not None:
+        given.append(L2(section.l2))
+    if section.dp_sgd is not None:
+        given.append(DPSGD(**section.dp_sgd.model_dump()))
+    if section.max_update_norm is not None:
+        given.append(NormClipping(section.max_update_norm))
+    return tuple(given)
 
 
 def build_algorithm(config: Config) -> Algorithm:

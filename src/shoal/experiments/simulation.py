@@ -2,19 +2,32 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms import IFCA, IFCAMIR
 from shoal.attacks import Gap, RedTeam
 from shoal.core.checks import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.engine import Algorithm, Backend, Engine, LocalSGD, Precision, Report, State, Training
+from shoal.defenses import Defense, Setup, defended
+from shoal.engine import (
+    Algorithm,
+    Backend,
+    Engine,
+    LocalSGD,
+    Precision,
+    Report,
+    Screen,
+    State,
+    Training,
+    check_backend,
+    resolve_backend,
+)
+from shoal.experiments.agreement import check_spending, check_together
 from shoal.experiments.result import Result, measure
 from shoal.models import Model
 
@@ -38,6 +51,7 @@ class Simulation:
         participation: share of the clients that take part in a round.
         red_team: who estimates risk, and attacks the final models; by default the gap attack, at the end only.
         evaluate_every: rounds between evaluations on the test set.
+        screen: what the server does to updates before it merges them; None: nothing.
     """
 
     federation: Federation
@@ -49,11 +63,13 @@ class Simulation:
     participation: float = 1.0
     red_team: RedTeam = field(default_factory=lambda: RedTeam(every=0, attack=Gap()))
     evaluate_every: int = 1
+    screen: Screen | None = None
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, f"'algorithm.rounds' must be at least 1; got {self.rounds}")
         require(self.evaluate_every >= 1, f"'evaluation.every' must be at least 1; got {self.evaluate_every}")
         check_together(self.algorithm, self.local, self.red_team)
+        check_spending(self.federation, self.rounds, self.local)
 
     def on(self, engine: Engine) -> Training:
         """The training that this simulation is, on an engine."""
@@ -65,20 +81,8 @@ class Simulation:
             stream=Stream(self.seed),
             participation=self.participation,
             sensor=self.red_team,
+            screen=self.screen,
         )
-
-
-def check_together(algorithm: Algorithm, local: LocalSGD, red_team: RedTeam) -> None:
-    """Raise `InputError` where an algorithm cannot do with this local training or red team."""
-    ifca = algorithm.ifca if isinstance(algorithm, IFCAMIR) else algorithm
-    require(
-        not isinstance(algorithm, IFCAMIR) or red_team.every > 0,
-        "'algorithm.name' = \"ifca-mir\" chooses by risk, so 'red_team.every' must be at least 1; got 0",
-    )
-    require(
-        not isinstance(ifca, IFCA) or ifca.averaging == "model" or local.steps == 1,
-        "'algorithm.averaging' = \"gradient\" takes one gradient a round, so 'local.steps' must be 1",
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +110,7 @@ def simulate(
     seed: int = 0,
     participation: float = 1.0,
     red_team: RedTeam | None = None,
+    defenses: Sequence[Defense] = (),
     device: str = "cpu",
     threads: int = 2,
     precision: Precision = "fp32",
@@ -123,6 +128,7 @@ def simulate(
         seed: of every random draw.
         participation: share of the clients that take part in a round, in [0, 1].
         red_team: who attacks; by default the gap attack at the end, which needs no shadow set.
+        defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping`, applied in order.
         device, threads, precision, backend: see `Engine`.
         watch: called before the first round and after each.
 
@@ -130,7 +136,14 @@ def simulate(
         InputError: settings that cannot be run, or training that diverged.
     """
     team = red_team if red_team is not None else RedTeam(every=0, attack=Gap())
-    simulation = Simulation(federation, model, algorithm, local, rounds, seed, participation, team)
+    setup = defended(Setup(model, local), defenses)
+    model, local = setup.model, setup.local
+    check_backend(backend, model, local)
+    backend = resolve_backend(model, local) if backend is None else backend
+    simulation = Simulation(
+        federation, model, algorithm, local, rounds, seed, participation=participation, red_team=team,
+        screen=setup.screen,
+    )  # fmt: skip
     with Engine(model, device=device, threads=threads, precision=precision, backend=backend) as engine:
         simulation = prepare(simulation, engine)
         progress = begin(simulation, engine)
