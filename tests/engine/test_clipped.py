@@ -189,6 +189,14 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one(monkeypatch):
     close(Clipped(seat.network, cross_entropy, torch.float32)(seat._forward, x, y, 0.2), one_by_one(seat, x, y, 0.2)[0])
 
 
+@pytest.mark.parametrize("name", ["gru", "tied", "twice", "shared", "mixing"])
+def test_vmap_takes_what_has_no_short_way(name):
+    seat, (x, y) = seat_of(Model((IMAGES | WORDS)[name])), batch(name)
+    sums = Clipped(seat.network, cross_entropy, torch.float32)
+    sums(seat._forward, x, y, 0.2)
+    assert sums._batched
+
+
 def test_no_sum_is_longer_than_its_examples_allow():
     seat, (x, y) = seat_of(Model(Convolutions)), batch("convolutions")
     sums = Clipped(seat.network, cross_entropy, torch.float32)

@@ -69,7 +69,7 @@ class Clipped:
                     each.generator.set_state(state)
         if parts is None:
             self._layers = None
-            return self._each(x, y, bound)
+            return self._each(forward, x, y, bound)
         kept = _kept(torch.stack([part.squares for part in parts]).sum(dim=0), bound)
         return {name: part.weighted(kept) for name, part in zip(self._named, parts, strict=True)}
 
@@ -118,25 +118,35 @@ class Clipped:
         error = max(float((one - each.float()).norm()) for one, each in zip(found, true, strict=True))
         return error, size
 
-    def _each(self, x: Tensor, y: Tensor, bound: float) -> dict[str, Tensor]:
-        """As `__call__`, by taking the gradient of one example after another, or of all by vmap."""
-        weights = {name: each.detach() for name, each in self._named.items()}
+    def _each(self, forward: Forward, x: Tensor, y: Tensor, bound: float) -> dict[str, Tensor]:
+        """As `__call__`, by the gradients of all examples from vmap, or of one after another."""
+        gradients = self._by_vmap(x, y)
+        if gradients is None:
+            given = list(self._named.values())
+            alone = [
+                torch.autograd.grad(self._loss(forward(one), label).sum(), given, materialize_grads=True)
+                for one, label in zip(x.split(1), y.split(1), strict=True)
+            ]
+            gradients = dict(zip(self._named, map(torch.stack, zip(*alone, strict=True)), strict=True))
+        flat = {name: each.float().flatten(1) for name, each in gradients.items()}
+        kept = _kept(torch.stack([each.square().sum(dim=1) for each in flat.values()]).sum(dim=0), bound)
+        return {name: (kept @ each).view(self._named[name].shape) for name, each in flat.items()}
+
+    def _by_vmap(self, x: Tensor, y: Tensor) -> dict[str, Tensor] | None:
+        """Each example's gradient (B, ...), by parameter; None where the network cannot be batched so."""
+        if not self._batched:
+            return None
 
         def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             return self._loss(functional_call(self._network, weights, (x[None],)).float(), y[None]).sum()
 
-        gradients: dict[str, Tensor] = {}
-        if self._batched:
-            try:
-                gradients = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y)
-            except RuntimeError:
-                self._batched = False
-        if not self._batched:
-            single = [grad(loss)(weights, x[i], y[i]) for i in range(len(x))]
-            gradients = {name: torch.stack([each[name] for each in single]) for name in weights}
-        flat = {name: each.float().flatten(1) for name, each in gradients.items()}
-        kept = _kept(torch.stack([each.square().sum(dim=1) for each in flat.values()]).sum(dim=0), bound)
-        return {name: (kept @ each).view(weights[name].shape) for name, each in flat.items()}
+        # Every example has weights of its own, without which recurrent layers fail.
+        weights = {name: each.detach().expand(len(x), *each.shape) for name, each in self._named.items()}
+        try:
+            return vmap(grad(loss))(weights, x, y)
+        except RuntimeError:
+            self._batched = False
+            return None
 
 
 def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Module] | None:
