@@ -20,6 +20,7 @@ from shoal.data import (
     load_images,
     split_images,
 )
+from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.experiments.config import Config, read_config
 from shoal.experiments.result import Result
@@ -28,9 +29,13 @@ from shoal.experiments.simulation import simulate
 from shoal.models import Model, Shape, TextShape, named_model
 
 __all__ = [
+    "DPSGD",
     "IFCA",
     "IFCAMIR",
+    "L2",
     "Config",
+    "Defense",
+    "Dropout",
     "Engine",
     "Examples",
     "FedAvg",
@@ -42,6 +47,7 @@ __all__ = [
     "LocalSGD",
     "LossThreshold",
     "Model",
+    "NormClipping",
     "Preferences",
     "RedTeam",
     "Redraw",

@@ -108,7 +108,7 @@ def active_attacker(
     holding = federation.holding
     require(holding is not None, "an active property attack needs a federation in which a client holds a property")
     assert holding is not None
-    classes = _last(model.network())[1].out_features
+    classes = _last(model.network()).out_features
     return ActiveAttacker(
         client=holding.attacker,
         model=Model(partial(_grow, model.build), partial(_both, model.loss, classes, alpha)),
@@ -127,8 +127,8 @@ def _both(loss: Loss, classes: int, alpha: float, outputs: Tensor, labels: Tenso
     return alpha * main + (1 - alpha) * cross_entropy(outputs[:, classes:], labels // classes)
 
 
-def _last(network: nn.Module) -> tuple[str, nn.Linear]:
-    layers = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+def _last(network: nn.Module) -> nn.Linear:
+    layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
     require(bool(layers), "an active property attack needs a network whose last layer is a torch.nn.Linear")
     return layers[-1]
 
@@ -136,8 +136,8 @@ def _last(network: nn.Module) -> tuple[str, nn.Linear]:
 def _grow(build: Callable[[], nn.Module]) -> nn.Module:
     """The network with `ANSWERS` more outputs."""
     network = build()
-    name, last = _last(network)
-    owner, _, leaf = name.rpartition(".")
-    grown = nn.Linear(last.in_features, last.out_features + ANSWERS, bias=last.bias is not None)
-    setattr(network.get_submodule(owner), leaf, grown)
+    last = _last(network)
+    fresh = nn.Linear(last.in_features, last.out_features + ANSWERS, bias=last.bias is not None)
+    # In place, so that what hangs on the layer (dropout) stays there.
+    last.out_features, last.weight, last.bias = fresh.out_features, fresh.weight, fresh.bias
     return network

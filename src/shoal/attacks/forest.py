@@ -19,7 +19,7 @@ from shoal.core.randomness import Stream
 
 Floats = NDArray[np.float32]
 
-CONTROLS = 10
+CONTROLS = 5
 """Forests that learn from shuffled labels, each of a third of the trees; the control's AUC is the mean of theirs."""
 
 

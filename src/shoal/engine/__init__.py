@@ -4,7 +4,9 @@ May import `core`, `data` and `models`. `loop.py` and `vmapped.py` compute the s
 does not know which. `sockets.py` has what the rooms above fill: `Algorithm`, `RiskSensor`, `Screen`, `Insider`.
 """
 
-from shoal.engine.engine import Backend, Engine, Precision, resolve_backend
+from shoal.engine.backend import Backend, check_backend, resolve_backend
+from shoal.engine.clipped import keeps_examples_apart
+from shoal.engine.engine import Engine, Precision
 from shoal.engine.local import Draws, LocalSGD, Privatizer
 from shoal.engine.merge import Merge, shares_of
 from shoal.engine.rounds import Training
@@ -25,6 +27,8 @@ __all__ = [
     "Screen",
     "State",
     "Training",
+    "check_backend",
+    "keeps_examples_apart",
     "resolve_backend",
     "shares_of",
 ]

@@ -9,20 +9,20 @@ from types import TracebackType
 from typing import Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.core.checks import InputError, require
 from shoal.data.federation import Examples, Federation
 from shoal.data.shards import Shards
 from shoal.data.storage import inputs, precise, storage
+from shoal.engine.backend import Backend, check_backend, resolve_backend
 from shoal.engine.local import Draws, LocalSGD
 from shoal.engine.loop import Loop
 from shoal.engine.memory import keep_freed_memory
 from shoal.engine.seat import Seat
-from shoal.engine.vmapped import Vmapped, fits
+from shoal.engine.vmapped import Vmapped
 from shoal.models.model import Model
 
-Backend = Literal["loop", "vmap"]
 Precision = Literal["fp32", "bf16"]
 
 _EVALUATED = {"loop": 256, "vmap": 2048}
@@ -60,7 +60,7 @@ class Engine:
         backend: "loop", "vmap", or None for the rule of `vmapped.fits`.
 
     Raises:
-        InputError: CUDA asked for and absent, or batch norm or recurrent layers under vmap.
+        InputError: CUDA asked for and absent, or batch norm, dropout or recurrent layers under vmap.
     """
 
     def __init__(
@@ -88,10 +88,8 @@ class Engine:
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
-        if self.backend == "vmap":
-            for kind, name in ((nn.modules.batchnorm._NormBase, "batch norm"), (nn.RNNBase, "recurrent layers")):
-                found = any(isinstance(module, kind) for module in model.network().modules())
-                require(not found, f'\'engine.backend\' = "vmap" cannot train {name}; use "loop"')
+        check_backend(self.backend, model)
+        self._asked: Backend | None = backend
         self._trainer = Vmapped(model, self.device, self.dtype) if self.backend == "vmap" else Loop()
         self._seats = threading.local()
         keep_freed_memory()
@@ -168,10 +166,11 @@ class Engine:
         local: LocalSGD,
     ) -> Iterator[_Result]:
         """As `train`, but hand out ``finish(owners, ends)``, which is called on the thread that trained them."""
+        trainer = self._trainer_for(local)
 
         def work(owners: Tensor) -> _Result:
             ends = starts[which[owners]].to(self.device)
-            self._trainer.train(self._seat(), ends, shards, owners, draws, local)
+            trainer.train(self._seat(), ends, shards, owners, draws, local)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
             broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
@@ -181,7 +180,14 @@ class Engine:
                 )
             return finish(owners, ends)
 
-        yield from self._in_order(work, self._trainer.units(shards, local))
+        yield from self._in_order(work, trainer.units(shards, local))
+
+    def _trainer_for(self, local: LocalSGD) -> Loop | Vmapped:
+        """What trains by ``local``: clipped gradients are the loop's."""
+        if not local.private or isinstance(self._trainer, Loop):
+            return self._trainer
+        check_backend(self._asked, self.model, local)
+        return Loop()
 
     def train_as(self, model: Model, row: Tensor, shards: Shards, draws: Draws, local: LocalSGD) -> Tensor:
         """What the one owner of ``shards`` makes of ``row`` (P',), a row of another ``model`` than the engine's."""
@@ -268,8 +274,3 @@ class Engine:
         if seat is None:
             seat = self._seats.seat = Seat(self.model, self.device, self.dtype)
         return seat
-
-
-def resolve_backend(model: Model) -> Backend:
-    """The faster backend for a model on a CPU, by the rule of `vmapped.fits`."""
-    return "vmap" if fits(model.layout, model.network()) else "loop"

@@ -86,6 +86,12 @@ class LocalSGD:
             0 <= self.weight_decay < math.inf, f"'local.weight_decay' must be at least 0; got {self.weight_decay:g}"
         )
 
+    @property
+    def private(self) -> bool:
+        """Whether steps are any other than plain SGD's: without clipping, noise and coins they are not."""
+        rule = self.privatizer
+        return rule is not None and (rule.poisson or rule.noise_multiplier > 0 or rule.max_grad_norm < math.inf)
+
     def at(self, round_number: int) -> "LocalSGD":
         """What a client does in one round, at that round's learning rate; rounds count from 1.
 

@@ -1,7 +1,11 @@
 """The loop backend: one owner after another on a thread's own seat; best for convolutions on a CPU."""
 
+from collections.abc import Iterator
+
+import torch
 from torch import Tensor
 
+from shoal.core.randomness import Stream
 from shoal.data.shards import Shards
 from shoal.data.storage import gather, precise
 from shoal.engine.local import Draws, LocalSGD
@@ -37,24 +41,54 @@ class Loop:
         for row, owner in zip(rows, owners.tolist(), strict=True):
             seat.load(row)
             seat.network.train()
-            _train(seat, shards, shards.owned(owner), draws.orders[owner], local)
+            seat.seed(int(draws.seeds[owner]))
+            mine = shards.owned(owner)
+            if local.private:
+                _train_privately(seat, shards, mine, draws, owner, local)
+            else:
+                for x, y in _batches(seat, shards, mine, draws.orders[owner], local):
+                    seat.step(x, y, local.learning_rate, local.weight_decay)
             row.copy_(seat.row)
 
 
-def _train(seat: Seat, shards: Shards, mine: Tensor, orders: Tensor, local: LocalSGD) -> None:
-    """Train the seat's network on the examples ``mine`` (size,) of the shards, in ``orders`` (passes, size or more)."""
+def _train_privately(seat: Seat, shards: Shards, mine: Tensor, draws: Draws, owner: int, local: LocalSGD) -> None:
+    """Train the seat's network on clipped gradients with the owner's own noise."""
+    own = Stream(int(draws.seeds[owner]))
+    noise = own("noise").generator()
+    if local.privatizer is not None and local.privatizer.poisson:
+        batches = _coins(seat, shards, mine, own("coins").generator(), local)
+    else:
+        batches = _batches(seat, shards, mine, draws.orders[owner], local)
+    for x, y in batches:
+        expected = local.batch(len(mine)) if local.privatizer is not None and local.privatizer.poisson else len(y)
+        seat.private_step(x, y, expected, local, noise)
+
+
+def _batches(
+    seat: Seat, shards: Shards, mine: Tensor, orders: Tensor, local: LocalSGD
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of all steps on the examples ``mine`` (size,) of the shards, in ``orders`` (passes, size or more)."""
     size = len(mine)
     batch, left = local.batch(size), local.steps_of(size)
     if batch == size:
         x, y = _examples(seat, shards, mine)
         for _ in range(left):
-            seat.step(x, y, local.learning_rate, local.weight_decay)
+            yield x, y
         return
     for order in orders[: local.passes_of(size)]:
         x, y = _examples(seat, shards, mine[order[:size]])
         for begin in range(0, min(size, left * batch), batch):
-            seat.step(x[begin : begin + batch], y[begin : begin + batch], local.learning_rate, local.weight_decay)
+            yield x[begin : begin + batch], y[begin : begin + batch]
             left -= 1
+
+
+def _coins(
+    seat: Seat, shards: Shards, mine: Tensor, coins: torch.Generator, local: LocalSGD
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of all steps on the examples ``mine`` (size,), each example in each by a coin of its own."""
+    share = local.batch(len(mine)) / len(mine)
+    for _ in range(local.steps_of(len(mine))):
+        yield _examples(seat, shards, mine[torch.rand(len(mine), generator=coins, dtype=torch.float64) < share])
 
 
 def _examples(seat: Seat, shards: Shards, rows: Tensor) -> tuple[Tensor, Tensor]:

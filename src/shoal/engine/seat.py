@@ -4,6 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.checks import require
+from shoal.core.randomness import Stream
+from shoal.engine.clipped import Clipped
+from shoal.engine.local import LocalSGD
+from shoal.models.dropout import named_dropouts
 from shoal.models.model import Model
 
 LONE_EXAMPLE = (
@@ -29,6 +33,8 @@ class Seat:
         self.row = torch.zeros(layout.size, device=device)
         self._computed = self.row if dtype == torch.float32 else self.row.to(dtype)
         self.network = model.network().to(device)
+        self._dropouts = named_dropouts(self.network)
+        self._clipped: Clipped | None = None
         self._trained: list[nn.Parameter] = []
         master = layout.views(self.row)
         self._master: list[Tensor] = []
@@ -60,6 +66,13 @@ class Seat:
         if self._computed is not self.row:
             self._computed.copy_(self.row)
 
+    def seed(self, seed: int) -> None:
+        """Begin the random draws of an owner: dropout draws its masks from a place below ``seed``."""
+        if self._dropouts:
+            generator = Stream(seed, ("dropout",)).generator()
+            for layer in self._dropouts:
+                layer.generator = generator
+
     def step(self, x: Tensor, y: Tensor, rate: float, weight_decay: float) -> None:
         """One step of SGD on the mean loss of a batch."""
         try:
@@ -75,8 +88,43 @@ class Seat:
             self.row[trainable].mul_(1 - rate * weight_decay)
         for weights, slope in zip(self._master, slopes, strict=True):
             weights.add_(slope, alpha=-rate)
+        self._compute_on_what_was_learned()
+
+    def private_step(self, x: Tensor, y: Tensor, expected: int, local: LocalSGD, noise: torch.Generator) -> None:
+        """One step of SGD on clipped gradients with noise.
+
+        Args:
+            x: inputs (B, ...); B may be 0, and then the step is noise alone.
+            y: labels (B,).
+            expected: number of examples that the sum of gradients and noise is divided by.
+            local: its privatizer, weight decay and learning rate.
+            noise: the owner's.
+
+        Raises:
+            InputError: the network has batch norm.
+        """
+        rule, layout = local.privatizer, self.model.layout
+        assert rule is not None
+        if self._clipped is None:
+            self._clipped = Clipped(self.network, self.model.loss, self.dtype)
+        total = torch.zeros_like(self.row)
+        if len(y):
+            views = layout.views(total)
+            for name, slope in self._clipped(self._forward, x, y, rule.max_grad_norm).items():
+                views[name].copy_(slope)
+        trainable = slice(layout.trainable)
+        if rule.noise_multiplier:
+            drawn = torch.randn(layout.trainable, generator=noise).to(total.device)
+            total[trainable].add_(drawn, alpha=rule.noise_multiplier * rule.max_grad_norm)
+        if local.weight_decay:
+            self.row[trainable].mul_(1 - local.learning_rate * local.weight_decay)
+        self.row[trainable].sub_(total[trainable], alpha=local.learning_rate / expected)
+        self._compute_on_what_was_learned()
+
+    def _compute_on_what_was_learned(self) -> None:
+        """Carry a step over to the copy that the network computes on, and the network's buffers back."""
         if self._computed is not self.row:
-            buffers = slice(self.model.layout.trainable, None)
+            trainable, buffers = slice(self.model.layout.trainable), slice(self.model.layout.trainable, None)
             self.row[buffers] = self._computed[buffers].float()
             self._computed[trainable].copy_(self.row[trainable])
 

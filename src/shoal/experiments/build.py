@@ -30,9 +30,11 @@ from shoal.data import (
     split_images,
     split_property,
 )
-from shoal.engine import Algorithm, LocalSGD, resolve_backend
+from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping, Setup, defended
+from shoal.engine import Algorithm, LocalSGD, check_backend, resolve_backend
+from shoal.experiments.agreement import check_together
 from shoal.experiments.config import Config, DataSection, ModelSection
-from shoal.experiments.simulation import Simulation, check_together
+from shoal.experiments.simulation import Simulation
 from shoal.models import FILTERS, HIDDEN, Model, Shape, TextShape, named_model
 
 
@@ -48,12 +50,13 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
     """
     images = images_of(config, data_dir)
     decided = decide(config, images)
-    federation, model, algorithm = _federation(config, images), build_model(decided, images), build_algorithm(config)
+    setup = build_setup(decided, images)
+    federation, algorithm = _federation(config, images), build_algorithm(config)
     section = config.property_attack
     insider = None
     if section is not None and section.mode != "passive":
         insider = active_attacker(
-            model,
+            setup.model,
             federation,
             algorithm.clusters,
             alpha=section.alpha,
@@ -62,9 +65,9 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
         )
     simulation = Simulation(
         federation=federation,
-        model=model,
+        model=setup.model,
         algorithm=algorithm,
-        local=_local(config),
+        local=setup.local,
         rounds=config.algorithm.rounds,
         seed=config.seed,
         participation=config.algorithm.participation,
@@ -73,6 +76,7 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
         property_attack=build_property_attack(config),
         insider=insider,
         maps=section is not None and section.maps,
+        screen=setup.screen,
     )
     return decided, simulation
 
@@ -97,10 +101,10 @@ def decide(config: Config, images: Labelled) -> Config:
         f"{largest + 1} or more",
     )
     config = config.model_copy(update={"model": _decided(config.model, classes)})
-    model = build_model(config, images)
-    algorithm = build_algorithm(config)
-    local = _local(config)
+    setup = build_setup(config, images)
+    algorithm, local = build_algorithm(config), setup.local
     _agree(config)
+    check_backend(None if config.engine.backend == "auto" else config.engine.backend, setup.model, local)
     check_together(algorithm, local, build_red_team(config))
     if config.property_attack is None:
         _plan(config.data).check(images, _groups(config.data))
@@ -116,7 +120,11 @@ def decide(config: Config, images: Labelled) -> Config:
             ),
             "local": config.local.model_copy(update={"epochs": local.epochs}),
             "engine": config.engine.model_copy(
-                update={"backend": resolve_backend(model) if config.engine.backend == "auto" else config.engine.backend}
+                update={
+                    "backend": resolve_backend(setup.model, local)
+                    if config.engine.backend == "auto"
+                    else config.engine.backend
+                }
             ),
         }
     )
@@ -149,6 +157,30 @@ def _decided(section: ModelSection, classes: int) -> ModelSection:
     if section.name in FILTERS:
         sizes["filters"] = list(FILTERS[section.name]) if section.filters is None else section.filters
     return section.model_copy(update=sizes)
+
+
+def build_setup(config: Config, images: Labelled) -> Setup:
+    """What is trained and how, with all of [defenses].
+
+    Raises:
+        InputError: a defence that has no place there.
+    """
+    return defended(Setup(build_model(config, images), _local(config)), build_defenses(config))
+
+
+def build_defenses(config: Config) -> tuple[Defense, ...]:
+    """The defences of [defenses]."""
+    section = config.defenses
+    given: list[Defense] = []
+    if section.dropout is not None:
+        given.append(Dropout(section.dropout))
+    if section.l2 is not None:
+        given.append(L2(section.l2))
+    if section.dp_sgd is not None:
+        given.append(DPSGD(**section.dp_sgd.model_dump()))
+    if section.max_update_norm is not None:
+        given.append(NormClipping(section.max_update_norm))
+    return tuple(given)
 
 
 def build_algorithm(config: Config) -> Algorithm:

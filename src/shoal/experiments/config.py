@@ -113,6 +113,25 @@ class RedTeamSection(Section):
     sorted_posteriors: bool = False
 
 
+class DPSGDSection(Section):
+    """[defenses.dp_sgd]: private local steps."""
+
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    accountant: Literal["rdp", "prv"] = "rdp"
+    sampling: Literal["shuffled", "poisson"] = "shuffled"
+
+
+class DefensesSection(Section):
+    """[defenses]: what is done against those who learn from updates; what is left out is not done."""
+
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    l2: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    dp_sgd: DPSGDSection | None = None
+    max_update_norm: Annotated[float, Field(gt=0)] | None = None
+
+
 class PrivacySection(Section):
     """[privacy]: what clients tolerate."""
 
@@ -170,6 +189,7 @@ class Config(Section):
     red_team: RedTeamSection = RedTeamSection()
     privacy: PrivacySection = PrivacySection()
     property_attack: PropertyAttackSection | None = None
+    defenses: DefensesSection = DefensesSection()
     engine: EngineSection = EngineSection()
     evaluation: EverySection = EverySection()
     checkpoint: EverySection = EverySection()

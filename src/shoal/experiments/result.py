@@ -11,8 +11,10 @@ from torch import Tensor
 from shoal.attacks import Audit, LossThreshold, Observed, RedTeam, observe
 from shoal.core.randomness import Stream
 from shoal.data import Federation
+from shoal.defenses import accounting
 from shoal.engine import State, Training
 from shoal.experiments import leaks, properties
+from shoal.experiments.agreement import private_rule
 from shoal.metrics import Leakage, fairness, gap_accuracy, migrated, recovered, violated
 
 Summary = dict[str, float | int | str]
@@ -30,7 +32,7 @@ class Result:
     Args:
         summary: the figures of `summary.json`, by key. A figure that is undefined (the exposure of a model that
             no client chose) is left out.
-        clients: a row a client: `CLIENT_COLUMNS` and ``train_accuracy``.
+        clients: a row a client: `CLIENT_COLUMNS` and ``train_accuracy``; and ``epsilon`` where local steps are private.
         rounds: a row a round and cluster.
         roc: false and true positive rates of the configured attack by group.
         state: the final models, risks and choices.
@@ -115,6 +117,13 @@ def measure(
     summary |= leaks.of_clusters(final.audit, exposure, state.risks, federation) | _clusters(final, clients, exposure)
     if federation.holding is not None:
         summary |= properties.main_figures(observed.held_out, final.choice, federation)
+    rule = private_rule(training.local)
+    if rule is not None:
+        cohorts = [training.cohort(number) for number in range(1, state.round + 1)]
+        spent = accounting.of_federation(federation, cohorts, training.local, rule).numpy()
+        clients = clients.assign(epsilon=spent)
+        # Without noise nothing is guaranteed, and infinity is no number of JSON.
+        summary |= {"epsilon": float(spent.max()) if np.isfinite(spent).all() else float("nan"), "delta": rule.delta}
     return Result(
         summary=_known(summary),
         clients=clients,

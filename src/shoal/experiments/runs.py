@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pandas as pd
 import torch
 from safetensors.torch import save as serialize
 
@@ -154,7 +155,7 @@ def _differences(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[st
 def _write(out: Path, config: Config, simulation: Simulation, result: Result) -> None:
     """Everything a finished run holds; the summary last, since it marks the run as finished."""
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    write_text(out / "clients.csv", result.clients[list(CLIENT_COLUMNS)].to_csv(index=False))
+    write_text(out / "clients.csv", _clients(result).to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))
     if result.updates is not None:
         write_text(out / "property.csv", result.updates.to_csv(index=False))
@@ -165,6 +166,11 @@ def _write(out: Path, config: Config, simulation: Simulation, result: Result) ->
     write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
     for left in (out / "checkpoint").glob("*.safetensors"):
         left.unlink()
+
+
+def _clients(result: Result) -> pd.DataFrame:
+    """What `clients.csv` holds; epsilon is its last column, where there is one."""
+    return result.clients[[*CLIENT_COLUMNS, *(name for name in ("epsilon",) if name in result.clients)]]
 
 
 def named_models(model: Model, rows: torch.Tensor) -> bytes:

@@ -9,13 +9,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms import IFCA, IFCAMIR
 from shoal.attacks import Gap, PropertyAttack, RedTeam, Sighting
 from shoal.core.checks import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.engine import Algorithm, Backend, Engine, Insider, LocalSGD, Precision, Report, State, Training
+from shoal.defenses import Defense, Setup, defended
+from shoal.engine import (
+    Algorithm,
+    Backend,
+    Engine,
+    Insider,
+    LocalSGD,
+    Precision,
+    Report,
+    Screen,
+    State,
+    Training,
+    check_backend,
+    resolve_backend,
+)
 from shoal.experiments import properties
+from shoal.experiments.agreement import check_spending, check_together
 from shoal.experiments.result import Result, measure
 from shoal.models import Model
 
@@ -42,6 +56,7 @@ class Simulation:
         property_attack: what a client of a federation with a holding looks for; None: nobody looks.
         insider: the client that trains in its own way; None: nobody.
         maps: whether the updates that the property attack saw are laid out by t-SNE in the end.
+        screen: what the server does to updates before it merges them; None: nothing.
     """
 
     federation: Federation
@@ -56,11 +71,13 @@ class Simulation:
     property_attack: PropertyAttack | None = None
     insider: Insider | None = None
     maps: bool = False
+    screen: Screen | None = None
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, f"'algorithm.rounds' must be at least 1; got {self.rounds}")
         require(self.evaluate_every >= 1, f"'evaluation.every' must be at least 1; got {self.evaluate_every}")
         check_together(self.algorithm, self.local, self.red_team)
+        check_spending(self.federation, self.rounds, self.local)
 
     def on(self, engine: Engine) -> Training:
         """The training that this simulation is, on an engine."""
@@ -73,20 +90,8 @@ class Simulation:
             participation=self.participation,
             sensor=self.red_team,
             insider=self.insider,
+            screen=self.screen,
         )
-
-
-def check_together(algorithm: Algorithm, local: LocalSGD, red_team: RedTeam) -> None:
-    """Raise `InputError` where an algorithm cannot do with this local training or red team."""
-    ifca = algorithm.ifca if isinstance(algorithm, IFCAMIR) else algorithm
-    require(
-        not isinstance(algorithm, IFCAMIR) or red_team.every > 0,
-        "'algorithm.name' = \"ifca-mir\" chooses by risk, so 'red_team.every' must be at least 1; got 0",
-    )
-    require(
-        not isinstance(ifca, IFCA) or ifca.averaging == "model" or local.steps == 1,
-        "'algorithm.averaging' = \"gradient\" takes one gradient a round, so 'local.steps' must be 1",
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +129,7 @@ def simulate(
     seed: int = 0,
     participation: float = 1.0,
     red_team: RedTeam | None = None,
+    defenses: Sequence[Defense] = (),
     device: str = "cpu",
     threads: int = 2,
     precision: Precision = "fp32",
@@ -141,6 +147,7 @@ def simulate(
         seed: of every random draw.
         participation: share of the clients that take part in a round, in [0, 1].
         red_team: who attacks; by default the gap attack at the end, which needs no shadow set.
+        defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping`, applied in order.
         device, threads, precision, backend: see `Engine`.
         watch: called before the first round and after each.
 
@@ -148,7 +155,14 @@ def simulate(
         InputError: settings that cannot be run, or training that diverged.
     """
     team = red_team if red_team is not None else RedTeam(every=0, attack=Gap())
-    simulation = Simulation(federation, model, algorithm, local, rounds, seed, participation, team)
+    setup = defended(Setup(model, local), defenses)
+    model, local = setup.model, setup.local
+    check_backend(backend, model, local)
+    backend = resolve_backend(model, local) if backend is None else backend
+    simulation = Simulation(
+        federation, model, algorithm, local, rounds, seed, participation=participation, red_team=team,
+        screen=setup.screen,
+    )  # fmt: skip
     with Engine(model, device=device, threads=threads, precision=precision, backend=backend) as engine:
         simulation = prepare(simulation, engine)
         progress = begin(simulation, engine)

@@ -4,6 +4,7 @@ May import `core`. To add a network: write it in `networks.py` (texts: `recurren
 """
 
 from shoal.models.catalog import FILTERS, HIDDEN, MODELS, Shape, TextShape, named_model
+from shoal.models.dropout import NamedDropout
 from shoal.models.model import Model, cross_entropy
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 from shoal.models.recurrent import ReviewGRU
@@ -20,6 +21,7 @@ __all__ = [
     "Logistic",
     "MnistCNN",
     "Model",
+    "NamedDropout",
     "ReviewGRU",
     "Shape",
     "TextShape",

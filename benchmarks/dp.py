@@ -1,0 +1,56 @@
+"""What DP-SGD costs: training images/s of the MNIST network, plain and private, batches of 50, one thread.
+
+python benchmarks/dp.py [ROUNDS]
+"""
+
+import statistics
+import sys
+import time
+
+import torch
+
+from shoal import LocalSGD, Shape, Stream, named_model
+from shoal.defenses import DPSGD
+from shoal.engine.memory import keep_freed_memory
+from shoal.engine.seat import Seat
+
+BATCH, STEPS = 50, 10
+
+
+def main() -> None:
+    """Print the medians of alternating measurements, and their ratio."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    model = named_model("mnist-cnn", Shape(1, 28, 28, 10))
+    seat = Seat(model, torch.device("cpu"), torch.float32)
+    seat.load(model.init(Stream(0)))
+    seat.network.train()
+    draw = torch.Generator().manual_seed(1)
+    x = torch.rand(BATCH, 28, 28, 1, generator=draw).movedim(-1, 1)
+    y = torch.randint(0, 10, (BATCH,), generator=draw)
+    local = LocalSGD(epochs=1, batch_size=BATCH, learning_rate=0.01, privatizer=DPSGD(1.0, 0.5))
+    noise = Stream(2).generator()
+
+    def plain() -> None:
+        seat.step(x, y, local.learning_rate, 0.0)
+
+    def private() -> None:
+        seat.private_step(x, y, BATCH, local, noise)
+
+    rates: dict[str, list[float]] = {"plain": [], "DP-SGD": []}
+    for number in range(rounds + 1):
+        for name, step in (("plain", plain), ("DP-SGD", private)):
+            began = time.perf_counter()
+            for _ in range(STEPS):
+                step()
+            if number > 0:
+                rates[name].append(BATCH * STEPS / (time.perf_counter() - began))
+    medians = {name: statistics.median(each) for name, each in rates.items()}
+    for name, each in rates.items():
+        print(f"{name:8} {medians[name]:7,.0f} images/s   ({min(each):,.0f} to {max(each):,.0f})")
+    print(f"DP-SGD costs {medians['plain'] / medians['DP-SGD']:.2f} times plain SGD")
+
+
+if __name__ == "__main__":
+    main()

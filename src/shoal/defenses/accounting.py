@@ -1,0 +1,144 @@
+"""What DP-SGD guarantees: the epsilon of each client over the rounds it took part in, by Opacus' accountants.
+
+Two things to know about these figures. Accountants assume that each example is in a step by a coin of its own
+(`DPSGD.sampling` = "poisson"); for shuffled batches the same figure is reported, as is usual, and is an approximation.
+And epsilon is of the updates alone: where clients choose a model, as in IFCA, which one they chose is computed on their
+data without noise and sent, and no epsilon covers it.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from shoal.core.checks import InputError, require
+from shoal.data.federation import Federation
+from shoal.defenses.dp_sgd import DPSGD, Accountant
+from shoal.engine import LocalSGD
+
+Spent = tuple[float, int]
+"""A share of the examples that each step takes, in (0, 1], and a number of such steps."""
+
+
+def epsilon(spent: Sequence[Spent], noise_multiplier: float, delta: float, accountant: Accountant = "rdp") -> float:
+    """The epsilon of subsampled Gaussian steps, as Opacus' accountant of that name says.
+
+    Args:
+        spent: shares and steps, composed one after another.
+        noise_multiplier: sigma of all steps; 0: epsilon is infinite.
+        delta: in (0, 1).
+        accountant: "rdp", at Opacus' default orders, or "prv".
+
+    Raises:
+        InputError: more than the "prv" accountant can compute.
+
+    >>> epsilon([], 1.0, 1e-5), epsilon([(0.1, 5)], 0.0, 1e-5)
+    (0.0, inf)
+    >>> round(epsilon([(0.01, 1000)], 1.0, 1e-5), 3)
+    2.101
+    """
+    used = tuple((share, steps) for share, steps in spent if steps > 0)
+    if not used:
+        return 0.0
+    if noise_multiplier == 0:
+        return math.inf
+    return _asked(used, noise_multiplier, delta, accountant)
+
+
+def per_client(sizes: Tensor, attended: Tensor, local: LocalSGD, rule: DPSGD) -> Tensor:
+    """The epsilon of each of N clients.
+
+    Args:
+        sizes: (N,) int64, examples of each.
+        attended: (N,) int64, rounds that each took part in.
+        local: what a client does in a round.
+        rule: how its steps are made private.
+
+    Returns:
+        (N,) float64, at least 0; infinite without noise.
+    """
+    known: dict[tuple[int, int], float] = {}
+    for size, rounds in zip(sizes.tolist(), attended.tolist(), strict=True):
+        if (size, rounds) not in known:
+            spent = [(local.batch(size) / size, rounds * local.steps_of(size))] if size and rounds else []
+            known[size, rounds] = epsilon(spent, rule.noise_multiplier, rule.delta, rule.accountant)
+    found = [known[pair] for pair in zip(sizes.tolist(), attended.tolist(), strict=True)]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def of_federation(federation: Federation, cohorts: Sequence[Tensor], local: LocalSGD, rule: DPSGD) -> Tensor:
+    """The epsilon of each of a federation's N clients after some rounds.
+
+    A victim that takes turns uses an example in every k-th round alone, or in all the others alone: its epsilon is the
+    larger of the two.
+
+    Args:
+        federation: the clients.
+        cohorts: positions of the clients of each round, from the first.
+        local: what a client does in a round.
+        rule: how its steps are made private.
+
+    Returns:
+        (N,) float64.
+    """
+    count = len(federation)
+    attended = torch.zeros(len(cohorts), count, dtype=torch.int64)
+    for here, cohort in zip(attended, cohorts, strict=True):
+        here[cohort] = 1
+    found = per_client(federation.clients.sizes, attended.sum(dim=0), local, rule)
+    holding = federation.holding
+    if holding is None:
+        return found
+    present = torch.tensor([holding.present(number) for number in range(1, len(cohorts) + 1)], dtype=torch.bool)
+    for i in torch.nonzero(federation.ids == holding.victim).flatten().tolist():
+        holds = holding.holds[federation.clients.owned(i)]
+        sizes = torch.stack([holds.sum(), (~holds).sum()])
+        rounds = torch.stack([attended[present, i].sum(), attended[~present, i].sum()])
+        found[i] = per_client(sizes, rounds, local, rule).max()
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _asked(used: tuple[Spent, ...], noise_multiplier: float, delta: float, accountant: Accountant) -> float:
+    with warnings.catch_warnings():
+        # Opacus warns of orders at the end of its list, where its figure is still a bound.
+        warnings.simplefilter("ignore")
+        # Imported here because it takes seconds.
+        from opacus.accountants import PRVAccountant, RDPAccountant  # noqa: PLC0415
+
+        counting = RDPAccountant() if accountant == "rdp" else PRVAccountant()
+        counting.history = [(noise_multiplier, share, steps) for share, steps in used]
+        try:
+            found = float(counting.get_epsilon(delta))
+        except (RuntimeError, ValueError, MemoryError, OverflowError) as error:
+            raise InputError(_TOO_MUCH) from error
+    require(math.isfinite(found), _TOO_MUCH)
+    return found
+
+
+_TOO_MUCH = (
+    '\'defenses.dp_sgd.accountant\' = "prv" takes too much memory for so many steps with so little noise; use "rdp"'
+)
+_POINTS = 3e7
+"""Of the mesh of "prv", above which it takes minutes and gigabytes."""
+
+
+def check_computable(sizes: Tensor, rounds: int, local: LocalSGD, rule: DPSGD) -> None:
+    """Raise `InputError` where the accountant of ``rule`` could not say what clients spent.
+
+    Args:
+        sizes: (N,) int64, examples of each client.
+        rounds: that a client may take part in.
+        local: what a client does in a round.
+        rule: how its steps are made private.
+    """
+    if rule.accountant == "rdp" or rule.noise_multiplier == 0 or not len(sizes):
+        return
+    kinds = sizes[sizes > 0].unique().tolist()
+    share, steps = max(local.batch(size) / size for size in kinds), rounds * max(map(local.steps_of, kinds))
+    # As Opacus chooses it: twice the largest loss, in meshes of a hundredth over the root of this.
+    meshes = math.sqrt(steps * math.log(12_000 / rule.delta) / 2) / 0.01
+    require(2 * epsilon([(share, steps)], rule.noise_multiplier, rule.delta) * meshes <= _POINTS, _TOO_MUCH)

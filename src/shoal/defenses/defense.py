@@ -1,0 +1,38 @@
+"""The one shape of a defence: from what is trained and how to what is trained and how."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.engine import LocalSGD, Screen
+from shoal.models import Model
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a defence may change.
+
+    Args:
+        model: what is trained.
+        local: what a client does in a round.
+        screen: what the server does to updates before it merges them; None: nothing.
+    """
+
+    model: Model
+    local: LocalSGD
+    screen: Screen | None = None
+
+
+class Defense(Protocol):
+    """A defence against what clients and the server can learn from updates, or do by them; a value."""
+
+    def applied(self, setup: Setup) -> Setup:
+        """The setup with this defence; `InputError` where it has no place there."""
+        ...
+
+
+def defended(setup: Setup, defenses: Sequence[Defense]) -> Setup:
+    """The setup with all ``defenses``, applied in order."""
+    for defense in defenses:
+        setup = defense.applied(setup)
+    return setup

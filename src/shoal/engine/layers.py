@@ -1,0 +1,146 @@
+"""Each example's gradient with respect to one layer's parameters, from what went in and the slope of what came out.
+
+Of a network's backward pass this needs only the slopes of the layers' outputs. Norms are computed without the gradients
+where that is less work (Bu, Mao, Xu 2022, "Scalable and Efficient Training of Large Convolutional Neural Networks with
+Differential Privacy", arXiv:2205.10683, which calls it mixed ghost clipping).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What B examples' gradients are with respect to one parameter.
+
+    Args:
+        parameter: of the network.
+        squares: (B,), the squared L2 norm of each example's gradient.
+        weighted: from weights (B,) to the sum of the gradients by them, of the parameter's shape.
+    """
+
+    parameter: Tensor
+    squares: Tensor
+    weighted: Callable[[Tensor], Tensor]
+
+
+Formula = Callable[[nn.Module, Tensor, Tensor], list[Part]]
+"""From a layer, its inputs (B, ...) and the slopes of its outputs (B, ...) to the parts of its trained parameters."""
+
+
+def formula(layer: nn.Module) -> Formula | None:
+    """How a layer's gradients are found; None where no formula for it is known."""
+    # Heirs of these classes may compute something else.
+    kind = type(layer)
+    if kind is nn.Linear:
+        return _linear
+    if kind in {nn.Conv1d, nn.Conv2d}:
+        plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        return _convolution if plain else None
+    if kind in {nn.GroupNorm, nn.LayerNorm}:
+        return _norm
+    if kind is nn.Embedding:
+        plain = layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+        return _embedding if plain else None
+    return None
+
+
+def _linear(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
+    assert isinstance(layer, nn.Linear)
+    a, g = a.flatten(1, -2) if a.dim() > 2 else a[:, None], g.flatten(1, -2) if g.dim() > 2 else g[:, None]
+    parts = _of(layer.bias, lambda: _given(layer.bias, g.sum(dim=1)))
+    if a.shape[1] == 1:
+        squares = a.square().sum(dim=(1, 2)) * g.square().sum(dim=(1, 2))
+    elif 2 * a.shape[1] ** 2 < layer.weight.numel():
+        squares = _gram(a, g)
+    else:
+        return _of(layer.weight, lambda: _given(layer.weight, torch.bmm(g.transpose(1, 2), a))) + parts
+
+    def weighted(c: Tensor) -> Tensor:
+        return (g * c[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)
+
+    return _of(layer.weight, lambda: Part(layer.weight, squares, weighted)) + parts
+
+
+def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
+    assert isinstance(layer, nn.Conv1d | nn.Conv2d)
+    weight, places = layer.weight, g.shape[2:].numel()
+    parts = _of(layer.bias, lambda: _given(layer.bias, g.flatten(2).sum(dim=2)))
+
+    def slope(inputs: Tensor, slopes: Tensor, examples: int) -> Tensor:
+        """The weight's gradient, for each of so many groups of channels that stand for an example."""
+        shape = (examples * weight.shape[0], *weight.shape[1:])
+        _, found, _ = torch.ops.aten.convolution_backward(
+            slopes, inputs, weight.new_empty(shape, dtype=inputs.dtype), None, layer.stride, layer.padding,
+            layer.dilation, False, [0] * len(layer.stride), examples * layer.groups, [False, True, False],
+        )  # fmt: skip
+        return found
+
+    if isinstance(layer, nn.Conv2d) and layer.groups == 1 and 2 * places**2 < weight.numel():
+        assert not isinstance(layer.padding, str)
+        columns = functional.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        squares = _gram(columns.transpose(1, 2), g.flatten(2).transpose(1, 2))
+        of_weight = _of(
+            weight, lambda: Part(weight, squares, lambda c: slope(a, g * c.view(-1, *[1] * (g.dim() - 1)), 1))
+        )
+        return of_weight + parts
+
+    def each() -> Part:
+        # One convolution of B groups of channels: three times as fast as unfolding (measured).
+        found = slope(a.flatten(0, 1)[None], g.flatten(0, 1)[None], len(a))
+        return _given(weight, found.view(len(a), *weight.shape))
+
+    return _of(weight, each) + parts
+
+
+def _norm(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
+    assert isinstance(layer, nn.GroupNorm | nn.LayerNorm)
+    if isinstance(layer, nn.GroupNorm):
+        normed = functional.group_norm(a, layer.num_groups, eps=layer.eps)
+        slopes, axes = g * normed, tuple(range(2, g.dim()))
+    else:
+        slopes = g * functional.layer_norm(a, layer.normalized_shape, eps=layer.eps)
+        axes = tuple(range(1, g.dim() - len(layer.normalized_shape)))
+
+    def summed(each: Tensor) -> Tensor:
+        return each.sum(dim=axes) if axes else each
+
+    return _of(layer.weight, lambda: _given(layer.weight, summed(slopes))) + _of(
+        layer.bias, lambda: _given(layer.bias, summed(g))
+    )
+
+
+def _embedding(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
+    assert isinstance(layer, nn.Embedding)
+    words, g = a.flatten(1), g.reshape(len(g), -1, g.shape[-1])
+    if layer.padding_idx is not None:
+        g = g * (words != layer.padding_idx)[..., None]
+    alike = words[:, :, None] == words[:, None, :]
+    squares = (torch.bmm(g, g.transpose(1, 2)) * alike).sum(dim=(1, 2)).clamp(min=0)
+
+    def weighted(c: Tensor) -> Tensor:
+        total = torch.zeros(layer.weight.shape, device=g.device)
+        return total.index_add_(0, words.flatten(), (g * c[:, None, None]).flatten(0, 1))
+
+    return _of(layer.weight, lambda: Part(layer.weight, squares, weighted))
+
+
+def _of(parameter: Tensor | None, part: Callable[[], Part]) -> list[Part]:
+    """The part of a parameter that is there and trains."""
+    return [part()] if parameter is not None and parameter.requires_grad else []
+
+
+def _given(parameter: Tensor | None, gradients: Tensor) -> Part:
+    """The part whose gradients (B, ...) are at hand."""
+    assert parameter is not None
+    flat = gradients.flatten(1)
+    return Part(parameter, flat.square().sum(dim=1), lambda c: (c @ flat).view(parameter.shape))
+
+
+def _gram(a: Tensor, g: Tensor) -> Tensor:
+    """The squared norm (B,) of ``sum_t g[:, t] a[:, t]^T``, from the Gram matrices of a (B, T, D) and g (B, T, O)."""
+    return (torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))).sum(dim=(1, 2)).clamp(min=0)

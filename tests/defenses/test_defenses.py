@@ -1,0 +1,209 @@
+"""Laws that bind every defence, and those of dropout, L2 and norm clipping."""
+
+import math
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal import FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, Training, simulate
+from shoal.algorithms import IFCA, IFCAMIR
+from shoal.core.checks import InputError
+from shoal.core.randomness import Stream
+from shoal.defenses import DPSGD, L2, Dropout, NormClipping, Setup, accounting, defended
+from shoal.engine import Engine, resolve_backend
+from shoal.engine.seat import Seat
+from shoal.models import MLP, Logistic, MnistCNN, Model, NamedDropout
+
+LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+RED_TEAM = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
+DEFENSES = [DPSGD(1.0, 0.5), DPSGD(0.5, 0.3, sampling="poisson"), Dropout(0.3), L2(0.1), NormClipping(0.2)]
+ALGORITHMS = [FedAvg(), IFCA(2), IFCAMIR()]
+
+
+@pytest.fixture(params=DEFENSES, ids=repr)
+def defense(request):
+    return request.param
+
+
+@pytest.fixture(params=ALGORITHMS, ids=lambda each: type(each).__name__)
+def algorithm(request):
+    return request.param
+
+
+def played(model, federation, algorithm, *defenses, **settings):
+    return simulate(
+        federation, model, algorithm, LOCAL, **{"rounds": 3, "red_team": RED_TEAM, "defenses": defenses} | settings
+    )
+
+
+def test_every_defense_plays_every_algorithm(model, build, algorithm, defense):
+    one = played(model, build(), algorithm, defense, threads=1)
+    plain = played(model, build(), algorithm)
+    assert not torch.equal(one.state.models, plain.state.models), "the defence did nothing"
+    two = played(model, build(), algorithm, defense, threads=2)
+    assert torch.equal(two.state.models, one.state.models)
+    assert torch.equal(two.state.risks, one.state.risks)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    permuted = played(model, build().permuted(order), algorithm, defense)
+    torch.testing.assert_close(permuted.state.models, one.state.models, rtol=1e-5, atol=1e-6)
+    assert torch.equal(permuted.state.choice, one.state.choice[order])
+
+
+def test_all_defenses_together(cnn, build, algorithm):
+    found = played(cnn, build(), algorithm, Dropout(0.2), L2(0.01), DPSGD(1.0, 0.4), NormClipping(1.0))
+    assert found.summary["epsilon"] == found.clients["epsilon"].max()
+
+
+def test_defenses_are_values(defense):
+    assert pickle.loads(pickle.dumps(defense)) == defense
+    assert eval(repr(defense)) == defense
+    assert hash(defense) == hash(replace(defense))
+
+
+def test_only_private_runs_say_what_they_spent(cnn, build):
+    federation = build()
+    found = played(cnn, federation, FedAvg(), DPSGD(1.0, 0.5, 1e-4), participation=0.5)
+    assert (found.clients.columns[-1], found.summary["delta"]) == ("epsilon", 1e-4)
+    # Who took part is known from which epsilons are 0.
+    assert (found.clients["epsilon"] > 0).sum() >= 3
+    for size, spent in zip(federation.clients.sizes.tolist(), found.clients["epsilon"], strict=True):
+        steps = LOCAL.steps_of(size)
+        allowed = [accounting.epsilon([(4 / size, n * steps)], 0.5, 1e-4) for n in range(4)]
+        assert spent in allowed
+    assert found.summary["epsilon"] == found.clients["epsilon"].max()
+    for others in ((), (Dropout(0.2), L2(0.1)), (DPSGD(math.inf, 0.0),)):
+        plain = played(cnn, build(), FedAvg(), *others)
+        assert "epsilon" not in plain.clients
+        assert not {"epsilon", "delta"} & set(plain.summary)
+    clipped = played(cnn, build(), FedAvg(), DPSGD(1.0, 0.0))
+    assert np.isinf(clipped.clients["epsilon"]).all()
+    assert "epsilon" not in clipped.summary
+
+
+@pytest.mark.parametrize("nothing", [DPSGD(math.inf, 0.0), Dropout(0.0), L2(0.0), NormClipping(math.inf)], ids=repr)
+def test_no_defense_changes_no_bit(model, build, nothing):
+    plain, found = played(model, build(), IFCA(2)), played(model, build(), IFCA(2), nothing)
+    assert torch.equal(found.state.models, plain.state.models)
+
+
+def test_resumed_dropout_and_noise_are_uninterrupted(cnn, build):
+    setup = defended(Setup(cnn, LOCAL), (Dropout(0.3), DPSGD(1.0, 0.5)))
+    with Engine(setup.model, backend=resolve_backend(setup.model, setup.local)) as engine:
+        training = Training(build(), IFCA(2), setup.local, engine, Stream(5))
+        whole = [each for each, _ in training.rounds(training.start(), 4)]
+        later = [each for each, _ in training.rounds(pickle.loads(pickle.dumps(whole[1])), 4)]
+    assert torch.equal(later[-1].models, whole[-1].models)
+
+
+# Dropout
+
+
+def test_dropout_keeps_names_and_rows(model):
+    dropping = Dropout(0.3).to(model)
+    assert dropping.layout == model.layout
+    assert torch.equal(dropping.init(Stream(3)), model.init(Stream(3)))
+    x = torch.rand(4, 1, 6, 6)
+    network = dropping.network().eval()
+    assert torch.equal(network(x), model.network().eval()(x)), "dropout in evaluation mode"
+
+
+@pytest.mark.parametrize(
+    ("build", "places"),
+    [
+        (lambda: MLP(36, 8, 3), ["output"]),
+        (MnistCNN, ["output"]),
+        (lambda: nn.Sequential(nn.Embedding(5, 4), nn.GRU(4, 3), nn.Linear(3, 3), nn.Linear(3, 2)), ["2", "3"]),
+    ],
+)
+def test_dropout_stands_before_linear_layers_but_the_inputs(build, places):
+    network = Dropout(0.3).to(Model(build)).network()
+    found = [name for name, module in network.named_modules() if isinstance(module, NamedDropout)]
+    assert found == [f"{place}.dropout" for place in places]
+
+
+def test_masks_drop_their_share_and_keep_the_mean():
+    layer = NamedDropout(0.3)
+    layer.generator = torch.Generator().manual_seed(0)
+    out = layer(torch.full((200, 500), 2.0))
+    assert out.unique().tolist() == pytest.approx([0, 2 / 0.7])
+    assert float((out == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
+    assert not torch.equal(layer(torch.full((200, 500), 2.0)), out)
+
+
+def test_dropout_in_onednn_s_layout_is_dropout():
+    model = Dropout(0.4).to(Model(MnistCNN))
+    x, y = torch.rand(6, 28, 28, 1).movedim(-1, 1), torch.arange(6)
+    rows = []
+    for onednn in (True, False):
+        seat = Seat(model, torch.device("cpu"), torch.float32)
+        seat._onednn = seat._onednn and onednn
+        seat.load(model.init(Stream(1)))
+        seat.seed(7)
+        seat.network.train()
+        for _ in range(3):
+            seat.step(x, y, 0.1, 0.0)
+        rows.append(seat.row.clone())
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_and_vmap_exclude_each_other(mlp):
+    dropping = Dropout(0.3).to(mlp)
+    assert (resolve_backend(mlp), resolve_backend(dropping)) == ("vmap", "loop")
+    with pytest.raises(InputError, match=r"'engine.backend' = \"vmap\" cannot train dropout"):
+        Engine(dropping, backend="vmap")
+
+
+def test_dropout_where_there_is_nothing_to_drop_is_refused():
+    with pytest.raises(InputError, match=r"'defenses.dropout' drops inputs of linear layers, but the network has none"):
+        Dropout(0.1).to(Model(lambda: Logistic(36, 3)))
+    for rate in (-0.1, 1.0, math.nan):
+        with pytest.raises(InputError, match=f"'defenses.dropout' must be at least 0 and below 1; got {rate:g}"):
+            Dropout(rate)
+
+
+# L2 and norm clipping
+
+
+def test_l2_is_weight_decay_given_once(mlp):
+    assert L2(0.02).applied(Setup(mlp, LOCAL)).local == replace(LOCAL, weight_decay=0.02)
+    with pytest.raises(InputError, match=r"'defenses.l2' = 0.02 and 'local.weight_decay' = 0.1 are the same thing"):
+        L2(0.02).applied(Setup(mlp, replace(LOCAL, weight_decay=0.1)))
+    with pytest.raises(InputError, match=r"'defenses.l2' must be at least 0; got -1"):
+        L2(-1)
+
+
+def test_updates_are_cut_to_the_norm_and_no_further():
+    draw = torch.Generator().manual_seed(0)
+    starts, moved = torch.randn(5, 8, generator=draw), torch.randn(5, 8, generator=draw)
+    moved *= torch.tensor([0.1, 0.5, 1.0, 3.0, 0.0])[:, None]
+    ends = starts + moved
+    norms = (ends - starts).norm(dim=1)
+    bound = float(norms[2]) * 0.99
+    kept = NormClipping(bound).screen(starts, ends)
+    torch.testing.assert_close((kept - starts).norm(dim=1), norms.clamp(max=bound))
+    torch.testing.assert_close(
+        torch.cosine_similarity(kept - starts, ends - starts)[:4], torch.ones(4), rtol=1e-5, atol=1e-5
+    )
+    within = norms <= bound
+    assert torch.equal(kept[within], ends[within])
+    assert within.tolist() == [True, True, False, False, True]
+
+
+def test_the_server_merges_what_was_cut(mlp, build):
+    before = played(mlp, build(), FedAvg(), rounds=1)
+    with Engine(mlp) as engine:
+        start = Training(build(), FedAvg(), LOCAL, engine, Stream(0)).start().models
+    assert float((before.state.models - start).norm()) > 0.01
+    after = played(mlp, build(), FedAvg(), NormClipping(0.01), rounds=1)
+    assert float((after.state.models - start).norm()) <= 0.01 * (1 + 1e-4)
+
+
+def test_norms_and_screens_that_cannot_be(mlp):
+    with pytest.raises(InputError, match=r"'defenses.max_update_norm' must be above 0; got 0"):
+        NormClipping(0.0)
+    with pytest.raises(InputError, match="updates are screened already"):
+        defended(Setup(mlp, LOCAL), (NormClipping(1.0), NormClipping(2.0)))

@@ -1,0 +1,127 @@
+"""[defenses] in a configuration, and what a run directory says of them."""
+
+import json
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from shoal.core.checks import InputError
+from shoal.data import load_images
+from shoal.defenses import DPSGD, NormClipping
+from shoal.experiments.build import build, decide
+from shoal.experiments.config import parse_config, read_config
+from shoal.experiments.runs import run
+
+
+def config_of(defenses, **sections):
+    table = {
+        "seed": 3,
+        "data": {
+            "source": "digits", "clients": 6, "examples_per_client": 20, "shadow_examples": 60, "test_examples": 60
+        },
+        "model": {"name": "mlp", "hidden": 8},
+        "algorithm": {"name": "ifca", "rounds": 2},
+        "local": {"epochs": 1, "batch_size": 10},
+        "red_team": {"every": 0, "attack": "gap"},
+        "defenses": defenses,
+    }  # fmt: skip
+    return parse_config(table | sections, "test")
+
+
+ALL = {
+    "dropout": 0.1,
+    "l2": 0.01,
+    "max_update_norm": 1.5,
+    "dp_sgd": {
+        "noise_multiplier": 0.5,
+        "max_grad_norm": 2.0,
+        "delta": 1e-4,
+        "accountant": "rdp",
+        "sampling": "poisson",
+    },
+}
+
+
+def test_what_is_left_out_is_not_done():
+    config, simulation = build(config_of({}))
+    assert (simulation.local.privatizer, simulation.local.weight_decay, simulation.screen) == (None, 0.0, None)
+    assert config.engine.backend == "vmap"
+
+
+def test_all_of_them_reach_the_simulation(tmp_path):
+    config, simulation = build(config_of(ALL))
+    assert simulation.local.privatizer == DPSGD(2.0, 0.5, 1e-4, "rdp", "poisson")
+    assert simulation.local.weight_decay == 0.01
+    assert simulation.screen == NormClipping(1.5)
+    assert dict(simulation.model.network().named_modules())["output.dropout"].p == 0.1
+    assert config.engine.backend == "loop"
+    (tmp_path / "config.toml").write_text(config.toml())
+    assert read_config(tmp_path / "config.toml") == config
+
+
+@pytest.mark.parametrize("defenses", [{"dropout": 0.1}, {"dp_sgd": {"noise_multiplier": 0.5}}], ids=str)
+def test_dropout_and_private_steps_are_the_loop_s(defenses):
+    assert build(config_of(defenses))[0].engine.backend == "loop"
+    with pytest.raises(InputError, match=r"'engine.backend' = \"vmap\" cannot"):
+        build(config_of(defenses, engine={"backend": "vmap"}))
+
+
+def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private():
+    config, simulation = build(config_of({"dp_sgd": {"noise_multiplier": 0.0, "max_grad_norm": math.inf}}))
+    assert not simulation.local.private
+    assert config.engine.backend == "vmap"
+
+
+@pytest.mark.parametrize(
+    ("defenses", "sentence"),
+    [
+        ({"dropout": 1.0}, r"'defenses.dropout' must be below 1.*; got 1.0"),
+        ({"l2": -1}, r"'defenses.l2' must be at least 0.*; got -1"),
+        ({"max_update_norm": 0}, r"'defenses.max_update_norm' must be above 0.*; got 0"),
+        ({"dp_sdg": {}}, r"unknown key 'defenses.dp_sdg'; did you mean 'dp_sgd'\?"),
+        ({"dp_sgd": {}}, r"the key 'defenses.dp_sgd.noise_multiplier' is missing"),
+        ({"dp_sgd": {"noise": 1.0}}, r"unknown key 'defenses.dp_sgd.noise'"),
+        ({"dp_sgd": {"noise_multiplier": -1}}, r"'defenses.dp_sgd.noise_multiplier' must be at least 0.*; got -1"),
+        (
+            {"dp_sgd": {"noise_multiplier": 1.0, "accountant": "moments"}},
+            r"'defenses.dp_sgd.accountant' must be 'rdp' or 'prv'; got 'moments'",
+        ),
+        ({"dp_sgd": {"noise_multiplier": 1.0, "max_grad_norm": math.inf}}, r"^noise needs clipping: "),
+        ({"dp_sgd": {"noise_multiplier": 0.05, "accountant": "prv"}}, r"takes too much memory"),
+    ],
+)
+def test_values_that_cannot_be(defenses, sentence):
+    big = {"algorithm": {"name": "fedavg", "rounds": 5000}}
+    with pytest.raises(InputError, match=sentence):
+        build(config_of(defenses, **big))
+
+
+def test_a_network_with_batch_norm_is_refused_with_the_remedy():
+    defenses = {"dp_sgd": {"noise_multiplier": 1.0}}
+    data = {"source": "digits", "clients": 6, "examples_per_client": 20, "test_examples": 60}
+    sections = {"data": data | {"shadow_examples": 0}}
+    images = load_images("digits")
+    wide = replace(images, pixels=images.pixels.repeat_interleave(4, 2).repeat_interleave(4, 3))
+    model = {"name": "vgg11", "norm": "batch"}
+    with pytest.raises(InputError, match=r"'model\.norm' = \"group\" for the VGGs"):
+        decide(config_of(defenses, **sections, model=model), wide)
+    decide(config_of(defenses, **sections, model=model | {"norm": "group"}), wide)
+
+
+def test_l2_and_weight_decay_are_the_same_thing():
+    with pytest.raises(InputError, match="are the same thing; give one"):
+        build(config_of({"l2": 0.01}, local={"batch_size": 10, "weight_decay": 0.1}))
+
+
+def test_a_private_run_says_what_it_spent(tmp_path):
+    run(config_of(ALL), tmp_path / "private")
+    clients = pd.read_csv(tmp_path / "private" / "clients.csv")
+    summary = json.loads((tmp_path / "private" / "summary.json").read_text())
+    assert clients.columns[-1] == "epsilon"
+    assert summary["epsilon"] == pytest.approx(clients["epsilon"].max())
+    assert summary["delta"] == 1e-4
+    assert "Epsilon" in (tmp_path / "private" / "report.html").read_text()
+    run(config_of({"dropout": 0.1}), tmp_path / "plain")
+    assert "epsilon" not in pd.read_csv(tmp_path / "plain" / "clients.csv")
