@@ -54,7 +54,7 @@ def gru() -> Model:
 
 def trained(model: Model, federation: Federation, **settings) -> Tensor:
     """(N, P): where every client's training ends."""
-    orders = LOCAL.orders(federation.clients, federation.ids, Stream(2))
+    orders = LOCAL.draws(federation.clients, federation.ids, Stream(2))
     start = model.init(Stream(1))[None]
     ends = torch.empty(len(federation), model.layout.size)
     with Engine(model, **settings) as engine:
@@ -67,7 +67,7 @@ def trained(model: Model, federation: Federation, **settings) -> Tensor:
 
 def by_hand(model: Model, federation: Federation) -> Tensor:
     """The slow, obvious twin: a network and an optimizer object a client, one batch after another."""
-    orders = LOCAL.orders(federation.clients, federation.ids, Stream(2))
+    orders = LOCAL.draws(federation.clients, federation.ids, Stream(2))
     ends = []
     for i in range(len(federation)):
         network = model.network()
