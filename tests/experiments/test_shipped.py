@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.data import Images
+from shoal.data import Images, Texts, load_images
 from shoal.experiments.build import build
 from shoal.experiments.config import read_config
 from shoal.experiments.sections import read_toml
@@ -19,6 +19,9 @@ SIZES = {
     "emnist-byclass": (814_255, 697_932, 1, 28, 62),
     "cifar10": (60_000, 50_000, 3, 32, 10),
 }
+EMBEDDED = ("digits", "faces", "reviews")
+LFW_ROWS = 9_000
+"""Rows of the official 13,143 that a task surely leaves: how many its attributes leave cannot be known here."""
 FILES = {path: read_toml(path) for path in sorted(FOLDER.rglob("*.toml"))}
 CONFIGS = [path for path, table in FILES.items() if "model" in table]
 SWEEPS = [path for path, table in FILES.items() if "grid" in table]
@@ -28,8 +31,16 @@ def named(path):
     return str(path.relative_to(FOLDER))
 
 
-def blank(source):
-    """A set of the official size in no memory: one blank image behind all rows."""
+def blank(source, task=None):
+    """A set of the official size in no memory: one blank image, or one empty text, behind all rows."""
+    if source in ("lfw", "yelp"):
+        count = LFW_ROWS if source == "lfw" else 16_207
+        classes = {"lfw": 3 if task and task.startswith("race") else 2, "yelp": 5}[source]
+        labels, holds = torch.arange(count) % classes, torch.arange(count) % 10 == 3
+        if source == "yelp":
+            return Texts("yelp", torch.zeros(1, 200).long().expand(count, -1), 3_000, labels, count, classes, holds)
+        pixels = torch.zeros(1, 3, 62, 47, dtype=torch.uint8).expand(count, -1, -1, -1)
+        return Images("lfw", pixels, 255, labels, count, classes, holds)
     count, train, channels, side, classes = SIZES[source]
     pixels = torch.zeros(1, channels, side, side, dtype=torch.uint8).expand(count, -1, -1, -1)
     return Images(source, pixels, 255, torch.arange(count) % classes, train, classes)
@@ -44,8 +55,8 @@ def test_every_file_is_a_configuration_or_a_sweep_or_what_sweeps_show():
 @pytest.mark.parametrize("path", CONFIGS, ids=named)
 def test_it_fits_the_official_data(path, monkeypatch):
     config = read_config(path)
-    if config.data.source in SIZES and config.data.source != "fashion-mnist":
-        images = blank(config.data.source)
+    if config.data.source not in ("fashion-mnist", *EMBEDDED):
+        images = blank(config.data.source, config.data.task)
         monkeypatch.setattr("shoal.experiments.build.load_images", lambda *_, **__: images)
         monkeypatch.setattr("shoal.data.split._Shifter.pixels", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1))
     decided, simulation = build(config)
@@ -56,7 +67,10 @@ def test_it_fits_the_official_data(path, monkeypatch):
 
 @pytest.mark.parametrize("path", SWEEPS, ids=named)
 def test_every_run_of_a_sweep_fits_the_official_data(path, monkeypatch):
-    monkeypatch.setattr("shoal.experiments.build.load_images", lambda source, **_: blank(source))
+    def load(source, task, **_):
+        return load_images(source, task=task) if source in EMBEDDED else blank(source, task)
+
+    monkeypatch.setattr("shoal.experiments.build.load_images", load)
     sweep = read_sweep(path)
     assert len(plan(sweep)) == len(sweep.runs)
     assert len(sweep.seeds) == 5
