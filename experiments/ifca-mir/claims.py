@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t
+
+from shoal.experiments.paired import differences, spread, table
 
 SHARE = "data.groups.minority.share"
 FIGURES = (
@@ -26,31 +27,6 @@ PAPER = np.array([0.81, 0.63, 0.52, 0.515])
 """Figure 1: minorities of 10, 30 and 50 %, and the majority."""
 
 
-def spread(values: pd.Series) -> str:
-    """Mean and standard deviation over seeds."""
-    digits = 1 if values.abs().max() > 2 else 3
-    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
-
-
-def differences(values: pd.Series) -> list[str]:
-    """Of one value a seed: mean, 95 % interval (Student's t), and how many are above 0."""
-    digits = 1 if values.abs().max() > 2 else 3
-    half = t.ppf(0.975, len(values) - 1) * values.std() / np.sqrt(len(values))
-    mean = values.mean()
-    return [
-        f"{mean:+.{digits}f}",
-        f"{mean - half:+.{digits}f} to {mean + half:+.{digits}f}",
-        f"{int((values > 0).sum())} of {len(values)}",
-    ]
-
-
-def printed(title: str, heads: list[str], rows: list[list[str]]) -> None:
-    """A Markdown table."""
-    print(f"\n**{title}**\n\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    for row in rows:
-        print(f"| {' | '.join(row)} |")
-
-
 def algorithms(results: pd.DataFrame, name: str) -> None:
     """Each algorithm against IFCA, each seed averaged over the other settings first."""
     for other in [each for each in dict.fromkeys(results["algorithm"]) if each != "IFCA"]:
@@ -59,7 +35,7 @@ def algorithms(results: pd.DataFrame, name: str) -> None:
             by = results.groupby(["algorithm", "seed"])[key].mean().unstack("algorithm")
             rows.append([key, spread(by["IFCA"]), spread(by[other]), *differences(by[other] - by["IFCA"])])
         heads = ["figure", "IFCA", other, "difference", "95 % interval", "seeds above"]
-        printed(f"{name}: {other} against IFCA", heads, rows)
+        print(table(f"{name}: {other} against IFCA", heads, rows))
 
 
 def trend(results: pd.DataFrame, axis: str, keys: tuple[str, ...], title: str) -> None:
@@ -81,7 +57,7 @@ def trend(results: pd.DataFrame, axis: str, keys: tuple[str, ...], title: str) -
         "95 % interval",
         "seeds above",
     ]
-    printed(title, heads, rows)
+    print(table(title, heads, rows))
 
 
 def readings(results: pd.DataFrame, axis: str, title: str) -> None:
@@ -106,7 +82,7 @@ def readings(results: pd.DataFrame, axis: str, title: str) -> None:
                 distance = np.sqrt(((found - PAPER) ** 2).mean())
                 rows.append([attack, str(size), kind, *(f"{value:.3f}" for value in found), f"{distance:.3f}"])
     rows.sort(key=lambda row: row[-1])
-    printed(title, ["attack", axis, "non-members", *shares, "distance from the paper (RMS)"], rows)
+    print(table(title, ["attack", axis, "non-members", *shares, "distance from the paper (RMS)"], rows))
 
 
 def main() -> None:

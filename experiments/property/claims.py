@@ -1,0 +1,70 @@
+"""Prints the figures behind the property inference part of docs/reproduction.md from the sweeps' results.
+
+    python experiments/property/claims.py docs/reproduction/property
+
+Differences are paired: of the same seed and setting, one setting of an axis minus another. "Seeds above" says in how
+many the difference is positive.
+"""
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+from shoal.experiments.paired import differences, spread, table
+
+FIGURES = (
+    "property.auc", "property.auc_within", "property.auc_rounds", "property.auc_control", "main.auc", "main.auc_even",
+    "cosine.mean",
+)  # fmt: skip
+MODE = "property_attack.mode"
+PAIRS = {
+    "passive": ("algorithm", [("CFL", "FL")], "task"),
+    "clients": ("algorithm", [("CFL", "FL")], "data.clients"),
+    "active": (
+        "attack",
+        [
+            ("FL, active", "FL, passive"), ("CFL, active", "CFL, passive"), ("CFL, active", "FL, active"),
+            ("CFL, scaled by 5", "CFL, active"), ("CFL, scaled by 10", "CFL, active"),
+        ],
+        None,
+    ),
+    "explained": ("algorithm", [("CFL", "FL")], "setting"),
+    "regularization": (
+        "defense", [(each, "none") for each in ("dropout 0.1", "dropout 0.2", "L2 0.01", "L2 0.02")], MODE,
+    ),
+    "privacy": ("noise", [("0.2", "none"), ("0.5", "none")], "algorithm"),
+    "beyond": ("federation", [("IFCA-MIR", "IFCA"), ("IFCA, bounded", "IFCA")], MODE),
+}  # fmt: skip
+"""Of each sweep: the axis that is compared, which of its settings with which, and the axis that is held."""
+
+
+def compared(results: pd.DataFrame, name: str) -> None:
+    axis, pairs, held = PAIRS[name]
+    for setting, mine in results.groupby(held, sort=False) if held else [("", results)]:
+        rows = []
+        for key in [each for each in FIGURES if each in mine]:
+            by = mine.pivot_table(index="seed", columns=axis, values=key)
+            for one, other in pairs:
+                if one in by and other in by:
+                    both = by[[one, other]].dropna()
+                    if len(both) > 1:
+                        apart = differences(both[one] - both[other])
+                        rows.append([key, f"{one} against {other}", spread(both[one]), spread(both[other]), *apart])
+        heads = ["figure", "", "first", "second", "difference", "95 % interval", "seeds above"]
+        print(table(f"{name}{f', {setting}' if held else ''}", heads, rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a folder of sweeps' results, each in a folder of the sweep's name")
+    folder = parser.parse_args().folder
+    read = {name: pd.read_csv(path) for name in PAIRS if (path := folder / name / "results.csv").exists()}
+    if not read:
+        parser.error(f"no sweep with results in {folder}")
+    for name, results in read.items():
+        compared(results.astype(dict.fromkeys((PAIRS[name][0],), str)), name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Figures of several seeds in words: spreads, and differences of the same seed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t
+
+
+def spread(values: pd.Series) -> str:
+    """Mean and standard deviation over seeds.
+
+    >>> spread(pd.Series([0.5, 0.6, 0.7]))
+    '0.600 ± 0.100'
+    """
+    digits = 1 if values.abs().max() > 2 else 3
+    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
+
+
+def differences(values: pd.Series) -> list[str]:
+    """Of one difference a seed: mean, 95 % interval (Student's t), and how many are above 0.
+
+    >>> differences(pd.Series([0.1, 0.2, 0.3]))
+    ['+0.200', '-0.048 to +0.448', '3 of 3']
+    """
+    digits = 1 if values.abs().max() > 2 else 3
+    half = t.ppf(0.975, len(values) - 1) * values.std() / np.sqrt(len(values))
+    mean = values.mean()
+    return [
+        f"{mean:+.{digits}f}",
+        f"{mean - half:+.{digits}f} to {mean + half:+.{digits}f}",
+        f"{int((values > 0).sum())} of {len(values)}",
+    ]
+
+
+def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table under a title."""
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    return f"\n**{title}**\n\n" + "\n".join(lines)
