@@ -2,10 +2,10 @@
 
     python experiments/property/labels.py RUNS
 
-RUNS is a sweep's folder of runs. Where clients' labels are skewed, the attacker's examples with and without the property
-differ in their labels too, and in the rounds of the property so do the victim's. The "agreement" is the cosine of these
-two changes in label shares. An attack that sees the property alone cannot depend on it. Printed are a row a run, and the
-rank correlation of agreement and AUC within models over the runs of FL and of CFL.
+RUNS is a sweep's folder of runs. Where clients' labels are skewed, the attacker's examples with and without the
+property differ in their labels too, and in the rounds of the property so do the victim's. The "agreement" is the cosine
+of these two changes in label shares. An attack that sees the property alone cannot depend on it. Printed are a row a
+run, and the rank correlation of agreement and AUC within models over the runs of FL and of CFL.
 """
 
 import argparse

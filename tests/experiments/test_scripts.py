@@ -8,11 +8,15 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "ifca-mir"
+from shoal.experiments.build import build
+from shoal.experiments.config import parse_config
+from shoal.experiments.paired import differences
+
+FOLDER = Path(__file__).parents[2] / "experiments"
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+def script(name, paper="ifca-mir"):
+    spec = importlib.util.spec_from_file_location(name, FOLDER / paper / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -51,7 +55,7 @@ def test_an_estimate_is_judged_by_error_by_rank_and_by_which_model_is_safer(risk
 def test_differences_have_student_s_interval():
     values = pd.Series([0.1, -0.02, 0.05, 0.3, 0.02])
     low, high = ttest_1samp(values, 0).confidence_interval(0.95)
-    assert script("claims").differences(values) == [f"{values.mean():+.3f}", f"{low:+.3f} to {high:+.3f}", "4 of 5"]
+    assert differences(values) == [f"{values.mean():+.3f}", f"{low:+.3f} to {high:+.3f}", "4 of 5"]
 
 
 def test_the_population_s_non_members_are_a_mixture(capsys):
@@ -73,3 +77,43 @@ def test_the_population_s_non_members_are_a_mixture(capsys):
     expected = [share * 0.6 + (1 - share) * 0.8 for share in shares.values()]
     assert [float(cell) for cell in population[3:7]] == pytest.approx(expected, abs=5e-4)
     assert float(population[-1]) == pytest.approx(np.sqrt(((expected - claims.PAPER) ** 2).mean()), abs=5e-4)
+
+
+def test_property_claims_are_paired_by_seed(capsys):
+    rows = [
+        {"task": "A", "algorithm": name, "seed": seed, "property.auc": auc + 0.01 * seed, "main.auc": 0.9}
+        for name, auc in (("FL", 0.5), ("CFL", 0.7)) for seed in range(3)
+    ]  # fmt: skip
+    script("claims", "property").compared(pd.DataFrame(rows), "passive")
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if "against" in line]
+    assert lines[0][:4] == ["property.auc", "CFL against FL", "0.710 ± 0.010", "0.510 ± 0.010"]
+    assert lines[0][4:] == ["+0.200", "+0.200 to +0.200", "3 of 3"]
+    assert lines[1][-1] == "0 of 3"
+
+
+def test_agreement_of_labels_is_the_cosine_of_their_changes(tmp_path):
+    config = parse_config(
+        {
+            "data": {
+                "source": "digits", "task": "class/thick", "clients": 4, "examples_per_client": 150,
+                "test_examples": 100, "dirichlet_alpha": 0.5,
+            },
+            "model": {"name": "logistic"},
+            "algorithm": {"name": "fedavg", "rounds": 5},
+            "local": {"steps": 1, "batch_size": 16},
+            "red_team": {"every": 0, "attack": "gap"},
+            "property_attack": {},
+        },
+        "test",
+    )  # fmt: skip
+    decided, simulation = build(config)
+    (tmp_path / "config.toml").write_text(decided.toml())
+    federation = simulation.federation
+    changes = []
+    for client in (federation.holding.attacker, federation.holding.victim):
+        rows = federation.clients.owned(client).numpy()
+        labels, holds = federation.clients.y.numpy()[rows], federation.holding.holds.numpy()[rows]
+        shares = [np.histogram(labels[kind], bins=10, range=(0, 10))[0] / kind.sum() for kind in (holds, ~holds)]
+        changes.append(shares[0] - shares[1])
+    expected = changes[0] @ changes[1] / np.prod([np.linalg.norm(each) for each in changes])
+    assert script("labels", "property").agreement(tmp_path) == pytest.approx(expected)
