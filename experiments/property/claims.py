@@ -18,6 +18,7 @@ FIGURES = (
     "cosine.mean",
 )  # fmt: skip
 MODE = "property_attack.mode"
+REGULARIZED = ("dropout 0.1", "dropout 0.2", "L2 0.01", "L2 0.02")
 PAIRS = {
     "passive": ("algorithm", [("CFL", "FL")], "task"),
     "clients": ("algorithm", [("CFL", "FL")], "data.clients"),
@@ -30,9 +31,8 @@ PAIRS = {
         None,
     ),
     "explained": ("algorithm", [("CFL", "FL")], "setting"),
-    "regularization": (
-        "defense", [(each, "none") for each in ("dropout 0.1", "dropout 0.2", "L2 0.01", "L2 0.02")], MODE,
-    ),
+    "regularization-passive": ("defense", [(each, "none") for each in REGULARIZED], None),
+    "regularization-scaled": ("defense", [(each, "none") for each in REGULARIZED], None),
     "privacy": ("noise", [("0.2", "none"), ("0.5", "none")], "algorithm"),
     "beyond": ("federation", [("IFCA-MIR", "IFCA"), ("IFCA, bounded", "IFCA")], MODE),
 }  # fmt: skip
