@@ -131,6 +131,11 @@ def test_turns_follow_the_victim_into_another_order():
             lambda: plan(12, 60, 0.01, least=30),
             "'data.dirichlet_alpha' = 0.01 leaves a client with fewer than 30",
         ),
+        (
+            pictures(share=0.9),
+            lambda: plan(alpha=None, least=20),
+            r"there are \d\d training examples without the property, fewer than a batch of 20 for each of 6 clients",
+        ),
         (pictures(), lambda: plan(attacker_share=1.0), "'property_attack.attacker_share' must be above 0 and below 1"),
         (pictures(), lambda: plan(every=1), "'property_attack.every' must be at least 2; got 1"),
     ],

@@ -11,6 +11,7 @@ from shoal.core.checks import InputError
 from shoal.data.holding import Holding
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import LocalSGD
+from shoal.experiments.agreement import check_spending
 
 LOCAL = LocalSGD(epochs=2, batch_size=4)
 
@@ -89,3 +90,15 @@ def test_more_than_prv_can_compute_is_refused_before_the_run():
         accounting.check_computable(sizes, 5000, local, DPSGD(1.0, 0.2, accountant="prv"))
     accounting.check_computable(sizes, 5000, local, DPSGD(1.0, 0.2))
     accounting.check_computable(sizes, 100, local, DPSGD(1.0, 1.0, accountant="prv"))
+
+
+def test_a_victim_s_turns_count_where_prv_is_refused(build):
+    """A step takes a tenth of anybody's examples, but all of those with the property."""
+    federation = build(sizes=(60,) * 6)
+    holds = torch.zeros(360, dtype=torch.bool)
+    holds[federation.clients.owned(2)[:6]] = True
+    holding = Holding(holds, torch.zeros(0, dtype=torch.bool), victim=2, attacker=0, every=2)
+    local = LocalSGD(steps=1, batch_size=6, privatizer=DPSGD(1.0, 1.0, accountant="prv"))
+    check_spending(federation, 5_000, local)
+    with pytest.raises(InputError, match="takes too much memory"):
+        check_spending(replace(federation, holding=holding), 5_000, local)

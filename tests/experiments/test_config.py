@@ -10,8 +10,9 @@ import torch
 from shoal.core.checks import InputError
 from shoal.data import Images
 from shoal.engine import LocalSGD
-from shoal.experiments.build import build, build_model, decide
+from shoal.experiments.build import build, decide
 from shoal.experiments.config import Config, parse_config, read_config
+from shoal.experiments.parts import build_model
 
 BASE = """
 seed = 3

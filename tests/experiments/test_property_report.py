@@ -115,6 +115,7 @@ def test_table_shows_the_figures_of_all_models_and_of_each() -> None:
     own = found[found["cluster"] == 1]
     control = np.mean([roc_auc_score(own["present"], own[f"control.{i}"]) for i in range(3)])
     assert shown["AUC, control"] == (f"{made['property.auc_control']:.3f}", DASH, f"{control:.3f}")
+    assert shown["AUC within models"] == (f"{made['property.auc_within']:.3f}", "", "")
     assert shown["AUC over rounds"] == (f"{made['property.auc_rounds']:.3f}", "", "")
     mean, sd = own["cosine"].mean(), own["cosine"].std()
     assert shown["Cosine of consecutive updates"][2] == f"{mean:.3f} ± {sd:.3f}"

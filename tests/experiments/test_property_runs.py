@@ -111,6 +111,27 @@ def test_a_damaged_checkpoint_takes_its_sightings_with_it(finished, tmp_path):
     assert (out / "property.csv").read_bytes() == (finished / "property.csv").read_bytes()
 
 
+def test_sightings_without_a_checkpoint_are_forgotten(finished, tmp_path):
+    """Killed between the first sightings and their checkpoint, and resumed at another interval."""
+    out = tmp_path / "run"
+
+    def kill(simulation, progress, report):
+        if progress.state.round == 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        runs.run(config_of(checkpoint__every=4), out, watch=kill)
+    for path in (out / "checkpoint").glob("round-*"):
+        path.unlink()
+    assert list((out / "checkpoint").glob("sightings-*"))
+    runs.run(config_of(checkpoint__every=5), out, resume=True)
+    assert (out / "property.csv").read_bytes() == (finished / "property.csv").read_bytes()
+
+
+def test_a_warm_up_may_end_right_before_a_round_with_the_property():
+    build(config_of(algorithm__rounds=6, property_attack__every=3, property_attack__warm_up=5))
+
+
 def test_a_passive_attack_leaves_the_models_as_they_are(tmp_path):
     """The same federation, once watched closely, once hardly."""
     close, hardly = (
@@ -143,6 +164,7 @@ def test_the_written_configuration_says_everything(finished):
         ({"property_attack__mode": "sneaky"}, "'property_attack.mode' must be 'passive', 'active' or 'scaled'"),
         ({"property_attack__gama": 3.0}, "did you mean 'gamma'"),
         ({"property_attack__every": 13}, "'algorithm.rounds' must be at least 13"),
+        ({"property_attack__every": 5, "property_attack__warm_up": 10}, "'algorithm.rounds' must be at least 15"),
         ({"local__batch_size": 100}, "fewer than a batch of 100"),
         ({"data__groups": {"a": {"share": 0.5}, "b": {"share": 0.5}}}, "'data.groups' must be left out"),
         ({"data__groups": {"a": {"share": 1.0, "rotation": [0, 9]}}}, "'data.groups' must be left out"),

@@ -25,7 +25,7 @@ ANSWERS = 2
 @dataclass(frozen=True, eq=False)
 class ActiveAttacker:
     """Fills the engine's socket `Insider`: trains on ``alpha * main + (1 - alpha) * property`` and sends
-    ``gamma * (end - start) + start``.
+    ``gamma * (end - start) + start`` of the weights.
 
     The last layer is given two more outputs, for the property. They stay with the attacker, one pair a model, and learn
     from round to round (in Melis et al.'s published code they stay as they were drawn, which ``teaches_head`` = False
@@ -79,7 +79,10 @@ class ActiveAttacker:
             memory[k] = self._head(named)
         for name in self._grown():
             named[name] = named[name][:-ANSWERS]
-        return start + self.gamma * (self.plain.layout.pack(named) - start), memory
+        moved = self.plain.layout.pack(named) - start
+        # Weights alone: batch norm's statistics would leave the range of variances.
+        moved[: self.plain.layout.trainable] *= self.gamma
+        return start + moved, memory
 
     def _with_head(self, row: Tensor, head: Tensor) -> Tensor:
         named = self.plain.layout.views(row)

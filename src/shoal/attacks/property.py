@@ -7,6 +7,7 @@ the property on examples of its own (`simulated.py`), and a random forest learns
 apart (`forest.py`). In `active.py` it also sends updates of its own making.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,9 @@ from shoal.attacks.simulated import Auxiliary, aggregates, local_updates
 from shoal.core.checks import InputError, require
 from shoal.data.federation import Federation
 from shoal.data.holding import Holding
-from shoal.engine import Report, State, Training
+from shoal.engine import DivergenceError, Report, State, Training
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +37,7 @@ class Sighting:
         seen: (A, F) float16, features of the round's aggregated updates.
         seen_of: (A,) int64, the model that each moved.
         present: (A,) bool, whether the victim trained that model on the property in this round.
-        clients: (A,) int64, clients that trained that model.
+        clients: (A,) int64, how many clients trained that model.
         cosine: (A,) float64, of the update with the one before of the same model; NaN where there was none.
     """
 
@@ -53,15 +56,18 @@ class Sighting:
 class PropertyAttack:
     """What the attacker does beside training.
 
-    The paper states neither how much is simulated nor its random forest; the defaults are those of the published codes.
+    The paper states neither how much is simulated nor its random forest; for these two the defaults are those of the
+    published codes.
 
     Args:
-        sees: "all" models, as IFCA sends them to every client, or its "own", the one that it trains in the round.
+        sees: "all" models, as IFCA sends them to every client, here also in rounds in which it takes no part; or its
+            "own", the one that it trains in the round.
         simulate_every: rounds from one simulation to the next.
         simulated_clients: local updates that are simulated of each kind, at least.
         simulated_updates: aggregated updates that are made of them, of each kind.
         aggregate_of: local updates in an aggregated one; None: as many as other clients train a model on average,
-            N // K - 1 and at least one, which is all that a client can know (as the authors' code).
+            n // K - 1 of n clients in a round and at least one, which is all that a client can know (as the authors'
+            code).
         mixes: shares of property in the simulated batches that contain it, in turn (Melis et al.'s code: 1, 0.4, 0.6,
             0.8).
         auxiliary: "attacker", what it trains on (the paper), or "attacker+test" (the published codes).
@@ -96,20 +102,29 @@ class PropertyAttack:
         require(within, f"'property_attack.mixes' must be shares above 0 and at most 1; got {list(self.mixes)}")
 
     def examples(self, federation: Federation) -> Auxiliary:
-        """What the attacker simulates with."""
+        """What the attacker simulates with.
+
+        Raises:
+            InputError: nothing with the property, or nothing without it.
+        """
         known = Auxiliary.own if self.auxiliary == "attacker" else Auxiliary.with_test
         found = known(federation, _holding(federation))
+        require(
+            len(found.held) > 0 and len(found.others) > 0,
+            "a property attack needs examples with the property and without it; the attacker has "
+            f"{len(found.held):,} and {len(found.others):,}",
+        )
         if not self.matches_labels:
             return found
         matched = found.matched()
         require(
-            len(matched.held) > 0 and len(matched.others) > 0,
+            len(matched.held) > 0,
             "'property_attack.matches_labels' needs an attacker that has some label both with and without the property",
         )
         return matched
 
     def members(self, clients: int, models: int) -> int:
-        """Local updates in a simulated aggregated update, of N clients and K models."""
+        """Local updates in a simulated aggregated update, of n clients in a round and K models."""
         return self.aggregate_of if self.aggregate_of is not None else max(1, clients // models - 1)
 
     def watch(
@@ -140,13 +155,13 @@ class PropertyAttack:
         updates = (after.models - before.models)[attacked]
         told = self._others_alone(before, after, report, training)[attacked] if self.removes_own else updates
         holder = report.choice[ids == holding.victim].tolist() if holding.present(after.round) else []
-        simulated = [self._simulated(k, before, auxiliary, training) for k in visible if self._simulates(after.round)]
+        simulated = self._simulations(visible, before, auxiliary, training) if self._simulates(after.round) else {}
         each = self.simulated_updates
         sighting = Sighting(
             round=after.round,
-            simulated=torch.cat([pooled(training.engine.model.layout, updates[:0]), *simulated]),
+            simulated=torch.cat([pooled(training.engine.model.layout, updates[:0]), *simulated.values()]),
             with_property=(torch.arange(2 * each) < each).repeat(len(simulated)),
-            simulated_of=torch.tensor(visible, dtype=torch.int64)[: len(simulated)].repeat_interleave(2 * each),
+            simulated_of=torch.tensor(list(simulated), dtype=torch.int64).repeat_interleave(2 * each),
             seen=pooled(training.engine.model.layout, told),
             seen_of=torch.tensor(attacked, dtype=torch.int64),
             present=torch.tensor([k in holder for k in attacked], dtype=torch.bool),
@@ -168,19 +183,32 @@ class PropertyAttack:
     def _simulates(self, number: int) -> bool:
         return (number - self.warm_up - 1) % self.simulate_every == 0
 
+    def _simulations(
+        self, models: list[int], before: State, auxiliary: Auxiliary, training: Training
+    ) -> dict[int, Tensor]:
+        """`_simulated` by model, without those for which it diverged: that must not end a training that goes well."""
+        found = {}
+        for k in models:
+            try:
+                found[k] = self._simulated(k, before, auxiliary, training)
+            except DivergenceError:
+                LOG.warning("round %d: simulated updates of model %d became NaN; left out", before.round + 1, k)
+        return found
+
     def _simulated(self, k: int, before: State, auxiliary: Auxiliary, training: Training) -> Tensor:
         """Features of simulated aggregated updates of model k: with the property, then as many without."""
         stream = training.stream("property attack", before.round + 1, "model", k)
-        local, sizes = training.local.at(before.round + 1), training.federation.clients.sizes
-        average = round(float(sizes.double().mean()))
-        members = self.members(len(sizes), len(before.models))
+        local, federation = training.local.at(before.round + 1), training.federation
+        # What others have the attacker does not know: a simulated client has as many examples as the attacker uses.
+        own = int(federation.clients.sizes[federation.ids == _holding(federation).attacker])
+        members = self.members(round(training.participation * len(federation)), len(before.models))
         mixes = [self.mixes[i % len(self.mixes)] for i in range(self.simulated_clients)]
         mixes += [0.0] * max(self.simulated_clients, members)
         updates = local_updates(
             before.models[k],
             auxiliary,
             mixes,
-            size=min(average, local.batch(average) * local.steps_of(average)),
+            size=min(own, local.batch(own) * local.steps_of(own)),
             local=local,
             engine=training.engine,
             stream=stream,

@@ -30,7 +30,7 @@ class Auxiliary:
         An attacker whose two kinds differ in their labels learns to tell labels apart.
         """
         labels = self.y.cpu()
-        held, others = [], []
+        held, others = [self.held[:0]], [self.others[:0]]
         for label in labels[self.held].unique():
             pair = self.held[labels[self.held] == label], self.others[labels[self.others] == label]
             count = min(map(len, pair))
@@ -86,7 +86,8 @@ def local_updates(
     draw = stream("examples").generator()
     rows = []
     for mix in mixes:
-        held = min(round(mix * size), len(auxiliary.held))
+        # An update that is said to contain the property contains it.
+        held = min(max(round(mix * size), int(mix > 0)), len(auxiliary.held))
         others = min(size - held, len(auxiliary.others)) if mix < 1 else 0
         rows += [_some(auxiliary.held, held, draw), _some(auxiliary.others, others, draw)]
     sizes = torch.tensor([len(each) for each in rows]).reshape(-1, 2).sum(dim=1)

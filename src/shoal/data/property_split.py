@@ -155,6 +155,11 @@ def _held(given: Labelled) -> Tensor:
 def _owners(labels: np.ndarray, plan: PropertySplit, draw: np.random.Generator) -> np.ndarray:
     """The client of each example without the property: (M,)."""
     clients, alpha = plan.split.clients, plan.split.dirichlet_alpha
+    require(
+        len(labels) >= clients * plan.least,
+        f"there are {len(labels):,} training examples without the property, fewer than a batch of {plan.least} for "
+        f"each of {clients} clients; raise 'data.examples_per_client' or lower 'local.batch_size'",
+    )
     if alpha is None:
         return draw.permutation(np.arange(len(labels)) % clients)
     for _ in range(_ATTEMPTS):

@@ -6,7 +6,7 @@ does not know which. `sockets.py` has what the rooms above fill: `Algorithm`, `R
 
 from shoal.engine.backend import Backend, check_backend, resolve_backend
 from shoal.engine.clipped import keeps_examples_apart
-from shoal.engine.engine import Engine, Precision
+from shoal.engine.engine import DivergenceError, Engine, Precision
 from shoal.engine.local import Draws, LocalSGD, Privatizer
 from shoal.engine.merge import Merge, shares_of
 from shoal.engine.rounds import Training
@@ -15,6 +15,7 @@ from shoal.engine.sockets import Algorithm, Insider, Report, RiskSensor, Screen,
 __all__ = [
     "Algorithm",
     "Backend",
+    "DivergenceError",
     "Draws",
     "Engine",
     "Insider",

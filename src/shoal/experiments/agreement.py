@@ -24,8 +24,16 @@ def check_together(algorithm: Algorithm, local: LocalSGD, red_team: RedTeam) -> 
 def check_spending(federation: Federation, rounds: int, local: LocalSGD) -> None:
     """Raise `InputError` where the accountant could not say, after all rounds, what the clients spent."""
     rule = private_rule(local)
-    if rule is not None:
-        accounting.check_computable(federation.clients.sizes, rounds, local, rule)
+    if rule is None:
+        return
+    accounting.check_computable(federation.clients.sizes, rounds, local, rule)
+    holding = federation.holding
+    if holding is None:
+        return
+    # A victim that takes turns has fewer examples in each of its two kinds of rounds, and a step takes more of them.
+    for number, often in ((1, rounds - rounds // holding.every), (holding.every, rounds // holding.every)):
+        sizes = federation.in_round(number).sizes[federation.ids == holding.victim]
+        accounting.check_computable(sizes, often, local, rule)
 
 
 def private_rule(local: LocalSGD) -> DPSGD | None:

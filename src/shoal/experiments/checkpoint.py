@@ -80,15 +80,20 @@ def load_checkpoint(folder: Path) -> Progress | None:
     for path in found:
         progress = _read(path)
         if progress is not None:
-            for later in folder.glob("sightings-*.safetensors"):
-                # Of rounds that will be played again.
-                if int(later.stem.rpartition("-")[2]) > progress.state.round:
-                    later.unlink()
+            _forget_sightings(folder, progress.state.round)
             return progress
         LOG.warning("checkpoint %s is damaged; going back to the one before", path.name)
     if found:
         raise InputError(f"{folder}: every checkpoint is damaged; start again with another --out")
+    _forget_sightings(folder, 0)
     return None
+
+
+def _forget_sightings(folder: Path, number: int) -> None:
+    """Remove those of rounds after a ``number``, which will be played again."""
+    for path in folder.glob("sightings-*.safetensors"):
+        if int(path.stem.rpartition("-")[2]) > number:
+            path.unlink()
 
 
 def _read(path: Path) -> Progress | None:

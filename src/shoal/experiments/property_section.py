@@ -134,9 +134,12 @@ def _table(figures: Mapping[str, Any], frames: Sequence[pd.DataFrame | None]) ->
             "Standard deviation of the AUC of somebody who guesses, by the counts above: with few updates chance goes "
             "far."
         ), tuple(DASH if each is None else _number(_guesser(len(each), _held(each))) for each in frames)),
+        Line("AUC within models", (
+            "Over pairs of updates of the same model alone, so that telling models apart is no help."
+        ), once("property.auc_within")),
         Line("AUC over rounds", (
-            "How often the attacker is surer of a round with the property than of one without, a round counting by the "
-            "update that it is surest of. Lets one model be compared with many."
+            "How often the attacker is surer of a round with the property than of one without, a round counting by its "
+            "update of highest rank among all of the same model. Lets one model be compared with many."
         ), once("property.auc_rounds")),
         Line("Cosine of consecutive updates", (
             "Mean ± standard deviation: 1 where a model's update keeps the direction of the one before."

@@ -2,10 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,12 +30,10 @@ from shoal.engine import (
 from shoal.experiments import properties
 from shoal.experiments.agreement import check_spending, check_together
 from shoal.experiments.result import Result, measure
+from shoal.experiments.rows import Row, rows_of
 from shoal.models import Model
 
 LOG = logging.getLogger(__name__)
-
-Row = Mapping[str, float]
-"""One line of `rounds.csv`: a cluster in a round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +215,8 @@ def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterato
     for state, report in training.rounds(progress.state, simulation.rounds):
         if len(report.cohort) == 0:
             LOG.warning("round %d: no client took part; nothing changed", state.round)
-        rows = _rows(simulation, engine, state, report)
+        evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.rounds
+        rows = rows_of(state, report, simulation.federation, engine, evaluated=evaluated)
         spent = report.seconds
         if attack is not None and auxiliary is not None and progress.updates is not None:
             watching = time.perf_counter()
@@ -257,41 +255,3 @@ def conclude(simulation: Simulation, engine: Engine, progress: Progress, sightin
     seconds = {f"seconds.{key}": round(value, 3) for key, value in (progress.seconds | {"total": total}).items()}
     summary = {"seed": simulation.seed, "rounds": progress.state.round} | result.summary | seconds
     return replace(result, summary=summary)
-
-
-def _rows(simulation: Simulation, engine: Engine, state: State, report: Report) -> tuple[Row, ...]:
-    """A row for each cluster: who trained it in this round, at what loss, and how good and exposed it is."""
-    federation = simulation.federation
-    evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.rounds
-    group = federation.group[report.cohort]
-    rows = []
-    for k, model in enumerate(state.models):
-        inside = report.choice == k
-        sizes = federation.clients.sizes[report.cohort[inside]]
-        by_group = torch.bincount(group[inside], minlength=len(federation.groups))
-        loss = float("nan")
-        if report.losses is not None and inside.any():
-            loss = float(report.losses[inside, k].mean())
-        row: dict[str, float] = {
-            "round": state.round,
-            "cluster": k,
-            "clients": int(inside.sum()),
-            "examples": int(sizes.sum()),
-            "risk": float(state.risks[k]),
-            "train_loss": loss,
-        }
-        accuracies = _accuracies(model, federation, engine) if evaluated else [float("nan")] * len(federation.groups)
-        mix = by_group.double().numpy()
-        row["accuracy"] = (
-            float(np.average(np.array(accuracies)[mix > 0], weights=mix[mix > 0])) if mix.any() else float("nan")
-        )
-        for g, name in enumerate(federation.groups):
-            row[f"accuracy.{name}"] = accuracies[g]
-            row[f"clients.{name}"] = int(by_group[g])
-        rows.append(row)
-    return tuple(rows)
-
-
-def _accuracies(model: Tensor, federation: Federation, engine: Engine) -> list[float]:
-    right = (engine.outputs(model, federation.test.x).argmax(dim=1) == federation.test.y).cpu().double()
-    return [float(right[federation.test.group == g].mean()) for g in range(len(federation.groups))]

@@ -1,0 +1,333 @@
+"""A property attack among clients that are absent, defended or of another kind of network, and what a client knows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from shoal.algorithms import IFCA, IFCAMIR, FedAvg
+from shoal.attacks import LossThreshold, PropertyAttack, RedTeam, ShadowModels, active_attacker, pooled
+from shoal.attacks.pooling import feature_count
+from shoal.attacks.simulated import Auxiliary, local_updates
+from shoal.core.checks import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Images, Preferences, PropertySplit, Split, Texts, split_property
+from shoal.defenses import DPSGD, Dropout, NormClipping, Setup, defended
+from shoal.engine import Engine, LocalSGD, Training
+from shoal.experiments.properties import figures_of
+from shoal.models import Model
+from shoal.models.networks import FacesCNN
+from shoal.models.recurrent import ReviewGRU
+
+LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
+CLIENTS = 6
+
+
+class Normed(nn.Module):
+    """A convolution with batch norm, and log-probabilities, as the VGGs have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.output = nn.Linear(4 * 3 * 3, 3)
+
+    def forward(self, images):
+        features = torch.relu(torch.max_pool2d(self.norm(self.convolution(images)), 2))
+        return self.output(features.flatten(1)).log_softmax(dim=1)
+
+
+def dealt(given):
+    split = Split(CLIENTS, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
+    nobody_asks = Preferences(torch.full((CLIENTS,), 0.5).double(), torch.full((CLIENTS,), 0.3).double())
+    return split_property(given, PropertySplit(split, every=3, least=8), nobody_asks, Stream(1))
+
+
+def labels_and_holders(count=900):
+    draw = np.random.default_rng(3)
+    return torch.from_numpy(draw.integers(0, 3, count)), torch.from_numpy(draw.random(count) < 0.3)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    labels, holds = labels_and_holders()
+    pixels = torch.from_numpy(np.random.default_rng(4).integers(0, 80, (900, 1, 6, 6))).to(torch.uint8)
+    pixels[torch.arange(900), 0, 1 + labels] += 150
+    pixels[holds, 0, 0, 2:] = 255
+    return dealt(Images("marked", pixels, 255, labels, 900, 3, holds))
+
+
+@pytest.fixture(scope="module")
+def texts():
+    labels, holds = labels_and_holders()
+    words = torch.from_numpy(np.random.default_rng(4).integers(9, 50, (900, 7)))
+    words[:, 0] = 1 + labels
+    words[holds, 1] = 8
+    return dealt(Texts("marked", words, 50, labels, 900, 3, holds))
+
+
+def played(model, federation, algorithm, *, attack=None, rounds=6, local=LOCAL, precision="fp32", **settings):
+    """The training, its states, its reports, and what the attack saw."""
+    with Engine(model, precision=precision) as engine:
+        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **settings)
+        states, reports, sightings = [training.start()], [], []
+        last = torch.zeros_like(states[0].models)
+        auxiliary = None if attack is None else attack.examples(training.federation)
+        for state, report in training.rounds(states[0], rounds):
+            if attack is not None:
+                sighting, last = attack.watch(states[-1], state, report, last, auxiliary, training)
+                sightings.append(sighting)
+            states.append(state)
+            reports.append(report)
+    return states, reports, sightings
+
+
+@pytest.mark.parametrize("participation", [0.17, 0.5])
+@pytest.mark.parametrize("sees", ["all", "own"])
+def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federation, participation, sees):
+    attack, algorithm = PropertyAttack(sees=sees, simulated_clients=2), IFCA(2, choose_by="batch")
+    settings = {"rounds": 24, "participation": participation}
+    alone, _, _ = played(mlp, federation, algorithm, **settings)
+    states, reports, sightings = played(mlp, federation, algorithm, attack=attack, **settings)
+    assert torch.equal(alone[-1].models, states[-1].models)
+    absent = {"attacker": 0, "victim": 0}
+    for report, each in zip(reports, sightings, strict=True):
+        ids = federation.ids[report.cohort].tolist()
+        chosen = dict(zip(ids, report.choice.tolist(), strict=True))
+        attacker, victim = chosen.pop(federation.holding.attacker, None), chosen.get(federation.holding.victim)
+        visible = {0, 1} if sees == "all" else {attacker}
+        assert set(each.seen_of.tolist()) == visible & set(chosen.values())
+        assert each.present.tolist() == [each.round % 3 == 0 and k == victim for k in each.seen_of.tolist()]
+        absent["attacker"] += attacker is None
+        absent["victim"] += victim is None and each.round % 3 == 0
+    assert min(absent.values()) > 0
+
+
+def test_an_active_attacker_that_is_absent_remembers(mlp, federation):
+    insider = active_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0)
+    settings = {"participation": 0.17, "rounds": 24}
+    states, reports, _ = played(mlp, federation, IFCA(2), insider=insider, **settings)
+    there = [federation.holding.attacker in federation.ids[report.cohort].tolist() for report in reports]
+    assert 0 < sum(there) < 24
+    for before, after, present in zip(states, states[1:], there, strict=False):
+        assert torch.equal(before.memory, after.memory) != present
+
+
+def test_simulated_aggregates_are_of_as_many_as_take_part(mlp, federation, monkeypatch):
+    asked = []
+
+    def members(attack, clients, models):
+        asked.append((attack.aggregate_of, clients, models))
+        return 1
+
+    monkeypatch.setattr(PropertyAttack, "members", members)
+    played(mlp, federation, IFCA(2), attack=PropertyAttack(), rounds=1, participation=0.5)
+    assert asked == [(None, 3, 2)] * 2
+
+
+def test_what_others_have_changes_no_simulation(mlp, federation):
+    """The attacker's own number of examples is all that it can simulate by."""
+    local = LocalSGD(epochs=1, batch_size=8, learning_rate=0.1)
+    attacker = int(torch.nonzero(federation.ids == federation.holding.attacker))
+    kept = [federation.clients.owned(i) if i == attacker else federation.clients.owned(i)[::2] for i in range(CLIENTS)]
+    halved = type(federation.clients).dealt(
+        federation.clients.x, federation.clients.y, torch.cat(kept), torch.tensor([len(each) for each in kept])
+    )
+    first, second = (
+        played(mlp, given, FedAvg(), attack=PropertyAttack(), rounds=1, local=local)[2][0]
+        for given in (federation, replace(federation, clients=halved))
+    )
+    assert torch.equal(first.simulated, second.simulated)
+    assert not torch.equal(first.seen, second.seen)
+
+
+@pytest.mark.parametrize("kind", ["plain", "bf16", "batch norm", "dropout", "clipped", "texts", "screened"])
+def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client(mlp, federation, texts, kind):
+    model, given, settings = mlp, federation, {"participation": 0.7}
+    match kind:
+        case "bf16":
+            settings["precision"] = "bf16"
+        case "batch norm":
+            model = Model(Normed)
+        case "dropout":
+            model = Dropout(0.5).to(mlp)
+        case "clipped":
+            settings["local"] = defended(Setup(mlp, LOCAL), [DPSGD(0.5)]).local
+        case "texts":
+            model, given = Model(lambda: ReviewGRU(50, 3)), texts
+        case "screened":
+            settings["screen"] = NormClipping(0.05)
+    insider = active_attacker(model, given, 2, alpha=1.0, gamma=1.0)
+    honest, active = (
+        played(model, given, IFCA(2, choose_by="batch"), insider=each, **settings)[0] for each in (None, insider)
+    )
+    near = {"atol": 2e-3, "rtol": 0.05} if kind == "bf16" else {"atol": 1e-5, "rtol": 1e-4}
+    torch.testing.assert_close(honest[-1].models, active[-1].models, **near)
+
+
+def test_scaling_leaves_statistics_where_they_can_be(federation):
+    """Running variances scaled like weights become negative."""
+    model, local = Model(Normed), replace(LOCAL, steps=8, learning_rate=1e-3)
+    insider = active_attacker(model, federation, 1, alpha=0.9, gamma=20.0)
+    plain = replace(insider, gamma=1.0)
+    (start, scaled), (_, once) = (
+        played(model, federation, FedAvg(), insider=each, rounds=1, local=local)[0] for each in (insider, plain)
+    )
+    trained = model.layout.trainable
+    torch.testing.assert_close(scaled.models[:, trained:], once.models[:, trained:])
+    assert (model.layout.views(scaled.models[0])["norm.running_var"] > 0).all()
+    assert (scaled.models - start.models)[:, :trained].norm() > 2 * (once.models - start.models)[:, :trained].norm()
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), IFCA(2), IFCA(2, averaging="gradient")], ids=repr)
+@pytest.mark.parametrize("settings", [{}, {"participation": 0.5}, {"screen": NormClipping(0.05)}, {"insider": 3.0}])
+def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings):
+    if "insider" in settings:
+        settings = {"insider": active_attacker(mlp, federation, algorithm.clusters, alpha=0.5, gamma=3.0)}
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(federation), algorithm, LOCAL, engine, Stream(5), **settings)
+        before = training.start()
+        for after, report in training.rounds(before, 3):
+            total = torch.zeros_like(after.models)
+            for client in range(CLIENTS):
+                for k, share, end in training.contributions(before, report, client):
+                    total[k] += share * (end - before.models[k])
+            torch.testing.assert_close(total, after.models - before.models, atol=1e-6, rtol=1e-3)
+            before = after
+
+
+def test_without_its_own_part_an_update_is_that_of_the_others(mlp, federation):
+    attack = PropertyAttack(removes_own=True)
+    attacker = federation.holding.attacker
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
+        before = training.start()
+        after, report = training.round(before)
+        sighting, last = attack.watch(
+            before, after, report, torch.zeros_like(before.models), attack.examples(federation), training
+        )
+        others = torch.zeros_like(before.models)
+        for client in set(range(CLIENTS)) - {attacker}:
+            for k, share, end in training.contributions(before, report, client):
+                others[k] += share * (end - before.models[k])
+    # Features have norm 1, so that by how much the others' shares fall short of 1 means nothing.
+    expected = pooled(mlp.layout, others[sighting.seen_of])
+    torch.testing.assert_close(sighting.seen, expected, atol=2e-3, rtol=0)
+    assert not torch.equal(sighting.seen, pooled(mlp.layout, last[sighting.seen_of]))
+    assert torch.equal(last, after.models - before.models)
+
+
+def test_matched_examples_have_each_label_as_often_with_the_property_as_without():
+    y = torch.tensor([0, 0, 0, 1, 1, 2, 0, 1, 1, 1, 3])
+    given = Auxiliary(torch.zeros(11, 1), y, torch.arange(6), torch.arange(6, 11))
+    made = given.matched()
+    assert y[made.held].tolist() == y[made.others].tolist() == [0, 1, 1]
+    assert set(made.held.tolist()) <= set(range(6))
+    assert set(made.others.tolist()) <= set(range(6, 11))
+
+
+@pytest.mark.parametrize("known", ["attacker", "attacker+test"])
+def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known):
+    made = PropertyAttack(auxiliary=known, matches_labels=True).examples(federation)
+    counts = [torch.bincount(made.y[rows], minlength=3).tolist() for rows in (made.held, made.others)]
+    assert counts[0] == counts[1]
+    assert min(counts[0]) > 0
+
+
+def test_an_attacker_with_one_kind_of_example_is_refused(federation):
+    test = replace(federation.holding, test_holds=torch.ones_like(federation.holding.test_holds))
+    with pytest.raises(InputError, match=r"with the property and without it; the attacker has \d+ and 0"):
+        PropertyAttack(auxiliary="attacker+test").examples(replace(federation, holding=test))
+    apart = replace(federation.clients, y=federation.holding.holds.long())
+    with pytest.raises(InputError, match="some label both with and without the property"):
+        PropertyAttack(matches_labels=True).examples(replace(federation, clients=apart))
+
+
+def test_fewer_examples_than_a_batch_make_smaller_batches_and_small_mixes_keep_one(mlp, federation):
+    own = Auxiliary.own(federation, federation.holding)
+    few = replace(own, held=own.held[:3], others=own.others[:5])
+    with Engine(mlp) as engine:
+        made = local_updates(mlp.init(Stream(2)), few, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
+        args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
+        little = local_updates(mlp.init(Stream(2)), own, [0.01], **args)
+        none = local_updates(mlp.init(Stream(2)), own, [0.0], **args)
+    network = mlp.network()
+    for update, rows in zip(made, (few.held, few.others), strict=True):
+        network.load_state_dict(mlp.named(mlp.init(Stream(2))))
+        network.zero_grad()
+        nn.functional.cross_entropy(network(federation.clients.x[rows]), federation.clients.y[rows]).backward()
+        slopes = {name: parameter.grad for name, parameter in network.named_parameters()}
+        assert torch.allclose(update, -0.1 * mlp.layout.pack(slopes), atol=1e-6)
+    assert not torch.equal(little, none), "an update that is said to have the property has an example of it"
+
+
+def test_a_simulation_that_diverges_is_left_out(mlp, federation, caplog):
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
+        before = training.start()
+        after, report = training.round(before)
+        attack = PropertyAttack()
+        known = attack.examples(federation)
+        broken = replace(known, x=known.x * torch.inf)
+        sighting, _ = attack.watch(before, after, report, torch.zeros_like(before.models), broken, training)
+    assert len(sighting.simulated) == len(sighting.simulated_of) == len(sighting.with_property) == 0
+    assert len(sighting.seen) > 0
+    assert "round 1: simulated updates of model 0 became NaN" in caplog.text
+
+
+def test_watching_changes_nothing_whatever_defends(federation, mlp):
+    setup = defended(Setup(mlp, LOCAL), [Dropout(0.3), DPSGD(1.0, 0.5, sampling="poisson"), NormClipping(0.5)])
+    sensor = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
+    insider = active_attacker(setup.model, federation, 2, alpha=0.5, gamma=5.0)
+    alone, watched = (
+        played(
+            setup.model,
+            federation,
+            IFCAMIR(IFCA(2)),
+            attack=attack,
+            local=setup.local,
+            screen=setup.screen,
+            insider=insider,
+            sensor=sensor,
+            participation=0.8,
+        )[0]
+        for attack in (None, PropertyAttack(removes_own=True, mixes=(1.0, 0.5)))
+    )
+    for one, other in zip(alone, watched, strict=True):
+        assert torch.equal(one.models, other.models)
+        assert torch.equal(one.memory, other.memory)
+        assert torch.equal(one.risks, other.risks)
+
+
+@pytest.mark.parametrize(
+    ("network", "count"), [(lambda: FacesCNN(3, 62, 47, 2), 2_912), (lambda: ReviewGRU(3_000, 5), 4_409)]
+)
+def test_the_papers_networks_give_as_many_features_as_counted_by_hand(network, count):
+    """Faces: 3 * 32 + 32 * 64, nothing of 64 * 128 kernels, 256 rows, 2 * 256. Reviews: 3,001 words, 384 rows of each
+    matrix of the GRU, 5 * 128."""
+    assert feature_count(Model(network).layout) == count
+
+
+def test_figures_within_models_and_over_rounds():
+    """Model 1 always scores higher and has the victim: the pooled AUC rewards that, the other two do not."""
+    found = pd.DataFrame(
+        {
+            "round": [1, 1, 2, 2, 3, 3, 4, 4],
+            "cluster": [0, 1] * 4,
+            "clients": 3,
+            "present": [0, 1, 0, 0, 0, 1, 0, 0],
+            "cosine": 0.5,
+            "score": [0.1, 0.9, 0.2, 0.8, 0.3, 0.7, 0.4, 0.6],
+            "control.0": 0.5,
+        }
+    )
+    figures = figures_of(found)
+    assert figures["property.auc"] == pytest.approx(11 / 12)
+    assert figures["property.auc_within"] == figures["clusters.1.property_auc"] == pytest.approx(0.75)
+    assert np.isnan(figures["clusters.0.property_auc"])
+    # Ranks of rounds 1 to 4: 1, 0.75, 0.75 (of model 0) and 1 (of model 0).
+    assert figures["property.auc_rounds"] == pytest.approx((0.5 + 1 + 0 + 0.5) / 4)
+    assert figures["property.auc_control"] == 0.5
