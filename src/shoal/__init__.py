@@ -5,20 +5,23 @@ everything is.
 """
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg, Redraw
-from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModels, Shokri
+from shoal.attacks import Gap, LossThreshold, PropertyAttack, RedTeam, ShadowModels, Shokri, active_attacker
 from shoal.core.checks import InputError, ShoalError
 from shoal.core.randomness import Stream
 from shoal.data import (
     Examples,
     Federation,
     Group,
+    Holding,
     Images,
     Preferences,
+    PropertySplit,
     Split,
     Texts,
     draw_preferences,
     load_images,
     split_images,
+    split_property,
 )
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Engine, LocalSGD, Training
@@ -42,6 +45,7 @@ __all__ = [
     "Federation",
     "Gap",
     "Group",
+    "Holding",
     "Images",
     "InputError",
     "LocalSGD",
@@ -49,6 +53,8 @@ __all__ = [
     "Model",
     "NormClipping",
     "Preferences",
+    "PropertyAttack",
+    "PropertySplit",
     "RedTeam",
     "Redraw",
     "Result",
@@ -61,6 +67,7 @@ __all__ = [
     "TextShape",
     "Texts",
     "Training",
+    "active_attacker",
     "draw_preferences",
     "load_images",
     "named_model",
@@ -68,4 +75,5 @@ __all__ = [
     "run",
     "simulate",
     "split_images",
+    "split_property",
 ]

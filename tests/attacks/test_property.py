@@ -14,8 +14,10 @@ from shoal.core.checks import InputError
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data import Images, Preferences, PropertySplit, Split, split_property
+from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.experiments.properties import figures_of
+from shoal.experiments.simulation import simulate
 from shoal.models import Model
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
@@ -322,3 +324,20 @@ def test_without_a_holder_there_is_nothing_to_attack(mlp, build):
         active_attacker(mlp, build(), 1, alpha=0.5, gamma=1.0)
     with pytest.raises(InputError, match=r"whose last layer is a torch.nn.Linear"):
         active_attacker(Model(lambda: nn.Conv2d(1, 1, 1)), replace(build(), holding=object()), 1, alpha=0.5, gamma=1.0)
+
+
+def test_in_memory_as_on_disk(mlp, federation):
+    """`simulate` takes the attack and the insider, and its defences apply to both."""
+    result = simulate(
+        federation,
+        mlp,
+        IFCA(2, choose_by="batch"),
+        LOCAL,
+        rounds=12,
+        property_attack=PropertyAttack(trees=10),
+        insider=active_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0),
+        defenses=[NormClipping(0.05)],
+    )
+    assert result.updates is not None
+    assert result.summary["property.updates"] == len(result.updates)
+    assert 0 <= result.summary["property.auc"] <= 1

@@ -127,6 +127,8 @@ def simulate(
     participation: float = 1.0,
     red_team: RedTeam | None = None,
     defenses: Sequence[Defense] = (),
+    property_attack: PropertyAttack | None = None,
+    insider: Insider | None = None,
     device: str = "cpu",
     threads: int = 2,
     precision: Precision = "fp32",
@@ -145,6 +147,8 @@ def simulate(
         participation: share of the clients that take part in a round, in [0, 1].
         red_team: who attacks; by default the gap attack at the end, which needs no shadow set.
         defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping`, applied in order.
+        property_attack: what a client looks for; the federation needs a `Holding` that says who and where.
+        insider: the client that trains in its own way, such as `active_attacker` makes.
         device, threads, precision, backend: see `Engine`.
         watch: called before the first round and after each.
 
@@ -158,7 +162,7 @@ def simulate(
     backend = resolve_backend(model, local) if backend is None else backend
     simulation = Simulation(
         federation, model, algorithm, local, rounds, seed, participation=participation, red_team=team,
-        screen=setup.screen,
+        screen=setup.screen, property_attack=property_attack, insider=insider,
     )  # fmt: skip
     with Engine(model, device=device, threads=threads, precision=precision, backend=backend) as engine:
         simulation = prepare(simulation, engine)
