@@ -54,27 +54,27 @@ def gru() -> Model:
 
 def trained(model: Model, federation: Federation, **settings) -> Tensor:
     """(N, P): where every client's training ends."""
-    orders = LOCAL.draws(federation.clients, federation.ids, Stream(2))
+    draws = LOCAL.draws(federation.clients, federation.ids, Stream(2))
     start = model.init(Stream(1))[None]
     ends = torch.empty(len(federation), model.layout.size)
     with Engine(model, **settings) as engine:
         ready = engine.prepare(federation)
         which = torch.zeros(len(federation), dtype=torch.int64)
-        for owners, rows in engine.train(start, which, ready.clients, orders, LOCAL):
+        for owners, rows in engine.train(start, which, ready.clients, draws, LOCAL):
             ends[owners] = rows
     return ends
 
 
 def by_hand(model: Model, federation: Federation) -> Tensor:
     """The slow, obvious twin: a network and an optimizer object a client, one batch after another."""
-    orders = LOCAL.draws(federation.clients, federation.ids, Stream(2))
+    draws = LOCAL.draws(federation.clients, federation.ids, Stream(2))
     ends = []
     for i in range(len(federation)):
         network = model.network()
         network.load_state_dict(model.named(model.init(Stream(1))))
         optimizer = torch.optim.SGD(network.parameters(), lr=LOCAL.learning_rate)
         rows = federation.clients.owned(i)
-        for order in orders[i]:
+        for order in draws.orders[i]:
             for batch in rows[order[: len(rows)]].split(4):
                 optimizer.zero_grad()
                 outputs = network(federation.clients.x[batch])
