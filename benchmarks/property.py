@@ -19,7 +19,7 @@ PARTS = ("train", "choose", "property_attack")
 
 
 def main() -> None:
-    """Print a Markdown row for each algorithm, number of clients and of rounds: medians in seconds."""
+    """Print a Markdown row for each algorithm, number of clients and of rounds: medians in seconds of one thread."""
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     cases = [(10, rounds) for rounds in ROUNDS] + [(clients, 20) for clients in CLIENTS if clients != 10]
     print("| algorithm | clients | rounds | train | choose | attack | all |\n|---|---:|---:|---:|---:|---:|---:|")
@@ -27,7 +27,9 @@ def main() -> None:
         for clients, rounds in cases:
             each = 3_000 // clients
             changes = [f"algorithm.name={algorithm}", f"data.clients={clients}", f"data.examples_per_client={each}"]
-            config = read_config(BASE, [*changes, f"algorithm.rounds={rounds}", "evaluation.every=1000"])
+            config = read_config(
+                BASE, [*changes, f"algorithm.rounds={rounds}", "evaluation.every=1000", "engine.threads=1"]
+            )
             spent = [seconds(config) for _ in range(repeats)]
             medians = [statistics.median(parts) for parts in zip(*spent, strict=True)]
             name = "FL" if algorithm == "fedavg" else "CFL"
