@@ -8,7 +8,7 @@ from shoal.attacks.active import ActiveAttacker, active_attacker
 from shoal.attacks.audit import Audit, Observed, observe, only
 from shoal.attacks.forest import infer
 from shoal.attacks.membership import FittedAttack, MembershipAttack, Records
-from shoal.attacks.pooling import feature_count, pooled
+from shoal.attacks.pooling import pooled
 from shoal.attacks.property import PropertyAttack, Sighting
 from shoal.attacks.red_team import RedTeam
 from shoal.attacks.shadow import ShadowModels
@@ -33,7 +33,6 @@ __all__ = [
     "Shokri",
     "Sighting",
     "active_attacker",
-    "feature_count",
     "infer",
     "observe",
     "only",

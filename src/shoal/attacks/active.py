@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from shoal.attacks.simulated import holding_of
 from shoal.core.checks import require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
@@ -24,7 +25,7 @@ ANSWERS = 2
 
 @dataclass(frozen=True, eq=False)
 class ActiveAttacker:
-    """Fills the engine's socket `Insider`: trains on ``alpha * main + (1 - alpha) * property`` and sends
+    """Fills the engine's socket `Insider`: trains on two losses, the main one and the property's, and sends
     ``gamma * (end - start) + start`` of the weights.
 
     The last layer is given two more outputs, for the property. They stay with the attacker, one pair a model, and learn
@@ -33,12 +34,11 @@ class ActiveAttacker:
 
     Args:
         client: its id.
-        model: the network with those outputs; see `active_attacker`.
+        model: the network with those outputs, which loses on both; see `active_attacker`.
         plain: the federation's model.
         labels: (M,) int64, of every example of the clients: the main label, plus the number of classes where it holds
             the property.
         models: K.
-        alpha: the weight of the main loss, in [0, 1] (the paper: 0.9; Melis et al.'s alpha is 1 minus this).
         gamma: the scale, above 0; 1 scales nothing (the paper: 5 or 10).
         teaches_head: whether the outputs for the property learn too.
 
@@ -51,17 +51,14 @@ class ActiveAttacker:
     plain: Model
     labels: Tensor
     models: int
-    alpha: float = 0.9
     gamma: float = 1.0
     teaches_head: bool = True
 
     def __post_init__(self) -> None:
-        require(0 <= self.alpha <= 1, f"'property_attack.alpha' must be in [0, 1]; got {self.alpha:g}")
         require(self.gamma > 0, f"'property_attack.gamma' must be above 0; got {self.gamma:g}")
 
-    def start(self, engine: Engine, stream: Stream) -> Tensor:
+    def start(self, stream: Stream) -> Tensor:
         """The outputs for the property of each model, as the network draws them: (K, H)."""
-        del engine
         drawn = (self.model.named(self.model.init(stream("head", k))) for k in range(self.models))
         return torch.stack([self._head(named) for named in drawn])
 
@@ -103,14 +100,20 @@ class ActiveAttacker:
 def active_attacker(
     model: Model, federation: Federation, models: int, *, alpha: float, gamma: float, teaches_head: bool = True
 ) -> ActiveAttacker:
-    """The attacker of a federation with a holding, for ``model`` and K ``models``.
+    """The attacker of a federation with a holding, which trains on ``alpha * main + (1 - alpha) * property``.
+
+    Args:
+        model: the federation's.
+        federation: with a holding.
+        models: K.
+        alpha: the weight of the main loss, in [0, 1] (the paper: 0.9; Melis et al.'s alpha is 1 minus this).
+        gamma, teaches_head: see `ActiveAttacker`.
 
     Raises:
-        InputError: the network has no linear layer, or as `ActiveAttacker`.
+        InputError: nobody holds a property, the network has no linear layer, or a value is outside its range.
     """
-    holding = federation.holding
-    require(holding is not None, "an active property attack needs a federation in which a client holds a property")
-    assert holding is not None
+    require(0 <= alpha <= 1, f"'property_attack.alpha' must be in [0, 1]; got {alpha:g}")
+    holding = holding_of(federation)
     classes = _last(model.network()).out_features
     return ActiveAttacker(
         client=holding.attacker,
@@ -118,7 +121,6 @@ def active_attacker(
         plain=model,
         labels=federation.clients.y.cpu() + classes * holding.holds.long(),
         models=models,
-        alpha=alpha,
         gamma=gamma,
         teaches_head=teaches_head,
     )

@@ -25,7 +25,7 @@ CONTROLS = 5
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Updates: features (R, F), the model of each (R,), and whether it has the property (R,)."""
+    """Updates: scaled features (R, F), the model of each (R,), and whether it has the property (R,)."""
 
     features: Floats
     model: NDArray[np.int64]
@@ -46,13 +46,16 @@ def infer(attack: PropertyAttack, sightings: Sequence[Sighting], stream: Stream,
         probability of the property, and ``control.0`` and so on, the same by forests that learned from shuffled labels.
         Scores are missing where nothing was simulated.
     """
+    simulated, updates = _scaled(
+        torch.cat([each.simulated for each in sightings]), torch.cat([each.seen for each in sightings])
+    )
     learned = _Rows(
-        _numbers([each.simulated for each in sightings]),
+        simulated,
         torch.cat([each.simulated_of for each in sightings]).numpy(),
         torch.cat([each.with_property for each in sightings]).numpy(),
     )
     seen = _Rows(
-        _numbers([each.seen for each in sightings]),
+        updates,
         torch.cat([each.seen_of for each in sightings]).numpy(),
         torch.cat([each.present for each in sightings]).numpy(),
     )
@@ -78,8 +81,6 @@ def _scores(
     attack: PropertyAttack, learned: _Rows, label: NDArray[np.bool_], seen: _Rows, stream: Stream, jobs: int
 ) -> Floats:
     """Probabilities (A,) of the property, by forests that learned ``label`` (S,); NaN where none could."""
-    scaler = StandardScaler().fit(learned.features)
-    known, asked = scaler.transform(learned.features), scaler.transform(seen.features)
     scores = np.full(len(seen.label), np.nan, dtype=np.float32)
     single = attack.forests == "single"
     for k in [-1] if single else np.unique(seen.model).tolist():
@@ -93,8 +94,17 @@ def _scores(
             n_jobs=jobs,
             random_state=stream("cluster", k).key() % 2**32,
         )
-        scores[among] = forest.fit(known[of], label[of]).predict_proba(asked[among])[:, 1]
+        scores[among] = forest.fit(learned.features[of], label[of]).predict_proba(seen.features[among])[:, 1]
     return scores
+
+
+def _scaled(simulated: torch.Tensor, seen: torch.Tensor) -> tuple[Floats, Floats]:
+    """Features (S, F) and (A, F), of which the first have mean 0 and variance 1; as they are where one has no row."""
+    known, asked = simulated.float().numpy(), seen.float().numpy()
+    if not len(known) or not len(asked):
+        return known, asked
+    scaler = StandardScaler().fit(known)
+    return np.asarray(scaler.transform(known)), np.asarray(scaler.transform(asked))
 
 
 def _shuffled(label: NDArray[np.bool_], draw: np.random.Generator) -> NDArray[np.bool_]:
@@ -107,7 +117,3 @@ def _shuffled(label: NDArray[np.bool_], draw: np.random.Generator) -> NDArray[np
         rows = np.flatnonzero(label == kind)
         shuffled[draw.permutation(rows)[: len(rows) // 2]] = True
     return shuffled
-
-
-def _numbers(parts: Sequence[torch.Tensor]) -> Floats:
-    return torch.cat(list(parts)).float().numpy()

@@ -37,12 +37,3 @@ def pooled(layout: Layout, updates: Tensor) -> Tensor:
         parts.append(view.flatten(1))
     features = torch.cat(parts, dim=1).float() if parts else updates.new_zeros(len(updates), 0)
     return torch.nn.functional.normalize(features, dim=1).half().cpu()
-
-
-def feature_count(layout: Layout) -> int:
-    """F, the number of features of an update.
-
-    >>> feature_count(Layout.of({"conv": torch.zeros(32, 3, 3, 3), "matrix": torch.zeros(256, 3072)}, {}))
-    352
-    """
-    return pooled(layout, torch.zeros(1, layout.size)).shape[1]

@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from shoal.attacks.pooling import pooled
-from shoal.attacks.simulated import Auxiliary, aggregates, local_updates
-from shoal.core.checks import InputError, require
+from shoal.attacks.simulated import Auxiliary, aggregates, holding_of, local_updates
+from shoal.core.checks import require
 from shoal.data.federation import Federation
-from shoal.data.holding import Holding
 from shoal.engine import DivergenceError, Report, State, Training
 
 LOG = logging.getLogger(__name__)
@@ -108,7 +107,7 @@ class PropertyAttack:
             InputError: nothing with the property, or nothing without it.
         """
         known = Auxiliary.own if self.auxiliary == "attacker" else Auxiliary.with_test
-        found = known(federation, _holding(federation))
+        found = known(federation, holding_of(federation))
         require(
             len(found.held) > 0 and len(found.others) > 0,
             "a property attack needs examples with the property and without it; the attacker has "
@@ -145,7 +144,7 @@ class PropertyAttack:
         Returns:
             The sighting, and the last updates (K, P) by now.
         """
-        holding = _holding(training.federation)
+        holding = holding_of(training.federation)
         ids, models = training.federation.ids[report.cohort], len(before.models)
         visible = list(range(models)) if self.sees == "all" else report.choice[ids == holding.attacker].tolist()
         if after.round <= self.warm_up:
@@ -175,7 +174,7 @@ class PropertyAttack:
     def _others_alone(self, before: State, after: State, report: Report, training: Training) -> Tensor:
         """Updates (K, P) of the clients but the attacker."""
         updates = after.models - before.models
-        for k, share, end in training.contributions(before, report, _holding(training.federation).attacker):
+        for k, share, end in training.contributions(before, report, holding_of(training.federation).attacker):
             if share < 1:
                 updates[k] = (updates[k] - share * (end - before.models[k])) / (1 - share)
         return updates
@@ -200,7 +199,7 @@ class PropertyAttack:
         stream = training.stream("property attack", before.round + 1, "model", k)
         local, federation = training.local.at(before.round + 1), training.federation
         # What others have the attacker does not know: a simulated client has as many examples as the attacker uses.
-        own = int(federation.clients.sizes[federation.ids == _holding(federation).attacker])
+        own = int(federation.clients.sizes[federation.ids == holding_of(federation).attacker])
         members = self.members(round(training.participation * len(federation)), len(before.models))
         mixes = [self.mixes[i % len(self.mixes)] for i in range(self.simulated_clients)]
         mixes += [0.0] * max(self.simulated_clients, members)
@@ -216,12 +215,6 @@ class PropertyAttack:
         held, others = updates[: self.simulated_clients], updates[self.simulated_clients :]
         made = aggregates(held, others, members, self.simulated_updates, stream("aggregates"))
         return pooled(training.engine.model.layout, made)
-
-
-def _holding(federation: Federation) -> Holding:
-    if federation.holding is None:
-        raise InputError("a property attack needs a federation in which a client holds a property (Federation.holding)")
-    return federation.holding
 
 
 def _cosine(updates: Tensor, last: Tensor) -> Tensor:

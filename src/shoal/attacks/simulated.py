@@ -8,11 +8,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from shoal.core.checks import InputError
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
 from shoal.data.holding import Holding
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD
+
+
+def holding_of(federation: Federation) -> Holding:
+    """Who holds what in a federation.
+
+    Raises:
+        InputError: nobody.
+    """
+    if federation.holding is None:
+        raise InputError("a property attack needs a federation in which a client holds a property (Federation.holding)")
+    return federation.holding
 
 
 @dataclass(frozen=True, eq=False)

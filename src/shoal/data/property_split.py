@@ -11,11 +11,12 @@ from torch import Tensor
 
 from shoal.core.checks import InputError, require
 from shoal.core.randomness import Stream
-from shoal.data.federation import Examples, Federation, Preferences
+from shoal.data.federation import Federation, Preferences
 from shoal.data.holding import Holding
-from shoal.data.images import Labelled, Texts
+from shoal.data.images import Labelled
 from shoal.data.shards import Shards
-from shoal.data.split import Split
+from shoal.data.shifts import Group
+from shoal.data.split import Shifter, Split, shuffled
 
 ATTACKER, VICTIM = 0, 1
 """Ids of the two clients; any would do, since clients are dealt out at random."""
@@ -87,8 +88,7 @@ def deal_property(given: Labelled, plan: PropertySplit, stream: Stream) -> Dealt
         f"{split.test_examples:,} test), but {given.name} has {len(holds):,}",
     )
     draw = stream("split").numpy()
-    official = given.train_count
-    order = np.concatenate([draw.permutation(official), official + draw.permutation(len(holds) - official)])
+    order = shuffled(given, draw)
     cuts = np.cumsum([split.clients * split.examples_per_client, split.clients * split.holdout_examples])
     training, holdout, rest = np.split(order, cuts)
     held, others = training[holds.numpy()[training]], training[~holds.numpy()[training]]
@@ -118,17 +118,23 @@ def split_property(given: Labelled, plan: PropertySplit, preferences: Preference
     rows = torch.cat(dealt.clients)
     count = plan.split.clients
     holds = _held(given)
+    everybody = Group("all", 1.0)
+    shifter = Shifter(given, (everybody,), stream)
     kept = torch.full((count,), plan.split.holdout_examples)
     return Federation(
         clients=Shards.contiguous(
-            _inputs(given, rows), given.labels[rows], torch.tensor([len(each) for each in dealt.clients])
+            shifter.pixels(rows, torch.zeros_like(rows)),
+            given.labels[rows],
+            torch.tensor([len(each) for each in dealt.clients]),
         ),
-        holdout=Shards.contiguous(_inputs(given, dealt.holdout), given.labels[dealt.holdout], kept),
-        shadow=_examples(given, dealt.shadow),
-        test=_examples(given, dealt.test),
+        holdout=Shards.contiguous(
+            shifter.pixels(dealt.holdout, torch.zeros_like(dealt.holdout)), given.labels[dealt.holdout], kept
+        ),
+        shadow=shifter.examples(dealt.shadow, [len(dealt.shadow)]),
+        test=shifter.examples(dealt.test, [len(dealt.test)]),
         ids=torch.arange(count),
         group=torch.zeros(count, dtype=torch.int64),
-        groups=("all",),
+        groups=(everybody.name,),
         preferences=preferences,
         classes=given.classes,
         holding=Holding(holds[rows], holds[dealt.test], victim=VICTIM, attacker=ATTACKER, every=plan.every),
@@ -187,13 +193,3 @@ def _skewed(labels: np.ndarray, clients: int, alpha: float, draw: np.random.Gene
         owners[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
         sizes = np.bincount(owners[labels <= label], minlength=clients)
     return owners
-
-
-def _inputs(given: Labelled, rows: Tensor) -> Tensor:
-    if isinstance(given, Texts):
-        return given.words[rows]
-    return given.pixels[rows].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).float() / given.white
-
-
-def _examples(given: Labelled, rows: Tensor) -> Examples:
-    return Examples(_inputs(given, rows), given.labels[rows], torch.zeros(len(rows), dtype=torch.int64))

@@ -101,9 +101,7 @@ def split_images(
     plan.check(images, groups)
     counts = apportion([group.share for group in groups], plan.clients)
     draw = stream("split").numpy()
-    official = images.train_count
-    order = np.concatenate([draw.permutation(official), official + draw.permutation(len(images.labels) - official)])
-
+    order = shuffled(images, draw)
     places = _in_each_group(plan, order, counts, draw) if plan.reuse_images else _once(plan, order, groups)
     training, holdout, shadow, test = map(torch.from_numpy, places)
 
@@ -114,7 +112,7 @@ def split_images(
         training = training[torch.argsort(owners, stable=True)]
         sizes = torch.bincount(owners, minlength=plan.clients)
 
-    shifter = _Shifter(images, tuple(groups), stream)
+    shifter = Shifter(images, tuple(groups), stream)
     return Federation(
         clients=Shards.contiguous(
             shifter.pixels(training, torch.repeat_interleave(group, sizes)), images.labels[training], sizes
@@ -208,8 +206,14 @@ def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> T
     return torch.from_numpy(owners)
 
 
+def shuffled(images: Labelled, draw: np.random.Generator) -> np.ndarray:
+    """All rows in random order, those of the official training split first: (M,)."""
+    official = images.train_count
+    return np.concatenate([draw.permutation(official), official + draw.permutation(len(images.labels) - official)])
+
+
 @dataclass(frozen=True, eq=False)
-class _Shifter:
+class Shifter:
     """Turns rows of a set of images into shifted images in [0, 1], each by its row alone; texts cannot be shifted."""
 
     images: Labelled
@@ -233,6 +237,7 @@ class _Shifter:
         return shifted
 
     def examples(self, rows: Tensor, counts: list[int]) -> Examples:
+        """The examples at ``rows`` (m,), the first ``counts[0]`` of the first group, and so on."""
         group = torch.repeat_interleave(torch.arange(len(self.groups)), torch.tensor(counts))
         return Examples(self.pixels(rows, group), self.images.labels[rows], group)
 

@@ -62,7 +62,7 @@ class Training:
             models=models,
             risks=torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64),
             choice=torch.full((len(self.federation),), -1),
-            memory=None if self.insider is None else self.insider.start(self.engine, self.stream("insider")),
+            memory=None if self.insider is None else self.insider.start(self.stream("insider")),
         )
 
     def rounds(self, state: State, upto: int) -> Iterator[tuple[State, Report]]:

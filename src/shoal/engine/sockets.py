@@ -105,7 +105,7 @@ class Insider(Protocol):
         """Its id."""
         ...
 
-    def start(self, engine: Engine, stream: Stream) -> Tensor | None:
+    def start(self, stream: Stream) -> Tensor | None:
         """What it remembers before the first round."""
         ...
 
