@@ -11,8 +11,8 @@ import torch
 
 from shoal import LocalSGD, Shape, Stream, named_model
 from shoal.defenses import DPSGD
-from shoal.engine.memory import keep_freed_memory
-from shoal.engine.seat import Seat
+from shoal.engine.allocator import keep_freed_memory
+from shoal.engine.bound_network import Seat
 
 BATCH, STEPS = 50, 10
 

@@ -16,8 +16,8 @@ from machine import product
 from torch.profiler import ProfilerActivity, profile
 
 from shoal import Shape, Stream, named_model
-from shoal.engine.memory import keep_freed_memory
-from shoal.engine.seat import Seat
+from shoal.engine.allocator import keep_freed_memory
+from shoal.engine.bound_network import Seat
 
 MFLOP = 23.1
 STEPS = 40

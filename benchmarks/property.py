@@ -8,10 +8,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from shoal.config.build import build
+from shoal.config.schema import Config, read_config
 from shoal.engine import Engine
-from shoal.experiments.build import build
-from shoal.experiments.config import Config, read_config
-from shoal.experiments.simulation import begin, go_on, prepare
+from shoal.simulation.simulation import begin, go_on, prepare
 
 BASE = Path(__file__).parents[1] / "experiments/property/small/base.toml"
 ROUNDS, CLIENTS = (10, 20, 40), (5, 10, 20)

@@ -7,12 +7,14 @@ says in how many seeds the difference is positive.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from shoal.experiments.paired import differences, spread, table
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from paired_differences import differences, spread, table  # noqa: E402
 
 SHARE = "data.groups.minority.share"
 FIGURES = (

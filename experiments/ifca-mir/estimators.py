@@ -16,12 +16,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from shoal.core.files import write_bytes, write_text
-from shoal.experiments.frames import read_table
-from shoal.experiments.report import ROUND_COLUMNS
-from shoal.experiments.svg import COIN, cluster_look, forms
-from shoal.experiments.sweeps import read_sweep
-from shoal.experiments.sweeps.results import read_results
+from shoal.core.atomic_files import write_bytes, write_text
+from shoal.reports.plotting import COIN, cluster_look, forms
+from shoal.reports.run.page import ROUND_COLUMNS
+from shoal.runs.files import read_table
+from shoal.sweeps import read_sweep
+from shoal.sweeps.results import read_results
 
 SIZE = "data.examples_per_client"
 KIND = "red_team.estimator"

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from shoal import Engine, read_config
-from shoal.core.files import write_text
+from shoal.config.build import build
+from shoal.core.atomic_files import write_text
 from shoal.engine import State
-from shoal.experiments.build import build
-from shoal.experiments.result import measure
-from shoal.experiments.simulation import prepare
+from shoal.simulation.measurement import measure
+from shoal.simulation.simulation import prepare
 
 
 def again(run: Path) -> dict:

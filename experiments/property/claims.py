@@ -7,11 +7,13 @@ many the difference is positive.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import pandas as pd
 
-from shoal.experiments.paired import differences, spread, table
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from paired_differences import differences, spread, table  # noqa: E402
 
 FIGURES = (
     "property.auc", "property.auc_within", "property.auc_rounds", "property.auc_control", "main.auc", "main.auc_even",

@@ -10,16 +10,19 @@ run, and the rank correlation of agreement and AUC within models over the runs o
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import pandas as pd
 import torch
 from scipy.stats import spearmanr
 
-from shoal.data.property_split import ATTACKER, VICTIM
-from shoal.experiments.build import build
-from shoal.experiments.config import read_config
-from shoal.experiments.paired import table
+from shoal.config.build import build
+from shoal.config.schema import read_config
+from shoal.data.property_partition import ATTACKER, VICTIM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from paired_differences import table  # noqa: E402
 
 
 def agreement(out: Path) -> float:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from distances import draw_figure
-from flips import flip_errors, risk_rows
+from assignment_flips import flip_errors, risk_rows
+from distance_figure import draw_figure
+from ifca_rounds import Course, Rule, drawn, least_distance, play, synthetic_risk
+from markdown_tables import assumptions_table, contraction_table, risk_table, words
 from mixture import Mixture
-from play import Course, Rule, drawn, least_distance, play, synthetic_risk
-from printed import assumptions_table, contraction_table, risk_table, words
 from theorem import LAMBDA, Conditions, L, gradient_variance, loss_variance, sampled_variances, worst_hessians
 from torch import Tensor
 
-from shoal.core.files import write_text
+from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 
 SIZES, BATCH, D, SD, ROUNDS = (15, 45), 2000, 20, 0.1, 40

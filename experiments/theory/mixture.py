@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from shoal.core.checks import require
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
 
 

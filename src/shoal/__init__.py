@@ -6,7 +6,8 @@ everything is.
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg, Redraw
 from shoal.attacks import Gap, LossThreshold, PropertyAttack, RedTeam, ShadowModels, Shokri, active_attacker
-from shoal.core.checks import InputError, ShoalError
+from shoal.config.schema import Config, read_config
+from shoal.core.errors import InputError, ShoalError
 from shoal.core.randomness import Stream
 from shoal.data import (
     Examples,
@@ -25,11 +26,10 @@ from shoal.data import (
 )
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Engine, LocalSGD, Training
-from shoal.experiments.config import Config, read_config
-from shoal.experiments.result import Result
-from shoal.experiments.runs import run
-from shoal.experiments.simulation import simulate
 from shoal.models import Model, Shape, TextShape, named_model
+from shoal.runs.run import run
+from shoal.simulation.result import Result
+from shoal.simulation.simulation import simulate
 
 __all__ = [
     "DPSGD",

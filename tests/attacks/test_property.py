@@ -9,16 +9,16 @@ from torch import nn
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg
 from shoal.attacks import LossThreshold, PropertyAttack, RedTeam, ShadowModels, active_attacker, infer, pooled
-from shoal.attacks.simulated import Auxiliary, aggregates, local_updates
-from shoal.core.checks import InputError
+from shoal.attacks.simulated_updates import Auxiliary, aggregates, local_updates
+from shoal.core.errors import InputError
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data import Images, Preferences, PropertySplit, Split, split_property
 from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, Training
-from shoal.experiments.properties import figures_of
-from shoal.experiments.simulation import simulate
 from shoal.models import Model
+from shoal.simulation.property_metrics import figures_of
+from shoal.simulation.simulation import simulate
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 ALGORITHMS = [FedAvg(), IFCA(2, choose_by="batch"), IFCAMIR(IFCA(2))]

@@ -10,16 +10,16 @@ from torch import nn
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg
 from shoal.attacks import LossThreshold, PropertyAttack, RedTeam, ShadowModels, active_attacker, pooled
-from shoal.attacks.simulated import Auxiliary, local_updates
-from shoal.core.checks import InputError
+from shoal.attacks.simulated_updates import Auxiliary, local_updates
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Images, Preferences, PropertySplit, Split, Texts, split_property
 from shoal.defenses import DPSGD, Dropout, NormClipping, Setup, defended
 from shoal.engine import Engine, LocalSGD, Training
-from shoal.experiments.properties import figures_of
 from shoal.models import Model
 from shoal.models.networks import FacesCNN
 from shoal.models.recurrent import ReviewGRU
+from shoal.simulation.property_metrics import figures_of
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 CLIENTS = 6

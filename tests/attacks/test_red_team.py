@@ -9,7 +9,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from shoal.attacks import Audit, Gap, LossThreshold, RedTeam, ShadowModels, Shokri, observe, only
 from shoal.attacks.yeom import FittedLossThreshold
-from shoal.core.checks import InputError
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Examples, Shards
 from shoal.engine import Engine, LocalSGD, State

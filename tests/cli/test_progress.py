@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 
 from shoal.cli.progress import Display
-from shoal.experiments.config import parse_config
-from shoal.experiments.runs import run
+from shoal.config.schema import parse_config
+from shoal.runs.run import run
 
 SMALL = {
     "data": {

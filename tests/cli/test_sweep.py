@@ -10,7 +10,7 @@ from rich.console import Console
 
 from shoal.cli.app import main
 from shoal.cli.sweep import SweepDisplay
-from shoal.experiments.sweeps import Standing
+from shoal.sweeps import Standing
 
 BASE = """
 [data]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.core.checks import InputError
+from shoal.core.errors import InputError
 from shoal.data import Examples, Federation, Shards
 
 SIZES = [3, 0, 5, 1, 4]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from shoal.core.checks import InputError
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import draw_preferences
 

@@ -6,7 +6,7 @@ import torch
 from scipy import ndimage
 from torch import Tensor
 
-from shoal.core.checks import InputError
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Group
 from shoal.data.shifts import brighten, rotate

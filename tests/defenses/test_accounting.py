@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.core.checks import InputError
-from shoal.data.holding import Holding
+from shoal.core.errors import InputError
+from shoal.data.property_schedule import Holding
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import LocalSGD
-from shoal.experiments.agreement import check_spending
+from shoal.simulation.compatibility import check_spending
 
 LOCAL = LocalSGD(epochs=2, batch_size=4)
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from shoal import FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, Training, simulate
 from shoal.algorithms import IFCA, IFCAMIR
-from shoal.core.checks import InputError
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, L2, Dropout, NormClipping, Setup, accounting, defended
 from shoal.engine import Engine, resolve_backend
-from shoal.engine.seat import Seat
+from shoal.engine.bound_network import Seat
 from shoal.models import MLP, Logistic, MnistCNN, Model, NamedDropout
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)

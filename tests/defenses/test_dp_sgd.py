@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.core.checks import InputError
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, Setup
 from shoal.engine import Engine, LocalSGD, resolve_backend
-from shoal.engine.seat import Seat
+from shoal.engine.bound_network import Seat
 from shoal.models import VGG, Model
 
 NOTHING = DPSGD(math.inf, 0.0)

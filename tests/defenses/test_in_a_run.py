@@ -7,12 +7,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from shoal.core.checks import InputError
+from shoal.config.build import build, decide
+from shoal.config.schema import parse_config, read_config
+from shoal.core.errors import InputError
 from shoal.data import load_images
 from shoal.defenses import DPSGD, NormClipping
-from shoal.experiments.build import build, decide
-from shoal.experiments.config import parse_config, read_config
-from shoal.experiments.runs import run
+from shoal.runs.run import run
 
 
 def config_of(defenses, **sections):

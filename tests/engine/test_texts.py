@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from shoal import FedAvg, Group, RedTeam, Split, Stream, Texts, draw_preferences, simulate, split_images
-from shoal.core.checks import InputError
+from shoal.config.build import build
+from shoal.config.schema import parse_config
+from shoal.core.errors import InputError
 from shoal.data import Federation
 from shoal.engine import Engine, LocalSGD, gradients, resolve_backend
-from shoal.experiments.build import build
-from shoal.experiments.config import parse_config
-from shoal.experiments.report import report_of
-from shoal.experiments.runs import run
 from shoal.models import Model, TextShape, named_model
+from shoal.runs.report import report_of
+from shoal.runs.run import run
 
 VOCABULARY = 3000
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.core.checks import InputError
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD, gradients, vmapped
 from shoal.engine.engine import DivergenceError
-from shoal.engine.gradients import Gradients
-from shoal.engine.loop import Loop
-from shoal.engine.spanned import Spanned
+from shoal.engine.gram_backend import Spanned
+from shoal.engine.loop_backend import Loop
+from shoal.engine.vmap_gradients import Gradients
 from shoal.models import MLP, VGG, Logistic, MnistCNN, Model
 
 CPU = torch.device("cpu")

@@ -1,6 +1,7 @@
 """The scripts that judge sweeps: their formulas on cases whose answer is known."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,13 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
 
-from shoal.experiments.build import build
-from shoal.experiments.config import parse_config
-from shoal.experiments.paired import differences
+from shoal.config.build import build
+from shoal.config.schema import parse_config
 
 FOLDER = Path(__file__).parents[2] / "experiments"
+sys.path.insert(0, str(FOLDER))
+
+from paired_differences import differences  # noqa: E402
 
 
 def script(name, paper="ifca-mir"):

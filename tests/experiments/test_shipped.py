@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from shoal.config.build import build
+from shoal.config.schema import read_config
+from shoal.config.validation import read_toml
 from shoal.data import Images, Texts, load_images
-from shoal.experiments.build import build
-from shoal.experiments.config import read_config
-from shoal.experiments.sections import read_toml
-from shoal.experiments.sweeps import read_sweep
-from shoal.experiments.sweeps.plan import plan
+from shoal.sweeps import read_sweep
+from shoal.sweeps.plan import plan
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 SIZES = {
@@ -57,8 +57,8 @@ def test_it_fits_the_official_data(path, monkeypatch):
     config = read_config(path)
     if config.data.source not in ("fashion-mnist", *EMBEDDED):
         images = blank(config.data.source, config.data.task)
-        monkeypatch.setattr("shoal.experiments.build.load_images", lambda *_, **__: images)
-        monkeypatch.setattr("shoal.data.split.Shifter.pixels", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1))
+        monkeypatch.setattr("shoal.config.build.load_images", lambda *_, **__: images)
+        monkeypatch.setattr("shoal.data.partition.Shifter.pixels", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1))
     decided, simulation = build(config)
     assert len(simulation.federation) == config.data.clients
     assert decided.model.classes == simulation.federation.classes
@@ -70,7 +70,7 @@ def test_every_run_of_a_sweep_fits_the_official_data(path, monkeypatch):
     def load(source, task, **_):
         return load_images(source, task=task) if source in EMBEDDED else blank(source, task)
 
-    monkeypatch.setattr("shoal.experiments.build.load_images", load)
+    monkeypatch.setattr("shoal.config.build.load_images", load)
     sweep = read_sweep(path)
     assert len(plan(sweep)) == len(sweep.runs)
     assert len(sweep.seeds) == 5

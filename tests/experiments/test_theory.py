@@ -13,20 +13,16 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments" / "theory"))
 
-import cells
 import contraction
-import descent
-import ledger
-import success
-from descent import descend
-from distances import draw_figure
-from flips import flip_errors, minimiser, population
+from assignment_flips import flip_errors, minimiser, population
+from distance_figure import draw_figure
+from gradient_descent import descend
+from ifca_rounds import Rule, chosen, drawn, losses, play, synthetic_risk
 from mixture import Mixture, Setting, draw, nearest, starts
-from play import Rule, chosen, drawn, losses, play, synthetic_risk
 from theorem import Conditions, gradient_variance, loss_variance, sampled_variances
 
 from shoal.algorithms import IFCA, IFCAMIR
-from shoal.core.checks import InputError
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences
 from shoal.engine import Engine, LocalSGD, State, Training

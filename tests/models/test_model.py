@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.core.checks import InputError
+from shoal.core.errors import InputError
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.models import VGG, DigitsCNN, Logistic, MnistCNN, Model, cross_entropy

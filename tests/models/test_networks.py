@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.core.checks import InputError
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream, seeded
 from shoal.models import MLP, MODELS, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN, Shape, named_model
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from shoal.core.checks import InputError
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream, seeded
 from shoal.models import MODELS, Model, ReviewGRU, Shape, TextShape, named_model
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.core.checks import require
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation, Preferences
 from shoal.engine import Engine, shares_of

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shoal.attacks.pooling import pooled
-from shoal.attacks.simulated import Auxiliary, aggregates, holding_of, local_updates
-from shoal.core.checks import require
+from shoal.attacks.simulated_updates import Auxiliary, aggregates, holding_of, local_updates
+from shoal.attacks.update_features import pooled
+from shoal.core.errors import require
 from shoal.data.federation import Federation
 from shoal.engine import DivergenceError, Report, State, Training
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from shoal.attacks.audit import Audit, observe
 from shoal.attacks.membership import FittedAttack, MembershipAttack, Records
-from shoal.attacks.shadow import ShadowModels
+from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import Shokri
-from shoal.core.checks import require
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
 from shoal.engine import Engine, LocalSGD, State

@@ -17,15 +17,16 @@ from rich.table import Table
 
 from shoal.cli.progress import Display
 from shoal.cli.sweep import SweepDisplay
-from shoal.core.checks import InputError
-from shoal.data.catalog import availability, user_cache
-from shoal.data.hub import fetch
-from shoal.experiments.config import read_config
-from shoal.experiments.report import report_of
-from shoal.experiments.runs import run as run_config
-from shoal.experiments.sweeps import Workers, is_sweep, read_sweep, report_of_sweep, run_sweep
-from shoal.experiments.verdict import compare as compare_runs
-from shoal.experiments.verdict import read_run, verdict
+from shoal.config.schema import read_config
+from shoal.core.errors import InputError
+from shoal.data.sources.catalog import availability, user_cache
+from shoal.data.sources.hub import fetch
+from shoal.reports.summary_text import verdict
+from shoal.runs.comparison import compare as compare_runs
+from shoal.runs.files import read_run
+from shoal.runs.report import report_of
+from shoal.runs.run import run as run_config
+from shoal.sweeps import Workers, is_sweep, read_sweep, report_of_sweep, run_sweep
 
 app = typer.Typer(
     help="Clustered federated learning with a red team in the loop.",

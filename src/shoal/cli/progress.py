@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from shoal.engine import Report
-from shoal.experiments.simulation import Progress as RunProgress
-from shoal.experiments.simulation import Simulation
+from shoal.simulation.simulation import Progress as RunProgress
+from shoal.simulation.simulation import Simulation
 
 
 class Display:

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shoal.cli.progress import spell
-from shoal.experiments.sweeps import Standing
+from shoal.sweeps import Standing
 
 
 class SweepDisplay:

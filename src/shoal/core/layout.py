@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from shoal.core.checks import require
+from shoal.core.errors import require
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shoal.core.checks import require
-from shoal.data.holding import Holding
+from shoal.core.errors import require
+from shoal.data.memory_format import gather
+from shoal.data.property_schedule import Holding
 from shoal.data.shards import Shards
-from shoal.data.storage import gather
 
 
 @dataclass(frozen=True, eq=False)

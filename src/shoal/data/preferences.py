@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shoal.core.checks import require
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Preferences
 

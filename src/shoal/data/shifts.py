@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shoal.core.checks import require
+from shoal.core.errors import require
 
 _CHUNK = 4096
 """Images rotated at a time, so that the sampling grid stays in tens of megabytes."""

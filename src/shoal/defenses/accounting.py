@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from shoal.core.checks import InputError, require
+from shoal.core.errors import InputError, require
 from shoal.data.federation import Federation
 from shoal.defenses.dp_sgd import DPSGD, Accountant
 from shoal.engine import LocalSGD

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shoal.core.checks import require
+from shoal.core.errors import require
 from shoal.defenses.defense import Setup
 from shoal.engine import keeps_examples_apart
 

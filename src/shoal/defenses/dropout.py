@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from shoal.core.checks import require
+from shoal.core.errors import require
 from shoal.defenses.defense import Setup
 from shoal.models import Model, NamedDropout
 

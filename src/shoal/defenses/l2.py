@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from shoal.core.checks import require
+from shoal.core.errors import require
 from shoal.defenses.defense import Setup
 
 

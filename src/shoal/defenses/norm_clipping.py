@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from shoal.core.checks import require
+from shoal.core.errors import require
 from shoal.defenses.defense import Setup
 
 

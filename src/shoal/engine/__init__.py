@@ -4,13 +4,13 @@ May import `core`, `data` and `models`. `loop.py` and `vmapped.py` compute the s
 does not know which. `sockets.py` has what the rooms above fill: `Algorithm`, `RiskSensor`, `Screen`, `Insider`.
 """
 
+from shoal.engine.aggregation import Merge, shares_of
 from shoal.engine.backend import Backend, check_backend, resolve_backend
-from shoal.engine.clipped import keeps_examples_apart
 from shoal.engine.engine import DivergenceError, Engine, Precision
-from shoal.engine.local import Draws, LocalSGD, Privatizer
-from shoal.engine.merge import Merge, shares_of
+from shoal.engine.gradient_clipping import keeps_examples_apart
+from shoal.engine.local_sgd import Draws, LocalSGD, Privatizer
+from shoal.engine.protocols import Algorithm, Insider, Report, RiskSensor, Screen, State
 from shoal.engine.rounds import Training
-from shoal.engine.sockets import Algorithm, Insider, Report, RiskSensor, Screen, State
 
 __all__ = [
     "Algorithm",

@@ -4,9 +4,9 @@ from typing import Literal
 
 from torch import nn
 
-from shoal.core.checks import require
-from shoal.engine.local import LocalSGD
-from shoal.engine.vmapped import fits
+from shoal.core.errors import require
+from shoal.engine.local_sgd import LocalSGD
+from shoal.engine.vmap_backend import fits
 from shoal.models.dropout import named_dropouts
 from shoal.models.model import Model
 

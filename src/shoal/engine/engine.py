@@ -11,16 +11,16 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from shoal.core.checks import InputError, require
+from shoal.core.errors import InputError, require
 from shoal.data.federation import Examples, Federation
+from shoal.data.memory_format import inputs, precise, storage
 from shoal.data.shards import Shards
-from shoal.data.storage import inputs, precise, storage
+from shoal.engine.allocator import keep_freed_memory
 from shoal.engine.backend import Backend, check_backend, resolve_backend
-from shoal.engine.local import Draws, LocalSGD
-from shoal.engine.loop import Loop
-from shoal.engine.memory import keep_freed_memory
-from shoal.engine.seat import Seat
-from shoal.engine.vmapped import Vmapped
+from shoal.engine.bound_network import Seat
+from shoal.engine.local_sgd import Draws, LocalSGD
+from shoal.engine.loop_backend import Loop
+from shoal.engine.vmap_backend import Vmapped
 from shoal.models.model import Model
 
 Precision = Literal["fp32", "bf16"]

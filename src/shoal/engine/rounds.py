@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shoal.core.checks import InputError, require
+from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation, Preferences
+from shoal.engine.aggregation import Merge, Part
 from shoal.engine.engine import DivergenceError, Engine
-from shoal.engine.local import Draws, LocalSGD
-from shoal.engine.merge import Merge, Part
-from shoal.engine.sockets import Algorithm, Insider, Report, RiskSensor, Screen, State
+from shoal.engine.local_sgd import Draws, LocalSGD
+from shoal.engine.protocols import Algorithm, Insider, Report, RiskSensor, Screen, State
 
 LOG = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Rulers: numbers from arrays. May import `core`; knows nothing of models, clients or attacks."""
 
+from shoal.metrics.clustering import migrated, recovered, violated
 from shoal.metrics.fairness import Fairness, fairness
-from shoal.metrics.grouping import migrated, recovered, violated
-from shoal.metrics.leakage import Leakage, balanced_accuracy, gap_accuracy, leakage, roc, tpr_at_fpr
+from shoal.metrics.membership import Leakage, balanced_accuracy, gap_accuracy, leakage, roc, tpr_at_fpr
 
 __all__ = [
     "Fairness",

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import nn
 
-from shoal.core.checks import nearest, require
+from shoal.core.errors import nearest, require
 from shoal.models.model import Model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 from shoal.models.recurrent import ReviewGRU

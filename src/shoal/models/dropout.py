@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from shoal.core.checks import require
+from shoal.core.errors import require
 
 
 class NamedDropout(nn.Module):

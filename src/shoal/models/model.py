@@ -7,7 +7,7 @@ from functools import cached_property
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.core.checks import InputError, require
+from shoal.core.errors import InputError, require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream, seeded
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.core.checks import require
+from shoal.core.errors import require
 
 
 def _pool(images: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""From a TOML file to checked values, and from these to a simulation."""

@@ -1,0 +1,200 @@
+"""Every source of pictures and texts: where it is looked for, how it is read, how to get it."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import platformdirs
+import sklearn.datasets
+
+from shoal.core.errors import InputError, nearest, require
+from shoal.data import faces
+from shoal.data.datasets import Images, Labelled
+from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
+from shoal.data.sources.digits import load_sklearn_digits
+from shoal.data.sources.idx import idx_files, load_idx_folder
+from shoal.data.sources.lfw import find_lfw, load_lfw
+from shoal.data.sources.stroke_properties import with_task
+from shoal.data.sources.synthetic_reviews import write_reviews
+from shoal.data.sources.yelp import find_yelp, load_yelp
+
+_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_IDX = ", ".join(f"'{name}'" for name in _FILES) + " (plain or .gz)"
+_EMNIST_IDX = _IDX.replace("t10k", "test").replace("'t", "'emnist-byclass-t")
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a source is on this machine.
+
+    Attributes:
+        name: name of the source.
+        found: the folder or file it would be read from; None if it is not here (or needs a path).
+        images: how many pictures of which size, or texts, the official set has, such as ``"70,000 of 28x28"``.
+        how: how to get it.
+    """
+
+    name: str
+    found: Path | None
+    images: str
+    how: str
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A source that is kept in files: ``find`` says where in a folder it is, if there; ``load`` also takes the task."""
+
+    images: str
+    how: str
+    find: Callable[[Path], Path | None]
+    load: Callable[[Path, str | None], Labelled]
+    torchvision: str = ""
+    system: tuple[Path, ...] = ()
+
+
+def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:
+    return folder if idx_files(folder, prefixed) else None
+
+
+def _idx(name: str, classes: int | None, transposed: bool = False) -> Callable[[Path, str | None], Images]:
+    return lambda path, task: with_task(load_idx_folder(path, name, classes, transposed), task)
+
+
+def _cifar10(path: Path, task: str | None) -> Images:
+    require(task is None, f"data source 'cifar10' has no tasks; got 'data.task' = '{task}'")
+    return load_cifar10(path)
+
+
+def _how(name: str, files: str, package: str = "") -> str:
+    return (
+        f"run {package}'shoal data --fetch {name}' (needs pip install 'shoal[hub]'), or put the official {files} "
+        "into a folder that --data-dir or SHOAL_DATA names"
+    )
+
+
+_SOURCES: dict[str, _Source] = {
+    "mnist": _Source("70,000 of 28x28", _how("mnist", _IDX), _idx_folder, _idx("mnist", 10), "MNIST/raw"),
+    "fashion-mnist": _Source(
+        "70,000 of 28x28",
+        _how("fashion-mnist", _IDX, "'apt-get install dataset-fashion-mnist' or "),
+        _idx_folder,
+        _idx("fashion-mnist", 10),
+        "FashionMNIST/raw",
+        (Path("/usr/share/datasets/fashion-mnist"),),  # Debian's package
+    ),
+    "emnist-byclass": _Source(
+        "814,255 of 28x28",
+        _how("emnist-byclass", _EMNIST_IDX),
+        partial(_idx_folder, prefixed=True),
+        _idx("emnist-byclass", 62, transposed=True),
+        "EMNIST/raw",
+    ),
+    "cifar10": _Source(
+        "60,000 of 32x32",
+        _how("cifar10", "'cifar-10-python.tar.gz' or 'cifar-10-binary.tar.gz'"),
+        find_cifar10,
+        _cifar10,
+    ),
+    "lfw": _Source(
+        "13,143 of 62x47",
+        "put the official lfw-funneled.tgz, unpacked, and lfw_attributes.txt into a folder that --data-dir or "
+        "SHOAL_DATA names (reading them needs pip install 'shoal[images]')",
+        find_lfw,
+        load_lfw,
+    ),
+    "yelp": _Source(
+        "texts by 10 authors",
+        "put the official Yelp Open Dataset's yelp_academic_dataset_review.json, plain or .gz, into a folder that "
+        "--data-dir or SHOAL_DATA names",
+        find_yelp,
+        lambda path, task: load_yelp(path, "score" if task is None else task),
+    ),
+    "idx": _Source("any", f"give the folder with your own {_IDX} as its path", lambda _: None, _idx("idx", None)),
+}
+_NAMES = ("digits", "faces", "reviews", *_SOURCES)
+
+
+def load_images(
+    name: str, *, data_dir: Path | None = None, path: Path | None = None, task: str | None = None
+) -> Labelled:
+    """Find and read a source.
+
+    Without a path it is looked for in ``data_dir`` (else in the folder that the environment variable
+    ``SHOAL_DATA`` names): its sub-folder of that name, torchvision's layout, the folder itself. Then in the user's
+    cache, then where Debian installs it. MNIST and Fashion-MNIST use the same file names, so a folder that holds
+    such files itself counts as either.
+
+    Args:
+        name: ``digits``, ``faces``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``idx``
+            (any folder in MNIST's format, which needs a path), or the texts ``reviews`` (made up) and ``yelp``.
+        data_dir: a folder that holds one or more sets.
+        path: the folder or archive of this source; nothing else is looked at then.
+        task: main label and property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. `draw_faces` and `load_lfw` say theirs and
+            need one; grey pictures have ``class``, ``class/thick`` and ``class/slanted``, texts ``score`` and
+            ``score/author-1`` to ``score/author-10``; ``cifar10`` has none.
+
+    Raises:
+        InputError: unknown name, not found, the files are damaged, or the source has no such task.
+
+    >>> len(load_images("digits").labels)
+    1797
+    """
+    require(name in _NAMES, f"unknown data source '{name}'; {nearest(name, _NAMES)}")
+    if name == "digits":
+        require(path is None, f"data source 'digits' comes with scikit-learn and takes no path; got '{path}'")
+        return with_task(load_sklearn_digits(), task)
+    if name == "faces":
+        require(path is None, f"data source 'faces' is drawn and takes no path; got '{path}'")
+        return faces.draw_faces(task)
+    if name == "reviews":
+        require(path is None, f"data source 'reviews' is made up in memory and takes no path; got '{path}'")
+        return write_reviews("score" if task is None else task)
+    source = _SOURCES[name]
+    if path is not None:
+        path = path.expanduser()
+        require(path.exists(), f"data source '{name}' has the path '{path}', which does not exist; {source.how}")
+        return source.load(path, task)
+    require(name != "idx", f"data source 'idx' needs a path; {source.how}")
+    found = _find(name, data_dir)
+    if found is None:
+        looked = ", ".join(f"'{folder}'" for folder in _folders(name, data_dir))
+        raise InputError(f"data source '{name}' is not on this machine: looked in {looked}; to get it, {source.how}")
+    return source.load(found, task)
+
+
+def availability(data_dir: Path | None) -> list[Availability]:
+    """What `load_images` would find for each source with this ``data_dir``, by existence only: nothing is read."""
+    digits = Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"
+    rows = [Availability("digits", digits, "1,797 of 8x8", "it comes with scikit-learn")]
+    rows.append(Availability("faces", Path(faces.__file__), "6,000 of 62x47", "they are drawn"))
+    rows.append(Availability("reviews", Path(__file__).with_name("reviews.py"), "8,000 texts", "they are made up"))
+    rows += [Availability(name, _find(name, data_dir), one.images, one.how) for name, one in _SOURCES.items()]
+    return rows
+
+
+def user_cache() -> Path:
+    """The user's cache of data sets, where fetched sets are kept, each in a folder of its name; it may not exist."""
+    return platformdirs.user_cache_path("shoal")
+
+
+def _find(name: str, data_dir: Path | None) -> Path | None:
+    hits = (_SOURCES[name].find(folder) for folder in _folders(name, data_dir))
+    return next((hit for hit in hits if hit is not None), None)
+
+
+def _folders(name: str, data_dir: Path | None) -> Iterator[Path]:
+    """Where a source may be, the first hit winning."""
+    source = _SOURCES[name]
+    named = os.environ.get("SHOAL_DATA", "")
+    if data_dir is None and named:
+        data_dir = Path(named)
+    if data_dir is not None:
+        data_dir = data_dir.expanduser()
+        yield data_dir / name
+        if source.torchvision:
+            yield data_dir / source.torchvision
+        yield data_dir
+    yield user_cache() / name
+    yield from source.system

@@ -1,0 +1,192 @@
+"""The same sets from the Hugging Face hub, kept in the official formats (needs the extra ``shoal[hub]``)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.atomic_files import write_atomically
+from shoal.core.errors import InputError, nearest, require
+from shoal.data.datasets import Images
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_BATCH = 1000  # pictures decoded at a time
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """Where the hub keeps a set.
+
+    Attributes:
+        repository: owner and name of the data set.
+        image: column of pictures.
+        label: column of class numbers.
+        mode: what Pillow calls the pictures' colours: ``L`` (grey) or ``RGB``.
+        classes: classes the set officially has.
+        test: whether there is a split named ``test`` beside ``train``.
+    """
+
+    repository: str
+    image: str
+    label: str
+    mode: str
+    classes: int
+    test: bool = True
+
+
+HUB: dict[str, HubSource] = {
+    "mnist": HubSource("ylecun/mnist", "image", "label", "L", 10),
+    "fashion-mnist": HubSource("zalando-datasets/fashion_mnist", "image", "label", "L", 10),
+    "cifar10": HubSource("uoft-cs/cifar10", "img", "label", "RGB", 10),
+    "emnist-byclass": HubSource("flwrlabs/femnist", "image", "character", "L", 62, test=False),
+}
+
+
+def from_hub_splits(name: str, train: "Dataset", test: "Dataset | None") -> Images:
+    """Splits of the hub as one set, the training split first.
+
+    LEAF's FEMNIST is dark ink on white, the EMNIST it stands for light on black: if most of an ``emnist-byclass``
+    is bright it is inverted, so that both sources (and the black that a rotation brings in) agree.
+
+    Args:
+        name: a key of `HUB`, whose columns the splits must have.
+        train: at least one picture.
+        test: None where the set has no such split.
+
+    Raises:
+        InputError: a column is missing, a picture of another size or mode, a label outside the classes.
+    """
+    source = _source(name)
+    splits = [_read(name, part, split) for part, split in (("train", train), ("test", test)) if split is not None]
+    for part, (pixels, _) in zip(("train", "test"), splits, strict=False):
+        found, wanted = _size(pixels), _size(splits[0][0])
+        require(found == wanted, f"'{name}' has {part} pictures of {found} pixels; training has {wanted}")
+    pixels, labels = (torch.cat(parts) for parts in zip(*splits, strict=True))
+    if name == "emnist-byclass" and pixels.sum(dtype=torch.int64) > pixels.numel() * 255 // 2:
+        pixels = 255 - pixels
+    return Images(name, pixels, 255, labels, len(splits[0][1]), source.classes)
+
+
+def fetch(name: str, destination: Path) -> Path:
+    """Download a set and keep it in its official format in the folder ``destination / name``.
+
+    Grey sets become IDX files (EMNIST's transposed, as the official ones; the hub's version has no test split,
+    so its test files are empty), CIFAR-10 binary batches. Each file is whole or absent.
+
+    Returns:
+        The folder, which `shoal.data.sources.catalog.load_images` finds if ``destination`` is its data directory.
+
+    Raises:
+        InputError: unknown set, the extra is not installed, the download fails, or the folder cannot be written.
+    """
+    source = _source(name)
+    try:
+        from datasets import load_dataset  # noqa: PLC0415
+    except ImportError as error:
+        raise InputError(f"fetching '{name}' needs Hugging Face's datasets: pip install 'shoal[hub]'") from error
+    try:
+        # split= picks one Dataset, which the declared return type does not know.
+        train: Any = load_dataset(source.repository, split="train")
+        test: Any = load_dataset(source.repository, split="test") if source.test else None
+    except Exception as error:  # whatever the network, the hub or its libraries raise, the user's answer is the same
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        where = f"'{name}' ({source.repository}) from the Hugging Face hub"
+        raise InputError(f"cannot download {where} ({reason}); a working connection to it is needed") from error
+    images = from_hub_splits(name, train, test)
+    folder = destination / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if images.pixels.shape[1] == 1:
+            _write_idx_folder(images, folder)
+        else:
+            _write_cifar_batches(images, folder)
+    except OSError as error:
+        raise InputError(f"'{folder}' cannot be written: {error.strerror}; a writable folder is needed") from error
+    return folder
+
+
+def _source(name: str) -> HubSource:
+    require(name in HUB, f"'{name}' is not on the hub; {nearest(name, HUB)}")
+    return HUB[name]
+
+
+def _read(name: str, part: str, split: "Dataset") -> tuple[Tensor, Tensor]:
+    """Pixels (n, C, H, W) uint8 and labels (n,) int64 of a split."""
+    source = HUB[name]
+    wanted = [source.image, source.label]
+    found = ", ".join(f"'{column}'" for column in split.column_names)
+    for column in wanted:
+        require(column in split.column_names, f"'{name}' has no column '{column}' in its {part} split; it has {found}")
+    require(len(split) > 0, f"'{name}' has zero images in its {part} split; at least 1 is needed")
+    labels = np.array(split.with_format(None)[source.label][:])
+    found = f"'{name}' has labels of type {labels.dtype} in its {part} split"
+    require(labels.dtype.kind in "iu", f"{found}; only integers from 0 to {source.classes - 1} are allowed")
+    wrong = labels[(labels < 0) | (labels >= source.classes)]
+    require(
+        not len(wrong),
+        f"'{name}' has label {wrong[:1].sum()} in its {part} split, a class it lacks; "
+        f"allowed are 0 to {source.classes - 1}",
+    )
+    pixels: Tensor | None = None
+    for at, picture in enumerate(_pictures(split, source.image)):
+        require(picture.mode == source.mode, f"'{name}' has a picture of mode {picture.mode}; only {source.mode} works")
+        values = torch.from_numpy(np.array(picture)).reshape(picture.height, picture.width, -1).permute(2, 0, 1)
+        if pixels is None:
+            pixels = torch.empty((len(split), *values.shape), dtype=torch.uint8)
+        same = values.shape == pixels.shape[1:]
+        require(same, f"'{name}' has pictures of {_size(values)} and {_size(pixels)} pixels; all must be of one size")
+        pixels[at] = values
+    assert pixels is not None
+    return pixels, torch.from_numpy(labels.astype(np.int64))
+
+
+def _pictures(split: "Dataset", column: str) -> Iterator[Any]:
+    """The decoded pictures of a split, never more than a batch of them in memory."""
+    try:
+        for batch in split.with_format(None).select_columns([column]).iter(batch_size=_BATCH):
+            yield from batch[column]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    except ImportError as error:
+        raise InputError("pictures from the hub need Pillow: pip install 'shoal[hub]'") from error
+    except OSError as error:
+        raise InputError(f"column '{column}' holds a damaged picture ({error}); fetch the set again") from error
+
+
+def _size(pixels: Tensor) -> str:
+    return f"{pixels.shape[-2]}x{pixels.shape[-1]}"
+
+
+def _write_idx_folder(images: Images, folder: Path) -> None:
+    emnist = images.name == "emnist-byclass"
+    prefix, test = ("emnist-byclass-", "test") if emnist else ("", "t10k")
+    pixels = images.pixels[:, 0].transpose(1, 2) if emnist else images.pixels[:, 0]
+    cut = images.train_count
+    parts = {"train": (pixels[:cut], images.labels[:cut]), test: (pixels[cut:], images.labels[cut:])}
+    for part, (values, labels) in parts.items():
+        for what, content in (("images-idx3", values), ("labels-idx1", labels)):
+            header = bytes([0, 0, 8, content.dim()]) + np.array(content.shape, ">u4").tobytes()
+            _write(folder / f"{prefix}{part}-{what}-ubyte", header, content)
+
+
+def _write_cifar_batches(images: Images, folder: Path) -> None:
+    cut = images.train_count
+    records = torch.cat([images.labels[:, None].to(torch.uint8), images.pixels.flatten(1)], dim=1)
+    for number, batch in enumerate(torch.tensor_split(records[:cut], 5), start=1):
+        _write(folder / f"data_batch_{number}.bin", b"", batch)
+    _write(folder / "test_batch.bin", b"", records[cut:])
+
+
+def _write(path: Path, header: bytes, content: Tensor) -> None:
+    """A header and a tensor as bytes, in one file that is whole or absent."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.write(header)
+            file.write(content.to(torch.uint8).contiguous().numpy().data)
+
+    write_atomically(path, write)

@@ -1,0 +1,200 @@
+"""MNIST's own file format, IDX, plain or gzipped.
+
+Source: LeCun, Cortes, Burges, "The MNIST database of handwritten digits": two zero bytes, one byte for the type of
+an element (0x08: unsigned byte), one for the number of dimensions, each dimension as a big-endian 32-bit number, then
+the elements, last dimension fastest. EMNIST (Cohen et al. 2017) keeps the format but stores each picture transposed.
+"""
+
+import contextlib
+import gzip
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import InputError, require
+from shoal.data.datasets import Images
+
+_TYPES = {0x08: "unsigned byte", 0x09: "signed byte", 0x0B: "short", 0x0C: "int", 0x0D: "float", 0x0E: "double"}
+_TRAIN, _TEST = ("train",), ("t10k", "test")
+_BLOCK = 1 << 24  # bytes read at a time, so that a lying header cannot ask for all the memory there is
+
+
+def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bool) -> Images:
+    """The four files of a folder in MNIST's format as one set, the training split first.
+
+    Accepts ``train-images-idx3-ubyte`` and ``train-images.idx3-ubyte``, the same for labels and for ``t10k`` (or
+    ``test``), each with or without ``.gz``; a transposed set may also carry EMNIST's prefix ``emnist-byclass-``.
+    The test split may be empty, the training split may not.
+
+    Args:
+        folder: where the files are.
+        name: what the set is called.
+        classes: how many classes it officially has; None: one more than the largest label.
+        transposed: whether the files store each picture transposed, as EMNIST's do; the result is upright.
+
+    Raises:
+        InputError: a file is missing, damaged or of another type, or the files do not fit together.
+    """
+    paths = idx_files(folder, prefixed=transposed) or (idx_files(folder) if transposed else None)
+    if paths is None:
+        missing = _first_missing(folder, transposed)
+        raise InputError(f"{missing} is missing from '{folder}'; MNIST's format has images and labels of both splits")
+    train_images, train_labels = _pair(paths[0], paths[1])
+    test_images, test_labels = _pair(paths[2], paths[3])
+    require(len(train_images) > 0, f"'{paths[0]}' holds zero images; a training split needs at least 1")
+    if len(test_images) == 0:
+        test_images = train_images[:0]
+    found, wanted = _size(test_images), _size(train_images)
+    require(found == wanted, f"'{paths[2]}' has images of {found} pixels; those of the training split are of {wanted}")
+    if classes is None:
+        classes = int(torch.cat([train_labels, test_labels]).max()) + 1
+    for path, labels in ((paths[1], train_labels), (paths[3], test_labels)):
+        _check_labels(path, labels, name, classes)
+    pixels = torch.cat([train_images, test_images])
+    if transposed:
+        pixels = pixels.transpose(1, 2).contiguous()
+    return Images(name, pixels[:, None], 255, torch.cat([train_labels, test_labels]), len(train_images), classes)
+
+
+def idx_files(folder: Path, prefixed: bool = False) -> tuple[Path, Path, Path, Path] | None:
+    """Where a folder keeps training images, training labels, test images, test labels; None unless all are there."""
+    found = [_find(folder, parts, what, prefixed) for parts in (_TRAIN, _TEST) for what in ("images", "labels")]
+    images, labels, test_images, test_labels = found
+    if images is None or labels is None or test_images is None or test_labels is None:
+        return None
+    return images, labels, test_images, test_labels
+
+
+def read_idx_images(path: Path) -> Tensor:
+    """The images of one IDX file, (M, H, W) uint8; M may be 0.
+
+    Raises:
+        InputError: the file is missing, damaged, or not three-dimensional of unsigned bytes.
+    """
+    images = _read(path, 3, "images")
+    found = _size(images)
+    require(images.shape[1] > 0 and images.shape[2] > 0, f"'{path}' has images of {found} pixels; at least 1x1 needed")
+    return images
+
+
+def read_idx_labels(path: Path) -> Tensor:
+    """The labels of one IDX file, (M,) int64.
+
+    Raises:
+        InputError: the file is missing, damaged, or not one-dimensional of unsigned bytes.
+    """
+    return _read(path, 1, "labels").long()
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[io.BufferedIOBase]:
+    """A file open for reading, unzipped on the way if its first bytes are gzip's, whatever its name.
+
+    Raises:
+        InputError: the file cannot be read, or turns out truncated or damaged while it is.
+    """
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            if zipped:
+                with gzip.GzipFile(fileobj=file, mode="rb") as unzipped:
+                    yield unzipped
+            else:
+                yield file
+    except FileNotFoundError as error:
+        raise InputError(f"'{path}' is missing") from error
+    except EOFError as error:
+        raise InputError(f"'{path}' is truncated: its gzip stream ends too early; fetch the file again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"'{path}' is damaged: its gzip stream is corrupt ({error}); fetch the file again") from error
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be read: {error.strerror or error}; a readable file is needed") from error
+
+
+def _read(path: Path, dimensions: int, what: str) -> Tensor:
+    """The elements of an IDX file, uint8, shaped as its header says."""
+    with opened(path) as file:
+        magic = _exactly(file, 4, path, "header")
+        _check_magic(path, magic, dimensions, what)
+        shape = struct.unpack(f">{dimensions}I", _exactly(file, 4 * dimensions, path, "header"))
+        size = 1
+        for length in shape:
+            size *= length
+        shown = "x".join(map(str, shape))
+        content = _exactly(file, size, path, f"{shown} {what}")
+        extra = bool(file.read(1))
+    require(not extra, f"'{path}' has trailing bytes after the {size:,} that its header ({shown} {what}) allows")
+    # torch.frombuffer refuses an empty buffer
+    return (
+        torch.frombuffer(content, dtype=torch.uint8).reshape(shape) if size else torch.zeros(shape, dtype=torch.uint8)
+    )
+
+
+def _check_magic(path: Path, magic: bytearray, dimensions: int, what: str) -> None:
+    wanted = bytes([0, 0, 0x08, dimensions])
+    if magic[:2] != b"\0\0" or magic[2] not in _TYPES:
+        raise InputError(f"'{path}' has the wrong magic number 0x{magic.hex()}; IDX {what} begin with 0x{wanted.hex()}")
+    kind, found = _TYPES[magic[2]], magic[3]
+    if magic[2] != 0x08:
+        thing = "pixel" if what == "images" else "label"
+        raise InputError(
+            f"'{path}' has the wrong {thing} type {kind} (0x{magic[2]:02x}); only unsigned byte (0x08) is allowed"
+        )
+    require(found == dimensions, f"'{path}' has {found} dimensions; {what} have {dimensions}")
+
+
+def _exactly(file: io.BufferedIOBase, size: int, path: Path, what: str) -> bytearray:
+    """The next ``size`` bytes of a file, of which ``what`` is made."""
+    content = bytearray()
+    while len(content) < size:
+        block = file.read(min(_BLOCK, size - len(content)))
+        if not block:
+            raise InputError(f"'{path}' is truncated: it has {len(content):,} of the {size:,} bytes of its {what}")
+        content += block
+    return content
+
+
+def _pair(images_path: Path, labels_path: Path) -> tuple[Tensor, Tensor]:
+    images, labels = read_idx_images(images_path), read_idx_labels(labels_path)
+    counts = f"'{labels_path}' has {len(labels):,} labels for the {len(images):,} images of '{images_path.name}'"
+    require(len(images) == len(labels), f"{counts}; the counts must be equal")
+    return images, labels
+
+
+def _check_labels(path: Path, labels: Tensor, name: str, classes: int) -> None:
+    worst = int(labels.max()) if len(labels) else 0
+    require(worst < classes, f"'{path}' has label {worst}, a class that '{name}' lacks; allowed are 0 to {classes - 1}")
+
+
+def _size(images: Tensor) -> str:
+    return f"{images.shape[1]}x{images.shape[2]}"
+
+
+def _names(parts: tuple[str, ...], what: str, prefixed: bool) -> list[str]:
+    rank, prefix = (3 if what == "images" else 1), ("emnist-byclass-" if prefixed else "")
+    stems = [f"{prefix}{part}-{what}{joint}idx{rank}-ubyte" for part in parts for joint in "-."]
+    return [stem + suffix for stem in stems for suffix in ("", ".gz")]
+
+
+def _find(folder: Path, parts: tuple[str, ...], what: str, prefixed: bool) -> Path | None:
+    paths = (folder / name for name in _names(parts, what, prefixed))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _first_missing(folder: Path, transposed: bool) -> str:
+    """The first file a folder lacks, named as people name it."""
+    if not folder.is_dir():
+        return "every file"
+    prefixed = transposed and any(folder.glob("emnist-byclass-*"))
+    for parts in (_TRAIN, _TEST):
+        for what in ("images", "labels"):
+            if _find(folder, parts, what, prefixed) is None:
+                spelling = parts[-1:] if prefixed else parts[:1]  # EMNIST says test, MNIST t10k
+                return f"'{_names(spelling, what, prefixed)[0]}' (plain or .gz)"
+    raise AssertionError("called with nothing missing")

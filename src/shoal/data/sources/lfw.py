@@ -1,0 +1,180 @@
+"""Labeled Faces in the Wild: real faces with attributes, for property inference (needs the extra ``shoal[images]``).
+
+Sources: Huang, Ramesh, Berg, Learned-Miller, "Labeled Faces in the Wild" (2007), funneled; the attribute scores of
+Kumar, Berg, Belhumeur, Nayar, "Attribute and simile classifiers for face verification" (ICCV 2009), one real number
+an attribute, above 0 where it is likely present. The labels are those of Melis, Song, De Cristofaro, Shmatikov,
+"Exploiting unintended feature leakage in collaborative learning" (S&P 2019), the pictures scikit-learn's.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.errors import InputError, require
+from shoal.data.datasets import Images
+from shoal.data.sources.tasks import read_task
+
+FILE = "lfw_attributes.txt"
+FOLDERS = ("lfw_funneled", "lfw", "lfw-deepfunneled")
+_SIZE, _BOX, _SMALL = (250, 250), (78, 70, 172, 195), (47, 62)  # width and height; left, top, right, bottom
+_UNCLEAR = -0.1  # the best of several scores below this says nothing
+
+
+@dataclass(frozen=True)
+class _Attribute:
+    """One column by its sign (class 1 above 0), or the largest of several."""
+
+    columns: tuple[str, ...]
+
+    def read(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Classes (n,) of the scores (n, columns), and which rows are clear enough to have one."""
+        if len(self.columns) == 1:
+            return (scores[:, 0] > 0).astype(np.int64), np.ones(len(scores), bool)
+        return scores.argmax(1), scores.max(1) >= _UNCLEAR
+
+
+_SMILE, _GENDER = _Attribute(("Smiling",)), _Attribute(("Male",))
+_RACE = _Attribute(("Asian", "White", "Black"))
+_GLASSES = _Attribute(("Eyeglasses", "Sunglasses", "No Eyewear"))
+_MAIN = {"smiling": _SMILE, "race": _RACE, "gender": _GENDER}
+_PROPERTIES = {
+    "sunglasses": (_GLASSES, 1),
+    "eyeglasses": (_GLASSES, 0),
+    "black": (_RACE, 2),
+    "smiling": (_SMILE, 1),
+    "male": (_GENDER, 1),
+}
+_CHOICES = {main: [name for name, (of, _) in _PROPERTIES.items() if of != one] for main, one in _MAIN.items()}
+
+
+def find_lfw(folder: Path) -> Path | None:
+    """The folder itself if it holds the attributes and a folder of pictures, else None."""
+    return folder if (folder / FILE).is_file() and _pictures_in(folder) is not None else None
+
+
+def load_lfw(path: Path, task: str | None) -> Images:
+    """The faces of a task, (M, 3, 62, 47), in the order of the attributes file, without a split.
+
+    A score's sign decides ``smiling`` and ``gender`` (1: male); the largest score decides ``race`` (0 Asian, 1 white,
+    2 black) and the glasses (eyeglasses, sunglasses, none), and a face whose largest is below -0.1 is left out. The
+    picture is the middle of the original, rows 70 to 195 and columns 78 to 172, at half size.
+
+    Args:
+        path: folder with ``lfw_attributes.txt`` and ``lfw_funneled`` (or ``lfw``, ``lfw-deepfunneled``), which has a
+            folder a person.
+        task: ``"MAIN"`` or ``"MAIN/PROPERTY"``: main labels ``smiling``, ``race`` (3 classes), ``gender``;
+            properties ``sunglasses``, ``eyeglasses``, ``black``, ``smiling``, ``male``, of another attribute.
+
+    Raises:
+        InputError: no such task, files that are missing or damaged, or no Pillow.
+    """
+    main, held = read_task(task, "lfw", _CHOICES)
+    attributes = [_MAIN[main]] if held is None else [_MAIN[main], _PROPERTIES[held][0]]
+    pictures = _pictures_in(path)
+    folders = ", ".join(f"'{name}'" for name in FOLDERS)
+    require(pictures is not None, f"'{path}' has no folder of pictures; LFW's are in one of {folders}")
+    assert pictures is not None
+    names, scores = _read_scores(path / FILE, [column for one in attributes for column in one.columns])
+    labels, clear = attributes[0].read(scores[:, : len(attributes[0].columns)])
+    holds = None
+    if held is not None:
+        classes, also = attributes[1].read(scores[:, len(attributes[0].columns) :])
+        clear &= also
+        holds = torch.from_numpy((classes == _PROPERTIES[held][1])[clear])
+    require(bool(clear.any()), f"'{path / FILE}' has no row whose scores for '{task}' are clear; at least 1 is needed")
+    pixels = _decode([pictures / name for name, one in zip(names, clear, strict=True) if one], path / FILE)
+    labels = torch.from_numpy(labels[clear])
+    return Images("lfw", pixels, 255, labels, len(labels), 3 if main == "race" else 2, holds)
+
+
+def _pictures_in(folder: Path) -> Path | None:
+    return next((folder / name for name in FOLDERS if (folder / name).is_dir()), None)
+
+
+def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray]:
+    """Each row's picture, relative to the folder of pictures, and its scores (n, columns)."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = _rows(file)
+            _, header = next(rows, (0, []))
+            at = _places(header, ["person", "imagenum", *columns], path)
+            found = [_row(cells, at, len(header), f"'{path}', line {line}") for line, cells in rows]
+    except FileNotFoundError as error:
+        raise InputError(f"'{path}' is missing; LFW's attributes are needed for its labels") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"'{path}' cannot be read ({error}); it must be LFW's file of attributes as text") from error
+    require(len(found) > 0, f"'{path}' has no rows; at least one face is needed")
+    return [name for name, _ in found], np.array([scores for _, scores in found], dtype=np.float64)
+
+
+def _rows(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Lines with their numbers, the header first: the official file has a comment before it and a ``#`` in it."""
+    started = False
+    for line, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), start=1):
+        cells = [cell.strip() for cell in row]
+        if cells[:1] == ["#"]:
+            cells = cells[1:]
+        started = started or "person" in cells or (len(cells) > 1 and not cells[0].startswith("#"))
+        if started and any(cells):
+            yield line, cells
+
+
+def _places(header: list[str], wanted: list[str], path: Path) -> list[int]:
+    missing = ", ".join(f"'{name}'" for name in wanted if name not in header)
+    require(not missing, f"'{path}' lacks the columns {missing}; its header must name them, separated by tabs")
+    return [header.index(name) for name in wanted]
+
+
+def _row(cells: list[str], at: list[int], width: int, where: str) -> tuple[Path, list[float]]:
+    require(len(cells) == width, f"{where}, has {len(cells)} columns; its header has {width}")
+    person, number, *scores = (cells[place] for place in at)
+    folder = person.replace(" ", "_")
+    plain = bool(folder) and folder not in {".", ".."} and "/" not in folder and "\\" not in folder
+    found = f"{where}, has the picture {number!r} of {person!r}"
+    require(plain and number.isdecimal() and len(number) < 9, f"{found}; a person's name and a whole number are needed")
+    try:
+        values = [float(score) for score in scores]
+    except ValueError as error:
+        raise InputError(f"{where}, has a score that is no number ({error}); only numbers are allowed") from error
+    require(bool(np.isfinite(values).all()), f"{where}, has a score that is not finite; only numbers are allowed")
+    return Path(folder) / f"{folder}_{int(number):04d}.jpg", values
+
+
+def _decode(paths: list[Path], attributes: Path) -> Tensor:
+    """The pictures (M, 3, 62, 47) uint8, decoded by several threads, in the order of the paths."""
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise InputError(
+            f"{len(missing):,} of the {len(paths):,} pictures that '{attributes}' names are missing, the first "
+            f"'{missing[0]}'; unpack the whole archive again"
+        )
+    try:
+        from PIL import Image  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise InputError("pictures of 'lfw' need Pillow: pip install 'shoal[images]'") from error
+    pixels = np.empty((len(paths), 3, _SMALL[1], _SMALL[0]), np.uint8)
+    with ThreadPoolExecutor() as threads:
+        for at, picture in enumerate(threads.map(_face, paths)):
+            pixels[at] = picture
+    return torch.from_numpy(pixels)
+
+
+def _face(path: Path) -> np.ndarray:
+    """One picture (3, 62, 47), cropped and resized as scikit-learn's fetch_lfw_people does (Pillow's bicubic)."""
+    from PIL import Image  # noqa: PLC0415
+
+    try:
+        with Image.open(path, formats=["JPEG"]) as picture:
+            size = picture.size
+            face = np.asarray(picture.convert("RGB").crop(_BOX).resize(_SMALL)) if size == _SIZE else None
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"'{path}' is damaged or no JPEG ({error}); unpack it again") from error
+    if face is None:
+        raise InputError(f"'{path}' has {size[0]}x{size[1]} pixels; LFW's pictures have {_SIZE[0]}x{_SIZE[1]}")
+    return face.transpose(2, 0, 1)

@@ -1,0 +1,128 @@
+"""Many full-batch steps of networks whose input layer is linear, in the span of the inputs.
+
+A full batch is the same X (B, I) in every step, so the input layer's weight only ever moves by multiples of its rows:
+W = W0 + A'X, where A (B, H) adds up the gradients of the layer's outputs Z = XW' = Z0 + KA, with K = XX' (B, B). A step
+costs B*B*H multiplications there instead of 2*B*I*H; Z0, K and the last W cost 2*B*I*H + B*B*I, once. It is the same
+gradient descent, in another order of summation.
+"""
+
+import threading
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import require
+from shoal.core.layout import Layout
+from shoal.engine.local_sgd import LocalSGD
+from shoal.engine.vmap_gradients import Given, Gradients
+from shoal.models.model import Model
+
+
+class Spanned:
+    """Trains owners many at a time, if their network says which of its layers is the input layer.
+
+    Args:
+        model: its network has ``input_layer``, the name of a `torch.nn.Linear` that alone sees the inputs, flattened,
+            and sees them once.
+    """
+
+    def __init__(self, model: Model) -> None:
+        network = model.network()
+        self._layer: str = network.input_layer  # pyright: ignore[reportAttributeAccessIssue, reportAssignmentType]
+        layer = network.get_submodule(self._layer)
+        require(isinstance(layer, nn.Linear), f"the input layer '{self._layer}' must be a torch.nn.Linear")
+        assert isinstance(layer, nn.Linear)
+        self._inputs, self._outputs = layer.in_features, layer.out_features
+        self._weight, self._z = f"{self._layer}.weight", f"{self._layer}.z"
+        self._model = model
+        self._layout: Layout = model.layout
+        self._gradients = Gradients(self._without_input_layer, model.loss, torch.float32)
+        self._networks = threading.local()
+
+    def pays(self, examples: int, steps: int) -> bool:
+        """Whether ``steps`` on a batch of ``examples`` take fewer multiplications this way."""
+        once = 2 * self._inputs * self._outputs + examples * self._inputs
+        return once + steps * examples * self._outputs < 2 * steps * self._inputs * self._outputs
+
+    def expect(self, shape: torch.Size, steps: int, device: torch.device) -> None:
+        """As `Gradients.expect`, for owners' stored inputs of a shape (n, B, ...)."""
+
+        def example() -> Given:
+            rows = torch.zeros(shape[0], self._layout.size, device=device)
+            weights, rest = self._tensors(rows)
+            weights[self._z] = torch.zeros(*shape[:2], self._outputs, device=device)
+            zeros = torch.zeros(shape[:2], device=device)
+            return weights, rest, torch.zeros(shape, device=device), zeros.long(), zeros
+
+        self._gradients.expect(shape, steps, example)
+
+    def train(self, rows: Tensor, x: Tensor, y: Tensor, share: Tensor, steps: int, local: LocalSGD) -> None:
+        """Train n owners for ``steps`` full-batch steps.
+
+        Args:
+            rows: (n, P), where they start; changed in place to where they end.
+            x: stored inputs (n, B, ...) float32.
+            y: labels (n, B).
+            share: of each example in its owner's mean loss (n, B).
+            steps: of every owner.
+            local: learning rate and weight decay.
+        """
+        flat = x.flatten(2)
+        start = self._layout.views(rows)[self._weight]
+        z0, kernel = torch.bmm(flat, start.transpose(1, 2)), torch.bmm(flat, flat.transpose(1, 2))
+        moved = torch.zeros_like(z0)
+        weights, rest = self._tensors(rows)
+        kept, shrink = 1.0, 1 - local.learning_rate * local.weight_decay
+        for _ in range(steps):
+            weights[self._z] = torch.baddbmm(z0, kernel, moved, beta=kept)
+            slopes = self._gradients(self._network(), weights, rest, x, y, share)
+            if local.weight_decay:
+                kept *= shrink
+                moved.mul_(shrink)
+            moved.sub_(slopes.pop(self._z), alpha=local.learning_rate)
+            for name, slope in slopes.items():
+                weights[name].mul_(shrink).sub_(slope, alpha=local.learning_rate)
+        start.baddbmm_(moved.transpose(1, 2), flat, beta=kept)
+
+    def _tensors(self, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The views of rows (n, P) that train step by step, and the others, both without the input layer's weight."""
+        rest = self._layout.views(rows)
+        del rest[self._weight]
+        trained = [slot.name for slot in self._layout.slots if slot.start < self._layout.trainable]
+        return {name: rest.pop(name) for name in trained if name in rest}, rest
+
+    def _without_input_layer(self) -> nn.Module:
+        network = self._model.network()
+        owner, _, leaf = self._layer.rpartition(".")
+        bias = network.get_submodule(self._layer).bias
+        setattr(network.get_submodule(owner), leaf, _Outputs(bias if isinstance(bias, nn.Parameter) else None))
+        return network
+
+    def _network(self) -> nn.Module:
+        """This thread's network, for its structure."""
+        if not hasattr(self._networks, "network"):
+            self._networks.network = self._without_input_layer().train()
+        return self._networks.network
+
+
+class _Outputs(nn.Module):
+    """Stands where the input layer stood and gives ``z``, which somebody else computed, plus the bias."""
+
+    z: Tensor
+    bias: nn.Parameter | None
+
+    def __init__(self, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.bias = bias
+        self.register_buffer("z", torch.empty(0))
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.z if self.bias is None else self.z + self.bias
+
+
+def spanned(model: Model, dtype: torch.dtype) -> Spanned | None:
+    """How full batches of ``model`` train in the span of their inputs; None where they cannot."""
+    network, layout = model.network(), model.layout
+    name = getattr(network, "input_layer", None)
+    trains = any(slot.name == f"{name}.weight" and slot.start < layout.trainable for slot in layout.slots)
+    return Spanned(model) if trains and dtype == torch.float32 else None

@@ -1,0 +1,128 @@
+"""What passes between the rounds and the rooms above, and the sockets that those rooms fill."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from shoal.core.randomness import Stream
+from shoal.data.federation import Federation, Preferences
+from shoal.data.shards import Shards
+from shoal.engine.engine import Engine
+from shoal.engine.local_sgd import Draws, LocalSGD
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Where a federation stands after a round.
+
+    Args:
+        round: rounds done.
+        models: (K, P) float32.
+        risks: (K,) float64, the last red-team estimate of each model.
+        choice: (N,) int64, each client's last choice; -1 for a client that has not yet taken part.
+        memory: what an insider keeps from round to round; None where there is none, or nothing to keep.
+    """
+
+    round: int
+    models: Tensor
+    risks: Tensor
+    choice: Tensor
+    memory: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What happened in a round.
+
+    Args:
+        cohort: (n,) int64, positions of the clients that took part.
+        losses: (n, K) float64, the losses they chose by; None where the algorithm needs none.
+        choice: (n,) int64, the models they chose.
+        sensed: whether the risks were estimated anew at the end of this round.
+        seconds: wall time of "choose", "train" and "red_team".
+    """
+
+    cohort: Tensor
+    losses: Tensor | None
+    choice: Tensor
+    sensed: bool
+    seconds: dict[str, float]
+
+
+class Algorithm(Protocol):
+    """A federated algorithm is a value with three pure methods; the engine plays the rounds."""
+
+    @property
+    def clusters(self) -> int:
+        """K, the number of models."""
+        ...
+
+    @property
+    def chooses_by(self) -> Literal["all", "batch"] | None:
+        """On which examples clients score the models: "all" their own, the first "batch", or None: no scores."""
+        ...
+
+    def init(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
+        """The initial models (K, P)."""
+        ...
+
+    def choose(self, losses: Tensor, risks: Tensor, preferences: Preferences) -> Tensor:
+        """Client side. From losses (n, K), risks (K,) and the n clients' preferences to their choices (n,)."""
+        ...
+
+    def shares(self, choice: Tensor, sizes: Tensor) -> Tensor:
+        """Server side. From choices (n,) and numbers of examples (n,) to the shares W (K, n)."""
+        ...
+
+
+class RiskSensor(Protocol):
+    """Estimates how exposed each model's members are; what it does changes nothing but the risks."""
+
+    @property
+    def every(self) -> int:
+        """Rounds between estimates; 0: never."""
+        ...
+
+    def risks(self, state: State, federation: Federation, engine: Engine, local: LocalSGD, stream: Stream) -> Tensor:
+        """(K,) float64 in [0, 1], the membership-inference accuracy on each model of ``state``."""
+        ...
+
+
+class Screen(Protocol):
+    """What the server does to an update before it merges it."""
+
+    def screen(self, starts: Tensor, ends: Tensor) -> Tensor:
+        """From starts and ends (u, P) of u clients to the ends (u, P) that the server goes on with."""
+        ...
+
+
+class Insider(Protocol):
+    """A client that trains in a way of its own, and sends what it likes."""
+
+    @property
+    def client(self) -> int:
+        """Its id."""
+        ...
+
+    def start(self, stream: Stream) -> Tensor | None:
+        """What it remembers before the first round."""
+        ...
+
+    def train(
+        self, state: State, k: int, shards: Shards, draws: Draws, local: LocalSGD, engine: Engine
+    ) -> tuple[Tensor, Tensor | None]:
+        """What it sends in a round, and what it remembers.
+
+        Args:
+            state: before the round; its ``memory`` is what this insider remembered last.
+            k: the model it chose.
+            shards: one owner, the client's examples of this round.
+            draws: that owner's.
+            local: what every other client does.
+            engine: computes it.
+
+        Returns:
+            Its end (P,), and its memory.
+        """
+        ...

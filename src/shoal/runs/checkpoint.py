@@ -1,0 +1,147 @@
+"""Checkpoints: one file a round, whole or absent, that says itself whether it is damaged."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse
+from safetensors.torch import save as serialize
+
+from shoal.attacks import Sighting
+from shoal.core.atomic_files import write_bytes
+from shoal.core.errors import InputError
+from shoal.engine import State
+from shoal.simulation.simulation import Progress
+
+LOG = logging.getLogger(__name__)
+
+KEPT = 2
+"""Checkpoints kept: the last, and the one before in case the last is damaged."""
+
+
+def save_checkpoint(folder: Path, progress: Progress, sightings: Sequence[Sighting] = ()) -> None:
+    """Write ``progress`` into ``folder`` and remove all but the newest checkpoints.
+
+    Args:
+        folder: of the run's checkpoints.
+        progress: to go on from.
+        sightings: those since the last checkpoint. They are many and never change, so each is written once, to a file
+            that stays; `stored_sightings` reads them all.
+    """
+    state = progress.state
+    if sightings:
+        write_bytes(folder / f"sightings-{state.round:06d}.safetensors", serialize(tensors_of(sightings)))
+    names = list(progress.rows[0]) if progress.rows else []
+    tensors = {
+        "models": state.models.contiguous(),
+        "risks": state.risks,
+        "choice": state.choice,
+        "rows": torch.tensor([list(row.values()) for row in progress.rows], dtype=torch.float64),
+    }
+    kept = {"memory": state.memory, "updates": progress.updates}
+    tensors |= {name: tensor.contiguous() for name, tensor in kept.items() if tensor is not None}
+    about = {
+        "round": str(state.round),
+        "columns": json.dumps(names),
+        "whole": json.dumps([name for name in names if isinstance(progress.rows[0][name], int)]),
+        "seconds": json.dumps(progress.seconds),
+    }
+    content = serialize(tensors, metadata=about)
+    path = folder / f"round-{state.round:06d}-{_digest(content)}.safetensors"
+    write_bytes(path, content)
+    for twin in folder.glob(f"round-{state.round:06d}-*"):
+        # A damaged checkpoint of this round, which was played again.
+        if twin != path:
+            twin.unlink()
+    for old in _newest_first(folder)[KEPT:]:
+        old.unlink()
+
+
+def stored_sightings(folder: Path) -> list[Sighting]:
+    """All sightings that were put away, by round."""
+    files = sorted(folder.glob("sightings-*.safetensors"))
+    return [each for path in files for each in sightings_of(parse(path.read_bytes()))]
+
+
+def load_checkpoint(folder: Path) -> Progress | None:
+    """The newest undamaged checkpoint of ``folder``; None where there is none at all.
+
+    A damaged one is passed over with a warning.
+
+    Raises:
+        InputError: there are checkpoints, and all are damaged.
+    """
+    found = _newest_first(folder)
+    for path in found:
+        progress = _read(path)
+        if progress is not None:
+            _forget_sightings(folder, progress.state.round)
+            return progress
+        LOG.warning("checkpoint %s is damaged; going back to the one before", path.name)
+    if found:
+        raise InputError(f"{folder}: every checkpoint is damaged; start again with another --out")
+    _forget_sightings(folder, 0)
+    return None
+
+
+def _forget_sightings(folder: Path, number: int) -> None:
+    """Remove those of rounds after a ``number``, which will be played again."""
+    for path in folder.glob("sightings-*.safetensors"):
+        if int(path.stem.rpartition("-")[2]) > number:
+            path.unlink()
+
+
+def _read(path: Path) -> Progress | None:
+    content = path.read_bytes()
+    if path.stem.rpartition("-")[2] != _digest(content):
+        return None
+    try:
+        tensors = parse(content)
+        about = _metadata(content)
+    except (SafetensorError, ValueError):
+        return None
+    columns, whole = json.loads(about["columns"]), set(json.loads(about["whole"]))
+    rows = tuple(
+        {name: int(value) if name in whole else value for name, value in zip(columns, row, strict=True)}
+        for row in tensors["rows"].tolist()
+    )
+    state = State(int(about["round"]), tensors["models"], tensors["risks"], tensors["choice"], tensors.get("memory"))
+    return Progress(state, rows, json.loads(about["seconds"]), tensors.get("updates"))
+
+
+def _metadata(content: bytes) -> Mapping[str, str]:
+    # safetensors hands out metadata only of files; its header is a length and JSON.
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length])["__metadata__"]
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*.safetensors"), reverse=True)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def tensors_of(sightings: Sequence[Sighting]) -> dict[str, Tensor]:
+    """Sightings as tensors to be written; `sightings_of` gives them back."""
+    return {
+        f"{each.round}.{name}": tensor.contiguous()
+        for each in sightings
+        for name, tensor in vars(each).items()
+        if name != "round"
+    }
+
+
+
+def sightings_of(tensors: Mapping[str, Tensor]) -> list[Sighting]:
+    """What `tensors_of` was made of, by round."""
+    rounds: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        number, _, name = key.partition(".")
+        rounds.setdefault(int(number), {})[name] = tensor
+    return [Sighting(round=number, **named) for number, named in sorted(rounds.items())]

@@ -1,0 +1,211 @@
+"""A run is a directory: what was asked, how far it got, and what came out. It can be killed and resumed.
+
+config.toml          the complete configuration; running it again gives the same results
+checkpoint/          the last rounds' states, until the run is done
+rounds.csv           a row a round and cluster
+clients.csv          a row a client
+summary.json         every figure, under flat keys; written last, so it marks a finished run
+roc.csv              the attack's ROC curves by group
+property.csv         a row an aggregated update, where somebody looks for a property
+samples.safetensors  a few test images of each group, for the report
+models.safetensors   the K final models
+report.html          all of it, to look at
+run.log              what happened when
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import torch
+from safetensors.torch import save as serialize
+
+from shoal.attacks import Sighting
+from shoal.config.build import build
+from shoal.config.schema import Config, read_config
+from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
+from shoal.core.errors import InputError, require
+from shoal.data import Federation
+from shoal.engine import Engine, Report
+from shoal.models import Model
+from shoal.reports.run.page import write_report
+from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_sightings
+from shoal.simulation.result import CLIENT_COLUMNS, Result
+from shoal.simulation.simulation import Progress, Simulation, Watch, begin, conclude, go_on, prepare
+
+LOG = logging.getLogger("shoal")
+
+SAMPLES = 8
+"""Images of each group in the report."""
+
+
+def run(
+    config: Config, out: Path, *, resume: bool = False, data_dir: Path | None = None, watch: Watch | None = None
+) -> Path:
+    """Run ``config`` in the directory ``out``, from its last checkpoint if ``resume``; returns ``out``.
+
+    Nothing is written before the configuration has been built; an existing directory is only touched to resume
+    the same configuration in it.
+
+    Raises:
+        InputError: a configuration that cannot be run, or a directory that exists, cannot be written, or holds
+            another run; or training that diverged, with the last good checkpoint left in place.
+    """
+    if not resume:
+        require(not out.exists(), f"{out}: exists already; choose another --out, or continue it with --resume")
+    decided, simulation = build(config, data_dir)
+    if resume and out.exists():
+        require(out.is_dir(), f"{out}: is not a directory; choose another --out")
+        _same_run(out, decided)
+        if is_finished(out):
+            return out
+    engine = Engine(
+        simulation.model,
+        device=decided.engine.device,
+        threads=decided.engine.threads,
+        precision=decided.engine.precision,
+        backend=None if decided.engine.backend == "auto" else decided.engine.backend,
+    )
+    with engine:
+        checkpoints = _open(out, decided)
+        with _logged(out / "run.log"):
+            simulation = prepare(simulation, engine)
+            progress = load_checkpoint(checkpoints)
+            if progress is None:
+                progress = begin(simulation, engine)
+                LOG.info("begin: %s on %s, seed %d", decided.algorithm.name, decided.data.source, decided.seed)
+            else:
+                LOG.info("resume after round %d", progress.state.round)
+            if watch is not None:
+                watch(simulation, progress, None)
+            saved = progress.state.round
+            fresh: list[Sighting] = []
+            try:
+                for after, report in go_on(simulation, engine, progress):
+                    progress = after
+                    fresh += [] if progress.sighting is None else [progress.sighting]
+                    done = progress.state.round
+                    LOG.info("%s", _line(progress, report))
+                    if done % decided.checkpoint.every == 0 or done == simulation.rounds:
+                        save_checkpoint(checkpoints, progress, fresh)
+                        saved = done
+                        fresh.clear()
+                    if watch is not None:
+                        watch(simulation, progress, report)
+            finally:
+                # Interrupted or diverged: keep the last good round, whatever the interval.
+                if progress.state.round > saved:
+                    save_checkpoint(checkpoints, progress, fresh)
+            result = conclude(simulation, engine, progress, stored_sightings(checkpoints))
+            _write(out, decided, simulation, result)
+            LOG.info("done in %.1f s", result.summary["seconds.total"])
+    return out
+
+
+def is_finished(out: Path) -> bool:
+    """Whether the directory holds a run that is done: its summary is written last."""
+    return (out / "summary.json").exists()
+
+
+def _open(out: Path, config: Config) -> Path:
+    """Make the run directory with its configuration; returns its folder of checkpoints."""
+    checkpoints = out / "checkpoint"
+    try:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        for folder in (out, checkpoints):
+            remove_unfinished(folder)
+        if not (out / "config.toml").exists():
+            write_text(out / "config.toml", config.toml())
+        (out / "run.log").touch()
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+    return checkpoints
+
+
+def _same_run(out: Path, config: Config) -> None:
+    """Raise unless ``out`` holds a run of ``config``; what only decides how fast it goes may differ."""
+    written = out / "config.toml"
+    if not written.exists():
+        # Killed before its first file, or somebody else's directory.
+        others = [
+            path for path in out.iterdir() if path.name != "checkpoint" and not path.name.startswith(".config.toml.")
+        ]
+        require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
+        return
+    before, now = read_config(written), config
+    threads = before.engine.model_copy(update={"threads": now.engine.threads})
+    before = before.model_copy(update={"engine": threads, "checkpoint": now.checkpoint})
+    if before != now:
+        key, old, new = next(_differences(before.model_dump(), now.model_dump()))
+        raise InputError(f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another --out")
+
+
+def _differences(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, object, object]]:
+    for key in {**before, **now}:
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key}", old, new
+
+
+def _write(out: Path, config: Config, simulation: Simulation, result: Result) -> None:
+    """Everything a finished run holds; the summary last, since it marks the run as finished."""
+    write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
+    write_text(out / "clients.csv", _clients(result).to_csv(index=False))
+    write_text(out / "roc.csv", result.roc.to_csv(index=False))
+    if result.updates is not None:
+        write_text(out / "property.csv", result.updates.to_csv(index=False))
+    write_bytes(out / "models.safetensors", named_models(simulation.model, result.state.models))
+    write_bytes(out / "samples.safetensors", _samples(simulation.federation))
+    summary = {"algorithm": config.algorithm.name, "dataset": config.data.source} | result.summary
+    write_report(out, config, summary, result.rounds, result.clients, result.roc, updates=result.updates)
+    write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    for left in (out / "checkpoint").glob("*.safetensors"):
+        left.unlink()
+
+
+def _clients(result: Result) -> pd.DataFrame:
+    """What `clients.csv` holds; epsilon is its last column, where there is one."""
+    return result.clients[[*CLIENT_COLUMNS, *(name for name in ("epsilon",) if name in result.clients)]]
+
+
+def named_models(model: Model, rows: torch.Tensor) -> bytes:
+    """K models as safetensors, each tensor under "K.name"."""
+    tensors = {f"{k}.{name}": tensor for k, row in enumerate(rows) for name, tensor in model.named(row).items()}
+    return serialize(tensors)
+
+
+def _samples(federation: Federation) -> bytes:
+    samples = {}
+    for g, name in enumerate(federation.groups):
+        images = federation.test.of_group(g).x[:SAMPLES]
+        if images.dim() == 4:
+            samples[name] = (images.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous()
+    return serialize(samples)
+
+
+def _line(progress: Progress, report: Report) -> str:
+    state = progress.state
+    sizes = torch.bincount(report.choice, minlength=len(state.models)).tolist()
+    risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.sensed else "not estimated"
+    return f"round {state.round}: clients by cluster {sizes}; risks {risks}; {progress.seconds['total']:.1f} s"
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Append what Shoal logs to ``path``."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    level = LOG.level
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        LOG.removeHandler(handler)
+        LOG.setLevel(level)
+        handler.close()

@@ -1,0 +1,1 @@
+"""One federation in memory, trained and measured. Sees no file and no configuration."""

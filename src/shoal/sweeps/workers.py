@@ -1,0 +1,133 @@
+"""Runs side by side: in this process, in processes of this machine, or on a Ray cluster, through joblib."""
+
+import importlib.util
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from joblib import Parallel, delayed, parallel_config
+
+from shoal.config.schema import Config
+from shoal.core.atomic_files import write_text
+from shoal.core.errors import InputError, require
+from shoal.engine import Report
+from shoal.runs.run import run
+from shoal.simulation.simulation import Progress, Simulation, Watch
+from shoal.sweeps.plan import Planned
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where runs are done.
+
+    Args:
+        jobs: runs at a time.
+        cluster: address of a Ray cluster ("auto": the one that this machine belongs to); None: this machine. The
+            sweep's directory and the data must be at the same paths on all its machines.
+
+    Raises:
+        InputError: fewer than one job, or a cluster without Ray being installed.
+    """
+
+    jobs: int = 1
+    cluster: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.jobs >= 1, f"'--jobs' must be at least 1; got {self.jobs}")
+        require(
+            self.cluster is None or importlib.util.find_spec("ray") is not None,
+            "'--cluster' needs Ray; install the extra: pip install 'shoal[ray]'",
+        )
+
+    def play(self, planned: Sequence[Planned], runs: Path, data_dir: Path | None) -> Iterator[tuple[str, str | None]]:
+        """Do the runs; hands out each one's digest as it ends, and the reason if it failed."""
+        if not planned:
+            return
+        if self.jobs == 1 and self.cluster is None:
+            for each in planned:
+                yield play(each.config, each.digest, runs, data_dir)
+            return
+        # More workers than runs would load all of Shoal for nothing.
+        jobs = min(self.jobs, len(planned))
+        # Threads of several runs would only wait for each other.
+        share = max(1, (os.cpu_count() or 1) // jobs)
+        where = None if data_dir is None else data_dir.resolve()
+        # Ray ends its workers itself.
+        asker = os.getpid() if self.cluster is None else None
+        calls = [
+            delayed(_play_for)(asker, _threads(each.config, share), each.digest, runs.resolve(), where)
+            for each in planned
+        ]
+        # joblib's Ray backend hands results out only when all are there.
+        results = "generator_unordered" if self.cluster is None else "list"
+        with self._backend(jobs):
+            played: Any = Parallel(n_jobs=jobs, return_as=results)(calls)
+            yield from played
+
+    @contextmanager
+    def _backend(self, jobs: int) -> Iterator[None]:
+        if self.cluster is None:
+            with parallel_config(backend="loky", n_jobs=jobs):
+                yield
+            return
+        import ray  # noqa: PLC0415 (an extra)
+        from ray.util.joblib import register_ray  # noqa: PLC0415
+
+        if not ray.is_initialized():
+            try:
+                ray.init(address=self.cluster, log_to_driver=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                reason = str(error).splitlines()[0]
+                raise InputError(f"'--cluster' = {self.cluster}: no Ray cluster answers there: {reason}") from error
+        register_ray()
+        with parallel_config(backend="ray", n_jobs=jobs):
+            yield
+
+
+def play(
+    config: Config, digest: str, runs: Path, data_dir: Path | None, watch: Watch | None = None
+) -> tuple[str, str | None]:
+    """Do or finish one run in ``runs``/``digest``; returns the digest, and the reason if it failed.
+
+    A lock keeps two processes out of one run, such as a worker whose sweep was killed and the next sweep's.
+    """
+    out = runs / digest
+    with FileLock(runs / f".{digest}.lock"):
+        try:
+            run(config, out, resume=True, data_dir=data_dir, watch=watch)
+        except InputError as error:
+            foreign = out.exists() and not (out / "config.toml").exists()
+            return digest, f"{error}; or remove {out} to do the run again" if foreign else str(error)
+        except Exception as error:
+            # The other runs go on.
+            write_text(runs / f"{digest}.error.txt", traceback.format_exc())
+            return digest, f"{type(error).__name__}: {error}"
+    (runs / f"{digest}.error.txt").unlink(missing_ok=True)
+    return digest, None
+
+
+def _play_for(
+    asker: int | None, config: Config, digest: str, runs: Path, data_dir: Path | None
+) -> tuple[str, str | None]:
+    """`play` in a worker process, which ends with its parent ``asker``."""
+
+    def watch(simulation: Simulation, progress: Progress, report: Report | None) -> None:
+        del simulation, progress, report
+        if asker is not None and os.getppid() != asker:
+            raise SystemExit(1)
+
+    try:
+        return play(config, digest, runs, data_dir, watch)
+    except SystemExit:
+        # joblib would catch it, and go on with runs that nobody waits for.
+        os._exit(1)
+
+
+def _threads(config: Config, most: int) -> Config:
+    threads: Any = {"threads": min(config.engine.threads, most)}
+    return config.model_copy(update={"engine": config.engine.model_copy(update=threads)})

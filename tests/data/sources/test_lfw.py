@@ -1,0 +1,246 @@
+import builtins
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import fetch_lfw_people
+
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import load_images
+from shoal.data.sources.lfw import find_lfw, load_lfw
+
+COLUMNS = ["Male", "Asian", "White", "Black", "Smiling", "Eyeglasses", "Sunglasses", "No Eyewear", "Bald"]
+COMMENT = "# Scores of attributes, one row a face, tab separated.\n"
+# Person, number of the picture, and scores in the order of COLUMNS.
+ROWS = [
+    ("Zoe Ray", 2, [-1.2, 0.4, 0.9, -0.3, 1.5, -1.0, 0.7, 0.2, 0]),
+    ("Abel Moss", 1, [0.8, -0.2, -0.4, 1.1, -0.5, 0.3, -0.8, 0.1, 0]),
+    ("Zoe Ray", 1, [-0.1, 1.4, 0.9, -0.3, 0.2, -1.0, -0.7, 0.6, 0]),
+    ("Li Van Der Berg", 1, [0.0, -0.5, -0.2, -0.11, 0.0, -0.2, 0.9, 0.3, 0]),  # no race
+    ("Abel Moss", 11, [2.0, -0.1, -0.2, -0.3, 0.1, -0.3, -0.2, -0.4, 0]),  # race just clear, no eyewear
+]
+
+
+def path_of(folder, person, number):
+    name = person.replace(" ", "_")
+    return folder / name / f"{name}_{number:04d}.jpg"
+
+
+def write_attributes(folder, rows=tuple(ROWS), columns=tuple(COLUMNS), official=True):
+    header = "\t".join(["person", "imagenum", *columns])
+    lines = [f"{person}\t{number}\t" + "\t".join(map(str, scores)) for person, number, scores in rows]
+    start = f"{COMMENT}#\t" if official else ""
+    (folder / "lfw_attributes.txt").write_text(start + "\n".join([header, *lines]) + "\n")
+
+
+def write_pictures(folder, rows=tuple(ROWS)):
+    """Blurred noise, so that a JPEG keeps its shades."""
+    for at, (person, number, _) in enumerate(rows):
+        path = path_of(folder, person, number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coarse = Stream(0)("picture", at).numpy().integers(0, 256, (25, 25, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((250, 250)).save(path, quality=90)
+
+
+@pytest.fixture
+def lfw(tmp_path):
+    """A small LFW in the official layout, inside scikit-learn's."""
+    folder = tmp_path / "lfw_home"
+    folder.mkdir()
+    write_attributes(folder)
+    write_pictures(folder / "lfw_funneled")
+    for name in ("pairsDevTrain.txt", "pairsDevTest.txt", "pairs.txt"):
+        (folder / name).touch()  # scikit-learn wants them to exist
+    return folder
+
+
+def refused(path, task="smiling/sunglasses"):
+    with pytest.raises(InputError) as caught:
+        load_lfw(path, task)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_pictures_are_scikit_learns(lfw, tmp_path):
+    ours = load_lfw(lfw, "gender")
+    theirs = fetch_lfw_people(data_home=tmp_path, color=True, resize=0.5, download_if_missing=False)
+    order = np.random.RandomState(42).permutation(5)  # as theirs does
+    by_path = sorted(range(5), key=lambda i: (ROWS[i][0], ROWS[i][1]))
+    rows = [by_path[i] for i in order]
+    assert [theirs.target_names[k] for k in theirs.target] == [ROWS[i][0] for i in rows]
+    pictures = np.rint(theirs.images * 255).astype(np.uint8).transpose(0, 3, 1, 2)
+    assert ours.pixels.shape == (5, 3, 62, 47)
+    assert ours.pixels.dtype == torch.uint8
+    assert torch.equal(ours.pixels[rows], torch.from_numpy(pictures))
+    assert len(torch.unique(ours.pixels.flatten(1), dim=0)) == 5
+    assert (ours.name, ours.white, ours.train_count, ours.classes, ours.holds) == ("lfw", 255, 5, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "labels", "holds", "classes"),
+    [
+        ("smiling", [0, 1, 2, 3, 4], [1, 0, 1, 0, 1], None, 2),
+        ("gender", [0, 1, 2, 3, 4], [0, 1, 0, 0, 1], None, 2),
+        ("race", [0, 1, 2, 4], [1, 2, 0, 0], None, 3),
+        # The last face has no eyewear of which its scores are sure, the fourth no race.
+        ("smiling/sunglasses", [0, 1, 2, 3], [1, 0, 1, 0], [True, False, False, True], 2),
+        ("race/sunglasses", [0, 1, 2], [1, 2, 0], [True, False, False], 3),
+        ("gender/black", [0, 1, 2, 4], [0, 1, 0, 1], [False, True, False, False], 2),
+        ("gender/eyeglasses", [0, 1, 2, 3], [0, 1, 0, 0], [False, True, False, False], 2),
+        ("race/smiling", [0, 1, 2, 4], [1, 2, 0, 0], [True, False, True, True], 3),
+        ("smiling/male", [0, 1, 2, 3, 4], [1, 0, 1, 0, 1], [False, True, False, False, True], 2),
+    ],
+)
+def test_labels_are_made_as_the_paper_makes_them(lfw, task, rows, labels, holds, classes):
+    found = load_lfw(lfw, task)
+    assert found.labels.tolist() == labels
+    assert (None if found.holds is None else found.holds.tolist()) == holds
+    assert (found.classes, found.train_count) == (classes, len(labels))
+    assert torch.equal(found.pixels, load_lfw(lfw, "gender").pixels[rows])
+
+
+@pytest.mark.parametrize("name", ["lfw", "lfw-deepfunneled"])
+def test_other_folders_and_the_cleaned_file(lfw, name):
+    wanted = load_lfw(lfw, "race/sunglasses")
+    (lfw / "lfw_funneled").rename(lfw / name)
+    write_attributes(lfw, official=False)
+    found = load_lfw(lfw, "race/sunglasses")
+    assert torch.equal(found.pixels, wanted.pixels)
+    assert torch.equal(found.labels, wanted.labels)
+    assert find_lfw(lfw) == lfw
+
+
+def test_where_it_is_looked_for(lfw, tmp_path):
+    assert find_lfw(tmp_path) is None
+    assert len(load_images("lfw", data_dir=lfw, task="smiling").labels) == 5
+    assert len(load_images("lfw", path=lfw, task="smiling").labels) == 5
+    lfw.rename(tmp_path / "lfw")
+    assert len(load_images("lfw", data_dir=tmp_path, task="smiling").labels) == 5
+    (tmp_path / "lfw" / "lfw_attributes.txt").unlink()
+    with pytest.raises(InputError, match=r"lfw-funneled\.tgz.*lfw_attributes\.txt"):
+        load_images("lfw", data_dir=tmp_path, task="smiling")
+
+
+def test_the_order_of_columns_and_of_rows_is_the_files(lfw):
+    wanted = load_lfw(lfw, "gender/black")
+    turned = [(person, number, scores[::-1]) for person, number, scores in ROWS[::-1]]
+    write_attributes(lfw, turned, COLUMNS[::-1])
+    found = load_lfw(lfw, "gender/black")
+    assert torch.equal(found.pixels, wanted.pixels.flip(0))
+    assert torch.equal(found.labels, wanted.labels.flip(0))
+
+
+def test_a_missing_file_or_folder_is_one_sentence(lfw, tmp_path):
+    (lfw / "lfw_attributes.txt").rename(tmp_path / "kept")
+    assert "lfw_attributes.txt' is missing" in refused(lfw)
+    (tmp_path / "kept").rename(lfw / "lfw_attributes.txt")
+    (lfw / "lfw_funneled").rename(tmp_path / "elsewhere")
+    assert "no folder of pictures" in refused(lfw)
+    assert "'lfw-deepfunneled'" in refused(lfw)
+
+
+def test_missing_columns_are_named(lfw):
+    write_attributes(lfw, [(p, n, s[2:]) for p, n, s in ROWS], [*COLUMNS[2:-3], "Sunnyglasses", "No Eyewear", "Bald"])
+    sentence = refused(lfw, "race/sunglasses")
+    assert "lacks the columns 'Asian', 'Sunglasses'" in sentence
+    assert "lfw_attributes.txt" in sentence
+    assert load_lfw(lfw, "smiling").labels.tolist() == [1, 0, 1, 0, 1]
+
+
+def test_missing_pictures_are_counted_and_the_first_is_named(lfw):
+    for person, number, _ in (ROWS[1], ROWS[2]):
+        path_of(lfw / "lfw_funneled", person, number).unlink()
+    sentence = refused(lfw)
+    assert "2 of the 4 pictures" in sentence
+    assert "Abel_Moss_0001.jpg" in sentence
+
+
+def spoil(path, how):
+    content = path.read_bytes()
+    if how == "empty":
+        path.write_bytes(b"")
+    elif how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "text":
+        path.write_text("not found")
+    elif how == "another size":
+        Image.new("RGB", (64, 64)).save(path)
+    else:
+        Image.new("RGB", (250, 250)).save(path, format="PNG")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("empty", "damaged or no JPEG"),
+        ("cut", "damaged or no JPEG"),
+        ("text", "damaged or no JPEG"),
+        ("png", "damaged or no JPEG"),
+        ("another size", "64x64 pixels; LFW's pictures have 250x250"),
+    ],
+)
+def test_a_damaged_picture_is_one_sentence(lfw, how, words):
+    spoil(path_of(lfw / "lfw_funneled", *ROWS[2][:2]), how)
+    sentence = refused(lfw)
+    assert words in sentence
+    assert "Zoe_Ray_0001.jpg" in sentence
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("Zoe Ray\t2\t1\t2\t3\t4\t5\t6\tmany\t8\t9", ["line 3", "no number", "many"]),
+        ("Zoe Ray\t2\t1\t2\t3\t4\t5\t6\tnan\t8\t9", ["line 3", "not finite"]),
+        ("Zoe Ray\t2\t1\t2\t3", ["line 3", "5 columns", "11"]),
+        ("Zoe Ray\ttwo\t1\t2\t3\t4\t5\t6\t7\t8\t9", ["line 3", "'two'", "whole number"]),
+        ("Zoe Ray", ["line 3", "1 columns", "11"]),
+        ("../Zoe Ray\t2\t1\t2\t3\t4\t5\t6\t7\t8\t9", ["line 3", "'../Zoe Ray'"]),
+    ],
+)
+def test_a_damaged_row_is_one_sentence(lfw, line, words):
+    header = "\t".join(["person", "imagenum", *COLUMNS])
+    (lfw / "lfw_attributes.txt").write_text(f"{COMMENT}#\t{header}\n{line}\n")
+    sentence = refused(lfw)
+    assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00binary", b"# only a comment\n", b"<html>\n"])
+def test_a_file_that_is_no_table_is_one_sentence(lfw, content):
+    (lfw / "lfw_attributes.txt").write_bytes(content)
+    assert "lfw_attributes.txt" in refused(lfw)
+
+
+def test_a_table_without_rows_or_without_clear_ones_is_one_sentence(lfw):
+    write_attributes(lfw, [])
+    assert "has no rows" in refused(lfw)
+    write_attributes(lfw, [ROWS[3]])
+    assert "no row whose scores for 'race' are clear" in refused(lfw, "race")
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (None, ["needs 'data.task'", "'smiling/sunglasses'", "'race'", "'gender'"]),
+        ("smiling/sunglass", ["did you mean 'sunglasses'?"]),
+        ("gender/male", ["same attribute"]),
+        ("race/black", ["same attribute"]),
+        ("age", ["main label 'age'"]),
+    ],
+)
+def test_a_task_that_lfw_lacks_is_one_sentence(lfw, task, words):
+    sentence = refused(lfw, task)
+    assert all(word in sentence for word in words), sentence
+
+
+def test_without_pillow_the_sentence_says_what_to_install(lfw, monkeypatch):
+    load = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("PIL"):
+            raise ImportError(name)
+        return load(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert "pip install 'shoal[images]'" in refused(lfw)

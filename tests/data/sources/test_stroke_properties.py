@@ -1,0 +1,133 @@
+import pytest
+import torch
+
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Images, load_images
+from shoal.data.sources.stroke_properties import measure, slant, thickness, with_task
+
+
+def drawn(inside, size=40):
+    """A picture (1, 1, size, size) of where ``inside``(u, v) is positive, with soft edges, about the middle."""
+    v, u = torch.meshgrid(torch.arange(size).double(), torch.arange(size).double(), indexing="ij")
+    middle = (size - 1) / 2
+    return (255 * (inside(u - middle, v - middle) + 0.5).clamp(0, 1)).to(torch.uint8)[None, None]
+
+
+def bar(width, lean=0.0, half=14.0):
+    """A straight stroke from 14 pixels below the middle to 14 above, ``lean`` pixels to the right per pixel up."""
+    across = (1 + lean * lean) ** 0.5
+    return drawn(lambda u, v: torch.minimum(width / 2 - (u + lean * v).abs() / across, half - v.abs()))
+
+
+def ring(width, radius=11.0):
+    return drawn(lambda u, v: width / 2 - ((u * u + v * v).sqrt() - radius).abs())
+
+
+def images(pixels, labels, classes):
+    return Images("idx", pixels, 255, labels, len(labels), classes)
+
+
+@pytest.mark.parametrize("stroke", [ring, bar, lambda width: bar(width, lean=0.6)], ids=["ring", "bar", "leaning"])
+def test_thickness_is_the_width_of_a_stroke(stroke):
+    widths = [2.0, 3.0, 4.0, 6.0]
+    measured = thickness(torch.cat([stroke(width) for width in widths]))
+    assert bool((measured.diff() > 0.5).all())
+    if stroke is ring:  # without ends, so nothing but the width counts
+        assert measured.tolist() == pytest.approx(widths, rel=0.1)
+    else:  # the ends are edge too: w l / (w + l), with l = 28 up and down
+        assert measured.tolist() == pytest.approx([w * 28 / (w + 28) for w in widths], rel=0.15)
+
+
+def test_thickness_does_not_depend_on_brightness_or_place():
+    picture = ring(3.0)
+    moved = picture.roll((3, -4), (2, 3))
+    assert thickness(moved).item() == pytest.approx(thickness(picture).item(), rel=1e-6)
+    assert thickness(picture // 2).item() == pytest.approx(thickness(picture).item(), rel=0.02)
+    # At the border the outside counts as empty.
+    corner = torch.zeros(1, 1, 4, 4, dtype=torch.uint8)
+    corner[0, 0, 0, 0] = 9
+    assert thickness(corner).item() == pytest.approx(2 / (2 + 2**0.5))
+
+
+def test_a_measure_of_slant_is_the_shear():
+    leans = [-0.6, -0.2, 0.0, 0.3, 0.7]
+    measured = slant(torch.cat([bar(3.0, lean) for lean in leans]))
+    assert measured.tolist() == pytest.approx(leans, abs=0.06)
+
+
+def test_a_sheared_digit_leans_as_much_more():
+    # Every row moved by a whole number of pixels shears the moments exactly.
+    digits = load_images("digits").pixels[:200]
+    wide = torch.zeros(200, 1, 8, 24, dtype=torch.uint8)
+    wide[..., 8:16] = digits
+    sheared = torch.stack([wide[:, :, row].roll(4 - row, 2) for row in range(8)], 2)
+    assert torch.allclose(slant(sheared), slant(wide) + 1, atol=1e-9)
+    assert torch.allclose(slant(wide), slant(digits), atol=1e-9)
+
+
+def test_pictures_without_ink_measure_0():
+    empty = torch.zeros(2, 1, 5, 5, dtype=torch.uint8)
+    empty[1, 0, 2] = 7  # one row: it has ink but no height
+    assert thickness(empty)[0] == 0
+    assert slant(empty).tolist() == [0, 0]
+    assert measure(images(empty, torch.tensor([0, 0]), 1), "thick").tolist() == [False, False]
+
+
+@pytest.mark.parametrize("prop", ["thick", "slanted"])
+def test_the_same_share_of_every_class_holds_a_property(prop):
+    digits = load_images("digits")
+    holds = measure(digits, prop)
+    values = (thickness if prop == "thick" else slant)(digits.pixels)
+    for label in range(10):
+        members = digits.labels == label
+        assert abs(int(holds[members].sum()) - 0.2 * int(members.sum())) <= 0.5
+        assert float(values[members & holds].min()) >= float(values[members & ~holds].max())
+
+
+def test_of_equal_pictures_the_earlier_ones_hold_a_property():
+    same = ring(3.0).repeat(10, 1, 1, 1)
+    assert measure(images(same, torch.zeros(10).long(), 1), "thick").tolist() == [True] * 2 + [False] * 8
+
+
+def test_a_measure_is_of_one_picture_alone():
+    """However many are measured, and in which order."""
+    pixels = torch.randint(0, 256, (1100, 1, 9, 7), generator=Stream(0).generator(), dtype=torch.uint8)
+    for values in (thickness, slant):
+        one_by_one = torch.cat([values(pixels[i : i + 1]) for i in range(0, 1100, 50)])
+        assert torch.equal(values(pixels)[::50], one_by_one)
+        assert torch.equal(values(pixels.flip(0)).flip(0), values(pixels))
+
+
+def test_a_task_keeps_the_pictures_and_labels():
+    plain, tasked = load_images("digits"), load_images("digits", task="class/slanted")
+    assert torch.equal(plain.pixels, tasked.pixels)
+    assert torch.equal(plain.labels, tasked.labels)
+    assert tasked.holds is not None
+    assert int(tasked.holds.sum()) == pytest.approx(0.2 * 1797, abs=5)
+    assert plain.holds is None
+    assert load_images("digits", task="class").holds is None
+    assert with_task(plain, None) is plain
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("class/thik", ["property 'thik'", "did you mean 'thick'?"]),
+        ("digit/thick", ["'data.task'", "main label 'digit'", "'digits'", "known: class"]),
+        ("class/hat", ["known: slanted, thick"]),
+    ],
+)
+def test_a_task_that_grey_pictures_lack_is_one_sentence(task, words):
+    with pytest.raises(InputError) as caught:
+        load_images("digits", task=task)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_colour_pictures_are_not_measured():
+    colour = images(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2).long(), 1)
+    with pytest.raises(InputError, match="3 channels"):
+        measure(colour, "thick")
+    with pytest.raises(InputError, match="unknown property 'wide'"):
+        measure(colour, "wide")

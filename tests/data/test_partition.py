@@ -1,0 +1,461 @@
+"""Every image in one place, shifted by its group, dealt out the same way each time.
+
+An image's label is its own number (as many classes as images) and its three pixels spell that number in base
+256, so where each image went can be read off twice.
+"""
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Federation, Group, Images, Preferences, Split, split_images
+from shoal.data.partition import apportion, skew_labels
+
+EVERYONE = (Group("all", 1.0),)
+TWO = (Group("few", 0.25), Group("many", 0.75))
+
+
+def numbered(train: int, test: int) -> Images:
+    """Images of 2x2 pixels in three channels that spell their own number, the training split first."""
+    number = torch.arange(train + test)
+    spelt = torch.stack([number % 256, number // 256 % 256, number // 65536], dim=1).to(torch.uint8)
+    pixels = spelt[:, :, None, None].expand(-1, 3, 2, 2).contiguous()
+    return Images("numbers", pixels, 255, number, train, train + test)
+
+
+def numbers(x: Tensor) -> Tensor:
+    """What the pixels of unshifted images spell."""
+    values = (255 * x).round().long()
+    assert (values == values[:, :, :1, :1]).all()
+    return values[:, 0, 0, 0] + 256 * values[:, 1, 0, 0] + 65536 * values[:, 2, 0, 0]
+
+
+def deal(images: Images, plan: Split, groups: tuple[Group, ...] = EVERYONE, seed: int = 0) -> Federation:
+    nothing = torch.zeros(plan.clients, dtype=torch.float64)
+    return split_images(images, plan, groups, Preferences(nothing + 0.6, nothing), Stream(seed))
+
+
+def places(federation: Federation) -> dict[str, Tensor]:
+    """The numbers of the images in each place, read from the pixels; the labels must say the same."""
+    found = {}
+    parts = (("clients", federation.clients), ("holdout", federation.holdout))
+    for name, shards in parts:
+        x, y = shards.x[shards.rows], shards.y[shards.rows]
+        assert torch.equal(numbers(x), y), name
+        found[name] = y
+    for name, examples in (("shadow", federation.shadow), ("test", federation.test)):
+        assert torch.equal(numbers(examples.x), examples.y), name
+        found[name] = examples.y
+    return found
+
+
+PLANS = {
+    "no official test part": (500, 0, Split(10, 20, 100, 50, holdout_examples=5)),
+    "all images used": (300, 100, Split(10, 20, 100, 50, holdout_examples=5)),
+    "test part larger than the test set": (300, 200, Split(10, 20, 50, 60, holdout_examples=3)),
+    "test part smaller than the test set": (300, 20, Split(8, 15, 60, 70)),
+    "clients take the whole training part": (500, 100, Split(10, 50, 60, 40)),
+    "clients reach into the test part": (100, 300, Split(10, 20, 50, 60, holdout_examples=2)),
+    "only test part": (0, 200, Split(4, 10, 50, 60)),
+    "nothing for the server": (100, 20, Split(4, 10, 0, 10)),
+    "dirichlet": (400, 100, Split(10, 30, 50, 60, holdout_examples=4, dirichlet_alpha=0.5)),
+    "more than 65,536 images": (70_000, 10, Split(10, 20, 65_900, 100)),
+}
+
+
+@pytest.mark.parametrize("groups", [EVERYONE, TWO], ids=["one group", "two groups"])
+@pytest.mark.parametrize("case", list(PLANS))
+def test_every_image_is_in_one_place_and_its_label_goes_with_it(case: str, groups: tuple[Group, ...]) -> None:
+    train, test, plan = PLANS[case]
+    found = places(deal(numbered(train, test), plan, groups))
+    assert {name: len(y) for name, y in found.items()} == {
+        "clients": plan.clients * plan.examples_per_client,
+        "holdout": plan.clients * plan.holdout_examples,
+        "shadow": plan.shadow_examples,
+        "test": plan.test_examples,
+    }
+    everywhere = torch.cat(list(found.values()))
+    assert len(everywhere.unique()) == len(everywhere)
+    assert everywhere.min() >= 0
+    assert everywhere.max() < train + test
+
+
+def test_shards_of_clients_are_disjoint_and_cover_what_was_dealt() -> None:
+    federation = deal(numbered(400, 0), Split(10, 20, 50, 60, holdout_examples=3))
+    for shards, each in ((federation.clients, 20), (federation.holdout, 3)):
+        owned = [set(shards.y[shards.owned(i)].tolist()) for i in range(10)]
+        assert [len(mine) for mine in owned] == [each] * 10
+        assert len(set.union(*owned)) == 10 * each
+
+
+@pytest.mark.parametrize("case", list(PLANS))
+def test_official_test_images_go_to_the_test_set_first_and_training_images_to_clients_first(case: str) -> None:
+    train, test, plan = PLANS[case]
+    found = places(deal(numbered(train, test), plan))
+    official = {name: int((y >= train).sum()) for name, y in found.items()}
+    assert official["test"] == min(test, plan.test_examples)
+    dealt = plan.clients * plan.examples_per_client
+    assert official["clients"] == max(0, dealt - train)
+
+
+def test_cifar10_as_the_paper_splits_it_keeps_a_test_set_from_the_official_test_images() -> None:
+    """100 clients x 500 use up the 50,000 training images (here 1 in 100): shadow and test share the 10,000."""
+    train, test = 500, 100
+    found = places(deal(numbered(train, test), Split(100, 5, 80, 20), TWO))
+    assert sorted(found["clients"].tolist()) == list(range(train))
+    assert sorted(torch.cat([found["shadow"], found["test"]]).tolist()) == list(range(train, train + test))
+
+
+def test_images_are_dealt_at_random_within_each_part() -> None:
+    federation = deal(numbered(1000, 0), Split(10, 50, 100, 100))
+    means = [float(federation.clients.y[federation.clients.owned(i)].double().mean()) for i in range(10)]
+    spread = 1000 / 12**0.5 / 50**0.5  # standard deviation of the mean of 50 draws
+    assert max(abs(mean - 499.5) for mean in means) < 4 * spread
+    assert abs(float(federation.test.y.double().mean()) - 499.5) < 4 * 1000 / 12**0.5 / 10
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shares", "total", "expected"),
+    [
+        ([0.1, 0.9], 200, [20, 180]),
+        ([0.15, 0.85], 200, [30, 170]),
+        ([0.29, 0.71], 100, [29, 71]),
+        ([1 / 3, 1 / 3, 1 / 3], 10, [4, 3, 3]),
+        ([0.26, 0.37, 0.37], 10, [2, 4, 4]),
+        ([0.5, 0.5], 3, [2, 1]),
+        ([0.07, 0.93], 10, [1, 9]),
+        ([0.02, 0.98], 10, [0, 10]),
+        ([1.0], 7, [7]),
+        ([0.5, 0.5], 0, [0, 0]),
+    ],
+)
+def test_apportion_by_largest_remainder(shares: list[float], total: int, expected: list[int]) -> None:
+    assert apportion(shares, total) == expected
+
+
+@pytest.mark.parametrize("total", [1, 7, 100, 999])
+@pytest.mark.parametrize("groups", [2, 3, 7])
+def test_apportion_gives_everything_away_within_one_of_the_exact_share(groups: int, total: int) -> None:
+    shares = np.random.default_rng(groups + total).dirichlet(np.ones(groups)).tolist()
+    given = apportion(shares, total)
+    assert sum(given) == total
+    assert all(abs(count - share * total) < 1 for count, share in zip(given, shares, strict=True))
+
+
+def test_clients_and_shadow_are_mixed_by_share_and_the_test_set_evenly() -> None:
+    groups = (Group("a", 0.1), Group("b", 0.25), Group("c", 0.65))
+    federation = deal(numbered(1000, 0), Split(20, 5, 200, 90), groups)
+    assert federation.groups == ("a", "b", "c")
+    assert torch.bincount(federation.group).tolist() == [2, 5, 13]
+    assert federation.shares.tolist() == pytest.approx([0.1, 0.25, 0.65])
+    assert torch.bincount(federation.shadow.group).tolist() == [20, 50, 130]
+    assert torch.bincount(federation.test.group).tolist() == [30, 30, 30]
+
+
+def test_a_test_set_that_does_not_divide_differs_by_one() -> None:
+    federation = deal(numbered(400, 0), Split(10, 5, 0, 50), tuple(Group(n, 0.25) for n in "abcd"))
+    assert sorted(torch.bincount(federation.test.group).tolist()) == [12, 12, 13, 13]
+
+
+def test_every_image_is_shifted_within_the_range_of_its_group_wherever_it_is() -> None:
+    groups = (Group("dark", 0.4, brightness=(0.1, 0.3)), Group("dim", 0.6, brightness=(0.5, 0.9)))
+    images = Images("white", torch.full((600, 1, 2, 2), 16, dtype=torch.uint8), 16, torch.arange(600), 600, 600)
+    federation = deal(images, Split(10, 20, 100, 100, holdout_examples=5), groups)
+    of_owner = [(shards, federation.group[shards.owners()]) for shards in (federation.clients, federation.holdout)]
+    placed = [(shards.x[shards.rows], group) for shards, group in of_owner]
+    placed += [(federation.shadow.x, federation.shadow.group), (federation.test.x, federation.test.group)]
+    for x, group in placed:
+        for g, (low, high) in enumerate([(0.1, 0.3), (0.5, 0.9)]):
+            factors = x[group == g][:, 0, 0, 0]
+            assert low - 1e-6 <= factors.min() < low + 0.3 * (high - low)
+            assert high - 0.3 * (high - low) < factors.max() <= high + 1e-6
+            assert len(factors.unique()) > 0.9 * len(factors)
+
+
+def test_a_group_of_unequal_clients_is_shifted_client_by_client() -> None:
+    """With unequal sizes the boundary between the groups lies elsewhere."""
+    groups = (Group("dark", 0.5, brightness=(0.1, 0.1)), Group("dim", 0.5, brightness=(0.5, 0.5)))
+    images = Images("white", torch.full((300, 1, 2, 2), 255, dtype=torch.uint8), 255, torch.arange(300) % 3, 300, 3)
+    federation = deal(images, Split(6, 40, 0, 20, dirichlet_alpha=0.2), groups)
+    assert len(federation.clients.sizes.unique()) > 1
+    for i in range(6):
+        factors = federation.clients.x[federation.clients.owned(i)]
+        torch.testing.assert_close(factors, torch.full_like(factors, 0.1 if federation.group[i] == 0 else 0.5))
+
+
+def noise(count: int) -> Images:
+    pixels = torch.randint(0, 256, (count, 1, 8, 8), generator=Stream(1).generator(), dtype=torch.uint8)
+    return Images("noise", pixels, 255, torch.arange(count), count, count)
+
+
+def test_an_image_s_shift_does_not_depend_on_where_it_is() -> None:
+    group = (Group("turned", 1.0, rotation=(0, 90), brightness=(0.5, 1)),)
+    here = deal(noise(400), Split(10, 20, 40, 60), group)
+    there = deal(noise(400), Split(5, 10, 150, 60, holdout_examples=12), group)
+    seen: list[dict[int, Tensor]] = []
+    for federation in (here, there):
+        parts = (federation.clients, federation.holdout, federation.shadow, federation.test)
+        seen.append({int(y): x for part in parts for x, y in zip(part.x, part.y, strict=True)})
+    both = set(seen[0]) & set(seen[1])
+    assert set(here.clients.y.tolist()) & set(there.shadow.y.tolist())
+    assert len(both) > 200
+    for number in both:
+        torch.testing.assert_close(seen[0][number], seen[1][number], atol=1e-6, rtol=0)
+
+
+def test_the_server_s_sets_do_not_change_what_clients_hold() -> None:
+    group = (Group("turned", 1.0, rotation=(0, 90)),)
+    plain, more = (deal(noise(300), Split(10, 10, shadow, test), group) for shadow, test in ((0, 20), (100, 60)))
+    assert torch.equal(plain.clients.y, more.clients.y)
+    torch.testing.assert_close(plain.clients.x, more.clients.x, atol=1e-6, rtol=0)
+
+
+def test_pixels_are_scaled_by_white_and_the_images_are_left_alone() -> None:
+    images = Images(
+        "digits", torch.tensor([0, 4, 16], dtype=torch.uint8).reshape(3, 1, 1, 1), 16, torch.arange(3), 3, 3
+    )
+    federation = deal(images, Split(1, 2, 0, 1))
+    shown = dict(zip(federation.clients.y.tolist(), federation.clients.x.flatten().tolist(), strict=True))
+    shown[int(federation.test.y)] = federation.test.x.item()
+    assert shown == {0: 0.0, 1: 0.25, 2: 1.0}
+    assert images.pixels.flatten().tolist() == [0, 4, 16]
+
+
+# --- label skew ---------------------------------------------------------------------------------------------------
+
+
+def labels(count: int = 2000, classes: int = 10) -> Tensor:
+    return torch.randint(0, classes, (count,), generator=Stream(2).generator())
+
+
+def entropy(y: Tensor, owners: Tensor, clients: int) -> float:
+    """The mean over clients of the entropy of their labels, in nats."""
+    found = []
+    for i in range(clients):
+        p = torch.bincount(y[owners == i]).double()
+        p = p[p > 0] / p.sum()
+        found.append(float(-(p * p.log()).sum()))
+    return float(np.mean(found))
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 0.01, 0.5, 10.0, 1e6])
+@pytest.mark.parametrize("clients", [1, 2, 30])
+def test_label_skew_gives_every_example_to_a_client_and_every_client_an_example(alpha: float, clients: int) -> None:
+    owners = skew_labels(labels(), clients, alpha, Stream(0))
+    sizes = torch.bincount(owners, minlength=clients)
+    assert owners.shape == (2000,)
+    assert len(sizes) == clients
+    assert sizes.min() >= 1
+
+
+def test_as_many_examples_as_clients_are_one_each() -> None:
+    assert sorted(skew_labels(labels(12), 12, 0.1, Stream(0)).tolist()) == list(range(12))
+
+
+def test_smaller_alpha_is_more_skew() -> None:
+    y = labels()
+    found = [entropy(y, skew_labels(y, 20, alpha, Stream(3)), 20) for alpha in (0.05, 0.3, 2.0, 100.0)]
+    assert found == sorted(found)
+    assert found[0] < 1.0
+    assert found[-1] > 0.95 * np.log(10)
+
+
+def test_label_skew_makes_sizes_unequal_and_large_alpha_equal() -> None:
+    y = labels()
+    skewed = torch.bincount(skew_labels(y, 20, 0.1, Stream(0)), minlength=20)
+    even = torch.bincount(skew_labels(y, 20, 1e6, Stream(0)), minlength=20)
+    assert skewed.max() > 2 * skewed.min()
+    assert even.min() >= 85
+    assert even.max() <= 115
+
+
+def test_dirichlet_shares_have_the_expected_spread() -> None:
+    """A share of Dirichlet(a) over n clients has variance (1/n)(1 - 1/n) / (n a + 1)."""
+    y = torch.arange(40_000) % 400
+    owners = skew_labels(y, 4, 0.5, Stream(5))
+    shares = torch.bincount(4 * y + owners, minlength=1600) / 100
+    assert float(shares.var()) == pytest.approx(0.25 * 0.75 / 3, rel=0.1)
+
+
+def test_a_split_with_label_skew_keeps_the_total_and_the_groups() -> None:
+    images = replace(numbered(1000, 0), labels=torch.arange(1000) % 10, classes=10)
+    federation = deal(images, Split(20, 30, 100, 100, dirichlet_alpha=0.2), TWO)
+    sizes = federation.clients.sizes
+    assert sizes.sum() == 600
+    assert sizes.min() >= 1
+    assert sizes.max() > 45
+    assert torch.bincount(federation.group).tolist() == [5, 15]
+    assert torch.equal(numbers(federation.clients.x) % 10, federation.clients.y)
+    even = deal(images, Split(20, 30, 100, 100), TWO)
+    skewed_entropy, even_entropy = (entropy(each.clients.y, each.clients.owners(), 20) for each in (federation, even))
+    assert skewed_entropy < 0.7 * even_entropy
+
+
+# --- groups without clients ---------------------------------------------------------------------------------------
+
+KINDS = {"plain": {}, "skewed": {"dirichlet_alpha": 0.5}, "reused": {"reuse_images": True}}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_group_of_share_0_has_test_images_and_leaves_the_others_theirs(kind: str, at: int) -> None:
+    plan = Split(8, 25, 60, 40, holdout_examples=5, **KINDS[kind])
+    before = deal(numbered(400, 50), plan, TWO)
+    groups = (*TWO[:at], Group("nobody", 0.0), *TWO[at:])
+    found = deal(numbered(400, 50), replace(plan, test_examples=60), groups)
+    assert torch.bincount(found.test.group).tolist() == [20, 20, 20]
+    assert found.shares[at] == 0
+    assert found.populated == [g for g in range(3) if g != at]
+    for place in ("clients", "holdout"):
+        mine, theirs = getattr(found, place), getattr(before, place)
+        assert torch.equal(mine.x, theirs.x)
+        assert torch.equal(mine.y, theirs.y)
+        assert torch.equal(mine.offsets, theirs.offsets)
+    assert torch.equal(found.shadow.x, before.shadow.x)
+    assert at not in found.shadow.group
+    assert [found.groups[g] for g in found.group.tolist()] == [before.groups[g] for g in before.group.tolist()]
+    for g, group in enumerate(TWO):
+        mine, theirs = found.test.of_group(found.groups.index(group.name)), before.test.of_group(g)
+        assert torch.equal(mine.x, theirs.x)
+        assert torch.equal(mine.y, theirs.y)
+    apart = places(found)
+    if kind != "reused":
+        everywhere = torch.cat(list(apart.values()))
+        assert len(everywhere.unique()) == len(everywhere)
+    assert not set(apart["test"].tolist()) & set(apart["clients"].tolist())
+
+
+def test_a_group_of_share_0_shifts_its_test_images() -> None:
+    groups = (Group("all", 1.0), Group("dark", 0.0, brightness=(0.5, 0.5)))
+    images = Images("white", torch.full((100, 1, 2, 2), 255, dtype=torch.uint8), 255, torch.arange(100) % 3, 100, 3)
+    test = deal(images, Split(4, 10, 10, 20), groups).test
+    assert test.of_group(0).x.unique().tolist() == [1.0]
+    assert test.of_group(1).x.unique().tolist() == [0.5]
+
+
+def test_shares_of_0_alone_are_refused() -> None:
+    nobody = (Group("a", 0.0), Group("b", 0.0))
+    for plan in (Split(10, 10, 0, 20), Split(10, 10, 0, 20, reuse_images=True)):
+        with pytest.raises(InputError, match=r"share of 'data.groups' must be above 0; got 0 \(a\) \+ 0 \(b\)"):
+            deal(numbered(300, 0), plan, nobody)
+
+
+@pytest.mark.parametrize(
+    ("kind", "digest"),
+    [("plain", "9199855a0834fffb"), ("skewed", "43512285007d4f4a"), ("reused", "76070797c3365853")],
+)
+def test_who_gets_which_image_stays_as_it_was(kind: str, digest: str) -> None:
+    """A seed deals the same federation out in every version, or published runs could not be run again."""
+    found = deal(numbered(450, 100), Split(10, 20, 101, 51, holdout_examples=5, **KINDS[kind]), TWO)
+    parts = [*places(found).values(), found.group, found.clients.sizes, found.shadow.group, found.test.group]
+    assert hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest()[:16] == digest
+
+
+# --- determinism ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [None, 0.5])
+def test_a_seed_decides_everything_and_another_seed_something_else(alpha: float | None) -> None:
+    group = (Group("turned", 1.0, rotation=(0, 90)),)
+    plan = Split(10, 10, 50, 40, holdout_examples=2, dirichlet_alpha=alpha)
+    first, again, other = (deal(noise(300), plan, group, seed) for seed in (1, 1, 2))
+    for place in ("clients", "holdout", "shadow", "test"):
+        mine, same, theirs = (getattr(federation, place) for federation in (first, again, other))
+        assert torch.equal(mine.x, same.x)
+        assert torch.equal(mine.y, same.y)
+        assert not torch.equal(mine.y, theirs.y)
+
+
+def test_another_seed_draws_other_angles_for_the_same_image() -> None:
+    group = (Group("turned", 1.0, rotation=(0, 90)),)
+    one, two = (
+        {int(y): x for x, y in zip(f.test.x, f.test.y, strict=True)}
+        for f in (deal(noise(20), Split(1, 1, 0, 19), group, seed) for seed in (1, 2))
+    )
+    both = set(one) & set(two)
+    assert len(both) >= 18
+    assert sum(torch.allclose(one[number], two[number], atol=1e-3) for number in both) <= 1
+
+
+def test_neither_the_global_generators_nor_the_images_are_touched() -> None:
+    images = noise(300)
+    kept = images.pixels.clone()
+    torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    deal(images, Split(10, 10, 50, 40, dirichlet_alpha=0.5), (Group("turned", 1.0, rotation=(0, 90)),))
+    assert torch.equal(images.pixels, kept)
+    assert torch.equal(torch.random.get_rng_state(), torch_state)
+    assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_as_many_images_as_there_are_is_allowed_and_one_more_is_not() -> None:
+    plan = Split(10, 20, 40, 40, holdout_examples=2)
+    assert len(deal(numbered(250, 50), plan)) == 10
+    with pytest.raises(InputError, match=r"'data' asks for 301 images \(10 clients x 22 \+ 41 shadow \+ 40 test\)"):
+        deal(numbered(250, 50), replace(plan, shadow_examples=41))
+    with pytest.raises(InputError, match="but numbers has 299"):
+        deal(numbered(249, 50), plan)
+
+
+@pytest.mark.parametrize("many", [0.8, 0.65, 0.7501])
+def test_shares_that_do_not_sum_to_one_are_refused(many: float) -> None:
+    with pytest.raises(InputError, match=rf"must sum to 1; 0.25 \(few\) \+ {many:g} \(many\) sum to"):
+        deal(numbered(300, 0), Split(10, 10, 0, 20), (Group("few", 0.25), Group("many", many)))
+
+
+def test_shares_that_sum_to_one_but_for_rounding_are_taken() -> None:
+    thirds = tuple(Group(name, 1 / 3) for name in "abc")
+    assert torch.bincount(deal(numbered(300, 0), Split(9, 10, 0, 20), thirds).group).tolist() == [3, 3, 3]
+
+
+def test_a_group_without_a_client_is_refused() -> None:
+    with pytest.raises(InputError, match=r"'data.groups.few.share' = 0.02 of 10 clients is no client"):
+        deal(numbered(300, 0), Split(10, 10, 0, 20), (Group("few", 0.02), Group("many", 0.98)))
+
+
+def test_reused_images_go_to_every_group_once_and_to_one_of_clients_shadow_and_test():
+    plan = Split(8, 25, 60, 80, holdout_examples=5, reuse_images=True)
+    groups = (Group("few", 0.25), Group("many", 0.75))
+    federation = deal(numbered(300, 50), plan, groups)
+    found = places(federation)
+    by_group = []
+    for index in range(2):
+        clients = torch.nonzero(federation.group == index).squeeze(1)
+        mine = [shards.take(clients) for shards in (federation.clients, federation.holdout)]
+        by_group.append(torch.cat([shards.y[shards.rows] for shards in mine]))
+        assert len(by_group[-1].unique()) == len(by_group[-1]) == 30 * len(clients)
+    few, many = by_group
+    assert set(few.tolist()) < set(many.tolist())
+    assert not torch.equal(few[:50], many[:50]), "each group has an order of its own"
+    test = [federation.test.y[federation.test.group == index] for index in range(2)]
+    assert set(test[0].tolist()) == set(test[1].tolist())
+    assert len(test[0].unique()) == 40
+    parts = [set(part.tolist()) for part in (many, found["shadow"], test[0])]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 180 + 60 + 40
+    assert parts[2] <= set(range(300, 350)), "the official test images are tested on"
+
+
+def test_reused_images_fill_the_set_to_the_last_and_no_further():
+    quarters = tuple(Group(str(turn), 0.25, rotation=(turn, turn)) for turn in (0, 90, 180, 270))
+    images = numbered(60, 10)
+    federation = deal(images, Split(24, 10, 0, 40, reuse_images=True), quarters)
+    assert len(federation.clients.rows) == 240
+    assert torch.bincount(federation.clients.y).tolist() == [4] * 60
+    with pytest.raises(InputError, match=r"asks for 71 images \(6 clients x 10 \+ 0 shadow \+ 11 test in the largest"):
+        deal(images, Split(24, 10, 0, 44, reuse_images=True), quarters)
+
+
+def test_reused_images_with_label_skew_are_refused():
+    with pytest.raises(InputError, match=r"data\.reuse_images.*data\.dirichlet_alpha"):
+        Split(4, 10, 0, 10, dirichlet_alpha=0.5, reuse_images=True)

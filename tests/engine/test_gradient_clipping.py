@@ -1,0 +1,260 @@
+"""Sums of clipped gradients against one example at a time by autograd, and against Opacus' own."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.engine import clipped
+from shoal.engine.bound_network import Seat
+from shoal.engine.gradient_clipping import Clipped
+from shoal.models import VGG, MnistCNN, Model, cross_entropy
+
+CPU = torch.device("cpu")
+
+
+class Convolutions(nn.Module):
+    """Of all kinds: strided, dilated, in groups, few places and many, with bias and without."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 8, 3, padding=1, bias=False)
+        self.grouped = nn.Conv2d(8, 8, (3, 2), stride=2, groups=4)
+        self.last = nn.Conv2d(8, 40, 3, dilation=2, padding=2)
+        self.output = nn.Linear(40, 3)
+
+    def forward(self, x):
+        x = functional.relu(self.grouped(torch.tanh(self.first(x))))
+        return self.output(functional.avg_pool2d(self.last(x), 2).amax(dim=(2, 3)))
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.group = nn.Conv2d(2, 8, 3), nn.GroupNorm(4, 8)
+        self.layer, self.output = nn.LayerNorm((8, 4)), nn.Linear(32, 3)
+        for each in (self.group, self.layer):
+            nn.init.uniform_(each.weight, 0.5, 2.0)
+
+    def forward(self, x):
+        x = torch.relu(self.group(self.convolution(x))).mean(dim=3)
+        return self.output(self.layer(x).flatten(1))
+
+
+class Words(nn.Module):
+    """Tokens through an embedding, linear layers at every place, and a convolution along them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 6, padding_idx=0)
+        self.wide, self.narrow, self.along = nn.Linear(6, 30), nn.Linear(30, 2, bias=False), nn.Conv1d(2, 4, 2)
+        self.output = nn.Linear(4, 3)
+
+    def forward(self, words):
+        x = self.narrow(torch.tanh(self.wide(self.embedding(words))))
+        return self.output(self.along(x.transpose(1, 2)).amax(dim=2))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.gru, self.output = nn.Embedding(9, 6), nn.GRU(6, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, words):
+        return self.output(self.gru(self.embedding(words))[0][:, -1])
+
+
+class Tied(nn.Module):
+    """Uses one layer twice, and another's weight without calling it."""
+
+    def __init__(self, hidden=True):
+        super().__init__()
+        self.embedding, self.twice, self.output = nn.Embedding(9, 9), nn.Linear(9, 9), nn.Linear(9, 3)
+        self.hidden = hidden
+
+    def forward(self, words):
+        x = torch.tanh(self.twice(self.embedding(words).mean(dim=1)))
+        x = functional.linear(x, self.embedding.weight) if self.hidden else torch.tanh(self.twice(x))
+        return self.output(x)
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.output = nn.Linear(72, 72), nn.Linear(72, 72), nn.Linear(72, 3)
+        self.other.weight = self.one.weight
+
+    def forward(self, x):
+        return self.output(torch.tanh(self.other(torch.tanh(self.one(x.flatten(1))))))
+
+
+class Partly(nn.Module):
+    """Some parameters do not train."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.later, self.output = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(16, 3)
+        for each in (*self.frozen.parameters(), self.later.bias):
+            each.requires_grad_(False)
+
+    def forward(self, x):
+        return self.output(self.later(self.frozen(x)).flatten(1))
+
+
+class Mixing(nn.Module):
+    """Compares examples with each other: alone, each is what it is compared with."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.output = nn.Linear(72, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.hidden(x.flatten(1))
+        return self.output(torch.sigmoid(x - 0.5 * x.mean(dim=0)))
+
+
+IMAGES = {
+    "convolutions": Convolutions,
+    "norms": Normed,
+    "shared": Shared,
+    "partly frozen": Partly,
+    "mixing": Mixing,
+}
+WORDS = {"words": Words, "gru": Recurrent, "tied": Tied, "twice": lambda: Tied(hidden=False)}
+FAST = ("convolutions", "norms", "partly frozen", "words")
+
+
+def batch(name, count=7):
+    draw = torch.Generator().manual_seed(3)
+    y = torch.randint(0, 3, (count,), generator=draw)
+    if name in WORDS:
+        return torch.randint(0, 9, (count, 5), generator=draw), y
+    return torch.rand(count, 6, 6, 2, generator=draw).movedim(-1, 1), y
+
+
+def seat_of(model, dtype=torch.float32):
+    seat = Seat(model, CPU, dtype)
+    seat.load(model.init(Stream(4)))
+    seat.network.train()
+    return seat
+
+
+def one_by_one(seat, x, y, bound):
+    """The slow, obvious twin."""
+    trained = {name: each for name, each in seat.network.named_parameters() if each.requires_grad}
+    total = {name: torch.zeros(each.shape) for name, each in trained.items()}
+    norms = []
+    for i in range(len(x)):
+        loss = cross_entropy(seat.network(x[i : i + 1]).float(), y[i : i + 1]).sum()
+        slopes = [each.float() for each in torch.autograd.grad(loss, list(trained.values()))]
+        norms.append(float(torch.cat([each.flatten() for each in slopes]).norm()))
+        for name, slope in zip(trained, slopes, strict=True):
+            total[name] += slope * min(1.0, bound / norms[-1])
+    return total, norms
+
+
+def close(found, expected, share=1e-4):
+    assert list(found) == list(expected)
+    size = torch.cat([each.flatten() for each in expected.values()]).norm()
+    for name, each in found.items():
+        assert each.dtype == torch.float32
+        assert each.shape == expected[name].shape
+        assert float((each - expected[name]).norm()) <= share * float(size), name
+
+
+@pytest.mark.parametrize("name", [*IMAGES, *WORDS])
+def test_sums_are_those_of_one_example_at_a_time(name, monkeypatch):
+    seat, (x, y) = seat_of(Model((IMAGES | WORDS)[name])), batch(name)
+    _, norms = one_by_one(seat, x, y, 1.0)
+    slow = []
+    each = Clipped._each
+    monkeypatch.setattr(Clipped, "_each", lambda self, *given: slow.append(1) or each(self, *given))
+    sums = Clipped(seat.network, cross_entropy, torch.float32)
+    for bound in (sorted(norms)[3], 0.5 * min(norms), 2 * max(norms), float("inf")):
+        close(sums(seat._forward, x, y, bound), one_by_one(seat, x, y, bound)[0])
+    assert bool(slow) == (name not in FAST)
+    close(sums(seat._forward, x[:1], y[:1], 0.1), one_by_one(seat, x[:1], y[:1], 0.1)[0])
+
+
+def test_a_network_that_vmap_cannot_take_goes_one_by_one(monkeypatch):
+    def refuse(*given, **named):
+        raise RuntimeError("no batching rule")
+
+    monkeypatch.setattr(clipped, "vmap", refuse)
+    seat, (x, y) = seat_of(Model(Recurrent)), batch("gru")
+    close(Clipped(seat.network, cross_entropy, torch.float32)(seat._forward, x, y, 0.2), one_by_one(seat, x, y, 0.2)[0])
+
+
+@pytest.mark.parametrize("name", ["gru", "tied", "twice", "shared", "mixing"])
+def test_vmap_takes_what_has_no_short_way(name):
+    seat, (x, y) = seat_of(Model((IMAGES | WORDS)[name])), batch(name)
+    sums = Clipped(seat.network, cross_entropy, torch.float32)
+    sums(seat._forward, x, y, 0.2)
+    assert sums._batched
+
+
+def test_no_sum_is_longer_than_its_examples_allow():
+    seat, (x, y) = seat_of(Model(Convolutions)), batch("convolutions")
+    sums = Clipped(seat.network, cross_entropy, torch.float32)
+    for i in range(len(x)):
+        found = sums(seat._forward, x[i : i + 1], y[i : i + 1], 0.01)
+        assert float(torch.cat([each.flatten() for each in found.values()]).norm()) == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize("build", [MnistCNN, lambda: VGG(depth=11, norm="group")], ids=["mnist-cnn", "vgg11"])
+def test_the_papers_networks(build):
+    seat = seat_of(Model(build))
+    shape = (28, 28, 1) if build is MnistCNN else (32, 32, 3)
+    draw = torch.Generator().manual_seed(3)
+    x, y = torch.rand(3, *shape, generator=draw).movedim(-1, 1), torch.tensor([0, 4, 9])
+    bound = one_by_one(seat, x, y, 1.0)[1][1]
+    sums = Clipped(seat.network, cross_entropy, torch.float32)
+    close(sums(seat._forward, x, y, bound), one_by_one(seat, x, y, bound)[0], 2e-3)
+    assert sums._layers is not None
+
+
+@pytest.mark.parametrize("name", ["convolutions", "words", "gru"])
+def test_in_bf16(name):
+    x, y = batch(name)
+    x = x if name in WORDS else x.bfloat16()
+    seat = seat_of(Model((IMAGES | WORDS)[name]), torch.bfloat16)
+    bound = sorted(one_by_one(seat, x, y, 1.0)[1])[3]
+    sums = Clipped(seat.network, cross_entropy, torch.bfloat16)
+    close(sums(seat._forward, x, y, bound), one_by_one(seat, x, y, bound)[0], 0.03)
+    assert (sums._layers is not None) == (name in FAST)
+
+
+def test_opacus_finds_the_same_gradients():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from opacus.grad_sample import GradSampleModule  # noqa: PLC0415
+
+    def build():
+        return nn.Sequential(
+            nn.Conv2d(2, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 40, (3, 2), stride=2), nn.GroupNorm(4, 40),
+            nn.ReLU(), nn.Flatten(), nn.Linear(240, 3),
+        )  # fmt: skip
+
+    seat, (x, y) = seat_of(Model(build)), batch("convolutions")
+    # Opacus reads images in PyTorch's first layout alone.
+    plain = build()
+    plain.load_state_dict({name: each.contiguous() for name, each in seat.network.state_dict().items()})
+    model = GradSampleModule(plain, loss_reduction="sum")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch on the hooks that Opacus sets.
+        cross_entropy(model(x.contiguous()), y).sum().backward()
+    each = {name: p.grad_sample.detach() for name, p in plain.named_parameters()}
+    norms = torch.stack([g.flatten(1).square().sum(dim=1) for g in each.values()]).sum(dim=0).sqrt()
+    bound = float(norms.median())
+    kept = (bound / norms).clamp(max=1)
+    expected = {name: torch.einsum("b,b...->...", kept, g) for name, g in each.items()}
+    close(Clipped(seat.network, cross_entropy, torch.float32)(seat._forward, x, y, bound), expected)
+
+
+def test_batch_norm_is_refused_with_the_remedy():
+    with pytest.raises(InputError, match=r"mixes the examples of a batch.*use group norm \('model.norm' = \"group\""):
+        Clipped(VGG().train(), cross_entropy, torch.float32)

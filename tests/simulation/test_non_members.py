@@ -1,0 +1,186 @@
+"""Groups without clients, and attacks against the non-members of other groups."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
+from shoal.config.build import build
+from shoal.config.schema import parse_config, read_config
+from shoal.reports.summary_text import compare, groups_of
+from shoal.runs.run import run
+
+GROUPS = {
+    "few": {"share": 0.2, "rotation": [0, 20]},
+    "some": {"share": 0.3, "brightness": [0.3, 0.6]},
+    "many": {"share": 0.5, "rotation": [60, 90]},
+}
+NOBODY = {"share": 0.0, "rotation": [150, 180]}
+SAME = ("clients.csv", "roc.csv", "models.safetensors")
+
+
+def table(groups, test_examples, **changes):
+    """A small run on digits in which each group gets 30 test images, as a table."""
+    return {
+        "seed": 3,
+        "data": {
+            "source": "digits",
+            "clients": 10,
+            "examples_per_client": 20,
+            "shadow_examples": 120,
+            "test_examples": test_examples,
+            "groups": groups,
+            **changes.pop("data", {}),
+        },
+        "model": {"name": "digits-cnn"},
+        "algorithm": {"name": "ifca-mir", "rounds": 5},
+        "local": {"epochs": 2, "batch_size": 10},
+        "red_team": {"every": 2, "shadow_models": 2, **changes.pop("red_team", {})},
+        **changes,
+    }
+
+
+def finish(out: Path, groups, test_examples, **changes) -> Path:
+    return run(parse_config(table(groups, test_examples, **changes), "test"), out)
+
+
+def figures(out: Path) -> dict:
+    return json.loads((out / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    return finish(tmp_path_factory.mktemp("against") / "without", GROUPS, 90)
+
+
+@pytest.fixture(scope="module")
+def outsiders(tmp_path_factory):
+    """A run with a group of share 0 between the others."""
+    names = ("few", "nobody", "some", "many")
+    groups = {name: (GROUPS | {"nobody": NOBODY})[name] for name in names}
+    return finish(tmp_path_factory.mktemp("against") / "with", groups, 120)
+
+
+def same_but_for_nobody(found: Path, before: Path) -> None:
+    for name in SAME:
+        assert (found / name).read_bytes() == (before / name).read_bytes(), name
+    ours, theirs = figures(found), figures(before)
+    known = [key for key in theirs if not key.startswith("seconds.")]
+    assert {key: ours[key] for key in known} == {key: theirs[key] for key in known}
+    kinds = ("mia_against_nobody", "mia_auc_against_nobody", "loss_threshold_against_nobody")
+    assert set(ours) - set(theirs) == {f"{kind}.{group}" for kind in kinds for group in GROUPS}
+    rounds = (pd.read_csv(out / "rounds.csv") for out in (found, before))
+    after, old = rounds
+    assert (after["clients.nobody"] == 0).all()
+    assert after["accuracy.nobody"].between(0, 1).all()
+    pd.testing.assert_frame_equal(after.drop(columns=["clients.nobody", "accuracy.nobody"]), old, check_exact=True)
+
+
+def test_a_group_without_clients_changes_nothing_else(outsiders, without):
+    same_but_for_nobody(outsiders, without)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_wherever_it_stands(without, tmp_path, first):
+    groups = {"nobody": NOBODY} | GROUPS if first else GROUPS | {"nobody": NOBODY}
+    same_but_for_nobody(finish(tmp_path / "out", groups, 120), without)
+
+
+def test_also_where_images_are_reused(tmp_path):
+    reused = {"data": {"reuse_images": True}}
+    before = finish(tmp_path / "before", GROUPS, 90, **reused)
+    found = finish(tmp_path / "found", {"nobody": NOBODY} | GROUPS, 120, **reused)
+    same_but_for_nobody(found, before)
+
+
+def test_population_non_members_are_the_mixture_of_all_groups_non_members(outsiders):
+    """At a fixed threshold the false positive rate of a mixture is the mixture of the rates; so is the accuracy."""
+    found = figures(outsiders)
+    for group in GROUPS:
+        against = {other: found[f"mia_against_{other}.{group}"] for other in GROUPS if other != group}
+        parts = against | {group: found[f"mia.{group}"]}
+        mixed = sum(GROUPS[other]["share"] * accuracy for other, accuracy in parts.items())
+        assert found[f"mia_population.{group}"] == pytest.approx(mixed, abs=1e-12)
+        assert len({round(accuracy, 6) for accuracy in parts.values()}) > 1, "the parts must differ to show anything"
+
+
+@pytest.mark.parametrize("name", ["ifca-mir", "fedavg"])
+def test_non_members_of_another_group_by_hand(tmp_path, name):
+    """The gap attack from the saved models, choices and images."""
+    changes = {"red_team": {"attack": "gap"}, "algorithm": {"name": name, "rounds": 5}}
+    out = finish(tmp_path / "out", GROUPS | {"nobody": NOBODY}, 120, **changes)
+    _, simulation = build(read_config(out / "config.toml"))
+    federation, named, found = simulation.federation, load_file(out / "models.safetensors"), figures(out)
+    choice = pd.read_csv(out / "clients.csv")["cluster"].to_numpy()
+
+    def right(k: int, x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
+        network = simulation.model.network().eval()
+        network.load_state_dict({key[2:]: value for key, value in named.items() if key.startswith(f"{k}.")})
+        return (network(x).argmax(1) == y).numpy()
+
+    for g, group in enumerate(GROUPS):
+        clients = torch.nonzero(federation.group == g).flatten().tolist()
+        for h, other in enumerate(federation.groups):
+            if h == g:
+                continue
+            said, member, weight = [], [], []
+            held_out = federation.test.of_group(h)
+            for i in clients:
+                rows = federation.clients.owned(i)
+                mine = right(choice[i], federation.clients.x[rows], federation.clients.y[rows])
+                theirs = right(choice[i], held_out.x, held_out.y)
+                said += [mine, theirs]
+                member += [np.ones(len(mine)), np.zeros(len(theirs))]
+                # One row of non-members a client weighs each model by the clients that chose it.
+                weight += [np.ones(len(mine)), np.ones(len(theirs))]
+            said, member, weight = map(np.concatenate, (said, member, weight))
+            balanced = balanced_accuracy_score(member, said, sample_weight=weight)
+            assert found[f"mia_against_{other}.{group}"] == pytest.approx(balanced, abs=1e-12)
+            auc = roc_auc_score(member, said, sample_weight=weight)
+            assert found[f"mia_auc_against_{other}.{group}"] == pytest.approx(auc, abs=1e-12)
+
+
+def test_nothing_is_said_by_group_of_a_group_without_clients(outsiders):
+    found = figures(outsiders)
+    assert not [key for key in found if key.endswith(".nobody")]
+    assert groups_of(found) == list(GROUPS)
+    assert set(pd.read_csv(outsiders / "roc.csv")["group"]) == set(GROUPS)
+    assert load_file(outsiders / "samples.safetensors")["nobody"].shape[0] > 0
+
+
+def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders, without):
+    page = (outsiders / "report.html").read_text()
+    figure = figures(outsiders)["mia_against_nobody.few"]
+    line = next(line for line in page.splitlines() if "MIA accuracy against nobody" in line)
+    assert f">{figure:.3f}<" in line
+    assert '<th scope="col" class="number">nobody</th>' not in page
+    assert page.count('<th scope="col" class="number">few</th>') == 1
+    assert "held-out images only, of no client" in page
+    assert page.count('role="img" aria-label="8 held-out images of') == 4
+    assert "of nobody" not in page.replace("held-out images of nobody", "")
+    before = (without / "report.html").read_text()
+    assert "against" not in before.partition("Figures by cluster")[0].partition("Figures by group")[2]
+    drawn = [text.partition("</svg>")[0] for text in page.split("<svg")[1:]]
+    assert drawn == [text.partition("</svg>")[0] for text in before.split("<svg")[1:]]
+
+
+def test_runs_with_and_without_it_compare(outsiders, without):
+    frame, words = compare([without, outsiders])
+    assert "nobody" not in " ".join(map(str, frame.index)) + words
+
+
+def test_one_group_with_clients_and_one_without(tmp_path):
+    groups = {"all": {"share": 1.0}, "turned": {"share": 0, "rotation": [90, 90]}}
+    learnt = {"algorithm": {"name": "fedavg", "rounds": 10}, "local": {"epochs": 5, "batch_size": 10}}
+    out = finish(tmp_path / "out", groups, 60, **learnt)
+    found = figures(out)
+    assert found["mia_population.all"] == found["mia.all"]
+    assert found["accuracy.all"] > 0.7
+    assert found["loss_threshold_against_turned.all"] > found["loss_threshold.all"] + 0.1
+    assert found["fairness.equalized_odds"] == 0.0
+    assert "highest of the groups" not in (out / "report.html").read_text()

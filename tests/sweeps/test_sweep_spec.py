@@ -1,0 +1,260 @@
+"""A sweep's file: what becomes of it, and what is said of a wrong one."""
+
+import itertools
+
+import pytest
+
+from shoal.config.schema import read_config
+from shoal.core.errors import InputError
+from shoal.sweeps import read_sweep
+from shoal.sweeps.plan import digest_of, plan
+
+BASE = """
+[data]
+source = "digits"
+clients = 10
+examples_per_client = 12
+shadow_examples = 60
+test_examples = 40
+groups.minority = { share = 0.3, rotation = [0, 20] }
+groups.middle = { share = 0.2, rotation = [20, 40] }
+groups.majority = { share = 0.5, rotation = [60, 90] }
+[model]
+name = "mlp"
+hidden = 16
+[algorithm]
+name = "ifca-mir"
+rounds = 2
+[red_team]
+every = 1
+shadow_models = 2
+"""
+
+SWEEP = """
+base = "base.toml"
+seeds = [4, 2]
+[changes]
+"local.batch_size" = 7
+[grid]
+"data.groups.minority.share" = [0.1, 0.4]
+[grid.algorithm]
+"plain" = { "algorithm.name" = "ifca", "red_team.every" = 2 }
+"wary" = { "algorithm.name" = "ifca-mir" }
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a sweep's file beside its base, and returns its path."""
+    (tmp_path / "base.toml").write_text(BASE)
+    (tmp_path / "number.toml").write_text("data = 5")
+
+    def write(text):
+        path = tmp_path / "sweep.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_the_runs_are_the_product_in_the_order_of_the_file(written):
+    sweep = read_sweep(written(SWEEP))
+    assert sweep.axes == {"data.groups.minority.share": (0.1, 0.4), "algorithm": ("plain", "wary")}
+    places = [(*run.settings.values(), run.seed) for run in sweep.runs]
+    assert places == list(itertools.product((0.1, 0.4), ("plain", "wary"), (4, 2)))
+    for run in sweep.runs:
+        share, algorithm = run.settings.values()
+        config = run.config
+        assert config.seed == run.seed
+        assert config.local.batch_size == 7
+        assert config.data.groups["minority"].share == share
+        assert (config.algorithm.name, config.red_team.every) == (
+            ("ifca", 2) if algorithm == "plain" else ("ifca-mir", 1)
+        )
+
+
+def test_the_last_group_takes_what_the_others_leave_and_only_when_shares_change(written):
+    shares = [
+        [group.share for group in run.config.data.groups.values()] for run in read_sweep(written(SWEEP)).runs[::4]
+    ]
+    assert shares == [[0.1, 0.2, 0.7], [0.4, 0.2, 0.4]]
+    given = SWEEP.replace("[grid]\n", '[grid]\n"data.groups.majority.share" = [0.7]\n').replace("[0.1, 0.4]", "[0.1]")
+    assert [group.share for group in read_sweep(written(given)).runs[0].config.data.groups.values()] == [0.1, 0.2, 0.7]
+    none = SWEEP.replace('"data.groups.minority.share" = [0.1, 0.4]', '"local.epochs" = [1]')
+    assert [group.share for group in read_sweep(written(none)).runs[0].config.data.groups.values()] == [0.3, 0.2, 0.5]
+
+
+def test_lists_and_booleans_can_be_settings(written):
+    asked = SWEEP.replace(
+        '"data.groups.minority.share" = [0.1, 0.4]',
+        '"data.groups.minority.rotation" = [[0, 10], [0, 20]]\n"red_team.per_class" = [true, false]',
+    )
+    sweep = read_sweep(written(asked))
+    assert sweep.axes["data.groups.minority.rotation"] == ("[0, 10]", "[0, 20]")
+    assert sweep.runs[0].config.data.groups["minority"].rotation == [0, 10]
+    assert sweep.runs[0].config.red_team.per_class is True
+
+
+def test_a_run_is_named_by_what_it_runs_and_not_by_how_fast(written, tmp_path):
+    digests = [each.digest for each in plan(read_sweep(written(SWEEP)))]
+    assert len(set(digests)) == 8
+    faster = SWEEP.replace("[changes]", '[changes]\n"engine.threads" = 1\n"checkpoint.every" = 5')
+    assert [each.digest for each in plan(read_sweep(written(faster)))] == digests
+    decided = plan(read_sweep(written(SWEEP)))[0].config
+    config = tmp_path / "config.toml"
+    config.write_text(decided.toml())
+    assert digest_of(read_config(config)) == digests[0], "the configuration on disk has the same name"
+    other = SWEEP.replace('"local.batch_size" = 7', '"local.batch_size" = 8')
+    assert not set(digests) & {each.digest for each in plan(read_sweep(written(other)))}
+
+
+def test_the_copy_of_a_sweep_asks_for_the_same_runs(written, tmp_path):
+    sweep = read_sweep(written(SWEEP))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "base.toml").write_text(BASE)
+    (copy / "sweep.toml").write_text(sweep.toml("base.toml"))
+    again = read_sweep(copy / "sweep.toml")
+    assert [each.digest for each in plan(again)] == [each.digest for each in plan(sweep)]
+    assert (again.axes, again.seeds, again.shown) == (sweep.axes, sweep.seeds, sweep.shown)
+
+
+@pytest.mark.parametrize("name", ["run", "seed", "key", "mean", "sd", "ci", "n", "larger.mia", "seconds.total"])
+def test_an_axis_has_no_name_of_a_column(written, name):
+    with pytest.raises(InputError, match=rf"'grid\.{name}' cannot be an axis; (list seeds|results have a column)"):
+        read_sweep(written(SWEEP.replace("[grid.algorithm]", f"[grid.'{name}']")))
+
+
+def test_several_sweeps_can_share_what_they_show(written, tmp_path):
+    table = '[tables.t]\ny = ["mia.minority"]\nrows = ["algorithm"]\naverage = ["data.groups.minority.share"]\n'
+    (tmp_path / "show.toml").write_text(table + "[labels]\nplain = 'IFCA'")
+    shared = 'shown = "show.toml"\n' + SWEEP
+    sweep = read_sweep(written(shared + "[labels]\nwary = 'IFCA-MIR'"))
+    assert list(sweep.shown.tables) == ["t"]
+    assert sweep.shown.labels == {"plain": "IFCA", "wary": "IFCA-MIR"}
+    copy = tmp_path / "copy.toml"
+    copy.write_text(sweep.toml("base.toml"))
+    (tmp_path / "show.toml").unlink()
+    assert read_sweep(copy).shown == sweep.shown, "the copy has it in it"
+    for text, said in (
+        (table, "'tables.t' is in the sweep's own file too"),
+        ("[grid]", "unknown key 'grid'"),
+        ("labels = ['IFCA']", "'labels' must be a table; got"),
+        ("tables = 5", "'tables' must be a table; got 5"),
+    ):
+        (tmp_path / "show.toml").write_text(text)
+        with pytest.raises(InputError, match=said):
+            read_sweep(written(shared + table))
+
+
+FIGURE = SWEEP + '[figures.f]\nkind = "bars"\nx = "algorithm"\naverage = ["data.groups.minority.share"]\ny = ["x"]\n'
+
+BAD = {
+    "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "is no path: it has a zero byte"),
+    "a whole number beyond 64 bits": (
+        SWEEP.replace("[4, 2]", "[0x10000000000000000]"),
+        "has a whole number of 65 bits; at most 64 are",
+    ),
+    "a number of thousands of digits": (SWEEP.replace("0.4]", f"1{'0' * 5000}]"), "is not TOML: Exceeds the limit"),
+    "lists without end": (f"x = {'[' * 5000}{']' * 5000}", "is nested too deeply"),
+    "several keys as one": (SWEEP.replace('"local.batch_size"', '"local = { a = 1, b = 2 } #"'), "is no key"),
+    "a key of an axis and of changes, written otherwise": (
+        SWEEP.replace('"local.batch_size"', '"algorithm . name"'),
+        "'algorithm.name' is set by 'grid.algorithm' and by 'changes'",
+    ),
+    "a table that has a key of changes": (
+        SWEEP.replace("[grid]", '[grid]\n"local" = [{ epochs = 2 }]'),
+        "'local' is set by 'grid.local' and by 'changes'",
+    ),
+    "a seed in changes": (SWEEP.replace('"local.batch_size"', '"seed"'), "'changes' sets 'seed'; list seeds"),
+    "a date": (SWEEP.replace("0.4]", "2026-01-01]"), "has a date or a time, which no key takes"),
+    "a date in a list": (SWEEP.replace("0.4]", "[2026-01-01]]"), "has a date or a time, which no key takes"),
+    "an axis without a name": (SWEEP.replace("[grid.algorithm]", '[grid.""]'), "'' in 'grid.' is no name"),
+    "a setting without a name": (SWEEP.replace('"plain"', '""'), "'' in 'grid.algorithm' is no name"),
+    "a setting of two lines": (SWEEP.replace('"plain"', '"a\\rb"'), r"'a\rb' in 'grid.algorithm' is no name"),
+    "data that are no table": (SWEEP.replace("base.toml", "number.toml"), "'data' is a value, not a table"),
+    "lines as a key": (SWEEP.replace('"local.batch_size"', '"[local]\\nbatch_size"'), "is no key"),
+    "unknown key in the grid": (
+        SWEEP.replace("minority.share", "minority.shar"),
+        "unknown key 'data.groups.minority.shar'; did you mean 'share'?",
+    ),
+    "unknown key in a setting": (SWEEP.replace('"red_team.every"', '"red_team.evry"'), "did you mean 'every'?"),
+    "unknown key in changes": (SWEEP.replace("local.batch_size", "local.batch"), "did you mean 'batch_size'?"),
+    "a wrong value": (SWEEP.replace("0.4]", "-1]"), "'data.groups.minority.share' must be"),
+    "no grid": (SWEEP[: SWEEP.index("[grid]")], "the key 'grid' is missing"),
+    "an empty grid": (SWEEP[: SWEEP.index("[grid]")] + "[grid]", "'grid' is empty"),
+    "an empty axis": (SWEEP.replace("[0.1, 0.4]", "[]"), "'grid.data.groups.minority.share' is empty"),
+    "a setting twice": (SWEEP.replace("[0.1, 0.4]", "[0.1, 0.1]"), "has 0.1 twice"),
+    "a name twice": (SWEEP.replace('"wary"', '"plain"'), "is not TOML"),
+    "a seed twice": (SWEEP.replace("[4, 2]", "[4, 4]"), "'seeds' has 4 twice"),
+    "no seeds": (SWEEP.replace("seeds = [4, 2]", ""), "the key 'seeds' is missing"),
+    "no seed": (SWEEP.replace("[4, 2]", "[]"), "'seeds' must be not empty"),
+    "a negative seed": (SWEEP.replace("[4, 2]", "[-4]"), "'seeds' must be at least 0"),
+    "seeds in the grid": (SWEEP.replace("[grid]", '[grid]\n"seed" = [1]'), "list seeds in 'seeds'"),
+    "a seed in a setting": (SWEEP.replace('"red_team.every" = 2', '"seed" = 2'), "list seeds in 'seeds'"),
+    "a key of two axes": (SWEEP.replace("[grid]", '[grid]\n"algorithm.name" = ["ifca"]'), "one of them must go"),
+    "a key of an axis and of changes": (SWEEP.replace('"local.batch_size"', '"algorithm.name"'), "and by 'changes'"),
+    "a key without quotes": (SWEEP.replace("[grid]", "[grid]\nlocal.epochs = [1, 2]"), "stands in quotes"),
+    "no key at all": (SWEEP.replace("local.batch_size", "local..size"), "is no key"),
+    "a value for a table": (SWEEP.replace('"local.batch_size"', '"model.name.batch"'), "is a value, not a table"),
+    "no base": (SWEEP.replace("base.toml", "other.toml"), "other.toml: cannot be read"),
+    "an unknown key of its own": (SWEEP.replace("seeds", "sedes"), "unknown key 'sedes'; did you mean 'seeds'?"),
+    "nothing left for the last group": (SWEEP.replace("0.4]", "0.8]"), "leave nothing for 'majority'"),
+    "a table over no axis": (
+        SWEEP + '[tables.t]\ny = ["mia.minority"]\nrows = ["algo"]',
+        "does not vary 'algo'; did you mean 'algorithm'?",
+    ),
+    "an axis unspoken for": (
+        SWEEP + '[tables.t]\ny = ["mia.minority"]\nrows = ["algorithm"]',
+        "the sweep also varies 'data.groups.minority.share'; show it, hold it by 'where', or 'average' over it",
+    ),
+    "an axis spoken for twice": (
+        SWEEP + '[tables.t]\ny = ["mia.minority"]\nrows = ["algorithm"]\naverage = ["algorithm"]',
+        "is named twice",
+    ),
+    "held at no setting": (
+        SWEEP + '[tables.t]\ny = ["mia.minority"]\nrows = ["data.groups.minority.share"]\nwhere.algorithm = "brave"',
+        "holds 'algorithm' at 'brave', but the sweep has it at plain, wary",
+    ),
+    "held at true where it is 1": (
+        SWEEP.replace('"data.groups.minority.share" = [0.1, 0.4]', '"local.epochs" = [1, 2]')
+        + '[tables.t]\ny = ["x"]\nrows = ["algorithm"]\nwhere."local.epochs" = true',
+        "holds 'local.epochs' at True, but the sweep has it at 1, 2",
+    ),
+    "a key twice": (
+        SWEEP + '[tables.t]\ny = ["x", "x"]\nrows = ["algorithm"]\naverage = ["data.groups.minority.share"]',
+        "'y' has 'x' twice",
+    ),
+    "a figure of no kind": (SWEEP + '[figures.f]\nkind = "pie"\ny = ["x"]', "'figures.f.kind' must be 'boxes'"),
+    "a figure over nothing": (SWEEP + '[figures.f]\nkind = "bars"\ny = ["x"]', "'x' is missing"),
+    "limits the wrong way round": (FIGURE + "y_range = [1, 0.5]", "'figures.f': 'y_range' must be [low, high]; got [1"),
+    "limits that are none": (FIGURE + "y_range = [0, inf]", "'figures.f': 'y_range' must be [low, high]; got [0"),
+    "a level that is none": (FIGURE + "level = nan", "'figures.f.level' must be a finite number; got nan"),
+    "a name too long for a file": (SWEEP + f"[tables.{'a' * 201}]\ny = ['x']", "is too long for a file's name"),
+    "a file's name that is none": (SWEEP + '[tables."a/b"]\ny = ["x"]', "becomes a file's name"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), BAD.values(), ids=BAD.keys())
+def test_a_wrong_file_gets_one_sentence(written, text, said):
+    with pytest.raises(InputError) as raised:
+        read_sweep(written(text))
+    assert said in str(raised.value)
+    assert str(raised.value).count("\n") == 0
+
+
+def test_what_only_the_data_show_is_said_before_anything_runs(written):
+    many = SWEEP.replace("[0.1, 0.4]", "[0.1]").replace("[changes]", '[changes]\n"data.clients" = 1000')
+    with pytest.raises(InputError, match=r"share = 0.1, algorithm = plain, seed 4: 'data' asks for 12,100 images"):
+        plan(read_sweep(written(many)))
+    for key, value, said in (
+        ("data.clients", "4", "minority.share' = 0.1 of 4 clients is no client"),
+        ("data.groups.majority.share", "0.9", "the shares of 'data.groups' must sum to 1"),
+        ("privacy.thresholds", "[0.8, 0.5]", r"'privacy.thresholds' must be \[low, high\]"),
+        ("privacy.beta", "[0.5]", "'privacy.beta' must be one number or one for each of 10 clients"),
+    ):
+        with pytest.raises(InputError, match=f"algorithm = plain, seed 4: .*{said}"):
+            plan(read_sweep(written(SWEEP.replace("[changes]", f'[changes]\n"{key}" = {value}'))))
+    same = SWEEP.replace('"algorithm.name" = "ifca-mir"', '"algorithm.name" = "ifca", "red_team.every" = 2')
+    with pytest.raises(InputError, match=r"are the same run; leave one out"):
+        plan(read_sweep(written(same)))
