@@ -12,7 +12,7 @@ import time
 import torch
 from machine import product
 
-from shoal import Engine, FedAvg, Federation, LocalSGD, Model, Shape, Stream, Training, named_model
+from shoal import Engine, FedAvg, Federation, LocalSGD, Model, Shape, Stream, Training, create_model
 from shoal.engine import Backend, resolve_backend
 
 _FASHION = Shape(1, 28, 28, 10)
@@ -45,12 +45,12 @@ def main() -> None:
     print(f"torch {torch.__version__}; bold is the rule's choice\n")
     print("| work | backend | one thread | two threads |\n|---|---|---:|---:|")
     for title, name, shape, hidden, clients, examples, batch, rounds in WORK:
-        model = named_model(name, shape, hidden=hidden)
+        model = create_model(name, shape, hidden=hidden)
         draw = torch.Generator().manual_seed(0)
         x = torch.rand(clients * examples, shape.channels, shape.height, shape.width, generator=draw)
         y = torch.randint(0, shape.classes, (len(x),), generator=draw)
         pieces = list(zip(x.split(examples), y.split(examples), strict=True))
-        federation = Federation.of(pieces, test=(x[:10], y[:10]), classes=shape.classes)
+        federation = Federation.from_tensors(pieces, test=(x[:10], y[:10]), classes=shape.classes)
         local = LocalSGD(epochs=1, batch_size=batch)
         for backend in ("loop", "vmap"):
             rates = [

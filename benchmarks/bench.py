@@ -33,7 +33,7 @@ def main() -> None:
     """Measure, and print the tables."""
     options = arguments_of(sys.argv[1:])
     before = machine.probe(sys.executable)
-    chosen = rows_of(options, cuda=before["cuda"])
+    chosen = round_metrics(options, cuda=before["cuda"])
     outcomes: dict[tuple[str, str], list[Mapping | str]] = {}
     for repeat in range(options.repeats):
         for row in chosen:
@@ -78,7 +78,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     return options.parse_args(words)
 
 
-def rows_of(options: argparse.Namespace, cuda: bool) -> list[Row]:
+def round_metrics(options: argparse.Namespace, cuda: bool) -> list[Row]:
     """The rows and sides that are asked for and that can be run."""
     asked = [row for row in ROWS if (options.only is None or row.name in options.only) and (cuda or not row.cuda)]
     if not options.no_peers:

@@ -9,10 +9,10 @@ import time
 
 import torch
 
-from shoal import LocalSGD, Shape, Stream, named_model
+from shoal import LocalSGD, Shape, Stream, create_model
 from shoal.defenses import DPSGD
 from shoal.engine.allocator import keep_freed_memory
-from shoal.engine.bound_network import Seat
+from shoal.engine.bound_network import BoundNetwork
 
 BATCH, STEPS = 50, 10
 
@@ -22,14 +22,14 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
     torch.set_num_threads(1)
     keep_freed_memory()
-    model = named_model("mnist-cnn", Shape(1, 28, 28, 10))
-    seat = Seat(model, torch.device("cpu"), torch.float32)
+    model = create_model("mnist-cnn", Shape(1, 28, 28, 10))
+    seat = BoundNetwork(model, torch.device("cpu"), torch.float32)
     seat.load(model.init(Stream(0)))
     seat.network.train()
     draw = torch.Generator().manual_seed(1)
     x = torch.rand(BATCH, 28, 28, 1, generator=draw).movedim(-1, 1)
     y = torch.randint(0, 10, (BATCH,), generator=draw)
-    local = LocalSGD(epochs=1, batch_size=BATCH, learning_rate=0.01, privatizer=DPSGD(1.0, 0.5))
+    local = LocalSGD(epochs=1, batch_size=BATCH, learning_rate=0.01, gradient_privacy=DPSGD(1.0, 0.5))
     noise = Stream(2).generator()
 
     def plain() -> None:

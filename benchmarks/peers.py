@@ -53,9 +53,9 @@ def fashion_mnist() -> Path:
     """
     path = home() / "fashion-mnist.npz"
     if not path.exists():
-        from shoal import load_images  # noqa: PLC0415 - PyTorch, for nothing where the file is there
+        from shoal import load_dataset  # noqa: PLC0415 - PyTorch, for nothing where the file is there
 
-        images = load_images("fashion-mnist")
+        images = load_dataset("fashion-mnist")
         count = images.train_count
         with (half := path.with_suffix(".half")).open("wb") as file:
             np.savez(file, x=images.pixels[:count, 0].numpy(), y=images.labels[:count].numpy().astype(np.uint8))

@@ -6,8 +6,8 @@ python benchmarks/precision.py [ROUNDS [RATE]]
 import statistics
 import sys
 
-from shoal import Engine, FedAvg, LocalSGD, Shape, Stream, Training, load_images, named_model
-from shoal.data import Group, Split, draw_preferences, split_images
+from shoal import Engine, FedAvg, LocalSGD, Shape, Stream, Training, create_model, load_dataset
+from shoal.data import Group, Partition, draw_preferences, partition_dataset
 from shoal.engine import Precision
 
 SEEDS = (0, 1, 2)
@@ -15,11 +15,11 @@ SEEDS = (0, 1, 2)
 
 def accuracy(precision: Precision, seed: int, rounds: int, rate: float) -> float:
     """Share of the 10,000 official test images that the model is right about after the last round."""
-    split = Split(clients=200, examples_per_client=50, shadow_examples=0, test_examples=10_000)
+    split = Partition(clients=200, examples_per_client=50, shadow_examples=0, test_examples=10_000)
     stream = Stream(seed)
     nobody_asks = draw_preferences(200, (0.5, 0.5), 0.0, stream("preferences"))
-    federation = split_images(load_images("fashion-mnist"), split, (Group("all", 1.0),), nobody_asks, stream)
-    model = named_model("mnist-cnn", Shape(1, 28, 28, 10))
+    federation = partition_dataset(load_dataset("fashion-mnist"), split, (Group("all", 1.0),), nobody_asks, stream)
+    model = create_model("mnist-cnn", Shape(1, 28, 28, 10))
     with Engine(model, precision=precision) as engine:
         ready = engine.prepare(federation)
         local = LocalSGD(epochs=1, batch_size=50, learning_rate=rate)

@@ -15,9 +15,9 @@ import torch
 from machine import product
 from torch.profiler import ProfilerActivity, profile
 
-from shoal import Shape, Stream, named_model
+from shoal import Shape, Stream, create_model
 from shoal.engine.allocator import keep_freed_memory
-from shoal.engine.bound_network import Seat
+from shoal.engine.bound_network import BoundNetwork
 
 MFLOP = 23.1
 STEPS = 40
@@ -30,7 +30,7 @@ def main() -> None:
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     torch.set_num_threads(1)
     keep_freed_memory()
-    seat = Seat(named_model("mnist-cnn", Shape(1, 28, 28, 10)), torch.device("cpu"), dtype)
+    seat = BoundNetwork(create_model("mnist-cnn", Shape(1, 28, 28, 10)), torch.device("cpu"), dtype)
     seat.load(seat.model.init(Stream(0)))
     seat.network.train()
     x = torch.rand(batch, 28, 28, 1, generator=Stream(1).generator()).to(dtype).movedim(-1, 1)

@@ -81,7 +81,7 @@ def build() -> Build:
             group = torch.repeat_interleave(torch.arange(2), count // 2)
             return Examples(torch.cat([x for x, _ in halves]), torch.cat([y for _, y in halves]), group)
 
-        return Federation.of(
+        return Federation.from_tensors(
             clients,
             groups=["rows" if g == 0 else "columns" for g in groups],
             holdout=holdout,

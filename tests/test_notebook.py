@@ -14,7 +14,7 @@ def pieces(count, shift):
 
 
 def test_a_federation_of_own_tensors():
-    federation = shoal.Federation.of(
+    federation = shoal.Federation.from_tensors(
         [pieces(20, 0) for _ in range(3)] + [pieces(20, 1) for _ in range(6)],
         groups=["few"] * 3 + ["many"] * 6,
         test=shoal.Examples(*pieces(60, 0), torch.zeros(60, dtype=torch.int64)),
@@ -42,7 +42,7 @@ def test_a_federation_of_own_tensors():
 def test_without_a_shadow_set_the_gap_attack_measures():
     data = [pieces(20, 0) for _ in range(4)]
     result = shoal.simulate(
-        shoal.Federation.of(data, test=pieces(40, 0)),
+        shoal.Federation.from_tensors(data, test=pieces(40, 0)),
         shoal.Model(lambda: torch.nn.Linear(5, 2)),
         shoal.FedAvg(),
         shoal.LocalSGD(steps=3),
@@ -66,7 +66,7 @@ def test_without_a_shadow_set_the_gap_attack_measures():
 )
 def test_settings_that_cannot_be_run_are_one_sentence(changes, words):
     settings = {
-        "federation": shoal.Federation.of([pieces(20, 0)] * 3, test=pieces(20, 0)),
+        "federation": shoal.Federation.from_tensors([pieces(20, 0)] * 3, test=pieces(20, 0)),
         "model": shoal.Model(lambda: torch.nn.Linear(5, 2)),
         "algorithm": shoal.FedAvg(),
         "local": shoal.LocalSGD(epochs=1),

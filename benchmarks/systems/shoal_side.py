@@ -1,6 +1,6 @@
 """Shoal: any of the works, through its public interface.
 
-Of "ifca-mir" all rounds are counted, from the first; "parts" in the JSON are `Report.seconds`, summed over them.
+Of "ifca-mir" all rounds are counted, from the first; "parts" in the JSON are `RoundReport.seconds`, summed over them.
 
     python benchmarks/sides/shoal_side.py fedavg-cnn --random-data --precision bf16
 """
@@ -28,7 +28,7 @@ from shoal import (
     Shape,
     Stream,
     Training,
-    named_model,
+    create_model,
     read_config,
 )
 from shoal.config.build import build
@@ -62,7 +62,7 @@ def dealt(work: Work, data: Path | None) -> Federation:
 def network(work: Work) -> Model:
     """Shoal's model of the work's network."""
     shape = Shape(*work.shape, CLASSES)
-    return named_model({"cnn": "mnist-cnn"}.get(work.network, work.network), shape, hidden=work.hidden or 200)
+    return create_model({"cnn": "mnist-cnn"}.get(work.network, work.network), shape, hidden=work.hidden or 200)
 
 
 def training(work: Work, engine: Engine, data: Path | None) -> Training:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from paired_differences import differences, spread, table  # noqa: E402
+from paired_differences import differences, spread, table
 
 SHARE = "data.groups.minority.share"
 FIGURES = (

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from paired_differences import differences, spread, table  # noqa: E402
+from paired_differences import differences, spread, table
 
 FIGURES = (
     "property.auc", "property.auc_within", "property.auc_rounds", "property.auc_control", "main.auc", "main.auc_even",

@@ -25,13 +25,13 @@ from matplotlib.ticker import MaxNLocator
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import InputError, require
-from shoal.reports.frames import by_cluster, column, read_table
+from shoal.reports.frames import by_cluster, column
 from shoal.reports.plotting import COIN, Forms, Look, cluster_look, forms, legend
 from shoal.reports.run.property_curves import drawn_of, early_and_all, half_window, rolling_mean
 from shoal.reports.run.property_figures import kinds, mean_and_sd, paint_map
 from shoal.reports.run.round_curves import fit
 from shoal.reports.run.tables import DASH
-from shoal.reports.summary_text import read_run
+from shoal.runs.files import read_run, read_table
 from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 
 PAPER = {"FL": "0.3074 ± 0.2752", "CFL, cluster 0": "0.9234 ± 0.1725"}

@@ -22,19 +22,19 @@ from shoal.config.schema import read_config
 from shoal.data.property_partition import ATTACKER, VICTIM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from paired_differences import table  # noqa: E402
+from paired_differences import table
 
 
 def agreement(out: Path) -> float:
     """Cosine of how labels change with the property at the attacker and at the victim of a run."""
     federation = build(read_config(out / "config.toml"))[1].federation
-    holding, labels = federation.holding, federation.clients.y
-    assert holding is not None
+    schedule, labels = federation.property_schedule, federation.clients.y
+    assert schedule is not None
 
     def change(client: int) -> torch.Tensor:
         rows = federation.clients.owned(client)
         shares = [torch.bincount(labels[rows[kind]], minlength=federation.classes).double() for kind in
-                  (holding.holds[rows], ~holding.holds[rows])]  # fmt: skip
+                  (schedule.holds[rows], ~schedule.holds[rows])]  # fmt: skip
         return shares[0] / shares[0].sum() - shares[1] / shares[1].sum()
 
     return float(torch.nn.functional.cosine_similarity(change(ATTACKER), change(VICTIM), dim=0))

@@ -99,7 +99,7 @@ class _Memory:
         self.mixture, self.sums = mixture, Sums(mixture, runs, p)
         self.last = models.clone()
         self.gone = torch.zeros(runs, p, dtype=models.dtype)
-        self.choice = torch.zeros(m, runs, dtype=torch.int64)
+        self.assignment = torch.zeros(m, runs, dtype=torch.int64)
         self.until = torch.zeros(m, runs, p, dtype=models.dtype)
 
     def gradient(self, alive: Tensor, now: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class _Memory:
 
     def _look_again(self, alive: Tensor, now: Tensor) -> None:
         gone = self.gone[alive]
-        together = gone + gone[torch.arange(len(alive)), self.choice[:, alive]][..., None]
+        together = gone + gone[torch.arange(len(alive)), self.assignment[:, alive]][..., None]
         doubtful = (together >= self.until[:, alive]).any(dim=-1) & self.sums.ready[alive]
         runs, clients = doubtful.any(dim=0), torch.nonzero(doubtful.any(dim=1)).flatten()
         if len(clients):
@@ -127,7 +127,7 @@ class _Memory:
     def _note(self, clients: Tensor, runs: Tensor, seen: Tensor) -> None:
         """Losses (c, r, p) of ``clients`` (c,) in ``runs`` (r,), at the models as they are."""
         own, gone = seen.argmin(dim=-1), self.gone[runs]
-        self.choice[clients[:, None], runs] = own
+        self.assignment[clients[:, None], runs] = own
         together = gone + gone[torch.arange(len(runs)), own][..., None]
         self.until[clients[:, None], runs] = together + margins(seen, self.mixture.stretch[clients])
-        self.sums.note(runs, self.choice[:, runs])
+        self.sums.note(runs, self.assignment[:, runs])

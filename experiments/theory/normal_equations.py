@@ -32,15 +32,15 @@ class Sums:
 
     def note(self, runs: Tensor, choices: Tensor) -> None:
         """New choices (m, a) of ``runs`` (a,)."""
-        for run, choice in zip(runs.tolist(), choices.T, strict=True):
-            changed = int((choice != self._choice[run]).sum())
+        for run, assignment in zip(runs.tolist(), choices.T, strict=True):
+            changed = int((assignment != self._choice[run]).sum())
             self._same[run] = 0 if changed else self._same[run] + 1
-            if bool((choice == choice[self._first][self.mixture.cluster]).all()):
+            if bool((assignment == assignment[self._first][self.mixture.cluster]).all()):
                 self._own.pop(run, None)
                 self.ready[run] = True
             else:
-                self.ready[run] = self._owned(run, choice, changed)
-            self._choice[run] = choice
+                self.ready[run] = self._owned(run, assignment, changed)
+            self._choice[run] = assignment
 
     def gradient(self, runs: Tensor, now: Tensor) -> Tensor:
         """As `descent.fresh`, of ``runs`` (a,) at models ``now`` (a, p, d)."""
@@ -56,24 +56,24 @@ class Sums:
             gradient[whole, model] += now[whole, model] @ xx - xy
         return (2 / (m * n)) * gradient
 
-    def _owned(self, run: int, choice: Tensor, changed: int) -> bool:
+    def _owned(self, run: int, assignment: Tensor, changed: int) -> bool:
         """Bring the run's own sums up to ``choice``; False where it has none and does not deserve any yet."""
         if run in self._own:
-            if changed * _CHANGED <= len(choice):
-                self._shift(run, self._choice[run], choice)
+            if changed * _CHANGED <= len(assignment):
+                self._shift(run, self._choice[run], assignment)
                 return True
             del self._own[run]
             return False
         if self._same[run] < _PATIENCE:
             return False
-        votes = torch.nn.functional.one_hot(choice, self._p)
+        votes = torch.nn.functional.one_hot(assignment, self._p)
         usual = torch.stack([votes[self.mixture.cluster == j].sum(0).argmax() for j in range(len(self._first))])
         xx, xy = (
             torch.zeros(self._p, *part.shape[1:], dtype=part.dtype).index_add_(0, usual, part)
             for part in self.mixture.normal
         )
         self._own[run] = xx, xy
-        self._shift(run, usual[self.mixture.cluster], choice)
+        self._shift(run, usual[self.mixture.cluster], assignment)
         return True
 
     def _shift(self, run: int, before: Tensor, after: Tensor) -> None:

@@ -5,7 +5,15 @@ everything is.
 """
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg, Redraw
-from shoal.attacks import Gap, LossThreshold, PropertyAttack, RedTeam, ShadowModels, Shokri, active_attacker
+from shoal.attacks import (
+    Gap,
+    LossThreshold,
+    PropertyAttack,
+    RedTeam,
+    ShadowModelAttack,
+    ShadowModels,
+    active_property_attacker,
+)
 from shoal.config.schema import Config, read_config
 from shoal.core.errors import InputError, ShoalError
 from shoal.core.randomness import Stream
@@ -13,20 +21,20 @@ from shoal.data import (
     Examples,
     Federation,
     Group,
-    Holding,
-    Images,
+    ImageDataset,
+    Partition,
     Preferences,
-    PropertySplit,
-    Split,
-    Texts,
+    PropertyPartition,
+    PropertySchedule,
+    TextDataset,
     draw_preferences,
-    load_images,
-    split_images,
-    split_property,
+    load_dataset,
+    partition_by_property,
+    partition_dataset,
 )
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Engine, LocalSGD, Training
-from shoal.models import Model, Shape, TextShape, named_model
+from shoal.models import Model, Shape, TextShape, create_model
 from shoal.runs.run import run
 from shoal.simulation.result import Result
 from shoal.simulation.simulation import simulate
@@ -45,35 +53,35 @@ __all__ = [
     "Federation",
     "Gap",
     "Group",
-    "Holding",
-    "Images",
+    "ImageDataset",
     "InputError",
     "LocalSGD",
     "LossThreshold",
     "Model",
     "NormClipping",
+    "Partition",
     "Preferences",
     "PropertyAttack",
-    "PropertySplit",
+    "PropertyPartition",
+    "PropertySchedule",
     "RedTeam",
     "Redraw",
     "Result",
+    "ShadowModelAttack",
     "ShadowModels",
     "Shape",
     "ShoalError",
-    "Shokri",
-    "Split",
     "Stream",
+    "TextDataset",
     "TextShape",
-    "Texts",
     "Training",
-    "active_attacker",
+    "active_property_attacker",
+    "create_model",
     "draw_preferences",
-    "load_images",
-    "named_model",
+    "load_dataset",
+    "partition_by_property",
+    "partition_dataset",
     "read_config",
     "run",
     "simulate",
-    "split_images",
-    "split_property",
 ]

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.attacks import Gap, LossThreshold, Records, Shokri
+from shoal.attacks import Gap, LossThreshold, Records, ShadowModelAttack
 from shoal.attacks.membership import losses
 from shoal.core.randomness import Stream
-from shoal.metrics import balanced_accuracy, gap_accuracy, leakage
+from shoal.metrics import balanced_accuracy, gap_accuracy, membership_metrics
 
 SHOKRIS = [
-    Shokri(classifier, per_class, sorted_posteriors)
+    ShadowModelAttack(classifier, per_class, sorted_posteriors)
     for classifier in ("logistic", "mlp", "random-forest")
     for per_class in (True, False)
     for sorted_posteriors in (True, False)
@@ -35,9 +35,9 @@ def attack(request):
 def test_finds_members_that_are_fitted_better(attack):
     fitted = attack.fit(records(1200, 6.0, 0), Stream(0))
     seen = records(800, 6.0, 1)
-    found = leakage(fitted.score(seen.outputs, seen.labels), fitted.threshold, seen.member.numpy())
+    found = membership_metrics(fitted.score(seen.outputs, seen.labels), fitted.threshold, seen.member.numpy())
     # A linear classifier for all classes cannot know which posterior is the true class's, unless sorted.
-    blind = attack == Shokri("logistic", per_class=False, sorted_posteriors=False)
+    blind = attack == ShadowModelAttack("logistic", per_class=False, sorted_posteriors=False)
     assert found.auc > (0.45 if blind else 0.7)
     assert blind or found.accuracy > 0.65
 
@@ -45,7 +45,7 @@ def test_finds_members_that_are_fitted_better(attack):
 def test_finds_nothing_where_there_is_nothing(attack):
     fitted = attack.fit(records(1200, 1.0, 0), Stream(0))
     seen = records(2000, 1.0, 1)
-    found = leakage(fitted.score(seen.outputs, seen.labels), fitted.threshold, seen.member.numpy())
+    found = membership_metrics(fitted.score(seen.outputs, seen.labels), fitted.threshold, seen.member.numpy())
     assert abs(found.auc - 0.5) < 0.05
     assert abs(found.accuracy - 0.5) < 0.05
 
@@ -65,13 +65,13 @@ def test_a_score_depends_on_its_example_alone(attack):
 
 
 def test_only_shokri_and_yeom_learn():
-    assert [attack.learns for attack in (Shokri(), LossThreshold(), Gap())] == [True, True, False]
+    assert [attack.learns for attack in (ShadowModelAttack(), LossThreshold(), Gap())] == [True, True, False]
 
 
 @pytest.mark.parametrize("per_class", [True, False])
 def test_a_class_never_seen_is_called_no_member(per_class):
     given = records(300, 3.0, 0)
-    fitted = Shokri(per_class=per_class).fit(given.where(given.labels != 2), Stream(0))
+    fitted = ShadowModelAttack(per_class=per_class).fit(given.where(given.labels != 2), Stream(0))
     seen = records(100, 3.0, 1)
     scores = fitted.score(seen.outputs, seen.labels)[seen.labels.numpy() == 2]
     if per_class:
@@ -81,7 +81,7 @@ def test_a_class_never_seen_is_called_no_member(per_class):
 
 def test_sorted_posteriors_forget_which_class_they_are_of():
     seen = records(60, 3.0, 1)
-    fitted = Shokri("logistic", per_class=False, sorted_posteriors=True).fit(records(300, 3.0, 0), Stream(0))
+    fitted = ShadowModelAttack("logistic", per_class=False, sorted_posteriors=True).fit(records(300, 3.0, 0), Stream(0))
     shuffled = seen.outputs[:, [2, 0, 3, 1]]
     np.testing.assert_allclose(fitted.score(shuffled, seen.labels), fitted.score(seen.outputs, seen.labels), rtol=1e-6)
 

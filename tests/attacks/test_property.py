@@ -8,12 +8,20 @@ import torch
 from torch import nn
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg
-from shoal.attacks import LossThreshold, PropertyAttack, RedTeam, ShadowModels, active_attacker, infer, pooled
+from shoal.attacks import (
+    LossThreshold,
+    PropertyAttack,
+    RedTeam,
+    ShadowModels,
+    active_property_attacker,
+    classify_updates,
+    pooled,
+)
 from shoal.attacks.simulated_updates import Auxiliary, aggregates, local_updates
 from shoal.core.errors import InputError
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
-from shoal.data import Images, Preferences, PropertySplit, Split, split_property
+from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, partition_by_property
 from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
@@ -34,45 +42,52 @@ def marked_images(count=900):
     for i, label in enumerate(labels.tolist()):
         pixels[i, 0, 1 + 2 * label] += 150
     pixels[holds, 0, 0, 2:] = 255
-    return Images("marked", pixels.to(torch.uint8), 255, labels, count, 3, holds)
+    return ImageDataset("marked", pixels.to(torch.uint8), 255, labels, count, 3, holds)
 
 
 @pytest.fixture(scope="module")
 def federation():
-    split = Split(6, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
+    split = Partition(6, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
     nobody_asks = Preferences(torch.full((6,), 0.5).double(), torch.full((6,), 0.3).double())
-    return split_property(marked_images(), PropertySplit(split, every=3, least=8), nobody_asks, Stream(1))
+    return partition_by_property(marked_images(), PropertyPartition(split, every=3, least=8), nobody_asks, Stream(1))
 
 
-def played(model, federation, algorithm, *, attack=None, insider=None, rounds=6, threads=2, local=LOCAL):
+def played(model, federation, algorithm, *, attack=None, malicious_client=None, rounds=6, threads=2, local=LOCAL):
     """The states of all rounds, and what the attack saw."""
     with Engine(model, threads=threads) as engine:
         training = Training(
-            engine.prepare(federation), algorithm, local, engine, Stream(5), sensor=SENSOR, insider=insider
+            engine.prepare(federation),
+            algorithm,
+            local,
+            engine,
+            Stream(5),
+            risk_estimator=SENSOR,
+            malicious_client=malicious_client,
         )
-        states, sightings = [training.start()], []
+        states, observations = [training.start()], []
         last = torch.zeros_like(states[0].models)
         auxiliary = None if attack is None else attack.examples(training.federation)
         for state, report in training.rounds(states[0], rounds):
             if attack is not None:
-                sighting, last = attack.watch(states[-1], state, report, last, auxiliary, training)
-                sightings.append(sighting)
+                observation, last = attack.watch(states[-1], state, report, last, auxiliary, training)
+                observations.append(observation)
             states.append(state)
-    return states, sightings
+    return states, observations
 
 
 def same(one, other):
     return all(
-        torch.equal(a.models, b.models) and torch.equal(a.choice, b.choice) for a, b in zip(one, other, strict=True)
+        torch.equal(a.models, b.models) and torch.equal(a.assignment, b.assignment)
+        for a, b in zip(one, other, strict=True)
     )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 def test_watching_changes_nothing(model, federation, algorithm):
     alone, _ = played(model, federation, algorithm)
-    watched, sightings = played(model, federation, algorithm, attack=PropertyAttack(simulated_clients=3))
+    watched, observations = played(model, federation, algorithm, attack=PropertyAttack(simulated_clients=3))
     assert same(alone, watched)
-    assert sum(len(each.seen) for each in sightings) > 0
+    assert sum(len(each.seen) for each in observations) > 0
 
 
 def test_threads_change_no_bit_of_what_is_seen(cnn, federation):
@@ -84,11 +99,11 @@ def test_threads_change_no_bit_of_what_is_seen(cnn, federation):
 
 
 def test_what_is_seen_is_the_difference_of_models(mlp, federation):
-    states, sightings = played(mlp, federation, IFCA(2, choose_by="batch"), attack=PropertyAttack())
-    for before, after, each in zip(states, states[1:], sightings, strict=False):
+    states, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=PropertyAttack())
+    for before, after, each in zip(states, states[1:], observations, strict=False):
         updates = (after.models - before.models)[each.seen_of]
         assert torch.equal(each.seen, pooled(mlp.layout, updates))
-    both = [each for each in sightings if len(each.seen_of) == 2]
+    both = [each for each in observations if len(each.seen_of) == 2]
     earlier, later = both[0], next(each for each in both if each.round == both[0].round + 1)
     moves = [states[e.round].models - states[e.round - 1].models for e in (earlier, later)]
     expected = nn.functional.cosine_similarity(moves[0].double(), moves[1].double())
@@ -96,10 +111,10 @@ def test_what_is_seen_is_the_difference_of_models(mlp, federation):
 
 
 def test_the_truth_is_the_victims_round_and_model(mlp, federation):
-    states, sightings = played(mlp, federation, IFCA(3, choose_by="batch"), attack=PropertyAttack(), rounds=9)
-    victim, attacker = federation.holding.victim, federation.holding.attacker
-    for after, each in zip(states[1:], sightings, strict=True):
-        chosen = after.choice
+    states, observations = played(mlp, federation, IFCA(3, choose_by="batch"), attack=PropertyAttack(), rounds=9)
+    victim, attacker = federation.property_schedule.victim, federation.property_schedule.attacker
+    for after, each in zip(states[1:], observations, strict=True):
+        chosen = after.assignment
         for k, present, clients in zip(each.seen_of, each.present, each.clients, strict=True):
             assert bool(present) == (after.round % 3 == 0 and chosen[victim] == k)
             assert int(clients) == int((chosen == k).sum())
@@ -108,18 +123,18 @@ def test_the_truth_is_the_victims_round_and_model(mlp, federation):
 
 
 def test_a_client_that_sees_only_its_own_model_sees_no_other(mlp, federation):
-    states, sightings = played(mlp, federation, IFCA(2), attack=PropertyAttack(sees="own"))
-    for after, each in zip(states[1:], sightings, strict=True):
-        own = int(after.choice[federation.holding.attacker])
+    states, observations = played(mlp, federation, IFCA(2), attack=PropertyAttack(sees="own"))
+    for after, each in zip(states[1:], observations, strict=True):
+        own = int(after.assignment[federation.property_schedule.attacker])
         assert set(each.simulated_of.tolist()) == {own}
         assert set(each.seen_of.tolist()) <= {own}
 
 
 def test_simulations_come_when_they_are_asked_for(mlp, federation):
     attack = PropertyAttack(simulate_every=2, warm_up=1, simulated_updates=5)
-    _, sightings = played(mlp, federation, FedAvg(), attack=attack)
-    assert [len(each.simulated) for each in sightings] == [0, 10, 0, 10, 0, 10]
-    assert [len(each.seen) for each in sightings] == [0, 1, 1, 1, 1, 1]
+    _, observations = played(mlp, federation, FedAvg(), attack=attack)
+    assert [len(each.simulated) for each in observations] == [0, 10, 0, 10, 0, 10]
+    assert [len(each.seen) for each in observations] == [0, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("clients", "models", "members"), [(10, 1, 9), (10, 3, 2), (20, 3, 5), (3, 3, 1)])
@@ -129,7 +144,7 @@ def test_an_aggregate_has_as_many_members_as_other_clients_on_average(clients, m
 
 
 def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
-    auxiliary = Auxiliary.own(federation, federation.holding)
+    auxiliary = Auxiliary.own(federation, federation.property_schedule)
     row = mlp.init(Stream(2))
     with Engine(mlp) as engine:
         updates = local_updates(row, auxiliary, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
@@ -137,7 +152,7 @@ def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
     network = mlp.network()
     for update, pool in zip(updates, (auxiliary.held, auxiliary.others), strict=True):
         rows = pool[torch.randperm(len(pool), generator=draw)[:8]]
-        network.load_state_dict(mlp.named(row))
+        network.load_state_dict(mlp.state_dict(row))
         network.zero_grad()
         nn.functional.cross_entropy(network(federation.clients.x[rows]), federation.clients.y[rows]).backward()
         slopes = {name: parameter.grad for name, parameter in network.named_parameters()}
@@ -145,7 +160,7 @@ def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
 
 
 def test_mixes_of_simulated_batches(mlp, federation):
-    auxiliary = Auxiliary.own(federation, federation.holding)
+    auxiliary = Auxiliary.own(federation, federation.property_schedule)
     with Engine(mlp) as engine:
         args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
         few = replace(auxiliary, others=auxiliary.held)
@@ -192,8 +207,8 @@ def test_features_are_the_largest_changes_of_rows_and_kernels():
 
 def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation):
     attack = PropertyAttack(simulated_updates=8)
-    _, sightings = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack, rounds=90)
-    figures = figures_of(infer(attack, sightings, Stream(1)))
+    _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack, rounds=90)
+    figures = figures_of(classify_updates(attack, observations, Stream(1)))
     assert figures["property.positives"] == 30
     assert figures["property.auc"] > 0.8
     assert abs(figures["property.auc_control"] - 0.5) <= 0.05
@@ -201,8 +216,8 @@ def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation)
 
 def test_a_forest_for_each_cluster(mlp, federation):
     single, own = PropertyAttack(), PropertyAttack(forests="per-cluster")
-    _, sightings = played(mlp, federation, IFCA(2, choose_by="batch"), attack=single, rounds=30)
-    found = [infer(attack, sightings, Stream(1)) for attack in (single, own)]
+    _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=single, rounds=30)
+    found = [classify_updates(attack, observations, Stream(1)) for attack in (single, own)]
     assert found[0]["present"].equals(found[1]["present"])
     assert not found[0]["score"].equals(found[1]["score"])
     one_model = [
@@ -214,9 +229,9 @@ def test_a_forest_for_each_cluster(mlp, federation):
                 if name in ("simulated", "with_property", "simulated_of")
             },
         )
-        for each in sightings
+        for each in observations
     ]
-    blind = infer(own, one_model, Stream(1))
+    blind = classify_updates(own, one_model, Stream(1))
     assert bool(blind.loc[blind["cluster"] == 1, "score"].isna().all()), "nothing was learned of model 1"
     known = blind["cluster"] == 0
     assert blind.loc[known, "score"].notna().all()
@@ -224,39 +239,43 @@ def test_a_forest_for_each_cluster(mlp, federation):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS[:2], ids=repr)
 def test_active_with_all_weight_on_the_main_task_is_passive(model, federation, algorithm):
-    insider = active_attacker(model, federation, algorithm.clusters, alpha=1.0, gamma=1.0)
-    passive, active = (played(model, federation, algorithm, insider=each)[0] for each in (None, insider))
+    malicious_client = active_property_attacker(model, federation, algorithm.clusters, alpha=1.0, gamma=1.0)
+    passive, active = (
+        played(model, federation, algorithm, malicious_client=each)[0] for each in (None, malicious_client)
+    )
     assert torch.allclose(passive[-1].models, active[-1].models, atol=1e-5)
 
 
 def test_an_active_attacker_changes_training_and_remembers(mlp, federation):
-    insider = active_attacker(mlp, federation, 2, alpha=0.5, gamma=1.0)
-    honest, active = (played(mlp, federation, IFCA(2), insider=each)[0] for each in (None, insider))
+    malicious_client = active_property_attacker(mlp, federation, 2, alpha=0.5, gamma=1.0)
+    honest, active = (played(mlp, federation, IFCA(2), malicious_client=each)[0] for each in (None, malicious_client))
     assert not torch.allclose(honest[1].models, active[1].models)
-    trained = active[1].choice[federation.holding.attacker]
+    trained = active[1].assignment[federation.property_schedule.attacker]
     moved = (active[1].memory != active[0].memory).any(dim=1)
     assert moved.tolist() == [k == trained for k in range(2)]
 
 
 def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
     """Equation 1, against a network with two heads by hand."""
-    insider = active_attacker(mlp, federation, 1, alpha=0.7, gamma=3.0)
-    holding = federation.holding
+    malicious_client = active_property_attacker(mlp, federation, 1, alpha=0.7, gamma=3.0)
+    schedule = federation.property_schedule
     with Engine(mlp) as engine:
-        training = Training(engine.prepare(federation), FedAvg(), LOCAL, engine, Stream(5), insider=insider)
+        training = Training(
+            engine.prepare(federation), FedAvg(), LOCAL, engine, Stream(5), malicious_client=malicious_client
+        )
         state = training.start()
-        shards = federation.clients.take(torch.tensor([holding.attacker]))
-        draws = LOCAL.draws(shards, torch.tensor([holding.attacker]), Stream(4))
-        sent, memory = insider.train(state, 0, shards, draws, LOCAL, engine)
-    rows = shards.owned(0)[draws.orders[0, 0, :8]]
+        shards = federation.clients.take(torch.tensor([schedule.attacker]))
+        randomness = LOCAL.randomness(shards, torch.tensor([schedule.attacker]), Stream(4))
+        sent, memory = malicious_client.train(state, 0, shards, randomness, LOCAL, engine)
+    rows = shards.owned(0)[randomness.orders[0, 0, :8]]
     network = mlp.network()
-    network.load_state_dict(mlp.named(state.models[0]))
+    network.load_state_dict(mlp.state_dict(state.models[0]))
     head = nn.Linear(8, 2)
     weight, bias = state.memory[0][:16].reshape(2, 8), state.memory[0][16:]
     head.load_state_dict({"weight": weight, "bias": bias})
     hidden = torch.relu(network.hidden(federation.clients.x[rows].flatten(1)))
     main = nn.functional.cross_entropy(network.output(hidden), federation.clients.y[rows])
-    found = nn.functional.cross_entropy(head(hidden), holding.holds[rows].long())
+    found = nn.functional.cross_entropy(head(hidden), schedule.holds[rows].long())
     (0.7 * main + 0.3 * found).backward()
     slopes = mlp.layout.pack({name: parameter.grad for name, parameter in network.named_parameters()})
     assert torch.allclose(sent, state.models[0] - 3.0 * 0.1 * slopes, atol=1e-5)
@@ -265,23 +284,23 @@ def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
 
 
 def test_a_head_that_is_not_taught_stays_as_drawn(mlp, federation):
-    insider = active_attacker(mlp, federation, 1, alpha=0.5, gamma=1.0, teaches_head=False)
-    states, _ = played(mlp, federation, FedAvg(), insider=insider)
+    malicious_client = active_property_attacker(mlp, federation, 1, alpha=0.5, gamma=1.0, teaches_head=False)
+    states, _ = played(mlp, federation, FedAvg(), malicious_client=malicious_client)
     assert torch.equal(states[0].memory, states[-1].memory)
 
 
 def test_the_order_of_clients_means_nothing_to_an_active_attack(mlp, federation):
-    insider = active_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0)
+    malicious_client = active_property_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    plain, _ = played(mlp, federation, IFCA(2), insider=insider)
-    permuted, _ = played(mlp, federation.permuted(order), IFCA(2), insider=insider)
+    plain, _ = played(mlp, federation, IFCA(2), malicious_client=malicious_client)
+    permuted, _ = played(mlp, federation.permuted(order), IFCA(2), malicious_client=malicious_client)
     assert torch.allclose(plain[-1].models, permuted[-1].models, atol=1e-6)
-    assert torch.equal(plain[-1].choice[order], permuted[-1].choice)
+    assert torch.equal(plain[-1].assignment[order], permuted[-1].assignment)
 
 
 def test_test_examples_can_be_known_too(federation):
     own, more = PropertyAttack().examples(federation), PropertyAttack(auxiliary="attacker+test").examples(federation)
-    test = federation.holding.test_holds
+    test = federation.property_schedule.test_holds
     assert len(more.held) == len(own.held) + int(test.sum())
     assert len(more.others) == int((~test).sum())
     for given in (own, more):
@@ -314,20 +333,22 @@ def test_wrong_settings_are_one_sentence(wrong, sentence):
 )
 def test_wrong_weights_are_one_sentence(mlp, federation, alpha, gamma, sentence):
     with pytest.raises(InputError, match=sentence):
-        active_attacker(mlp, federation, 1, alpha=alpha, gamma=gamma)
+        active_property_attacker(mlp, federation, 1, alpha=alpha, gamma=gamma)
 
 
 def test_without_a_holder_there_is_nothing_to_attack(mlp, build):
     with pytest.raises(InputError, match="a client holds a property"):
         PropertyAttack().examples(build())
     with pytest.raises(InputError, match="a client holds a property"):
-        active_attacker(mlp, build(), 1, alpha=0.5, gamma=1.0)
+        active_property_attacker(mlp, build(), 1, alpha=0.5, gamma=1.0)
     with pytest.raises(InputError, match=r"whose last layer is a torch.nn.Linear"):
-        active_attacker(Model(lambda: nn.Conv2d(1, 1, 1)), replace(build(), holding=object()), 1, alpha=0.5, gamma=1.0)
+        active_property_attacker(
+            Model(lambda: nn.Conv2d(1, 1, 1)), replace(build(), property_schedule=object()), 1, alpha=0.5, gamma=1.0
+        )
 
 
 def test_in_memory_as_on_disk(mlp, federation):
-    """`simulate` takes the attack and the insider, and its defences apply to both."""
+    """`simulate` takes the attack and the malicious_client, and its defences apply to both."""
     result = simulate(
         federation,
         mlp,
@@ -335,7 +356,7 @@ def test_in_memory_as_on_disk(mlp, federation):
         LOCAL,
         rounds=12,
         property_attack=PropertyAttack(trees=10),
-        insider=active_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0),
+        malicious_client=active_property_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0),
         defenses=[NormClipping(0.05)],
     )
     assert result.updates is not None

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg
-from shoal.attacks import LossThreshold, PropertyAttack, RedTeam, ShadowModels, active_attacker, pooled
+from shoal.attacks import LossThreshold, PropertyAttack, RedTeam, ShadowModels, active_property_attacker, pooled
 from shoal.attacks.simulated_updates import Auxiliary, local_updates
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Images, Preferences, PropertySplit, Split, Texts, split_property
-from shoal.defenses import DPSGD, Dropout, NormClipping, Setup, defended
+from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, TextDataset, partition_by_property
+from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
 from shoal.models.networks import FacesCNN
@@ -40,9 +40,9 @@ class Normed(nn.Module):
 
 
 def dealt(given):
-    split = Split(CLIENTS, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
+    split = Partition(CLIENTS, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
     nobody_asks = Preferences(torch.full((CLIENTS,), 0.5).double(), torch.full((CLIENTS,), 0.3).double())
-    return split_property(given, PropertySplit(split, every=3, least=8), nobody_asks, Stream(1))
+    return partition_by_property(given, PropertyPartition(split, every=3, least=8), nobody_asks, Stream(1))
 
 
 def labels_and_holders(count=900):
@@ -56,7 +56,7 @@ def federation():
     pixels = torch.from_numpy(np.random.default_rng(4).integers(0, 80, (900, 1, 6, 6))).to(torch.uint8)
     pixels[torch.arange(900), 0, 1 + labels] += 150
     pixels[holds, 0, 0, 2:] = 255
-    return dealt(Images("marked", pixels, 255, labels, 900, 3, holds))
+    return dealt(ImageDataset("marked", pixels, 255, labels, 900, 3, holds))
 
 
 @pytest.fixture(scope="module")
@@ -65,23 +65,23 @@ def texts():
     words = torch.from_numpy(np.random.default_rng(4).integers(9, 50, (900, 7)))
     words[:, 0] = 1 + labels
     words[holds, 1] = 8
-    return dealt(Texts("marked", words, 50, labels, 900, 3, holds))
+    return dealt(TextDataset("marked", words, 50, labels, 900, 3, holds))
 
 
 def played(model, federation, algorithm, *, attack=None, rounds=6, local=LOCAL, precision="fp32", **settings):
     """The training, its states, its reports, and what the attack saw."""
     with Engine(model, precision=precision) as engine:
         training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **settings)
-        states, reports, sightings = [training.start()], [], []
+        states, reports, observations = [training.start()], [], []
         last = torch.zeros_like(states[0].models)
         auxiliary = None if attack is None else attack.examples(training.federation)
         for state, report in training.rounds(states[0], rounds):
             if attack is not None:
-                sighting, last = attack.watch(states[-1], state, report, last, auxiliary, training)
-                sightings.append(sighting)
+                observation, last = attack.watch(states[-1], state, report, last, auxiliary, training)
+                observations.append(observation)
             states.append(state)
             reports.append(report)
-    return states, reports, sightings
+    return states, reports, observations
 
 
 @pytest.mark.parametrize("participation", [0.17, 0.5])
@@ -90,13 +90,16 @@ def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federati
     attack, algorithm = PropertyAttack(sees=sees, simulated_clients=2), IFCA(2, choose_by="batch")
     settings = {"rounds": 24, "participation": participation}
     alone, _, _ = played(mlp, federation, algorithm, **settings)
-    states, reports, sightings = played(mlp, federation, algorithm, attack=attack, **settings)
+    states, reports, observations = played(mlp, federation, algorithm, attack=attack, **settings)
     assert torch.equal(alone[-1].models, states[-1].models)
     absent = {"attacker": 0, "victim": 0}
-    for report, each in zip(reports, sightings, strict=True):
+    for report, each in zip(reports, observations, strict=True):
         ids = federation.ids[report.cohort].tolist()
-        chosen = dict(zip(ids, report.choice.tolist(), strict=True))
-        attacker, victim = chosen.pop(federation.holding.attacker, None), chosen.get(federation.holding.victim)
+        chosen = dict(zip(ids, report.assignment.tolist(), strict=True))
+        attacker, victim = (
+            chosen.pop(federation.property_schedule.attacker, None),
+            chosen.get(federation.property_schedule.victim),
+        )
         visible = {0, 1} if sees == "all" else {attacker}
         assert set(each.seen_of.tolist()) == visible & set(chosen.values())
         assert each.present.tolist() == [each.round % 3 == 0 and k == victim for k in each.seen_of.tolist()]
@@ -106,10 +109,10 @@ def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federati
 
 
 def test_an_active_attacker_that_is_absent_remembers(mlp, federation):
-    insider = active_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0)
+    malicious_client = active_property_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0)
     settings = {"participation": 0.17, "rounds": 24}
-    states, reports, _ = played(mlp, federation, IFCA(2), insider=insider, **settings)
-    there = [federation.holding.attacker in federation.ids[report.cohort].tolist() for report in reports]
+    states, reports, _ = played(mlp, federation, IFCA(2), malicious_client=malicious_client, **settings)
+    there = [federation.property_schedule.attacker in federation.ids[report.cohort].tolist() for report in reports]
     assert 0 < sum(there) < 24
     for before, after, present in zip(states, states[1:], there, strict=False):
         assert torch.equal(before.memory, after.memory) != present
@@ -130,7 +133,7 @@ def test_simulated_aggregates_are_of_as_many_as_take_part(mlp, federation, monke
 def test_what_others_have_changes_no_simulation(mlp, federation):
     """The attacker's own number of examples is all that it can simulate by."""
     local = LocalSGD(epochs=1, batch_size=8, learning_rate=0.1)
-    attacker = int(torch.nonzero(federation.ids == federation.holding.attacker))
+    attacker = int(torch.nonzero(federation.ids == federation.property_schedule.attacker))
     kept = [federation.clients.owned(i) if i == attacker else federation.clients.owned(i)[::2] for i in range(CLIENTS)]
     halved = type(federation.clients).dealt(
         federation.clients.x, federation.clients.y, torch.cat(kept), torch.tensor([len(each) for each in kept])
@@ -154,14 +157,15 @@ def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client
         case "dropout":
             model = Dropout(0.5).to(mlp)
         case "clipped":
-            settings["local"] = defended(Setup(mlp, LOCAL), [DPSGD(0.5)]).local
+            settings["local"] = defended(TrainingSetup(mlp, LOCAL), [DPSGD(0.5)]).local
         case "texts":
             model, given = Model(lambda: ReviewGRU(50, 3)), texts
         case "screened":
             settings["screen"] = NormClipping(0.05)
-    insider = active_attacker(model, given, 2, alpha=1.0, gamma=1.0)
+    malicious_client = active_property_attacker(model, given, 2, alpha=1.0, gamma=1.0)
     honest, active = (
-        played(model, given, IFCA(2, choose_by="batch"), insider=each, **settings)[0] for each in (None, insider)
+        played(model, given, IFCA(2, choose_by="batch"), malicious_client=each, **settings)[0]
+        for each in (None, malicious_client)
     )
     near = {"atol": 2e-3, "rtol": 0.05} if kind == "bf16" else {"atol": 1e-5, "rtol": 1e-4}
     torch.testing.assert_close(honest[-1].models, active[-1].models, **near)
@@ -170,10 +174,11 @@ def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client
 def test_scaling_leaves_statistics_where_they_can_be(federation):
     """Running variances scaled like weights become negative."""
     model, local = Model(Normed), replace(LOCAL, steps=8, learning_rate=1e-3)
-    insider = active_attacker(model, federation, 1, alpha=0.9, gamma=20.0)
-    plain = replace(insider, gamma=1.0)
+    malicious_client = active_property_attacker(model, federation, 1, alpha=0.9, gamma=20.0)
+    plain = replace(malicious_client, gamma=1.0)
     (start, scaled), (_, once) = (
-        played(model, federation, FedAvg(), insider=each, rounds=1, local=local)[0] for each in (insider, plain)
+        played(model, federation, FedAvg(), malicious_client=each, rounds=1, local=local)[0]
+        for each in (malicious_client, plain)
     )
     trained = model.layout.trainable
     torch.testing.assert_close(scaled.models[:, trained:], once.models[:, trained:])
@@ -182,17 +187,21 @@ def test_scaling_leaves_statistics_where_they_can_be(federation):
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), IFCA(2), IFCA(2, averaging="gradient")], ids=repr)
-@pytest.mark.parametrize("settings", [{}, {"participation": 0.5}, {"screen": NormClipping(0.05)}, {"insider": 3.0}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"participation": 0.5}, {"screen": NormClipping(0.05)}, {"malicious_client": 3.0}]
+)
 def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings):
-    if "insider" in settings:
-        settings = {"insider": active_attacker(mlp, federation, algorithm.clusters, alpha=0.5, gamma=3.0)}
+    if "malicious_client" in settings:
+        settings = {
+            "malicious_client": active_property_attacker(mlp, federation, algorithm.clusters, alpha=0.5, gamma=3.0)
+        }
     with Engine(mlp) as engine:
         training = Training(engine.prepare(federation), algorithm, LOCAL, engine, Stream(5), **settings)
         before = training.start()
         for after, report in training.rounds(before, 3):
             total = torch.zeros_like(after.models)
             for client in range(CLIENTS):
-                for k, share, end in training.contributions(before, report, client):
+                for k, share, end in training.client_updates(before, report, client):
                     total[k] += share * (end - before.models[k])
             torch.testing.assert_close(total, after.models - before.models, atol=1e-6, rtol=1e-3)
             before = after
@@ -200,22 +209,22 @@ def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings
 
 def test_without_its_own_part_an_update_is_that_of_the_others(mlp, federation):
     attack = PropertyAttack(removes_own=True)
-    attacker = federation.holding.attacker
+    attacker = federation.property_schedule.attacker
     with Engine(mlp) as engine:
         training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
         before = training.start()
         after, report = training.round(before)
-        sighting, last = attack.watch(
+        observation, last = attack.watch(
             before, after, report, torch.zeros_like(before.models), attack.examples(federation), training
         )
         others = torch.zeros_like(before.models)
         for client in set(range(CLIENTS)) - {attacker}:
-            for k, share, end in training.contributions(before, report, client):
+            for k, share, end in training.client_updates(before, report, client):
                 others[k] += share * (end - before.models[k])
     # Features have norm 1, so that by how much the others' shares fall short of 1 means nothing.
-    expected = pooled(mlp.layout, others[sighting.seen_of])
-    torch.testing.assert_close(sighting.seen, expected, atol=2e-3, rtol=0)
-    assert not torch.equal(sighting.seen, pooled(mlp.layout, last[sighting.seen_of]))
+    expected = pooled(mlp.layout, others[observation.seen_of])
+    torch.testing.assert_close(observation.seen, expected, atol=2e-3, rtol=0)
+    assert not torch.equal(observation.seen, pooled(mlp.layout, last[observation.seen_of]))
     assert torch.equal(last, after.models - before.models)
 
 
@@ -237,16 +246,16 @@ def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known)
 
 
 def test_an_attacker_with_one_kind_of_example_is_refused(federation):
-    test = replace(federation.holding, test_holds=torch.ones_like(federation.holding.test_holds))
+    test = replace(federation.property_schedule, test_holds=torch.ones_like(federation.property_schedule.test_holds))
     with pytest.raises(InputError, match=r"with the property and without it; the attacker has \d+ and 0"):
-        PropertyAttack(auxiliary="attacker+test").examples(replace(federation, holding=test))
-    apart = replace(federation.clients, y=federation.holding.holds.long())
+        PropertyAttack(auxiliary="attacker+test").examples(replace(federation, property_schedule=test))
+    apart = replace(federation.clients, y=federation.property_schedule.holds.long())
     with pytest.raises(InputError, match="some label both with and without the property"):
         PropertyAttack(matches_labels=True).examples(replace(federation, clients=apart))
 
 
 def test_fewer_examples_than_a_batch_make_smaller_batches_and_small_mixes_keep_one(mlp, federation):
-    own = Auxiliary.own(federation, federation.holding)
+    own = Auxiliary.own(federation, federation.property_schedule)
     few = replace(own, held=own.held[:3], others=own.others[:5])
     with Engine(mlp) as engine:
         made = local_updates(mlp.init(Stream(2)), few, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
@@ -255,7 +264,7 @@ def test_fewer_examples_than_a_batch_make_smaller_batches_and_small_mixes_keep_o
         none = local_updates(mlp.init(Stream(2)), own, [0.0], **args)
     network = mlp.network()
     for update, rows in zip(made, (few.held, few.others), strict=True):
-        network.load_state_dict(mlp.named(mlp.init(Stream(2))))
+        network.load_state_dict(mlp.state_dict(mlp.init(Stream(2))))
         network.zero_grad()
         nn.functional.cross_entropy(network(federation.clients.x[rows]), federation.clients.y[rows]).backward()
         slopes = {name: parameter.grad for name, parameter in network.named_parameters()}
@@ -271,16 +280,16 @@ def test_a_simulation_that_diverges_is_left_out(mlp, federation, caplog):
         attack = PropertyAttack()
         known = attack.examples(federation)
         broken = replace(known, x=known.x * torch.inf)
-        sighting, _ = attack.watch(before, after, report, torch.zeros_like(before.models), broken, training)
-    assert len(sighting.simulated) == len(sighting.simulated_of) == len(sighting.with_property) == 0
-    assert len(sighting.seen) > 0
+        observation, _ = attack.watch(before, after, report, torch.zeros_like(before.models), broken, training)
+    assert len(observation.simulated) == len(observation.simulated_of) == len(observation.with_property) == 0
+    assert len(observation.seen) > 0
     assert "round 1: simulated updates of model 0 became NaN" in caplog.text
 
 
 def test_watching_changes_nothing_whatever_defends(federation, mlp):
-    setup = defended(Setup(mlp, LOCAL), [Dropout(0.3), DPSGD(1.0, 0.5, sampling="poisson"), NormClipping(0.5)])
-    sensor = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
-    insider = active_attacker(setup.model, federation, 2, alpha=0.5, gamma=5.0)
+    setup = defended(TrainingSetup(mlp, LOCAL), [Dropout(0.3), DPSGD(1.0, 0.5, sampling="poisson"), NormClipping(0.5)])
+    risk_estimator = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
+    malicious_client = active_property_attacker(setup.model, federation, 2, alpha=0.5, gamma=5.0)
     alone, watched = (
         played(
             setup.model,
@@ -288,9 +297,9 @@ def test_watching_changes_nothing_whatever_defends(federation, mlp):
             IFCAMIR(IFCA(2)),
             attack=attack,
             local=setup.local,
-            screen=setup.screen,
-            insider=insider,
-            sensor=sensor,
+            update_filter=setup.update_filter,
+            malicious_client=malicious_client,
+            risk_estimator=risk_estimator,
             participation=0.8,
         )[0]
         for attack in (None, PropertyAttack(removes_own=True, mixes=(1.0, 0.5)))

@@ -7,7 +7,16 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from shoal.attacks import Audit, Gap, LossThreshold, RedTeam, ShadowModels, Shokri, observe, only
+from shoal.attacks import (
+    Gap,
+    LossThreshold,
+    MembershipAudit,
+    RedTeam,
+    ShadowModelAttack,
+    ShadowModels,
+    evaluate_models,
+    one_group_mix,
+)
 from shoal.attacks.yeom import FittedLossThreshold
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -40,7 +49,7 @@ def test_shadow_models_are_as_large_as_their_cluster(scene):
 
 def test_an_empty_cluster_is_attacked_as_if_one_client_had_joined(scene):
     state, federation, engine = scene
-    state = replace(state, choice=torch.zeros(6, dtype=torch.int64))
+    state = replace(state, assignment=torch.zeros(6, dtype=torch.int64))
     records = ShadowModels(number=1).train(state, federation, engine, LOCAL, Stream(0))
     assert int(records[1].member.sum()) == round(55 / 6)
 
@@ -76,7 +85,7 @@ def test_without_a_shadow_set_there_are_no_shadow_models(scene):
 
 
 @pytest.mark.parametrize("estimator", ["shadow", "federated", "audit"])
-@pytest.mark.parametrize("attack", [LossThreshold(), Shokri(), Gap()], ids=repr)
+@pytest.mark.parametrize("attack", [LossThreshold(), ShadowModelAttack(), Gap()], ids=repr)
 def test_risks_are_accuracies_and_come_again(scene, estimator, attack):
     team = RedTeam(1, estimator, attack, ShadowModels(number=2))
     state, federation, engine = scene
@@ -106,7 +115,7 @@ def test_members_that_are_known_by_heart_are_the_highest_risk(scene, estimator):
         test=replace(federation.test, y=labels(federation.test.x, 1)),
     )
     risks = torch.tensor([0.5, 0.77], dtype=torch.float64)
-    everyone_on_the_first = replace(state, choice=torch.zeros(6, dtype=torch.int64), risks=risks)
+    everyone_on_the_first = replace(state, assignment=torch.zeros(6, dtype=torch.int64), risks=risks)
     found = RedTeam(1, estimator, Gap()).risks(everyone_on_the_first, known, engine, LOCAL, Stream(2))
     assert found.tolist() == [1.0, 0.77], "a model without members keeps its last estimate"
 
@@ -115,7 +124,7 @@ def test_the_federated_estimate_counts_members_and_holdout(scene):
     state, federation, engine = scene
     risks = RedTeam(1, "federated", Gap()).risks(state, federation, engine, LOCAL, Stream(2))
     for k in range(2):
-        clients = torch.nonzero(state.choice == k).flatten()
+        clients = torch.nonzero(state.assignment == k).flatten()
         rates = []
         for shards, member in ((federation.clients, True), (federation.holdout, False)):
             rows = torch.cat([shards.owned(int(i)) for i in clients])
@@ -132,10 +141,10 @@ def test_the_federated_estimate_needs_holdout(scene):
         RedTeam(1, "federated", Gap()).risks(state, bare, engine, LOCAL, Stream(2))
 
 
-def audited(scene, choice):
+def audited(scene, assignment):
     state, federation, engine = scene
-    observed = observe(state.models, torch.tensor(choice), federation, engine)
-    return Audit.of(observed, [Gap(), Gap()], federation)
+    observed = evaluate_models(state.models, torch.tensor(assignment), federation, engine)
+    return MembershipAudit.of(observed, [Gap(), Gap()], federation)
 
 
 def test_a_cluster_is_measured_on_non_members_of_the_same_mix(scene):
@@ -155,8 +164,8 @@ def test_exposure_does_not_depend_on_the_order_of_clients(scene):
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     permuted = federation.permuted(order)
     audits = [
-        Audit.of(observe(state.models, choice, each, engine), [Gap(), Gap()], each)
-        for each, choice in ((federation, state.choice), (permuted, state.choice[order]))
+        MembershipAudit.of(evaluate_models(state.models, assignment, each, engine), [Gap(), Gap()], each)
+        for each, assignment in ((federation, state.assignment), (permuted, state.assignment[order]))
     ]
     for k in range(2):
         straight, turned = (a.of_cluster(k, f) for a, f in zip(audits, (federation, permuted), strict=True))
@@ -172,8 +181,8 @@ def test_a_model_without_members_has_no_exposure(scene):
 
 def test_a_group_is_measured_on_the_models_its_clients_chose(scene):
     state, federation, engine = scene
-    choice = [0, 1, 1, 1, 1, 1]
-    found = audited(scene, choice).of_group(0, federation, only(0, federation))
+    assignment = [0, 1, 1, 1, 1, 1]
+    found = audited(scene, assignment).of_group(0, federation, one_group_mix(0, federation))
     mine = torch.nonzero(federation.test.group == 0).flatten()
     rates = []
     for k, client in ((0, 0), (1, 1)):
@@ -187,8 +196,8 @@ def test_a_group_is_measured_on_the_models_its_clients_chose(scene):
 
 def test_population_non_members_are_of_all_groups_by_share(scene):
     state, federation, engine = scene
-    choice = [0, 0, 1, 1, 1, 1]
-    found = audited(scene, choice).of_group(0, federation, federation.shares.numpy())
+    assignment = [0, 0, 1, 1, 1, 1]
+    found = audited(scene, assignment).of_group(0, federation, federation.group_fractions.numpy())
     rows = torch.cat([federation.clients.owned(i) for i in (0, 1)])
     tpr = (
         (engine.outputs(state.models[0], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows])
@@ -204,22 +213,24 @@ def test_non_members_of_another_group_are_told_by_their_loss(scene):
     """Each model's margins from the posteriors; non-members count on each model as often as clients chose it."""
     state, federation, engine = scene
     fitted = [FittedLossThreshold(-1.1), FittedLossThreshold(-1.2)]
-    choice = [0, 0, 1, 1, 0, 1]
-    audit = Audit.of(observe(state.models, torch.tensor(choice), federation, engine), fitted, federation)
+    assignment = [0, 0, 1, 1, 0, 1]
+    audit = MembershipAudit.of(
+        evaluate_models(state.models, torch.tensor(assignment), federation, engine), fitted, federation
+    )
     margins, member = [], []
     mine = federation.test.of_group(0)
     for i in (2, 3, 4, 5):
         rows = federation.clients.owned(i)
         for x, y, inside in ((federation.clients.x[rows], federation.clients.y[rows], 1), (mine.x, mine.y, 0)):
-            posteriors = engine.outputs(state.models[choice[i]], x).double().softmax(1)
+            posteriors = engine.outputs(state.models[assignment[i]], x).double().softmax(1)
             likely = posteriors[torch.arange(len(y)), y].log()
-            margins.append(likely.numpy() - fitted[choice[i]].threshold)
+            margins.append(likely.numpy() - fitted[assignment[i]].threshold)
             member.append(np.full(len(y), inside))
     scores, inside = np.concatenate(margins), np.concatenate(member)
-    found = audit.of_group(1, federation, only(0, federation))
+    found = audit.of_group(1, federation, one_group_mix(0, federation))
     assert found.accuracy == pytest.approx(balanced_accuracy_score(inside, scores > 0))
     assert found.auc == pytest.approx(roc_auc_score(inside, scores), abs=1e-4)
-    assert abs(found.accuracy - audit.of_group(1, federation, only(1, federation)).accuracy) > 1e-3
+    assert abs(found.accuracy - audit.of_group(1, federation, one_group_mix(1, federation)).accuracy) > 1e-3
     assert abs(found.accuracy - 0.5) > 1e-3
 
 
@@ -237,14 +248,16 @@ def test_balanced_accuracy_of_margins_is_that_of_the_attack(scene):
     state, federation, engine = scene
     records = ShadowModels(number=2).train(state, federation, engine, LOCAL, Stream(0))
     fitted = [LossThreshold().fit(each, Stream(0)) for each in records]
-    observed = observe(state.models, state.choice, federation, engine)
-    audit = Audit.of(observed, fitted, federation)
+    observed = evaluate_models(state.models, state.assignment, federation, engine)
+    audit = MembershipAudit.of(observed, fitted, federation)
     mine = observed.owner < 2
     scores = fitted[0].score(observed.members[mine], observed.labels[mine])
     outside = fitted[0].score(observed.held_out[0], federation.test.y)[(federation.test.group == 0).numpy()]
     said = np.concatenate([scores, outside]) > fitted[0].threshold
     member = np.arange(len(said)) < len(scores)
-    assert audit.of_group(0, federation, only(0, federation)).accuracy == pytest.approx(balanced_accuracy(said, member))
+    assert audit.of_group(0, federation, one_group_mix(0, federation)).accuracy == pytest.approx(
+        balanced_accuracy(said, member)
+    )
 
 
 @pytest.mark.parametrize("settings", [{"number": 0}, {"size": 0}, {"epochs": 0}])

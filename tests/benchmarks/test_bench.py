@@ -174,11 +174,11 @@ def test_a_side_without_its_interpreter_fails_in_words(tmp_path: Path) -> None:
 
 def test_the_command_line_chooses_rows_sides_and_rounds(tmp_path: Path) -> None:
     options = bench.arguments_of(["--only", "fedavg-cnn", "ifca-official", "cuda", "--no-peers", "--tiny"])
-    rows = bench.rows_of(options, cuda=False)
+    rows = bench.round_metrics(options, cuda=False)
     assert [row.name for row in rows] == ["fedavg-cnn", "ifca-official"]
     assert {side.environment for row in rows for side in row.sides} == {"shoal"}
     with_peers = bench.arguments_of(["--tiny", "--pfl-python", str(tmp_path / "python")])
-    everything = {row.name: row for row in bench.rows_of(with_peers, cuda=True)}
+    everything = {row.name: row for row in bench.round_metrics(with_peers, cuda=True)}
     assert "cuda" in everything
     two = next(side for side in everything["fedavg-cnn"].sides if side.processes == 2)
     command = bench.command_of(everything["fedavg-cnn"], two, with_peers)

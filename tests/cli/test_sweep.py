@@ -10,7 +10,7 @@ from rich.console import Console
 
 from shoal.cli.app import main
 from shoal.cli.sweep import SweepDisplay
-from shoal.sweeps import Standing
+from shoal.sweeps import SweepProgress
 
 BASE = """
 [data]
@@ -129,11 +129,11 @@ def test_interrupted_it_says_how_to_go_on(sweep, tmp_path, capsys, monkeypatch):
 
 
 def test_the_live_display_counts_runs_and_tells_the_time_left():
-    now = Standing(runs=8, finished=2, failed=0, done=0.25)
+    now = SweepProgress(runs=8, finished=2, failed=0, done=0.25)
     stream = io.StringIO()
     with SweepDisplay(Console(file=stream, force_terminal=True, width=100)) as display:
         display.begun(lambda: now)
-        now = Standing(runs=8, finished=3, failed=1, done=0.375)
+        now = SweepProgress(runs=8, finished=3, failed=1, done=0.375)
     shown = stream.getvalue()
     assert "3/8" in shown
     assert "1 failed; about" in shown

@@ -11,7 +11,7 @@ from shoal.config.build import build, decide
 from shoal.config.components import build_model
 from shoal.config.schema import Config, parse_config, read_config
 from shoal.core.errors import InputError
-from shoal.data import Images
+from shoal.data import ImageDataset
 from shoal.engine import LocalSGD
 
 BASE = """
@@ -381,7 +381,7 @@ def test_sizes_are_decided_for_the_models_that_have_them(base: Path, changes: li
 )
 def test_the_face_network_s_sizes_are_decided_and_built(base: Path, section: dict, hidden, filters) -> None:
     table = tomllib.loads(BASE)
-    images = Images("squares", torch.zeros(400, 1, 24, 22, dtype=torch.uint8), 255, torch.arange(400) % 2, 400, 2)
+    images = ImageDataset("squares", torch.zeros(400, 1, 24, 22, dtype=torch.uint8), 255, torch.arange(400) % 2, 400, 2)
     decided = decide(parse_config(table | {"model": {"name": "faces-cnn"} | section}, "test"), images)
     assert (decided.model.hidden, decided.model.filters) == (hidden, filters)
     network = build_model(decided, images).network()

@@ -95,7 +95,7 @@ CLIENTS = [examples(size, seed=i) for i, size in enumerate((3, 6, 2))]
 def federation(**given: Any) -> Federation:
     x, y = examples(5)
     test = Examples(x, y, torch.zeros(5, dtype=torch.int64)) if "groups" in given else (x, y)
-    return Federation.of(**({"clients": CLIENTS, "test": test} | given))
+    return Federation.from_tensors(**({"clients": CLIENTS, "test": test} | given))
 
 
 def test_with_several_groups_the_test_set_says_which_group_each_example_is_of() -> None:

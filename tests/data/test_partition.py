@@ -14,19 +14,19 @@ from torch import Tensor
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Federation, Group, Images, Preferences, Split, split_images
+from shoal.data import Federation, Group, ImageDataset, Partition, Preferences, partition_dataset
 from shoal.data.partition import apportion, skew_labels
 
 EVERYONE = (Group("all", 1.0),)
 TWO = (Group("few", 0.25), Group("many", 0.75))
 
 
-def numbered(train: int, test: int) -> Images:
+def numbered(train: int, test: int) -> ImageDataset:
     """Images of 2x2 pixels in three channels that spell their own number, the training split first."""
     number = torch.arange(train + test)
     spelt = torch.stack([number % 256, number // 256 % 256, number // 65536], dim=1).to(torch.uint8)
     pixels = spelt[:, :, None, None].expand(-1, 3, 2, 2).contiguous()
-    return Images("numbers", pixels, 255, number, train, train + test)
+    return ImageDataset("numbers", pixels, 255, number, train, train + test)
 
 
 def numbers(x: Tensor) -> Tensor:
@@ -36,9 +36,9 @@ def numbers(x: Tensor) -> Tensor:
     return values[:, 0, 0, 0] + 256 * values[:, 1, 0, 0] + 65536 * values[:, 2, 0, 0]
 
 
-def deal(images: Images, plan: Split, groups: tuple[Group, ...] = EVERYONE, seed: int = 0) -> Federation:
+def deal(images: ImageDataset, plan: Partition, groups: tuple[Group, ...] = EVERYONE, seed: int = 0) -> Federation:
     nothing = torch.zeros(plan.clients, dtype=torch.float64)
-    return split_images(images, plan, groups, Preferences(nothing + 0.6, nothing), Stream(seed))
+    return partition_dataset(images, plan, groups, Preferences(nothing + 0.6, nothing), Stream(seed))
 
 
 def places(federation: Federation) -> dict[str, Tensor]:
@@ -56,16 +56,16 @@ def places(federation: Federation) -> dict[str, Tensor]:
 
 
 PLANS = {
-    "no official test part": (500, 0, Split(10, 20, 100, 50, holdout_examples=5)),
-    "all images used": (300, 100, Split(10, 20, 100, 50, holdout_examples=5)),
-    "test part larger than the test set": (300, 200, Split(10, 20, 50, 60, holdout_examples=3)),
-    "test part smaller than the test set": (300, 20, Split(8, 15, 60, 70)),
-    "clients take the whole training part": (500, 100, Split(10, 50, 60, 40)),
-    "clients reach into the test part": (100, 300, Split(10, 20, 50, 60, holdout_examples=2)),
-    "only test part": (0, 200, Split(4, 10, 50, 60)),
-    "nothing for the server": (100, 20, Split(4, 10, 0, 10)),
-    "dirichlet": (400, 100, Split(10, 30, 50, 60, holdout_examples=4, dirichlet_alpha=0.5)),
-    "more than 65,536 images": (70_000, 10, Split(10, 20, 65_900, 100)),
+    "no official test part": (500, 0, Partition(10, 20, 100, 50, holdout_examples=5)),
+    "all images used": (300, 100, Partition(10, 20, 100, 50, holdout_examples=5)),
+    "test part larger than the test set": (300, 200, Partition(10, 20, 50, 60, holdout_examples=3)),
+    "test part smaller than the test set": (300, 20, Partition(8, 15, 60, 70)),
+    "clients take the whole training part": (500, 100, Partition(10, 50, 60, 40)),
+    "clients reach into the test part": (100, 300, Partition(10, 20, 50, 60, holdout_examples=2)),
+    "only test part": (0, 200, Partition(4, 10, 50, 60)),
+    "nothing for the server": (100, 20, Partition(4, 10, 0, 10)),
+    "dirichlet": (400, 100, Partition(10, 30, 50, 60, holdout_examples=4, dirichlet_alpha=0.5)),
+    "more than 65,536 images": (70_000, 10, Partition(10, 20, 65_900, 100)),
 }
 
 
@@ -87,7 +87,7 @@ def test_every_image_is_in_one_place_and_its_label_goes_with_it(case: str, group
 
 
 def test_shards_of_clients_are_disjoint_and_cover_what_was_dealt() -> None:
-    federation = deal(numbered(400, 0), Split(10, 20, 50, 60, holdout_examples=3))
+    federation = deal(numbered(400, 0), Partition(10, 20, 50, 60, holdout_examples=3))
     for shards, each in ((federation.clients, 20), (federation.holdout, 3)):
         owned = [set(shards.y[shards.owned(i)].tolist()) for i in range(10)]
         assert [len(mine) for mine in owned] == [each] * 10
@@ -107,13 +107,13 @@ def test_official_test_images_go_to_the_test_set_first_and_training_images_to_cl
 def test_cifar10_as_the_paper_splits_it_keeps_a_test_set_from_the_official_test_images() -> None:
     """100 clients x 500 use up the 50,000 training images (here 1 in 100): shadow and test share the 10,000."""
     train, test = 500, 100
-    found = places(deal(numbered(train, test), Split(100, 5, 80, 20), TWO))
+    found = places(deal(numbered(train, test), Partition(100, 5, 80, 20), TWO))
     assert sorted(found["clients"].tolist()) == list(range(train))
     assert sorted(torch.cat([found["shadow"], found["test"]]).tolist()) == list(range(train, train + test))
 
 
 def test_images_are_dealt_at_random_within_each_part() -> None:
-    federation = deal(numbered(1000, 0), Split(10, 50, 100, 100))
+    federation = deal(numbered(1000, 0), Partition(10, 50, 100, 100))
     means = [float(federation.clients.y[federation.clients.owned(i)].double().mean()) for i in range(10)]
     spread = 1000 / 12**0.5 / 50**0.5  # standard deviation of the mean of 50 draws
     assert max(abs(mean - 499.5) for mean in means) < 4 * spread
@@ -153,23 +153,23 @@ def test_apportion_gives_everything_away_within_one_of_the_exact_share(groups: i
 
 def test_clients_and_shadow_are_mixed_by_share_and_the_test_set_evenly() -> None:
     groups = (Group("a", 0.1), Group("b", 0.25), Group("c", 0.65))
-    federation = deal(numbered(1000, 0), Split(20, 5, 200, 90), groups)
+    federation = deal(numbered(1000, 0), Partition(20, 5, 200, 90), groups)
     assert federation.groups == ("a", "b", "c")
     assert torch.bincount(federation.group).tolist() == [2, 5, 13]
-    assert federation.shares.tolist() == pytest.approx([0.1, 0.25, 0.65])
+    assert federation.group_fractions.tolist() == pytest.approx([0.1, 0.25, 0.65])
     assert torch.bincount(federation.shadow.group).tolist() == [20, 50, 130]
     assert torch.bincount(federation.test.group).tolist() == [30, 30, 30]
 
 
 def test_a_test_set_that_does_not_divide_differs_by_one() -> None:
-    federation = deal(numbered(400, 0), Split(10, 5, 0, 50), tuple(Group(n, 0.25) for n in "abcd"))
+    federation = deal(numbered(400, 0), Partition(10, 5, 0, 50), tuple(Group(n, 0.25) for n in "abcd"))
     assert sorted(torch.bincount(federation.test.group).tolist()) == [12, 12, 13, 13]
 
 
 def test_every_image_is_shifted_within_the_range_of_its_group_wherever_it_is() -> None:
     groups = (Group("dark", 0.4, brightness=(0.1, 0.3)), Group("dim", 0.6, brightness=(0.5, 0.9)))
-    images = Images("white", torch.full((600, 1, 2, 2), 16, dtype=torch.uint8), 16, torch.arange(600), 600, 600)
-    federation = deal(images, Split(10, 20, 100, 100, holdout_examples=5), groups)
+    images = ImageDataset("white", torch.full((600, 1, 2, 2), 16, dtype=torch.uint8), 16, torch.arange(600), 600, 600)
+    federation = deal(images, Partition(10, 20, 100, 100, holdout_examples=5), groups)
     of_owner = [(shards, federation.group[shards.owners()]) for shards in (federation.clients, federation.holdout)]
     placed = [(shards.x[shards.rows], group) for shards, group in of_owner]
     placed += [(federation.shadow.x, federation.shadow.group), (federation.test.x, federation.test.group)]
@@ -184,23 +184,25 @@ def test_every_image_is_shifted_within_the_range_of_its_group_wherever_it_is() -
 def test_a_group_of_unequal_clients_is_shifted_client_by_client() -> None:
     """With unequal sizes the boundary between the groups lies elsewhere."""
     groups = (Group("dark", 0.5, brightness=(0.1, 0.1)), Group("dim", 0.5, brightness=(0.5, 0.5)))
-    images = Images("white", torch.full((300, 1, 2, 2), 255, dtype=torch.uint8), 255, torch.arange(300) % 3, 300, 3)
-    federation = deal(images, Split(6, 40, 0, 20, dirichlet_alpha=0.2), groups)
+    images = ImageDataset(
+        "white", torch.full((300, 1, 2, 2), 255, dtype=torch.uint8), 255, torch.arange(300) % 3, 300, 3
+    )
+    federation = deal(images, Partition(6, 40, 0, 20, dirichlet_alpha=0.2), groups)
     assert len(federation.clients.sizes.unique()) > 1
     for i in range(6):
         factors = federation.clients.x[federation.clients.owned(i)]
         torch.testing.assert_close(factors, torch.full_like(factors, 0.1 if federation.group[i] == 0 else 0.5))
 
 
-def noise(count: int) -> Images:
+def noise(count: int) -> ImageDataset:
     pixels = torch.randint(0, 256, (count, 1, 8, 8), generator=Stream(1).generator(), dtype=torch.uint8)
-    return Images("noise", pixels, 255, torch.arange(count), count, count)
+    return ImageDataset("noise", pixels, 255, torch.arange(count), count, count)
 
 
 def test_an_image_s_shift_does_not_depend_on_where_it_is() -> None:
     group = (Group("turned", 1.0, rotation=(0, 90), brightness=(0.5, 1)),)
-    here = deal(noise(400), Split(10, 20, 40, 60), group)
-    there = deal(noise(400), Split(5, 10, 150, 60, holdout_examples=12), group)
+    here = deal(noise(400), Partition(10, 20, 40, 60), group)
+    there = deal(noise(400), Partition(5, 10, 150, 60, holdout_examples=12), group)
     seen: list[dict[int, Tensor]] = []
     for federation in (here, there):
         parts = (federation.clients, federation.holdout, federation.shadow, federation.test)
@@ -214,16 +216,16 @@ def test_an_image_s_shift_does_not_depend_on_where_it_is() -> None:
 
 def test_the_server_s_sets_do_not_change_what_clients_hold() -> None:
     group = (Group("turned", 1.0, rotation=(0, 90)),)
-    plain, more = (deal(noise(300), Split(10, 10, shadow, test), group) for shadow, test in ((0, 20), (100, 60)))
+    plain, more = (deal(noise(300), Partition(10, 10, shadow, test), group) for shadow, test in ((0, 20), (100, 60)))
     assert torch.equal(plain.clients.y, more.clients.y)
     torch.testing.assert_close(plain.clients.x, more.clients.x, atol=1e-6, rtol=0)
 
 
 def test_pixels_are_scaled_by_white_and_the_images_are_left_alone() -> None:
-    images = Images(
+    images = ImageDataset(
         "digits", torch.tensor([0, 4, 16], dtype=torch.uint8).reshape(3, 1, 1, 1), 16, torch.arange(3), 3, 3
     )
-    federation = deal(images, Split(1, 2, 0, 1))
+    federation = deal(images, Partition(1, 2, 0, 1))
     shown = dict(zip(federation.clients.y.tolist(), federation.clients.x.flatten().tolist(), strict=True))
     shown[int(federation.test.y)] = federation.test.x.item()
     assert shown == {0: 0.0, 1: 0.25, 2: 1.0}
@@ -288,14 +290,14 @@ def test_dirichlet_shares_have_the_expected_spread() -> None:
 
 def test_a_split_with_label_skew_keeps_the_total_and_the_groups() -> None:
     images = replace(numbered(1000, 0), labels=torch.arange(1000) % 10, classes=10)
-    federation = deal(images, Split(20, 30, 100, 100, dirichlet_alpha=0.2), TWO)
+    federation = deal(images, Partition(20, 30, 100, 100, dirichlet_alpha=0.2), TWO)
     sizes = federation.clients.sizes
     assert sizes.sum() == 600
     assert sizes.min() >= 1
     assert sizes.max() > 45
     assert torch.bincount(federation.group).tolist() == [5, 15]
     assert torch.equal(numbers(federation.clients.x) % 10, federation.clients.y)
-    even = deal(images, Split(20, 30, 100, 100), TWO)
+    even = deal(images, Partition(20, 30, 100, 100), TWO)
     skewed_entropy, even_entropy = (entropy(each.clients.y, each.clients.owners(), 20) for each in (federation, even))
     assert skewed_entropy < 0.7 * even_entropy
 
@@ -308,13 +310,13 @@ KINDS = {"plain": {}, "skewed": {"dirichlet_alpha": 0.5}, "reused": {"reuse_imag
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_group_of_share_0_has_test_images_and_leaves_the_others_theirs(kind: str, at: int) -> None:
-    plan = Split(8, 25, 60, 40, holdout_examples=5, **KINDS[kind])
+    plan = Partition(8, 25, 60, 40, holdout_examples=5, **KINDS[kind])
     before = deal(numbered(400, 50), plan, TWO)
     groups = (*TWO[:at], Group("nobody", 0.0), *TWO[at:])
     found = deal(numbered(400, 50), replace(plan, test_examples=60), groups)
     assert torch.bincount(found.test.group).tolist() == [20, 20, 20]
     assert found.shares[at] == 0
-    assert found.populated == [g for g in range(3) if g != at]
+    assert found.groups_with_clients == [g for g in range(3) if g != at]
     for place in ("clients", "holdout"):
         mine, theirs = getattr(found, place), getattr(before, place)
         assert torch.equal(mine.x, theirs.x)
@@ -336,15 +338,17 @@ def test_a_group_of_share_0_has_test_images_and_leaves_the_others_theirs(kind: s
 
 def test_a_group_of_share_0_shifts_its_test_images() -> None:
     groups = (Group("all", 1.0), Group("dark", 0.0, brightness=(0.5, 0.5)))
-    images = Images("white", torch.full((100, 1, 2, 2), 255, dtype=torch.uint8), 255, torch.arange(100) % 3, 100, 3)
-    test = deal(images, Split(4, 10, 10, 20), groups).test
+    images = ImageDataset(
+        "white", torch.full((100, 1, 2, 2), 255, dtype=torch.uint8), 255, torch.arange(100) % 3, 100, 3
+    )
+    test = deal(images, Partition(4, 10, 10, 20), groups).test
     assert test.of_group(0).x.unique().tolist() == [1.0]
     assert test.of_group(1).x.unique().tolist() == [0.5]
 
 
 def test_shares_of_0_alone_are_refused() -> None:
     nobody = (Group("a", 0.0), Group("b", 0.0))
-    for plan in (Split(10, 10, 0, 20), Split(10, 10, 0, 20, reuse_images=True)):
+    for plan in (Partition(10, 10, 0, 20), Partition(10, 10, 0, 20, reuse_images=True)):
         with pytest.raises(InputError, match=r"share of 'data.groups' must be above 0; got 0 \(a\) \+ 0 \(b\)"):
             deal(numbered(300, 0), plan, nobody)
 
@@ -355,7 +359,7 @@ def test_shares_of_0_alone_are_refused() -> None:
 )
 def test_who_gets_which_image_stays_as_it_was(kind: str, digest: str) -> None:
     """A seed deals the same federation out in every version, or published runs could not be run again."""
-    found = deal(numbered(450, 100), Split(10, 20, 101, 51, holdout_examples=5, **KINDS[kind]), TWO)
+    found = deal(numbered(450, 100), Partition(10, 20, 101, 51, holdout_examples=5, **KINDS[kind]), TWO)
     parts = [*places(found).values(), found.group, found.clients.sizes, found.shadow.group, found.test.group]
     assert hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest()[:16] == digest
 
@@ -366,7 +370,7 @@ def test_who_gets_which_image_stays_as_it_was(kind: str, digest: str) -> None:
 @pytest.mark.parametrize("alpha", [None, 0.5])
 def test_a_seed_decides_everything_and_another_seed_something_else(alpha: float | None) -> None:
     group = (Group("turned", 1.0, rotation=(0, 90)),)
-    plan = Split(10, 10, 50, 40, holdout_examples=2, dirichlet_alpha=alpha)
+    plan = Partition(10, 10, 50, 40, holdout_examples=2, dirichlet_alpha=alpha)
     first, again, other = (deal(noise(300), plan, group, seed) for seed in (1, 1, 2))
     for place in ("clients", "holdout", "shadow", "test"):
         mine, same, theirs = (getattr(federation, place) for federation in (first, again, other))
@@ -379,7 +383,7 @@ def test_another_seed_draws_other_angles_for_the_same_image() -> None:
     group = (Group("turned", 1.0, rotation=(0, 90)),)
     one, two = (
         {int(y): x for x, y in zip(f.test.x, f.test.y, strict=True)}
-        for f in (deal(noise(20), Split(1, 1, 0, 19), group, seed) for seed in (1, 2))
+        for f in (deal(noise(20), Partition(1, 1, 0, 19), group, seed) for seed in (1, 2))
     )
     both = set(one) & set(two)
     assert len(both) >= 18
@@ -390,7 +394,7 @@ def test_neither_the_global_generators_nor_the_images_are_touched() -> None:
     images = noise(300)
     kept = images.pixels.clone()
     torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    deal(images, Split(10, 10, 50, 40, dirichlet_alpha=0.5), (Group("turned", 1.0, rotation=(0, 90)),))
+    deal(images, Partition(10, 10, 50, 40, dirichlet_alpha=0.5), (Group("turned", 1.0, rotation=(0, 90)),))
     assert torch.equal(images.pixels, kept)
     assert torch.equal(torch.random.get_rng_state(), torch_state)
     assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
@@ -400,7 +404,7 @@ def test_neither_the_global_generators_nor_the_images_are_touched() -> None:
 
 
 def test_as_many_images_as_there_are_is_allowed_and_one_more_is_not() -> None:
-    plan = Split(10, 20, 40, 40, holdout_examples=2)
+    plan = Partition(10, 20, 40, 40, holdout_examples=2)
     assert len(deal(numbered(250, 50), plan)) == 10
     with pytest.raises(InputError, match=r"'data' asks for 301 images \(10 clients x 22 \+ 41 shadow \+ 40 test\)"):
         deal(numbered(250, 50), replace(plan, shadow_examples=41))
@@ -411,21 +415,21 @@ def test_as_many_images_as_there_are_is_allowed_and_one_more_is_not() -> None:
 @pytest.mark.parametrize("many", [0.8, 0.65, 0.7501])
 def test_shares_that_do_not_sum_to_one_are_refused(many: float) -> None:
     with pytest.raises(InputError, match=rf"must sum to 1; 0.25 \(few\) \+ {many:g} \(many\) sum to"):
-        deal(numbered(300, 0), Split(10, 10, 0, 20), (Group("few", 0.25), Group("many", many)))
+        deal(numbered(300, 0), Partition(10, 10, 0, 20), (Group("few", 0.25), Group("many", many)))
 
 
 def test_shares_that_sum_to_one_but_for_rounding_are_taken() -> None:
     thirds = tuple(Group(name, 1 / 3) for name in "abc")
-    assert torch.bincount(deal(numbered(300, 0), Split(9, 10, 0, 20), thirds).group).tolist() == [3, 3, 3]
+    assert torch.bincount(deal(numbered(300, 0), Partition(9, 10, 0, 20), thirds).group).tolist() == [3, 3, 3]
 
 
 def test_a_group_without_a_client_is_refused() -> None:
     with pytest.raises(InputError, match=r"'data.groups.few.share' = 0.02 of 10 clients is no client"):
-        deal(numbered(300, 0), Split(10, 10, 0, 20), (Group("few", 0.02), Group("many", 0.98)))
+        deal(numbered(300, 0), Partition(10, 10, 0, 20), (Group("few", 0.02), Group("many", 0.98)))
 
 
 def test_reused_images_go_to_every_group_once_and_to_one_of_clients_shadow_and_test():
-    plan = Split(8, 25, 60, 80, holdout_examples=5, reuse_images=True)
+    plan = Partition(8, 25, 60, 80, holdout_examples=5, reuse_images=True)
     groups = (Group("few", 0.25), Group("many", 0.75))
     federation = deal(numbered(300, 50), plan, groups)
     found = places(federation)
@@ -449,13 +453,13 @@ def test_reused_images_go_to_every_group_once_and_to_one_of_clients_shadow_and_t
 def test_reused_images_fill_the_set_to_the_last_and_no_further():
     quarters = tuple(Group(str(turn), 0.25, rotation=(turn, turn)) for turn in (0, 90, 180, 270))
     images = numbered(60, 10)
-    federation = deal(images, Split(24, 10, 0, 40, reuse_images=True), quarters)
+    federation = deal(images, Partition(24, 10, 0, 40, reuse_images=True), quarters)
     assert len(federation.clients.rows) == 240
     assert torch.bincount(federation.clients.y).tolist() == [4] * 60
     with pytest.raises(InputError, match=r"asks for 71 images \(6 clients x 10 \+ 0 shadow \+ 11 test in the largest"):
-        deal(images, Split(24, 10, 0, 44, reuse_images=True), quarters)
+        deal(images, Partition(24, 10, 0, 44, reuse_images=True), quarters)
 
 
 def test_reused_images_with_label_skew_are_refused():
     with pytest.raises(InputError, match=r"data\.reuse_images.*data\.dirichlet_alpha"):
-        Split(4, 10, 0, 10, dirichlet_alpha=0.5, reuse_images=True)
+        Partition(4, 10, 0, 10, dirichlet_alpha=0.5, reuse_images=True)

@@ -8,7 +8,15 @@ import torch
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Images, PropertySplit, Split, Texts, deal_property, draw_preferences, split_property
+from shoal.data import (
+    ImageDataset,
+    Partition,
+    PropertyPartition,
+    TextDataset,
+    draw_preferences,
+    draw_property_partition,
+    partition_by_property,
+)
 from shoal.data.property_partition import ATTACKER, VICTIM
 
 STREAM = Stream(7, ("data",))
@@ -19,21 +27,23 @@ def pictures(count=1_200, classes=3, share=0.25):
     labels = torch.from_numpy(draw.integers(0, classes, count))
     holds = torch.from_numpy(draw.random(count) < share)
     pixels = torch.arange(count).reshape(count, 1, 1, 1).expand(count, 1, 2, 2)
-    return Images("made", (pixels % 256).to(torch.uint8), 255, labels, count, classes, holds)
+    return ImageDataset("made", (pixels % 256).to(torch.uint8), 255, labels, count, classes, holds)
 
 
 def plan(clients=6, examples=150, alpha=0.5, **changes):
-    split = Split(clients, examples, shadow_examples=20, test_examples=200, holdout_examples=3, dirichlet_alpha=alpha)
-    return PropertySplit(split, **{"least": 10, **changes})
+    split = Partition(
+        clients, examples, shadow_examples=20, test_examples=200, holdout_examples=3, dirichlet_alpha=alpha
+    )
+    return PropertyPartition(split, **{"least": 10, **changes})
 
 
 def federation(given, made):
-    return split_property(given, made, draw_preferences(made.split.clients, (0.5, 0.8), 0.0, STREAM), STREAM)
+    return partition_by_property(given, made, draw_preferences(made.split.clients, (0.5, 0.8), 0.0, STREAM), STREAM)
 
 
 def test_every_example_goes_to_one_place_and_the_property_to_two_clients():
     given = pictures()
-    dealt = deal_property(given, plan(), STREAM)
+    dealt = draw_property_partition(given, plan(), STREAM)
     everything = torch.cat([*dealt.clients, dealt.holdout, dealt.shadow, dealt.test])
     assert len(everything.unique()) == len(everything)
     assert sum(len(rows) for rows in dealt.clients) == 6 * 150
@@ -47,14 +57,14 @@ def test_every_example_goes_to_one_place_and_the_property_to_two_clients():
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
 def test_the_attacker_gets_its_share_of_the_property(share):
     given = pictures()
-    dealt = deal_property(given, plan(attacker_share=share), STREAM)
+    dealt = draw_property_partition(given, plan(attacker_share=share), STREAM)
     mine, theirs = (int(given.holds[dealt.clients[who]].sum()) for who in (ATTACKER, VICTIM))
     assert mine == round(share * (mine + theirs))
 
 
 def test_skew_leaves_each_client_a_batch_and_no_skew_leaves_equal_parts():
     given = pictures()
-    skewed, even = (deal_property(given, plan(alpha=alpha), STREAM).clients for alpha in (0.2, None))
+    skewed, even = (draw_property_partition(given, plan(alpha=alpha), STREAM).clients for alpha in (0.2, None))
 
     def others(rows):
         return given.labels[rows[~given.holds[rows]]]
@@ -68,7 +78,7 @@ def test_skew_leaves_each_client_a_batch_and_no_skew_leaves_equal_parts():
 
 def test_a_seed_deals_as_before_and_another_otherwise():
     first, again, other = (
-        deal_property(pictures(), plan(), stream) for stream in (STREAM, STREAM, Stream(8, ("data",)))
+        draw_property_partition(pictures(), plan(), stream) for stream in (STREAM, STREAM, Stream(8, ("data",)))
     )
     assert all(torch.equal(a, b) for a, b in zip(first.clients, again.clients, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first.clients, other.clients, strict=True))
@@ -77,43 +87,43 @@ def test_a_seed_deals_as_before_and_another_otherwise():
 def test_the_federation_holds_what_was_dealt():
     given = pictures()
     made = federation(given, plan())
-    dealt = deal_property(given, plan(), STREAM)
+    dealt = draw_property_partition(given, plan(), STREAM)
     rows = torch.cat(dealt.clients)
     assert torch.equal(made.clients.y, given.labels[rows])
     assert torch.equal((made.clients.x[:, 0, 0, 0] * 255).round().long(), rows % 256)
-    assert torch.equal(made.holding.holds, given.holds[rows])
-    assert torch.equal(made.holding.test_holds, given.holds[dealt.test])
+    assert torch.equal(made.property_schedule.holds, given.holds[rows])
+    assert torch.equal(made.property_schedule.test_holds, given.holds[dealt.test])
 
 
 def test_texts_are_dealt_as_they_are():
     given = pictures()
     words = torch.randint(1, 50, (1_200, 8))
-    texts = Texts("made", words, 50, given.labels, 1_200, 3, given.holds)
+    texts = TextDataset("made", words, 50, given.labels, 1_200, 3, given.holds)
     made = federation(texts, plan())
     assert made.clients.x.dtype == torch.int64
-    assert torch.equal(made.clients.x, words[torch.cat(deal_property(texts, plan(), STREAM).clients)])
+    assert torch.equal(made.clients.x, words[torch.cat(draw_property_partition(texts, plan(), STREAM).clients)])
 
 
 def test_the_victim_takes_turns_and_nobody_else_does():
     made = federation(pictures(), plan(every=4))
-    holds, holding = made.holding.holds, made.holding
+    holds, schedule = made.property_schedule.holds, made.property_schedule
     for number in range(1, 9):
-        turn = made.in_round(number)
+        turn = made.clients_in_round(number)
         for client in range(len(made)):
             if client == VICTIM:
                 assert bool((holds[turn.owned(client)] == (number % 4 == 0)).all())
                 assert len(turn.owned(client)) == int((holds[made.clients.owned(client)] == (number % 4 == 0)).sum())
             else:
                 assert torch.equal(turn.owned(client), made.clients.owned(client))
-        assert holding.present(number) == (number % 4 == 0)
+        assert schedule.present(number) == (number % 4 == 0)
 
 
 def test_turns_follow_the_victim_into_another_order():
     made = federation(pictures(), plan(every=2))
     order = torch.tensor([4, 1, 5, 0, 3, 2])
-    permuted = made.permuted(order).in_round(2)
+    permuted = made.permuted(order).clients_in_round(2)
     for place, client in enumerate(order.tolist()):
-        assert torch.equal(permuted.owned(place), made.in_round(2).owned(client))
+        assert torch.equal(permuted.owned(place), made.clients_in_round(2).owned(client))
 
 
 @pytest.mark.parametrize(
@@ -142,5 +152,5 @@ def test_turns_follow_the_victim_into_another_order():
 )
 def test_what_cannot_be_dealt_is_one_sentence(given, made, sentence):
     with pytest.raises(InputError, match=sentence) as error:
-        deal_property(given, made(), STREAM)
+        draw_property_partition(given, made(), STREAM)
     assert "\n" not in str(error.value)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shoal.core.errors import InputError
-from shoal.data.property_schedule import Holding
+from shoal.data.property_schedule import PropertySchedule
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import LocalSGD
 from shoal.simulation.compatibility import check_spending
@@ -73,8 +73,10 @@ def test_a_victim_that_takes_turns_spends_what_the_more_used_part_of_its_example
     plain = accounting.of_federation(federation, everyone, LOCAL, rule)
     holds = torch.zeros(len(federation.clients.y), dtype=torch.bool)
     holds[federation.clients.owned(2)[:2]] = True  # Two of seven hold the property.
-    holding = Holding(holds, torch.zeros(0, dtype=torch.bool), int(federation.ids[2]), int(federation.ids[0]), every=2)
-    found = accounting.of_federation(replace(federation, holding=holding), everyone, LOCAL, rule)
+    schedule = PropertySchedule(
+        holds, torch.zeros(0, dtype=torch.bool), int(federation.ids[2]), int(federation.ids[0]), every=2
+    )
+    found = accounting.of_federation(replace(federation, property_schedule=schedule), everyone, LOCAL, rule)
     # In rounds 2, 4 and 6 the two, both in every step; in the four others the five, in two steps a pass.
     with_it = accounting.epsilon([(1.0, 3 * 2)], 1.0, 1e-5)
     without = accounting.epsilon([(4 / 5, 4 * 4)], 1.0, 1e-5)
@@ -97,8 +99,8 @@ def test_a_victim_s_turns_count_where_prv_is_refused(build):
     federation = build(sizes=(60,) * 6)
     holds = torch.zeros(360, dtype=torch.bool)
     holds[federation.clients.owned(2)[:6]] = True
-    holding = Holding(holds, torch.zeros(0, dtype=torch.bool), victim=2, attacker=0, every=2)
-    local = LocalSGD(steps=1, batch_size=6, privatizer=DPSGD(1.0, 1.0, accountant="prv"))
+    schedule = PropertySchedule(holds, torch.zeros(0, dtype=torch.bool), victim=2, attacker=0, every=2)
+    local = LocalSGD(steps=1, batch_size=6, gradient_privacy=DPSGD(1.0, 1.0, accountant="prv"))
     check_spending(federation, 5_000, local)
     with pytest.raises(InputError, match="takes too much memory"):
-        check_spending(replace(federation, holding=holding), 5_000, local)
+        check_spending(replace(federation, property_schedule=schedule), 5_000, local)

@@ -13,10 +13,10 @@ from shoal import FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, Traini
 from shoal.algorithms import IFCA, IFCAMIR
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.defenses import DPSGD, L2, Dropout, NormClipping, Setup, accounting, defended
+from shoal.defenses import DPSGD, L2, Dropout, NormClipping, TrainingSetup, accounting, defended
 from shoal.engine import Engine, resolve_backend
-from shoal.engine.bound_network import Seat
-from shoal.models import MLP, Logistic, MnistCNN, Model, NamedDropout
+from shoal.engine.bound_network import BoundNetwork
+from shoal.models import MLP, Logistic, MnistCNN, Model, SeededDropout
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 RED_TEAM = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
@@ -50,7 +50,7 @@ def test_every_defense_plays_every_algorithm(model, build, algorithm, defense):
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     permuted = played(model, build().permuted(order), algorithm, defense)
     torch.testing.assert_close(permuted.state.models, one.state.models, rtol=1e-5, atol=1e-6)
-    assert torch.equal(permuted.state.choice, one.state.choice[order])
+    assert torch.equal(permuted.state.assignment, one.state.assignment[order])
 
 
 def test_all_defenses_together(cnn, build, algorithm):
@@ -91,7 +91,7 @@ def test_no_defense_changes_no_bit(model, build, nothing):
 
 
 def test_resumed_dropout_and_noise_are_uninterrupted(cnn, build):
-    setup = defended(Setup(cnn, LOCAL), (Dropout(0.3), DPSGD(1.0, 0.5)))
+    setup = defended(TrainingSetup(cnn, LOCAL), (Dropout(0.3), DPSGD(1.0, 0.5)))
     with Engine(setup.model, backend=resolve_backend(setup.model, setup.local)) as engine:
         training = Training(build(), IFCA(2), setup.local, engine, Stream(5))
         whole = [each for each, _ in training.rounds(training.start(), 4)]
@@ -121,12 +121,12 @@ def test_dropout_keeps_names_and_rows(model):
 )
 def test_dropout_stands_before_linear_layers_but_the_inputs(build, places):
     network = Dropout(0.3).to(Model(build)).network()
-    found = [name for name, module in network.named_modules() if isinstance(module, NamedDropout)]
+    found = [name for name, module in network.named_modules() if isinstance(module, SeededDropout)]
     assert found == [f"{place}.dropout" for place in places]
 
 
 def test_masks_drop_their_share_and_keep_the_mean():
-    layer = NamedDropout(0.3)
+    layer = SeededDropout(0.3)
     layer.generator = torch.Generator().manual_seed(0)
     out = layer(torch.full((200, 500), 2.0))
     assert out.unique().tolist() == pytest.approx([0, 2 / 0.7])
@@ -139,7 +139,7 @@ def test_dropout_in_onednn_s_layout_is_dropout():
     x, y = torch.rand(6, 28, 28, 1).movedim(-1, 1), torch.arange(6)
     rows = []
     for onednn in (True, False):
-        seat = Seat(model, torch.device("cpu"), torch.float32)
+        seat = BoundNetwork(model, torch.device("cpu"), torch.float32)
         seat._onednn = seat._onednn and onednn
         seat.load(model.init(Stream(1)))
         seat.seed(7)
@@ -169,9 +169,9 @@ def test_dropout_where_there_is_nothing_to_drop_is_refused():
 
 
 def test_l2_is_weight_decay_given_once(mlp):
-    assert L2(0.02).applied(Setup(mlp, LOCAL)).local == replace(LOCAL, weight_decay=0.02)
+    assert L2(0.02).applied(TrainingSetup(mlp, LOCAL)).local == replace(LOCAL, weight_decay=0.02)
     with pytest.raises(InputError, match=r"'defenses.l2' = 0.02 and 'local.weight_decay' = 0.1 are the same thing"):
-        L2(0.02).applied(Setup(mlp, replace(LOCAL, weight_decay=0.1)))
+        L2(0.02).applied(TrainingSetup(mlp, replace(LOCAL, weight_decay=0.1)))
     with pytest.raises(InputError, match=r"'defenses.l2' must be at least 0; got -1"):
         L2(-1)
 
@@ -183,7 +183,7 @@ def test_updates_are_cut_to_the_norm_and_no_further():
     ends = starts + moved
     norms = (ends - starts).norm(dim=1)
     bound = float(norms[2]) * 0.99
-    kept = NormClipping(bound).screen(starts, ends)
+    kept = NormClipping(bound).filter(starts, ends)
     torch.testing.assert_close((kept - starts).norm(dim=1), norms.clamp(max=bound))
     torch.testing.assert_close(
         torch.cosine_similarity(kept - starts, ends - starts)[:4], torch.ones(4), rtol=1e-5, atol=1e-5
@@ -206,4 +206,4 @@ def test_norms_and_screens_that_cannot_be(mlp):
     with pytest.raises(InputError, match=r"'defenses.max_update_norm' must be above 0; got 0"):
         NormClipping(0.0)
     with pytest.raises(InputError, match="updates are screened already"):
-        defended(Setup(mlp, LOCAL), (NormClipping(1.0), NormClipping(2.0)))
+        defended(TrainingSetup(mlp, LOCAL), (NormClipping(1.0), NormClipping(2.0)))

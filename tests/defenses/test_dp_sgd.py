@@ -10,9 +10,9 @@ from torch import nn
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.defenses import DPSGD, Setup
+from shoal.defenses import DPSGD, TrainingSetup
 from shoal.engine import Engine, LocalSGD, resolve_backend
-from shoal.engine.bound_network import Seat
+from shoal.engine.bound_network import BoundNetwork
 from shoal.models import VGG, Model
 
 NOTHING = DPSGD(math.inf, 0.0)
@@ -32,11 +32,11 @@ def trained(model, federation, local, **settings):
     """(N, P): where every client's training ends."""
     starts = model.init(Stream(1))[None]
     which = torch.zeros(len(federation), dtype=torch.int64)
-    draws = local.draws(federation.clients, federation.ids, Stream(2))
+    randomness = local.randomness(federation.clients, federation.ids, Stream(2))
     ends = torch.empty(len(federation), model.layout.size)
     with Engine(model, **settings) as engine:
         ready = engine.prepare(federation)
-        for owners, rows in engine.train(starts, which, ready.clients, draws, local):
+        for owners, rows in engine.train(starts, which, ready.clients, randomness, local):
             ends[owners] = rows
     return ends
 
@@ -44,19 +44,19 @@ def trained(model, federation, local, **settings):
 def test_neither_clipping_nor_noise_is_the_plain_step_bit_for_bit(model, build, local):
     for backend in (None, "loop"):
         plain = trained(model, build(), local, backend=backend)
-        assert torch.equal(trained(model, build(), replace(local, privatizer=NOTHING), backend=backend), plain)
+        assert torch.equal(trained(model, build(), replace(local, gradient_privacy=NOTHING), backend=backend), plain)
 
 
 def test_a_huge_clip_without_noise_is_plain_sgd(model, build, local):
     plain = trained(model, build(), local, backend="loop")
-    private = replace(local, privatizer=DPSGD(1e6))
+    private = replace(local, gradient_privacy=DPSGD(1e6))
     assert private.private
     torch.testing.assert_close(trained(model, build(), private), plain, rtol=1e-4, atol=1e-6)
 
 
 def test_coins_that_always_fall_for_every_example_are_full_batches(model, build):
     local = LocalSGD(steps=5, batch_size=12, learning_rate=0.3)
-    coins = replace(local, privatizer=DPSGD(math.inf, sampling="poisson"))
+    coins = replace(local, gradient_privacy=DPSGD(math.inf, sampling="poisson"))
     full = replace(local, batch_size=None)
     torch.testing.assert_close(
         trained(model, build((12,) * 3), coins),
@@ -68,12 +68,12 @@ def test_coins_that_always_fall_for_every_example_are_full_batches(model, build)
 
 def by_hand(model, federation, local):
     """DP-SGD as the paper writes it, one example after another."""
-    rule, ends = local.privatizer, []
-    draws = local.draws(federation.clients, federation.ids, Stream(2))
+    rule, ends = local.gradient_privacy, []
+    randomness = local.randomness(federation.clients, federation.ids, Stream(2))
     for i in range(len(federation)):
-        seat = Seat(model, torch.device("cpu"), torch.float32)
+        seat = BoundNetwork(model, torch.device("cpu"), torch.float32)
         seat.load(model.init(Stream(1)))
-        rows, own = federation.clients.owned(i), Stream(int(draws.seeds[i]))
+        rows, own = federation.clients.owned(i), Stream(int(randomness.seeds[i]))
         x, y, size = federation.clients.x[rows], federation.clients.y[rows], len(rows)
         batch = local.batch(size)
         if rule.poisson:
@@ -83,7 +83,9 @@ def by_hand(model, federation, local):
                 for _ in range(local.steps_of(size))
             ]
         else:
-            taken = [each for order in draws.orders[i] for each in order[:size].split(batch)][: local.steps_of(size)]
+            taken = [each for order in randomness.orders[i] for each in order[:size].split(batch)][
+                : local.steps_of(size)
+            ]
         noise = own("noise").generator()
         for each in taken:
             total = torch.zeros(model.layout.size)
@@ -102,18 +104,18 @@ def by_hand(model, federation, local):
 @pytest.mark.parametrize("sampling", ["shuffled", "poisson"])
 def test_private_training_is_the_paper_s(model, build, sampling):
     local = LocalSGD(epochs=3, batch_size=4, learning_rate=0.1, weight_decay=0.1)
-    private = replace(local, privatizer=DPSGD(0.5, 0.7, sampling=sampling))
+    private = replace(local, gradient_privacy=DPSGD(0.5, 0.7, sampling=sampling))
     torch.testing.assert_close(trained(model, build(), private), by_hand(model, build(), private), rtol=1e-4, atol=1e-5)
 
 
 def test_an_empty_batch_is_a_step_of_noise_alone(mlp, build):
     # With one of 60 examples expected, more than a third of the steps have none.
-    local = LocalSGD(steps=1, batch_size=1, learning_rate=0.1, privatizer=DPSGD(0.5, 2.0, sampling="poisson"))
+    local = LocalSGD(steps=1, batch_size=1, learning_rate=0.1, gradient_privacy=DPSGD(0.5, 2.0, sampling="poisson"))
     federation = build((60,) * 6)
-    ends, draws = trained(mlp, federation, local), local.draws(federation.clients, federation.ids, Stream(2))
+    ends, randomness = trained(mlp, federation, local), local.randomness(federation.clients, federation.ids, Stream(2))
     lone = 0
     for i in range(6):
-        own = Stream(int(draws.seeds[i]))
+        own = Stream(int(randomness.seeds[i]))
         if not (torch.rand(60, generator=own("coins").generator(), dtype=torch.float64) < 1 / 60).any():
             lone += 1
             expected = mlp.init(Stream(1)) - 0.1 * torch.randn(mlp.layout.size, generator=own("noise").generator())
@@ -123,7 +125,7 @@ def test_an_empty_batch_is_a_step_of_noise_alone(mlp, build):
 
 @pytest.mark.parametrize("sampling", ["shuffled", "poisson"])
 def test_neither_threads_nor_other_clients_change_a_bit(model, build, sampling):
-    local = replace(LOCALS["epochs"], privatizer=DPSGD(0.5, 0.7, sampling=sampling))
+    local = replace(LOCALS["epochs"], gradient_privacy=DPSGD(0.5, 0.7, sampling=sampling))
     federation, order = build(), torch.tensor([3, 0, 5, 1, 4, 2])
     one = trained(model, federation, local, threads=1)
     assert torch.equal(trained(model, federation, local, threads=2), one)
@@ -132,14 +134,14 @@ def test_neither_threads_nor_other_clients_change_a_bit(model, build, sampling):
 
 
 def test_bf16_learns_on_a_master_copy(cnn, build):
-    local = replace(LOCALS["epochs"], privatizer=DPSGD(0.5, 0.1))
+    local = replace(LOCALS["epochs"], gradient_privacy=DPSGD(0.5, 0.1))
     start = cnn.init(Stream(1))
     moved, exact = (trained(cnn, build(), local, precision=each) - start for each in ("bf16", "fp32"))
     assert 0 < float((moved - exact).norm()) < 0.05 * float(exact.norm())
 
 
 def test_private_steps_are_the_loop_s(mlp, build):
-    private = replace(LOCALS["epochs"], privatizer=DPSGD(1.0, 0.5))
+    private = replace(LOCALS["epochs"], gradient_privacy=DPSGD(1.0, 0.5))
     assert (resolve_backend(mlp), resolve_backend(mlp, private)) == ("vmap", "loop")
     assert torch.equal(trained(mlp, build(), private), trained(mlp, build(), private, backend="loop"))
     with pytest.raises(InputError, match=r"'engine.backend' = \"vmap\" cannot clip gradients"):
@@ -147,11 +149,11 @@ def test_private_steps_are_the_loop_s(mlp, build):
 
 
 def test_batch_norm_is_refused_before_anything_runs():
-    setup = Setup(Model(VGG), LOCALS["epochs"])
+    setup = TrainingSetup(Model(VGG), LOCALS["epochs"])
     with pytest.raises(InputError, match=r"'model\.norm' = \"group\""):
         DPSGD(1.0, 0.5).applied(setup)
-    assert NOTHING.applied(setup).local.privatizer == NOTHING
-    DPSGD(1.0, 0.5).applied(Setup(Model(lambda: VGG(norm="group")), LOCALS["epochs"]))
+    assert NOTHING.applied(setup).local.gradient_privacy == NOTHING
+    DPSGD(1.0, 0.5).applied(TrainingSetup(Model(lambda: VGG(norm="group")), LOCALS["epochs"]))
 
 
 @pytest.mark.parametrize(
@@ -176,6 +178,6 @@ def test_values_outside_their_range(settings, sentence):
 
 
 def test_steps_are_private_once():
-    setup = DPSGD(1.0, 0.5).applied(Setup(Model(lambda: nn.Linear(2, 2)), LOCALS["epochs"]))
+    setup = DPSGD(1.0, 0.5).applied(TrainingSetup(Model(lambda: nn.Linear(2, 2)), LOCALS["epochs"]))
     with pytest.raises(InputError, match="private already"):
         DPSGD(1.0, 0.5).applied(setup)

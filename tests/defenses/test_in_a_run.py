@@ -10,7 +10,7 @@ import pytest
 from shoal.config.build import build, decide
 from shoal.config.schema import parse_config, read_config
 from shoal.core.errors import InputError
-from shoal.data import load_images
+from shoal.data import load_dataset
 from shoal.defenses import DPSGD, NormClipping
 from shoal.runs.run import run
 
@@ -46,15 +46,19 @@ ALL = {
 
 def test_what_is_left_out_is_not_done():
     config, simulation = build(config_of({}))
-    assert (simulation.local.privatizer, simulation.local.weight_decay, simulation.screen) == (None, 0.0, None)
+    assert (simulation.local.gradient_privacy, simulation.local.weight_decay, simulation.update_filter) == (
+        None,
+        0.0,
+        None,
+    )
     assert config.engine.backend == "vmap"
 
 
 def test_all_of_them_reach_the_simulation(tmp_path):
     config, simulation = build(config_of(ALL))
-    assert simulation.local.privatizer == DPSGD(2.0, 0.5, 1e-4, "rdp", "poisson")
+    assert simulation.local.gradient_privacy == DPSGD(2.0, 0.5, 1e-4, "rdp", "poisson")
     assert simulation.local.weight_decay == 0.01
-    assert simulation.screen == NormClipping(1.5)
+    assert simulation.update_filter == NormClipping(1.5)
     assert dict(simulation.model.network().named_modules())["output.dropout"].p == 0.1
     assert config.engine.backend == "loop"
     (tmp_path / "config.toml").write_text(config.toml())
@@ -102,7 +106,7 @@ def test_a_network_with_batch_norm_is_refused_with_the_remedy():
     defenses = {"dp_sgd": {"noise_multiplier": 1.0}}
     data = {"source": "digits", "clients": 6, "examples_per_client": 20, "test_examples": 60}
     sections = {"data": data | {"shadow_examples": 0}}
-    images = load_images("digits")
+    images = load_dataset("digits")
     wide = replace(images, pixels=images.pixels.repeat_interleave(4, 2).repeat_interleave(4, 3))
     model = {"name": "vgg11", "norm": "batch"}
     with pytest.raises(InputError, match=r"'model\.norm' = \"group\" for the VGGs"):

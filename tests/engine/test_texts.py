@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal import FedAvg, Group, RedTeam, Split, Stream, Texts, draw_preferences, simulate, split_images
+from shoal import FedAvg, Group, Partition, RedTeam, Stream, TextDataset, draw_preferences, partition_dataset, simulate
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.data import Federation
 from shoal.engine import Engine, LocalSGD, gradients, resolve_backend
-from shoal.models import Model, TextShape, named_model
+from shoal.models import Model, TextShape, create_model
 from shoal.runs.report import report_of
 from shoal.runs.run import run
 
@@ -44,37 +44,37 @@ def texts(count: int, name: str) -> tuple[Tensor, Tensor]:
 @pytest.fixture
 def federation() -> Federation:
     clients = [texts(size, f"client {size}") for size in (9, 14, 7, 12)]
-    return Federation.of(clients, test=texts(30, "test"), shadow=texts(30, "shadow"), classes=3)
+    return Federation.from_tensors(clients, test=texts(30, "test"), shadow=texts(30, "shadow"), classes=3)
 
 
 @pytest.fixture
 def gru() -> Model:
-    return named_model("gru", TextShape(VOCABULARY, 3))
+    return create_model("gru", TextShape(VOCABULARY, 3))
 
 
 def trained(model: Model, federation: Federation, **settings) -> Tensor:
     """(N, P): where every client's training ends."""
-    draws = LOCAL.draws(federation.clients, federation.ids, Stream(2))
+    randomness = LOCAL.randomness(federation.clients, federation.ids, Stream(2))
     start = model.init(Stream(1))[None]
     ends = torch.empty(len(federation), model.layout.size)
     with Engine(model, **settings) as engine:
         ready = engine.prepare(federation)
         which = torch.zeros(len(federation), dtype=torch.int64)
-        for owners, rows in engine.train(start, which, ready.clients, draws, LOCAL):
+        for owners, rows in engine.train(start, which, ready.clients, randomness, LOCAL):
             ends[owners] = rows
     return ends
 
 
 def by_hand(model: Model, federation: Federation) -> Tensor:
     """The slow, obvious twin: a network and an optimizer object a client, one batch after another."""
-    draws = LOCAL.draws(federation.clients, federation.ids, Stream(2))
+    randomness = LOCAL.randomness(federation.clients, federation.ids, Stream(2))
     ends = []
     for i in range(len(federation)):
         network = model.network()
-        network.load_state_dict(model.named(model.init(Stream(1))))
+        network.load_state_dict(model.state_dict(model.init(Stream(1))))
         optimizer = torch.optim.SGD(network.parameters(), lr=LOCAL.learning_rate)
         rows = federation.clients.owned(i)
-        for order in draws.orders[i]:
+        for order in randomness.orders[i]:
             for batch in rows[order[: len(rows)]].split(4):
                 optimizer.zero_grad()
                 outputs = network(federation.clients.x[batch])
@@ -144,7 +144,7 @@ def test_a_gru_is_trained_by_the_loop(gru):
 
 
 def test_words_that_the_network_does_not_know_are_refused(federation):
-    small = named_model("gru", TextShape(20, 3))
+    small = create_model("gru", TextShape(20, 3))
     with pytest.raises(InputError, match=r"the model cannot take examples of shape \(9,\)"):
         simulate(federation, small, FedAvg(), LOCAL, rounds=1)
 
@@ -152,18 +152,18 @@ def test_words_that_the_network_does_not_know_are_refused(federation):
 # --- dealing texts out, and whole runs ---------------------------------------------------------------------------
 
 
-def numbered(count: int) -> Texts:
+def numbered(count: int) -> TextDataset:
     """Texts of two words that spell their own number."""
     number = torch.arange(count)
-    return Texts("numbers", torch.stack([number // 10, number % 10], dim=1) + 1, 11, number % 2, count, 2)
+    return TextDataset("numbers", torch.stack([number // 10, number % 10], dim=1) + 1, 11, number % 2, count, 2)
 
 
 def test_texts_are_dealt_out_as_they_are():
     given = numbered(60)
     preferences = draw_preferences(4, (0.5, 0.8), 0.5, Stream(0))
-    plan = Split(clients=4, examples_per_client=10, shadow_examples=5, test_examples=8, dirichlet_alpha=1.0)
+    plan = Partition(clients=4, examples_per_client=10, shadow_examples=5, test_examples=8, dirichlet_alpha=1.0)
     groups = (Group("few", 0.25), Group("many", 0.75))
-    dealt = split_images(given, plan, groups, preferences, Stream(0))
+    dealt = partition_dataset(given, plan, groups, preferences, Stream(0))
     parts = [dealt.clients, dealt.shadow, dealt.test]
     assert all(part.x.dtype == torch.int64 for part in parts)
     number = torch.cat([(part.x[:, 0] - 1) * 10 + part.x[:, 1] - 1 for part in parts])
@@ -173,7 +173,7 @@ def test_texts_are_dealt_out_as_they_are():
 
 @pytest.mark.parametrize("shift", [{"rotation": (0.0, 9.0)}, {"brightness": (0.5, 1.0)}])
 def test_groups_that_shift_texts_are_refused(shift):
-    plan = Split(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8)
+    plan = Partition(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8)
     with pytest.raises(
         InputError, match=r"'data.groups.all' rotates or brightens images, but numbers has texts; leave"
     ):
@@ -182,7 +182,7 @@ def test_groups_that_shift_texts_are_refused(shift):
 
 def test_too_few_texts_are_called_texts():
     with pytest.raises(InputError, match=r"asks for 33 texts \(.*\), but numbers has 9"):
-        Split(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8).check(
+        Partition(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8).check(
             numbered(9), [Group("all", 1.0)]
         )
 

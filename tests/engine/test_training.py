@@ -12,8 +12,8 @@ from shoal.data import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD, gradients, vmapped
 from shoal.engine.engine import DivergenceError
-from shoal.engine.gram_backend import Spanned
-from shoal.engine.loop_backend import Loop
+from shoal.engine.gram_backend import GramTrainer
+from shoal.engine.loop_backend import LoopBackend
 from shoal.engine.vmap_gradients import Gradients
 from shoal.models import MLP, VGG, Logistic, MnistCNN, Model
 
@@ -37,11 +37,11 @@ def trained(model: Model, federation: Any, local: LocalSGD, **settings: Any) -> 
     """(N, P): where every client's training ends, from two different starts."""
     starts = torch.stack([model.init(Stream(1)(k)) for k in range(2)])
     which = torch.arange(len(federation)) % 2
-    draws = local.draws(federation.clients, federation.ids, Stream(2))
+    randomness = local.randomness(federation.clients, federation.ids, Stream(2))
     ends = torch.empty(len(federation), model.layout.size)
     with Engine(model, **settings) as engine:
         ready = engine.prepare(federation)
-        for owners, rows in engine.train(starts, which, ready.clients, draws, local):
+        for owners, rows in engine.train(starts, which, ready.clients, randomness, local):
             ends[owners] = rows
     return ends
 
@@ -49,15 +49,19 @@ def trained(model: Model, federation: Any, local: LocalSGD, **settings: Any) -> 
 def by_hand(model: Model, federation: Any, local: LocalSGD) -> torch.Tensor:
     """The slow, obvious twin: a network and an optimizer object a client, one batch after another."""
     starts = torch.stack([model.init(Stream(1)(k)) for k in range(2)])
-    draws = local.draws(federation.clients, federation.ids, Stream(2))
+    randomness = local.randomness(federation.clients, federation.ids, Stream(2))
     ends = []
     for i in range(len(federation)):
         network = model.network()
-        network.load_state_dict(model.named(starts[i % 2]), strict=False)
+        network.load_state_dict(model.state_dict(starts[i % 2]), strict=False)
         optimizer = torch.optim.SGD(network.parameters(), lr=local.learning_rate, weight_decay=local.weight_decay)
         rows = federation.clients.owned(i)
         x, y = federation.clients.x[rows], federation.clients.y[rows]
-        passes = draws.orders[i] if len(draws.orders[i]) else torch.arange(len(y)).expand(local.steps_of(len(y)), -1)
+        passes = (
+            randomness.orders[i]
+            if len(randomness.orders[i])
+            else torch.arange(len(y)).expand(local.steps_of(len(y)), -1)
+        )
         batches = [batch for order in passes for batch in order[: len(y)].split(local.batch(len(y)))]
         for batch in batches[: local.steps_of(len(y))]:
             optimizer.zero_grad()
@@ -93,7 +97,9 @@ def test_tracing_changes_no_bit(mlp, build, local, monkeypatch):
 
 
 @pytest.mark.parametrize("sizes", [(5,), (3, 9, 4), tuple(range(1, 700))])
-@pytest.mark.parametrize("trainer", [Loop(), vmapped.Vmapped(Model(lambda: nn.Linear(4, 2)), CPU, torch.float32)])
+@pytest.mark.parametrize(
+    "trainer", [LoopBackend(), vmapped.VmapBackend(Model(lambda: nn.Linear(4, 2)), CPU, torch.float32)]
+)
 def test_every_owner_is_in_one_unit_and_the_largest_come_first(sizes, trainer):
     shards = Shards.contiguous(torch.zeros(sum(sizes), 4), torch.zeros(sum(sizes)), torch.tensor(sizes))
     units = trainer.units(shards, LocalSGD(epochs=1, batch_size=4))
@@ -121,8 +127,8 @@ class NoBias(nn.Module):
 )
 def test_full_batches_train_the_same_in_the_span_of_their_inputs(network, local, build, monkeypatch):
     model, federation, used = Model(network), build(), []
-    train = Spanned.train
-    monkeypatch.setattr(Spanned, "train", lambda *given: (used.append(given), train(*given))[1])
+    train = GramTrainer.train
+    monkeypatch.setattr(GramTrainer, "train", lambda *given: (used.append(given), train(*given))[1])
     found = trained(model, federation, local, backend="vmap")
     torch.testing.assert_close(found, by_hand(model, federation, local), rtol=1e-4, atol=1e-6)
     assert used
@@ -131,7 +137,7 @@ def test_full_batches_train_the_same_in_the_span_of_their_inputs(network, local,
 
 
 def test_the_span_is_left_alone_where_it_is_more_work(build, monkeypatch):
-    monkeypatch.setattr(Spanned, "train", None)
+    monkeypatch.setattr(GramTrainer, "train", None)
     for local in (LocalSGD(steps=1), LocalSGD(steps=7, batch_size=4)):
         trained(Model(lambda: MLP(36, 8, 3)), build(), local, backend="vmap")
     trained(Model(lambda: MLP(36, 8, 3)), build(), LocalSGD(steps=7), backend="vmap", precision="bf16")
@@ -148,14 +154,14 @@ def test_an_input_layer_that_is_not_linear_is_refused():
 def test_onednn_s_layout_changes_speed_alone():
     draw = torch.Generator().manual_seed(0)
     clients = [(torch.rand(12, 1, 28, 28, generator=draw), torch.arange(12) % 10) for _ in range(2)]
-    federation, local = Federation.of(clients, test=clients[0]), LocalSGD(epochs=2, batch_size=5)
+    federation, local = Federation.from_tensors(clients, test=clients[0]), LocalSGD(epochs=2, batch_size=5)
     model = Model(MnistCNN)
     torch.testing.assert_close(
         trained(model, federation, local), by_hand(model, federation, local), rtol=1e-4, atol=1e-6
     )
     row = model.init(Stream(3))
     network = model.network().eval()
-    network.load_state_dict(model.named(row))
+    network.load_state_dict(model.state_dict(row))
     with Engine(model) as engine:
         found = engine.outputs(row, clients[0][0])
     torch.testing.assert_close(found, network(clients[0][0]).detach(), rtol=1e-5, atol=1e-6)
@@ -172,7 +178,7 @@ def test_batch_norm_trains_as_by_hand_and_keeps_its_statistics():
 
     stream = Stream(9).generator()
     clients = [(torch.rand(8, 1, 6, 6, generator=stream), torch.arange(8) % 3) for _ in range(3)]
-    federation = Federation.of(clients, test=clients[0])
+    federation = Federation.from_tensors(clients, test=clients[0])
     model, local = Model(Normed), LocalSGD(epochs=2, batch_size=4)
     ends = trained(model, federation, local)
     torch.testing.assert_close(ends, by_hand(model, federation, local), rtol=1e-4, atol=1e-6)
@@ -231,7 +237,7 @@ def test_batch_norm_on_a_batch_of_one_is_one_sentence():
     x, y = torch.rand(5, 4), torch.tensor([0, 1, 0, 1, 0])
     model = Model(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
     with pytest.raises(InputError, match=r"last batch has one example.*local\.batch_size"):
-        trained(model, Federation.of([(x, y)], test=(x, y)), LocalSGD(epochs=1, batch_size=2))
+        trained(model, Federation.from_tensors([(x, y)], test=(x, y)), LocalSGD(epochs=1, batch_size=2))
 
 
 def test_batch_norm_without_momentum_is_refused():
@@ -256,7 +262,7 @@ def test_the_loss_matrix_is_the_mean_loss_of_each_client_on_each_model(model, bu
         some = engine.losses(rows, engine.prepare(federation).clients.take(torch.tensor([4, 1])))
     for k in range(3):
         network = model.network().eval()
-        network.load_state_dict(model.named(rows[k]), strict=False)
+        network.load_state_dict(model.state_dict(rows[k]), strict=False)
         for i in range(len(federation)):
             mine = federation.clients.owned(i)
             expected = nn.functional.cross_entropy(network(federation.clients.x[mine]), federation.clients.y[mine])

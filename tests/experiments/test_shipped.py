@@ -8,7 +8,7 @@ import torch
 from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.config.validation import read_toml
-from shoal.data import Images, Texts, load_images
+from shoal.data import ImageDataset, TextDataset, load_dataset
 from shoal.sweeps import read_sweep
 from shoal.sweeps.plan import plan
 
@@ -38,12 +38,14 @@ def blank(source, task=None):
         classes = {"lfw": 3 if task and task.startswith("race") else 2, "yelp": 5}[source]
         labels, holds = torch.arange(count) % classes, torch.arange(count) % 10 == 3
         if source == "yelp":
-            return Texts("yelp", torch.zeros(1, 200).long().expand(count, -1), 3_000, labels, count, classes, holds)
+            return TextDataset(
+                "yelp", torch.zeros(1, 200).long().expand(count, -1), 3_000, labels, count, classes, holds
+            )
         pixels = torch.zeros(1, 3, 62, 47, dtype=torch.uint8).expand(count, -1, -1, -1)
-        return Images("lfw", pixels, 255, labels, count, classes, holds)
+        return ImageDataset("lfw", pixels, 255, labels, count, classes, holds)
     count, train, channels, side, classes = SIZES[source]
     pixels = torch.zeros(1, channels, side, side, dtype=torch.uint8).expand(count, -1, -1, -1)
-    return Images(source, pixels, 255, torch.arange(count) % classes, train, classes)
+    return ImageDataset(source, pixels, 255, torch.arange(count) % classes, train, classes)
 
 
 def test_every_file_is_a_configuration_or_a_sweep_or_what_sweeps_show():
@@ -57,7 +59,7 @@ def test_it_fits_the_official_data(path, monkeypatch):
     config = read_config(path)
     if config.data.source not in ("fashion-mnist", *EMBEDDED):
         images = blank(config.data.source, config.data.task)
-        monkeypatch.setattr("shoal.config.build.load_images", lambda *_, **__: images)
+        monkeypatch.setattr("shoal.config.build.load_dataset", lambda *_, **__: images)
         monkeypatch.setattr("shoal.data.partition.Shifter.pixels", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1))
     decided, simulation = build(config)
     assert len(simulation.federation) == config.data.clients
@@ -68,9 +70,9 @@ def test_it_fits_the_official_data(path, monkeypatch):
 @pytest.mark.parametrize("path", SWEEPS, ids=named)
 def test_every_run_of_a_sweep_fits_the_official_data(path, monkeypatch):
     def load(source, task, **_):
-        return load_images(source, task=task) if source in EMBEDDED else blank(source, task)
+        return load_dataset(source, task=task) if source in EMBEDDED else blank(source, task)
 
-    monkeypatch.setattr("shoal.config.build.load_images", load)
+    monkeypatch.setattr("shoal.config.build.load_dataset", load)
     sweep = read_sweep(path)
     assert len(plan(sweep)) == len(sweep.runs)
     assert len(sweep.seeds) == 5

@@ -14,6 +14,10 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments" / "theory"))
 
 import contraction
+import gradient_descent
+import results_file
+import success_grid
+import success_rate
 from assignment_flips import flip_errors, minimiser, population
 from distance_figure import draw_figure
 from gradient_descent import descend
@@ -59,8 +63,10 @@ def test_most_rounds_look_at_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(m=40, n=20, p=2, r=1.0, sigma=0.1, d=12)
     mixture, first = draw(setting, Stream(0)), starts(setting, Stream(0), 4)
     looked = []
-    fresh = descent.fresh
-    monkeypatch.setattr(descent, "fresh", lambda mixture, models: looked.append(len(models)) or fresh(mixture, models))
+    fresh = gradient_descent.fresh
+    monkeypatch.setattr(
+        gradient_descent, "fresh", lambda mixture, models: looked.append(len(models)) or fresh(mixture, models)
+    )
     descend(mixture, first, 0.05, 200, lazy=True)
     assert 4 <= sum(looked) < 200
 
@@ -99,13 +105,13 @@ def test_the_engine_of_the_house_takes_the_same_rounds(backend: str) -> None:
     mixture, (first,) = draw(setting, Stream(2)), starts(setting, Stream(2), 1)
     inputs = torch.cat([mixture.x, mixture.y[:, :, None]], dim=2)
     nothing = torch.zeros(10, dtype=torch.int64)
-    federation = Federation.of([(x, nothing) for x in inputs], test=(inputs[0], nothing))
+    federation = Federation.from_tensors([(x, nothing) for x in inputs], test=(inputs[0], nothing))
     local = LocalSGD(steps=1, batch_size=None, learning_rate=0.2)
     with Engine(Model(Regression, squared), threads=1, backend=backend) as engine:
         training = Training(engine.prepare(federation), IFCA(2, averaging="gradient"), local, engine, Stream(0))
         state = State(0, first.clone(), torch.zeros(2, dtype=torch.float64), torch.full((8,), -1))
         *_, (last, report) = training.rounds(state, 25)
-    assert len(report.choice.unique()) == 2
+    assert len(report.assignment.unique()) == 2
     expected = descend(mixture, first[None], 0.2, 25)[0]
     assert torch.allclose(last.models, expected, rtol=0, atol=1e-5)
 
@@ -116,23 +122,23 @@ def test_distance_is_to_the_nearest_truth_and_two_models_may_share_one() -> None
     assert nearest(models, truth).tolist() == [1.0, 3.5, torch.inf]
 
 
-def plan_of(path: Path, *words: str) -> cells.Plan:
-    return cells.planned(cells.parsed("", [str(path), "--table", "p2-m-n", "--rounds", "60", *words]))
+def plan_of(path: Path, *words: str) -> success_grid.Plan:
+    return success_grid.planned(success_grid.parsed("", [str(path), "--table", "p2-m-n", "--rounds", "60", *words]))
 
 
 def test_an_easy_data_set_succeeds_and_a_hopeless_one_does_not(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "out.csv", "--starts", "4")
     easy = Setting(m=40, n=40, p=2, r=1.0, sigma=0.1, d=5)
-    assert success.trained(plan, easy, 0)[3] == "1"
-    assert float(success.trained(plan, easy, 0)[2]) < 0.06
-    assert success.trained(plan, replace(easy, m=2, n=2, d=50), 0)[3] == "0"
-    assert success.trained(plan, replace(easy, sigma=0.0), 0)[3] == "0", "nothing is nearer than 0"
+    assert success_rate.trained(plan, easy, 0)[3] == "1"
+    assert float(success_rate.trained(plan, easy, 0)[2]) < 0.06
+    assert success_rate.trained(plan, replace(easy, m=2, n=2, d=50), 0)[3] == "0"
+    assert success_rate.trained(plan, replace(easy, sigma=0.0), 0)[3] == "0", "nothing is nearer than 0"
 
 
 def test_the_official_tables_are_complete(tmp_path: Path) -> None:
     count = {}
-    for table in cells.TABLES:
-        plan = cells.planned(cells.parsed("", [str(tmp_path), "--table", table]))
+    for table in success_grid.TABLES:
+        plan = success_grid.planned(success_grid.parsed("", [str(tmp_path), "--table", table]))
         count[table] = len(plan.cells)
         assert (plan.data_seeds, plan.starts, plan.rounds, plan.cells[0].d) == (40, 10, 300, 1000)
     assert count == {"p2-m-n": 42, "p4-m-n": 30, "p2-r-noise": 20, "p4-r-noise": 20}
@@ -145,34 +151,34 @@ WORDS = ("--d", "6", "--m", "8", "10", "--n", "10", "--r", "1", "--data-seeds", 
 def test_a_killed_table_goes_on_to_the_same_bytes(kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out.csv"
     plan = plan_of(path, *WORDS)
-    success.run(plan, path)
-    whole, table = path.read_bytes(), success.shown(plan, path)
+    success_rate.run(plan, path)
+    whole, table = path.read_bytes(), success_rate.shown(plan, path)
     assert whole.count(b"\n") == 5
     path.write_bytes(whole[:kept])
-    trained, calls = success.trained, []
-    monkeypatch.setattr(success, "trained", lambda *given: calls.append(given) or trained(*given))
-    success.run(plan, path)
+    trained, calls = success_rate.trained, []
+    monkeypatch.setattr(success_rate, "trained", lambda *given: calls.append(given) or trained(*given))
+    success_rate.run(plan, path)
     assert path.read_bytes() == whole
     assert len(calls) == 4 - max(0, whole[:kept].count(b"\n") - 1)
-    success.run(plan, path)
+    success_rate.run(plan, path)
     assert len(calls) <= 4, "finished data sets were trained again"
-    assert success.shown(plan, path) == table
+    assert success_rate.shown(plan, path) == table
 
 
 def test_a_table_says_of_how_many_data_sets_it_is(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     plan = plan_of(path, *WORDS)
-    ledger.rows(path)
+    results_file.rows(path)
     for seed, good in ((0, "1"), (1, "0")):
-        ledger.append(path, ledger.key(plan, plan.cells[0], seed), ("0.1", "0", "0.05", good))
-    assert "| 10 | 0.50 (2) | - |" in success.shown(plan, path)
+        results_file.append(path, results_file.key(plan, plan.cells[0], seed), ("0.1", "0", "0.05", good))
+    assert "| 10 | 0.50 (2) | - |" in success_rate.shown(plan, path)
 
 
 def test_another_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="not a table of this script"):
-        ledger.rows(path)
+        results_file.rows(path)
     assert path.read_text() == "a,b\n1,2\n"
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg, Redraw
-from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModels, Shokri
+from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModelAttack, ShadowModels
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences
-from shoal.engine import Engine, LocalSGD, Merge, State, Training, shares_of
+from shoal.engine import Aggregator, Engine, LocalSGD, State, Training, averaging_weights
 from shoal.models import Model
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
@@ -38,7 +38,7 @@ def played(
 
 
 def same(one: State, other: State) -> bool:
-    return torch.equal(one.models, other.models) and torch.equal(one.choice, other.choice)
+    return torch.equal(one.models, other.models) and torch.equal(one.assignment, other.assignment)
 
 
 @pytest.fixture(params=ALGORITHMS, ids=repr)
@@ -59,8 +59,8 @@ def test_no_beta_is_ifca_bit_for_bit(model, build):
 
 
 def test_all_beta_follows_risk_alone(model, build):
-    state = played(model, build(beta=1.0), IFCAMIR(), rounds=3, sensor=RED_TEAM)
-    assert state.choice.tolist() == [int(state.risks.argmin())] * 6
+    state = played(model, build(beta=1.0), IFCAMIR(), rounds=3, risk_estimator=RED_TEAM)
+    assert state.assignment.tolist() == [int(state.risks.argmin())] * 6
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -72,7 +72,7 @@ def test_one_step_of_gradient_averaging_is_model_averaging_by_the_cluster_s_part
         played(model, federation, IFCA(2, averaging=averaging), rounds=1, local=step, seed=seed)
         for averaging in ("model", "gradient")
     )
-    part = torch.bincount(by_model.choice, minlength=2)[:, None] / len(federation)
+    part = torch.bincount(by_model.assignment, minlength=2)[:, None] / len(federation)
     torch.testing.assert_close(
         by_gradient.models - before.models, part * (by_model.models - before.models), rtol=1e-3, atol=1e-7
     )
@@ -87,7 +87,7 @@ def test_watching_and_threads_change_no_bit(model, build, options):
 def test_backends_agree(cnn, mlp, build):
     for model in (cnn, mlp):
         loop, vmap = (played(model, build(), IFCA(2), backend=backend) for backend in ("loop", "vmap"))
-        assert torch.equal(loop.choice, vmap.choice)
+        assert torch.equal(loop.assignment, vmap.assignment)
         torch.testing.assert_close(loop.models, vmap.models, rtol=1e-4, atol=1e-6)
 
 
@@ -96,15 +96,15 @@ def test_permuted_clients_permute_the_results(model, build, algorithm, participa
     federation, order = build(), torch.tensor([3, 0, 5, 1, 4, 2])
     straight = played(model, federation, algorithm, participation=participation)
     permuted = played(model, federation.permuted(order), algorithm, participation=participation)
-    assert torch.equal(permuted.choice, straight.choice[order])
+    assert torch.equal(permuted.assignment, straight.assignment[order])
     torch.testing.assert_close(permuted.models, straight.models, rtol=1e-5, atol=1e-7)
 
 
 def test_interrupted_rounds_are_uninterrupted_rounds(model, build, algorithm):
     federation = build()
-    whole = played(model, federation, algorithm, rounds=5, sensor=RED_TEAM, participation=0.7)
+    whole = played(model, federation, algorithm, rounds=5, risk_estimator=RED_TEAM, participation=0.7)
     with Engine(model) as engine:
-        training = Training(federation, algorithm, LOCAL, engine, Stream(5), participation=0.7, sensor=RED_TEAM)
+        training = Training(federation, algorithm, LOCAL, engine, Stream(5), participation=0.7, risk_estimator=RED_TEAM)
         state = training.start()
         for upto in (2, 5):
             state = pickle.loads(pickle.dumps([each for each, _ in training.rounds(state, upto)][-1]))
@@ -116,7 +116,7 @@ def test_a_round_leaves_its_inputs_alone(model, build, algorithm):
     federation = build()
     x = federation.clients.x.clone()
     with Engine(model) as engine:
-        training = Training(federation, algorithm, LOCAL, engine, Stream(5), sensor=replace(RED_TEAM, every=1))
+        training = Training(federation, algorithm, LOCAL, engine, Stream(5), risk_estimator=replace(RED_TEAM, every=1))
         before = training.start()
         copy = pickle.loads(pickle.dumps(before))
         after, _ = training.round(before)
@@ -128,7 +128,7 @@ def test_a_round_leaves_its_inputs_alone(model, build, algorithm):
 
 def test_an_empty_cluster_keeps_its_model(model, build):
     state = played(model, build(), IFCA(2), rounds=0)
-    merge = Merge(state.models, shares_of(torch.zeros(6, dtype=torch.int64), torch.ones(6), 2))
+    merge = Aggregator(state.models, averaging_weights(torch.zeros(6, dtype=torch.int64), torch.ones(6), 2))
     ends = torch.randn(6, model.layout.size, generator=torch.Generator().manual_seed(0))
     merge.add(merge.part(torch.arange(6), ends))
     moved = merge.models()
@@ -140,7 +140,7 @@ def test_a_round_without_clients_changes_nothing(model, build, algorithm):
     state = played(model, build(), algorithm, participation=0.01)
     assert state.round == 4
     assert torch.equal(state.models, played(model, build(), algorithm, rounds=0).models)
-    assert state.choice.tolist() == [-1] * 6
+    assert state.assignment.tolist() == [-1] * 6
 
 
 def test_partial_participation_moves_on_from_those_who_came(model, build):
@@ -149,7 +149,7 @@ def test_partial_participation_moves_on_from_those_who_came(model, build):
         training = Training(federation, IFCA(2), LOCAL, engine, Stream(5), participation=0.5)
         after, report = training.round(training.start())
     assert len(report.cohort) == 3
-    assert sorted(torch.nonzero(after.choice >= 0).flatten().tolist()) == sorted(report.cohort.tolist())
+    assert sorted(torch.nonzero(after.assignment >= 0).flatten().tolist()) == sorted(report.cohort.tolist())
 
 
 def test_merging_is_the_formula():
@@ -157,7 +157,7 @@ def test_merging_is_the_formula():
     models, ends = torch.randn(3, 7, generator=draw), torch.randn(5, 7, generator=draw)
     shares = torch.rand(3, 5, generator=draw)
     shares /= shares.sum(dim=1, keepdim=True)
-    merge = Merge(models, shares)
+    merge = Aggregator(models, shares)
     for owners in (torch.tensor([4, 2]), torch.tensor([0]), torch.tensor([1, 3])):
         merge.add(merge.part(owners, ends[owners]))
     expected = models + (shares[:, :, None] * (ends[None] - models[:, None])).sum(dim=1)
@@ -168,7 +168,7 @@ def test_mini_batch_choice_scores_the_batch_that_trains_first(build, mlp):
     federation = build()
     stream = Stream(7)("batches")
     batch = LOCAL.first_batch(federation.clients, federation.ids, stream)
-    orders = LOCAL.draws(federation.clients, federation.ids, stream).orders
+    orders = LOCAL.randomness(federation.clients, federation.ids, stream).orders
     for i in range(len(federation)):
         assert torch.equal(batch.owned(i), federation.clients.owned(i)[orders[i, 0, :4]])
 
@@ -200,11 +200,11 @@ def test_every_algorithm_is_a_value(algorithm, mlp, build):
     assert len(torch.unique(models, dim=0)) == algorithm.clusters
     losses = torch.rand(6, algorithm.clusters, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     preferences = Preferences(torch.full((6,), 0.6), torch.full((6,), 0.5))
-    choice = algorithm.choose(losses, torch.rand(algorithm.clusters, dtype=torch.float64), preferences)
-    assert choice.shape == (6,)
-    assert ((choice >= 0) & (choice < algorithm.clusters)).all()
-    rows = algorithm.shares(choice, torch.arange(1, 7)).sum(dim=1)
-    chosen = torch.bincount(choice, minlength=algorithm.clusters) > 0
+    assignment = algorithm.choose(losses, torch.rand(algorithm.clusters, dtype=torch.float64), preferences)
+    assert assignment.shape == (6,)
+    assert ((assignment >= 0) & (assignment < algorithm.clusters)).all()
+    rows = algorithm.shares(assignment, torch.arange(1, 7)).sum(dim=1)
+    chosen = torch.bincount(assignment, minlength=algorithm.clusters) > 0
     torch.testing.assert_close(rows, chosen.double())
 
 
@@ -219,11 +219,11 @@ def test_ifca_mir_weighs_risk_as_line_12_says():
 def test_with_different_initial_models_clients_find_their_groups(cnn, build):
     # From most initial models; from some, IFCA ends with one cluster for all, as its theory allows.
     local = LocalSGD(epochs=3, batch_size=4, learning_rate=0.3)
-    found = [played(cnn, build((20,) * 6), IFCA(2), rounds=8, local=local, seed=seed).choice for seed in range(5)]
-    assert sum(choice.tolist() in ([0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]) for choice in found) >= 3
+    found = [played(cnn, build((20,) * 6), IFCA(2), rounds=8, local=local, seed=seed).assignment for seed in range(5)]
+    assert sum(assignment.tolist() in ([0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]) for assignment in found) >= 3
 
 
 def test_attacks_are_values():
-    for attack in (Shokri(), Shokri("mlp", per_class=False), LossThreshold(), Gap(), RED_TEAM):
+    for attack in (ShadowModelAttack(), ShadowModelAttack("mlp", per_class=False), LossThreshold(), Gap(), RED_TEAM):
         assert pickle.loads(pickle.dumps(attack)) == attack
         assert hash(attack) == hash(replace(attack))

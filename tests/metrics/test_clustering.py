@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shoal.metrics import migrated, recovered, violated
+from shoal.metrics import adjusted_rand_index, exceeds_threshold, is_migrated
 
 
 @pytest.mark.parametrize(
@@ -20,26 +20,26 @@ from shoal.metrics import migrated, recovered, violated
         ([1], [0], []),
     ],
 )
-def test_migrated_clients(group: list[int], choice: list[int], moved: list[int]) -> None:
-    found = migrated(np.array(group), np.array(choice))
+def test_migrated_clients(group: list[int], assignment: list[int], moved: list[int]) -> None:
+    found = is_migrated(np.array(group), np.array(assignment))
     assert found.dtype == bool
     assert np.flatnonzero(found).tolist() == moved
 
 
 def test_permuting_clients_permutes_who_migrated() -> None:
     draw = np.random.default_rng(0)
-    group, choice, order = draw.integers(0, 3, 50), draw.integers(0, 4, 50), draw.permutation(50)
-    found = migrated(group, choice)
+    group, assignment, order = draw.integers(0, 3, 50), draw.integers(0, 4, 50), draw.permutation(50)
+    found = is_migrated(group, assignment)
     assert 0 < found.sum() < 50
-    assert (migrated(group[order], choice[order]) == found[order]).all()
+    assert (is_migrated(group[order], assignment[order]) == found[order]).all()
 
 
 def test_renaming_clusters_changes_neither_figure() -> None:
     draw = np.random.default_rng(1)
-    group, choice = draw.integers(0, 2, 40), draw.integers(0, 3, 40)
-    renamed = np.array([9, 4, 0])[choice]
-    assert (migrated(group, renamed) == migrated(group, choice)).all()
-    assert recovered(group, renamed) == recovered(group, choice)
+    group, assignment = draw.integers(0, 2, 40), draw.integers(0, 3, 40)
+    renamed = np.array([9, 4, 0])[assignment]
+    assert (is_migrated(group, renamed) == is_migrated(group, assignment)).all()
+    assert adjusted_rand_index(group, renamed) == adjusted_rand_index(group, assignment)
 
 
 @pytest.mark.parametrize(
@@ -47,29 +47,29 @@ def test_renaming_clusters_changes_neither_figure() -> None:
     [(0.61, 0.6, True), (0.6, 0.6, False), (0.59, 0.6, False), (1.0, 0.5, True), (float("nan"), 0.5, False)],
 )
 def test_a_limit_is_violated_above_it_and_not_at_it(exposure: float, threshold: float, expected: bool) -> None:
-    assert violated(np.array([exposure]), np.array([threshold])).tolist() == [expected]
+    assert exceeds_threshold(np.array([exposure]), np.array([threshold])).tolist() == [expected]
 
 
 def test_each_client_has_its_own_limit() -> None:
     exposure, threshold = np.array([0.7, 0.7, 0.55]), np.array([0.6, 0.8, 0.55])
-    assert violated(exposure, threshold).tolist() == [True, False, False]
+    assert exceeds_threshold(exposure, threshold).tolist() == [True, False, False]
 
 
 def test_the_same_partition_is_recovered_whatever_its_names() -> None:
-    assert recovered(np.array([0, 0, 1, 1, 2]), np.array([4, 4, 0, 0, 1])) == 1
+    assert adjusted_rand_index(np.array([0, 0, 1, 1, 2]), np.array([4, 4, 0, 0, 1])) == 1
 
 
 def test_one_cluster_recovers_nothing() -> None:
-    assert recovered(np.array([0, 0, 1, 1]), np.array([0, 0, 0, 0])) == 0
+    assert adjusted_rand_index(np.array([0, 0, 1, 1]), np.array([0, 0, 0, 0])) == 0
 
 
 def test_adjusted_rand_index_by_hand() -> None:
     """Counts [[2, 1], [0, 3]]: 1 + 3 pairs together in both, 3 + 3 by rows, 1 + 6 by columns, of 15."""
     expected_by_chance = 6 * 7 / 15
     expected = (4 - expected_by_chance) / ((6 + 7) / 2 - expected_by_chance)
-    found = recovered(np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1, 1]))
+    found = adjusted_rand_index(np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1, 1]))
     assert found == pytest.approx(expected)
 
 
 def test_crossing_partitions_score_below_chance() -> None:
-    assert recovered(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])) < 0
+    assert adjusted_rand_index(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])) < 0

@@ -1,4 +1,4 @@
-"""Leakage against scikit-learn, brute force and numbers made by hand."""
+"""MembershipMetrics against scikit-learn, brute force and numbers made by hand."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from shoal.metrics import balanced_accuracy, gap_accuracy, leakage, roc, tpr_at_fpr
+from shoal.metrics import balanced_accuracy, gap_accuracy, membership_metrics, roc, tpr_at_fpr
 
 CASES = ["continuous", "ties", "few members"]
 
@@ -35,7 +35,7 @@ def best_tpr(scores: np.ndarray, member: np.ndarray, at_most: float, weight: np.
 def test_auc_and_accuracy_are_scikit_learn_s(name: str, weighted: bool) -> None:
     scores, member = case(name)
     weight = np.random.default_rng(1).uniform(0.1, 3, len(scores)) if weighted else None
-    found = leakage(scores, 0.4, member, weight)
+    found = membership_metrics(scores, 0.4, member, weight)
     assert found.auc == pytest.approx(roc_auc_score(member, scores, sample_weight=weight))
     assert found.accuracy == pytest.approx(balanced_accuracy_score(member, scores > 0.4, sample_weight=weight))
     assert (found.members, found.non_members) == (member.sum(), (~member).sum())
@@ -48,16 +48,16 @@ def test_auc_and_accuracy_are_scikit_learn_s(name: str, weighted: bool) -> None:
 def test_tpr_at_low_fpr_is_the_best_of_all_thresholds(name: str, seed: int, weighted: bool) -> None:
     scores, member = case(name, seed)
     weight = np.random.default_rng(1).integers(1, 4, len(scores)).astype(float) if weighted else None
-    found = leakage(scores, 0.4, member, weight)
-    assert found.tpr_at_fpr_01 == pytest.approx(best_tpr(scores, member, 0.01, weight))
-    assert found.tpr_at_fpr_001 == pytest.approx(best_tpr(scores, member, 0.001, weight))
+    found = membership_metrics(scores, 0.4, member, weight)
+    assert found.tpr_at_1_percent_fpr == pytest.approx(best_tpr(scores, member, 0.01, weight))
+    assert found.tpr_at_01_percent_fpr == pytest.approx(best_tpr(scores, member, 0.001, weight))
 
 
 def test_tpr_at_low_fpr_sees_thresholds_on_a_straight_piece_of_the_curve() -> None:
     """200 scores, each of one member and one non-member: the curve is the diagonal, 2 of 200 are 1 %."""
     scores, member = np.repeat(np.arange(200.0), 2), np.tile([True, False], 200)
     assert best_tpr(scores, member, 0.01) == 0.01
-    assert leakage(scores, 100.0, member).tpr_at_fpr_01 == pytest.approx(0.01)
+    assert membership_metrics(scores, 100.0, member).tpr_at_1_percent_fpr == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("factor", [0.1, 1 / 3, 7.0, 1e-3])
@@ -65,48 +65,51 @@ def test_equal_weights_of_any_size_are_no_weights(factor: float) -> None:
     draw = np.random.default_rng(0)
     member = np.arange(200) < 100
     scores = draw.normal(size=200) + member
-    plain, weighted = leakage(scores, 0.5, member), leakage(scores, 0.5, member, np.full(200, factor))
-    assert plain.tpr_at_fpr_01 > plain.tpr_at_fpr_001
-    for key in ("accuracy", "auc", "tpr_at_fpr_01", "tpr_at_fpr_001"):
+    plain, weighted = (
+        membership_metrics(scores, 0.5, member),
+        membership_metrics(scores, 0.5, member, np.full(200, factor)),
+    )
+    assert plain.tpr_at_1_percent_fpr > plain.tpr_at_01_percent_fpr
+    for key in ("accuracy", "auc", "tpr_at_1_percent_fpr", "tpr_at_01_percent_fpr"):
         assert getattr(weighted, key) == pytest.approx(getattr(plain, key)), key
 
 
 def test_a_whole_weight_is_that_many_repetitions() -> None:
     scores, member = case("ties")
     weight = np.random.default_rng(3).integers(1, 5, len(scores))
-    weighted = leakage(scores, 1.0, member, weight.astype(float))
-    repeated = leakage(np.repeat(scores, weight), 1.0, np.repeat(member, weight))
-    for key in ("accuracy", "auc", "tpr_at_fpr_01", "tpr_at_fpr_001"):
+    weighted = membership_metrics(scores, 1.0, member, weight.astype(float))
+    repeated = membership_metrics(np.repeat(scores, weight), 1.0, np.repeat(member, weight))
+    for key in ("accuracy", "auc", "tpr_at_1_percent_fpr", "tpr_at_01_percent_fpr"):
         assert getattr(weighted, key) == pytest.approx(getattr(repeated, key)), key
-    assert weighted.auc != pytest.approx(leakage(scores, 1.0, member).auc, abs=1e-4)
+    assert weighted.auc != pytest.approx(membership_metrics(scores, 1.0, member).auc, abs=1e-4)
 
 
 def test_scores_that_separate_perfectly_leak_everything() -> None:
-    found = leakage(np.array([5.0, 6.0, 7.0, 1.0, 2.0]), 4.0, np.array([True, True, True, False, False]))
-    assert (found.accuracy, found.auc, found.tpr_at_fpr_01, found.tpr_at_fpr_001) == (1, 1, 1, 1)
+    found = membership_metrics(np.array([5.0, 6.0, 7.0, 1.0, 2.0]), 4.0, np.array([True, True, True, False, False]))
+    assert (found.accuracy, found.auc, found.tpr_at_1_percent_fpr, found.tpr_at_01_percent_fpr) == (1, 1, 1, 1)
     assert (found.members, found.non_members) == (3, 2)
 
 
 def test_the_wrong_way_round_everything_is_wrong() -> None:
-    found = leakage(np.array([1.0, 2.0, 5.0, 6.0]), 4.0, np.array([True, True, False, False]))
-    assert (found.accuracy, found.auc, found.tpr_at_fpr_01) == (0, 0, 0)
+    found = membership_metrics(np.array([1.0, 2.0, 5.0, 6.0]), 4.0, np.array([True, True, False, False]))
+    assert (found.accuracy, found.auc, found.tpr_at_1_percent_fpr) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 2.0, 3.0])
 def test_constant_scores_leak_nothing(threshold: float) -> None:
-    found = leakage(np.full(10, 2.0), threshold, np.arange(10) < 3)
-    assert (found.accuracy, found.auc, found.tpr_at_fpr_01, found.tpr_at_fpr_001) == (0.5, 0.5, 0, 0)
+    found = membership_metrics(np.full(10, 2.0), threshold, np.arange(10) < 3)
+    assert (found.accuracy, found.auc, found.tpr_at_1_percent_fpr, found.tpr_at_01_percent_fpr) == (0.5, 0.5, 0, 0)
 
 
 def test_only_a_score_above_the_threshold_says_member() -> None:
-    found = leakage(np.array([1.0, 1.0, 2.0]), 1.0, np.array([True, False, True]))
+    found = membership_metrics(np.array([1.0, 1.0, 2.0]), 1.0, np.array([True, False, True]))
     assert found.accuracy == (0.5 + 1) / 2
 
 
 @pytest.mark.parametrize(("member", "counts"), [([True] * 3, (3, 0)), ([False] * 3, (0, 3)), ([], (0, 0))])
 def test_without_members_or_non_members_there_is_no_figure(member: list[bool], counts: tuple[int, int]) -> None:
-    found = leakage(np.arange(float(len(member))), 0.5, np.array(member, dtype=bool))
-    figures = (found.accuracy, found.auc, found.tpr_at_fpr_01, found.tpr_at_fpr_001)
+    found = membership_metrics(np.arange(float(len(member))), 0.5, np.array(member, dtype=bool))
+    figures = (found.accuracy, found.auc, found.tpr_at_1_percent_fpr, found.tpr_at_01_percent_fpr)
     assert all(math.isnan(figure) for figure in figures)
     assert (found.members, found.non_members) == counts
 

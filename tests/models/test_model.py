@@ -75,7 +75,7 @@ def test_the_initial_row_is_the_network_s_own_initialisation() -> None:
         torch.manual_seed(stream.key())
         network = MnistCNN()
     model = Model(MnistCNN)
-    for name, tensor in model.named(model.init(stream)).items():
+    for name, tensor in model.state_dict(model.init(stream)).items():
         assert torch.equal(tensor, network.state_dict()[name]), name
 
 
@@ -96,7 +96,7 @@ def test_loading_a_row_into_a_fresh_network_reproduces_its_outputs(case: str) ->
     fresh = model.network().eval()
     x = draw(*shape)
     assert not torch.equal(fresh(x), trained(x))
-    left_out = fresh.load_state_dict(model.named(row), strict=False)
+    left_out = fresh.load_state_dict(model.state_dict(row), strict=False)
     assert not left_out.unexpected_keys
     assert all(name.endswith("num_batches_tracked") for name in left_out.missing_keys)
     assert torch.equal(fresh(x), trained(x))
@@ -106,7 +106,7 @@ def test_named_tensors_are_contiguous_copies() -> None:
     model = Model(DigitsCNN)
     row = model.init(Stream(0))
     kept = row.clone()
-    for tensor in model.named(row).values():
+    for tensor in model.state_dict(row).values():
         assert tensor.is_contiguous()
         tensor.zero_()
     assert torch.equal(row, kept)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream, seeded
-from shoal.models import MLP, MODELS, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN, Shape, named_model
+from shoal.models import MLP, MODELS, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN, Shape, create_model
 
 MNIST = Shape(1, 28, 28, 10)
 FEMNIST = Shape(1, 28, 28, 62)
@@ -68,11 +68,11 @@ HAND_COUNTS = {
 @pytest.mark.parametrize("case", list(HAND_COUNTS))
 def test_a_named_model_has_the_parameters_counted_by_hand(case: str) -> None:
     shape, options, expected = HAND_COUNTS[case]
-    assert named_model(case.partition(",")[0], shape, **options).parameters == expected
+    assert create_model(case.partition(",")[0], shape, **options).parameters == expected
 
 
 def test_the_femnist_count_that_the_documentation_states() -> None:
-    assert named_model("femnist-cnn", FEMNIST).parameters == 1_206_590
+    assert create_model("femnist-cnn", FEMNIST).parameters == 1_206_590
 
 
 def test_mnist_feature_maps_are_the_appendix_s() -> None:
@@ -153,11 +153,11 @@ def test_faces_give_the_same_in_onednn_s_layout(height: int, width: int) -> None
 
 
 def test_faces_too_small_to_pool_three_times_are_refused() -> None:
-    assert named_model("faces-cnn", Shape(1, 22, 30, 2)).network()(images(1, Shape(1, 22, 30, 2))).shape == (1, 2)
+    assert create_model("faces-cnn", Shape(1, 22, 30, 2)).network()(images(1, Shape(1, 22, 30, 2))).shape == (1, 2)
     with pytest.raises(InputError, match=r"'faces-cnn' takes images of at least 22x22 pixels; the data has 30x21"):
-        named_model("faces-cnn", Shape(1, 30, 21, 2))
+        create_model("faces-cnn", Shape(1, 30, 21, 2))
     with pytest.raises(InputError, match=r"'model.filters' must be three numbers for 'faces-cnn'; got 2"):
-        named_model("faces-cnn", FACES, filters=[3, 4])
+        create_model("faces-cnn", FACES, filters=[3, 4])
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_vgg_pools_where_the_number_of_filters_grows() -> None:
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_vgg_says_log_probabilities(norm: str) -> None:
-    network = named_model("vgg11", CIFAR, norm=norm).network()
+    network = create_model("vgg11", CIFAR, norm=norm).network()
     outputs = network(images(3, CIFAR))
     assert outputs.shape == (3, 10)
     torch.testing.assert_close(outputs.exp().sum(dim=1), torch.ones(3))
@@ -228,8 +228,8 @@ def test_vgg_says_log_probabilities(norm: str) -> None:
 
 
 def test_batch_norm_keeps_running_numbers_and_group_norm_none() -> None:
-    batch = named_model("vgg11", CIFAR, norm="batch")
-    group = named_model("vgg11", CIFAR, norm="group")
+    batch = create_model("vgg11", CIFAR, norm="batch")
+    group = create_model("vgg11", CIFAR, norm="group")
     assert batch.parameters == group.parameters
     assert batch.layout.size - batch.layout.trainable == 2 * sum(VGG_CHANNELS[11])
     assert group.layout.size == group.layout.trainable
@@ -262,14 +262,14 @@ def test_mlp_is_one_hidden_layer_with_relu() -> None:
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("shape", [Shape(1, 8, 8, 10), Shape(3, 13, 13, 4)], ids=["grey 8", "colour 13"])
 def test_every_small_model_fits_itself_to_the_images_and_classes(name: str, shape: Shape) -> None:
-    network = named_model(name, shape).network()
+    network = create_model(name, shape).network()
     assert network(images(2, shape)).shape == (2, shape.classes)
 
 
 @pytest.mark.parametrize("side", [32, 40, 64])
 def test_vgg_takes_larger_images(side: int) -> None:
     shape = Shape(3, side, side, 5)
-    assert named_model("vgg11", shape, norm="group").network()(images(1, shape)).shape == (1, 5)
+    assert create_model("vgg11", shape, norm="group").network()(images(1, shape)).shape == (1, 5)
 
 
 @pytest.mark.parametrize(
@@ -277,29 +277,29 @@ def test_vgg_takes_larger_images(side: int) -> None:
 )
 def test_the_least_image_works_and_one_pixel_less_is_refused(name: str, least: int) -> None:
     smallest = Shape(1, least, least, 3)
-    assert named_model(name, smallest).network().eval()(images(1, smallest)).shape == (1, 3)
+    assert create_model(name, smallest).network().eval()(images(1, smallest)).shape == (1, 3)
     with pytest.raises(InputError, match=rf"'{name}' takes square images of at least {least}x{least}") as refused:
-        named_model(name, Shape(1, least - 1, least - 1, 3))
+        create_model(name, Shape(1, least - 1, least - 1, 3))
     assert f"the data has {least - 1}x{least - 1}" in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["mnist-cnn", "femnist-cnn", "digits-cnn", "vgg16"])
 def test_images_that_are_not_square_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=rf"'{name}' takes square images .* the data has 40x41"):
-        named_model(name, Shape(1, 40, 41, 3))
+        create_model(name, Shape(1, 40, 41, 3))
 
 
 @pytest.mark.parametrize("name", ["mlp", "logistic"])
 def test_flat_models_take_images_that_are_not_square(name: str) -> None:
     shape = Shape(1, 4, 7, 3)
-    assert named_model(name, shape).network()(images(2, shape)).shape == (2, 3)
+    assert create_model(name, shape).network()(images(2, shape)).shape == (2, 3)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(InputError, match=r"model.name = 'mnist-cn' is not a model; did you mean 'mnist-cnn'\?"):
-        named_model("mnist-cn", MNIST)
+        create_model("mnist-cn", MNIST)
     with pytest.raises(InputError, match=r"known: digits-cnn, faces-cnn, femnist-cnn, gru, logistic, .*vgg16"):
-        named_model("qqq", MNIST)
+        create_model("qqq", MNIST)
 
 
 def test_an_unknown_depth_is_refused() -> None:

@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream, seeded
-from shoal.models import MODELS, Model, ReviewGRU, Shape, TextShape, named_model
+from shoal.models import MODELS, Model, ReviewGRU, Shape, TextShape, create_model
 
 TEXTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9], [7, 9, 3], [2, 3, 8]]
 
@@ -79,7 +79,7 @@ def test_the_number_of_no_word_never_learns(network):
 def test_it_has_the_parameters_counted_by_hand():
     """Words by 100, three gates of 128 on 100 and on 128 with two biases, and 128 by classes."""
     expected = 3001 * 100 + 3 * 128 * (100 + 128 + 2) + 5 * (128 + 1)
-    assert named_model("gru", TextShape(3000, 5)).parameters == expected
+    assert create_model("gru", TextShape(3000, 5)).parameters == expected
     assert [slot.name for slot in Model(ReviewGRU).layout.slots] == [
         "embedding.weight",
         "gru.weight_ih_l0",
@@ -92,18 +92,18 @@ def test_it_has_the_parameters_counted_by_hand():
 
 
 def test_gru_is_fitted_to_texts_and_refused_for_images():
-    network = named_model("gru", TextShape(20, 3)).network()
+    network = create_model("gru", TextShape(20, 3)).network()
     assert network(torch.tensor([[20, 1, 0]])).shape == (1, 3)
     with pytest.raises(InputError, match=r"model.name = 'gru' takes texts, but the data are images"):
-        named_model("gru", Shape(1, 28, 28, 10))
+        create_model("gru", Shape(1, 28, 28, 10))
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "gru"])
 def test_networks_of_images_are_refused_for_texts(name):
     with pytest.raises(InputError, match=rf"model.name = '{name}' takes images, but the data are texts"):
-        named_model(name, TextShape(20, 3))
+        create_model(name, TextShape(20, 3))
 
 
 def test_an_unknown_name_is_refused_for_texts_too():
     with pytest.raises(InputError, match=r"model.name = 'gnu' is not a model; did you mean 'gru'\?"):
-        named_model("gnu", TextShape(20, 3))
+        create_model("gnu", TextShape(20, 3))

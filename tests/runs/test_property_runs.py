@@ -66,7 +66,7 @@ def test_what_a_run_says_of_a_property(finished):
     assert rows.loc[rows["present"] == 1, "round"].tolist() == [3, 6, 9, 12]
     for key in ("property.auc", "property.auc_control", "property.auc_rounds", "main.auc", "main.auc_even"):
         assert 0 <= told[key] <= 1
-    assert not list((finished / "checkpoint").iterdir()), "nothing is left of the sightings"
+    assert not list((finished / "checkpoint").iterdir()), "nothing is left of the observations"
 
 
 class Killed(BaseException):
@@ -75,7 +75,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_killed_and_resumed_run_is_the_uninterrupted_one(finished, tmp_path, every):
-    """The insider's memory, the last updates and the sightings all have to come back."""
+    """The malicious_client's memory, the last updates and the observations all have to come back."""
     config = config_of(checkpoint__every=every)
 
     def kill(simulation, progress, report):
@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_takes_its_sightings_with_it(finished, tmp_path):
 
 
 def test_sightings_without_a_checkpoint_are_forgotten(finished, tmp_path):
-    """Killed between the first sightings and their checkpoint, and resumed at another interval."""
+    """Killed between the first observations and their checkpoint, and resumed at another interval."""
     out = tmp_path / "run"
 
     def kill(simulation, progress, report):
@@ -123,7 +123,7 @@ def test_sightings_without_a_checkpoint_are_forgotten(finished, tmp_path):
         runs.run(config_of(checkpoint__every=4), out, watch=kill)
     for path in (out / "checkpoint").glob("round-*"):
         path.unlink()
-    assert list((out / "checkpoint").glob("sightings-*"))
+    assert list((out / "checkpoint").glob("observations-*"))
     runs.run(config_of(checkpoint__every=5), out, resume=True)
     assert (out / "property.csv").read_bytes() == (finished / "property.csv").read_bytes()
 

@@ -12,7 +12,8 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from shoal.config.build import build
 from shoal.config.schema import parse_config, read_config
-from shoal.reports.summary_text import compare, groups_of
+from shoal.reports.summary_text import groups_of
+from shoal.runs.comparison import compare
 from shoal.runs.run import run
 
 GROUPS = {
@@ -116,7 +117,7 @@ def test_non_members_of_another_group_by_hand(tmp_path, name):
     out = finish(tmp_path / "out", GROUPS | {"nobody": NOBODY}, 120, **changes)
     _, simulation = build(read_config(out / "config.toml"))
     federation, named, found = simulation.federation, load_file(out / "models.safetensors"), figures(out)
-    choice = pd.read_csv(out / "clients.csv")["cluster"].to_numpy()
+    assignment = pd.read_csv(out / "clients.csv")["cluster"].to_numpy()
 
     def right(k: int, x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
         network = simulation.model.network().eval()
@@ -132,8 +133,8 @@ def test_non_members_of_another_group_by_hand(tmp_path, name):
             held_out = federation.test.of_group(h)
             for i in clients:
                 rows = federation.clients.owned(i)
-                mine = right(choice[i], federation.clients.x[rows], federation.clients.y[rows])
-                theirs = right(choice[i], held_out.x, held_out.y)
+                mine = right(assignment[i], federation.clients.x[rows], federation.clients.y[rows])
+                theirs = right(assignment[i], held_out.x, held_out.y)
                 said += [mine, theirs]
                 member += [np.ones(len(mine)), np.zeros(len(theirs))]
                 # One row of non-members a client weighs each model by the clients that chose it.

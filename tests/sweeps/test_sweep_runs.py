@@ -323,7 +323,7 @@ def test_a_sweep_is_shown_again_without_its_data(finished, tmp_path, monkeypatch
     subprocess.run(["cp", "-a", finished, copy], check=True)
     for path in (*(copy / "tables").iterdir(), *(copy / "figures").iterdir(), copy / "report.html"):
         path.unlink()
-    monkeypatch.setattr("shoal.config.build.load_images", None)
+    monkeypatch.setattr("shoal.config.build.load_dataset", None)
     assert report_of_sweep(copy) == copy / "report.html"
     assert content(copy) == content(finished)
     assert (copy / "report.html").read_bytes() == (finished / "report.html").read_bytes()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation, Preferences
-from shoal.engine import Engine, shares_of
+from shoal.engine import Engine, averaging_weights
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,6 @@ class FedAvg:
         del risks, preferences
         return torch.zeros(len(losses), dtype=torch.int64)
 
-    def shares(self, choice: Tensor, sizes: Tensor) -> Tensor:
+    def shares(self, assignment: Tensor, sizes: Tensor) -> Tensor:
         """(1, n), as ``weighting`` says."""
-        return shares_of(choice, sizes if self.weighting == "examples" else torch.ones_like(sizes), 1)
+        return averaging_weights(assignment, sizes if self.weighting == "examples" else torch.ones_like(sizes), 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation, Preferences
-from shoal.engine import Engine, shares_of
+from shoal.engine import Engine, averaging_weights
 
 LOG = logging.getLogger(__name__)
 
@@ -104,13 +104,13 @@ class IFCA:
         del risks, preferences
         return losses.argmin(dim=1)
 
-    def shares(self, choice: Tensor, sizes: Tensor) -> Tensor:
+    def shares(self, assignment: Tensor, sizes: Tensor) -> Tensor:
         """(K, n): equal or by examples among a cluster's clients; with gradients, scaled by its part of the cohort."""
         weights = sizes.double() if self.weighting == "examples" else torch.ones(len(sizes), dtype=torch.float64)
-        shares = shares_of(choice, weights, self.clusters)
+        shares = averaging_weights(assignment, weights, self.clusters)
         if self.averaging == "model":
             return shares
-        within = torch.zeros(self.clusters, dtype=torch.float64).index_add_(0, choice, weights)
+        within = torch.zeros(self.clusters, dtype=torch.float64).index_add_(0, assignment, weights)
         return shares * (within / weights.sum())[:, None]
 
 

@@ -47,6 +47,6 @@ class IFCAMIR:
         alpha, beta = preferences.alpha[:, None], preferences.beta[:, None]
         return (alpha * losses + beta * risks).argmin(dim=1)
 
-    def shares(self, choice: Tensor, sizes: Tensor) -> Tensor:
+    def shares(self, assignment: Tensor, sizes: Tensor) -> Tensor:
         """As IFCA."""
-        return self.ifca.shares(choice, sizes)
+        return self.ifca.shares(assignment, sizes)

@@ -11,12 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from shoal.attacks.simulated_updates import holding_of
+from shoal.attacks.simulated_updates import schedule_of
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
-from shoal.engine import Draws, Engine, LocalSGD, State
+from shoal.engine import Engine, LocalRandomness, LocalSGD, State
 from shoal.models.model import Loss, Model, cross_entropy
 
 ANSWERS = 2
@@ -24,8 +24,8 @@ ANSWERS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class ActiveAttacker:
-    """Fills the engine's socket `Insider`: trains on two losses, the main one and the property's, and sends
+class ActivePropertyAttacker:
+    """Fills the engine's socket `MaliciousClient`: trains on two losses, the main one and the property's, and sends
     ``gamma * (end - start) + start`` of the weights.
 
     The last layer is given two more outputs, for the property. They stay with the attacker, one pair a model, and learn
@@ -34,7 +34,7 @@ class ActiveAttacker:
 
     Args:
         client: its id.
-        model: the network with those outputs, which loses on both; see `active_attacker`.
+        model: the network with those outputs, which loses on both; see `active_property_attacker`.
         plain: the federation's model.
         labels: (M,) int64, of every example of the clients: the main label, plus the number of classes where it holds
             the property.
@@ -59,18 +59,18 @@ class ActiveAttacker:
 
     def start(self, stream: Stream) -> Tensor:
         """The outputs for the property of each model, as the network draws them: (K, H)."""
-        drawn = (self.model.named(self.model.init(stream("head", k))) for k in range(self.models))
+        drawn = (self.model.state_dict(self.model.init(stream("head", k))) for k in range(self.models))
         return torch.stack([self._head(named) for named in drawn])
 
     def train(
-        self, state: State, k: int, shards: Shards, draws: Draws, local: LocalSGD, engine: Engine
+        self, state: State, k: int, shards: Shards, randomness: LocalRandomness, local: LocalSGD, engine: Engine
     ) -> tuple[Tensor, Tensor]:
-        """See `shoal.engine.Insider.train`."""
+        """See `shoal.engine.MaliciousClient.train`."""
         assert state.memory is not None
         start = state.models[k]
         both = replace(shards, y=self.labels.to(shards.y.device))
-        end = engine.train_as(self.model, self._with_head(start, state.memory[k]), both, draws, local)
-        named = self.model.named(end)
+        end = engine.train_other_model(self.model, self._with_head(start, state.memory[k]), both, randomness, local)
+        named = self.model.state_dict(end)
         memory = state.memory.clone()
         if self.teaches_head:
             memory[k] = self._head(named)
@@ -97,9 +97,9 @@ class ActiveAttacker:
         return [slot.name for slot in self.model.layout.slots if slot.shape != plain[slot.name]]
 
 
-def active_attacker(
+def active_property_attacker(
     model: Model, federation: Federation, models: int, *, alpha: float, gamma: float, teaches_head: bool = True
-) -> ActiveAttacker:
+) -> ActivePropertyAttacker:
     """The attacker of a federation with a holding, which trains on ``alpha * main + (1 - alpha) * property``.
 
     Args:
@@ -107,19 +107,19 @@ def active_attacker(
         federation: with a holding.
         models: K.
         alpha: the weight of the main loss, in [0, 1] (the paper: 0.9; Melis et al.'s alpha is 1 minus this).
-        gamma, teaches_head: see `ActiveAttacker`.
+        gamma, teaches_head: see `ActivePropertyAttacker`.
 
     Raises:
         InputError: nobody holds a property, the network has no linear layer, or a value is outside its range.
     """
     require(0 <= alpha <= 1, f"'property_attack.alpha' must be in [0, 1]; got {alpha:g}")
-    holding = holding_of(federation)
+    schedule = schedule_of(federation)
     classes = _last(model.network()).out_features
-    return ActiveAttacker(
-        client=holding.attacker,
+    return ActivePropertyAttacker(
+        client=schedule.attacker,
         model=Model(partial(_grow, model.build), partial(_both, model.loss, classes, alpha)),
         plain=model,
-        labels=federation.clients.y.cpu() + classes * holding.holds.long(),
+        labels=federation.clients.y.cpu() + classes * schedule.holds.long(),
         models=models,
         gamma=gamma,
         teaches_head=teaches_head,
@@ -127,7 +127,7 @@ def active_attacker(
 
 
 def _both(loss: Loss, classes: int, alpha: float, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The multi-task loss of each example: outputs (B, C + 2), labels (B,) as `ActiveAttacker.labels` -> (B,)."""
+    """The multi-task loss of each example: outputs (B, C + 2), labels (B,) as `ActivePropertyAttacker.labels` -> (B,)."""
     main = loss(outputs[:, :classes], labels % classes)
     return alpha * main + (1 - alpha) * cross_entropy(outputs[:, classes:], labels // classes)
 

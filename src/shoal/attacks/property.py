@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shoal.attacks.simulated_updates import Auxiliary, aggregates, holding_of, local_updates
+from shoal.attacks.simulated_updates import Auxiliary, aggregates, local_updates, schedule_of
 from shoal.attacks.update_features import pooled
 from shoal.core.errors import require
 from shoal.data.federation import Federation
-from shoal.engine import DivergenceError, Report, State, Training
+from shoal.engine import DivergenceError, RoundReport, State, Training
 
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Sighting:
+class RoundObservation:
     """What the attacker made of a round, and what only a simulator knows of it.
 
     Args:
@@ -107,7 +107,7 @@ class PropertyAttack:
             InputError: nothing with the property, or nothing without it.
         """
         known = Auxiliary.own if self.auxiliary == "attacker" else Auxiliary.with_test
-        found = known(federation, holding_of(federation))
+        found = known(federation, schedule_of(federation))
         require(
             len(found.held) > 0 and len(found.others) > 0,
             "a property attack needs examples with the property and without it; the attacker has "
@@ -127,8 +127,8 @@ class PropertyAttack:
         return self.aggregate_of if self.aggregate_of is not None else max(1, clients // models - 1)
 
     def watch(
-        self, before: State, after: State, report: Report, last: Tensor, auxiliary: Auxiliary, training: Training
-    ) -> tuple[Sighting, Tensor]:
+        self, before: State, after: State, report: RoundReport, last: Tensor, auxiliary: Auxiliary, training: Training
+    ) -> tuple[RoundObservation, Tensor]:
         """What is to be seen of a round; nothing is changed by looking.
 
         A model that nobody but the attacker trained is not attacked: it knows that update.
@@ -142,21 +142,21 @@ class PropertyAttack:
             training: that is watched.
 
         Returns:
-            The sighting, and the last updates (K, P) by now.
+            The observation, and the last updates (K, P) by now.
         """
-        holding = holding_of(training.federation)
+        schedule = schedule_of(training.federation)
         ids, models = training.federation.ids[report.cohort], len(before.models)
-        visible = list(range(models)) if self.sees == "all" else report.choice[ids == holding.attacker].tolist()
+        visible = list(range(models)) if self.sees == "all" else report.assignment[ids == schedule.attacker].tolist()
         if after.round <= self.warm_up:
             visible = []
-        others = torch.bincount(report.choice[ids != holding.attacker], minlength=models)
+        others = torch.bincount(report.assignment[ids != schedule.attacker], minlength=models)
         attacked = [k for k in visible if others[k] > 0]
         updates = (after.models - before.models)[attacked]
         told = self._others_alone(before, after, report, training)[attacked] if self.removes_own else updates
-        holder = report.choice[ids == holding.victim].tolist() if holding.present(after.round) else []
+        holder = report.assignment[ids == schedule.victim].tolist() if schedule.present(after.round) else []
         simulated = self._simulations(visible, before, auxiliary, training) if self._simulates(after.round) else {}
         each = self.simulated_updates
-        sighting = Sighting(
+        observation = RoundObservation(
             round=after.round,
             simulated=torch.cat([pooled(training.engine.model.layout, updates[:0]), *simulated.values()]),
             with_property=(torch.arange(2 * each) < each).repeat(len(simulated)),
@@ -164,17 +164,17 @@ class PropertyAttack:
             seen=pooled(training.engine.model.layout, told),
             seen_of=torch.tensor(attacked, dtype=torch.int64),
             present=torch.tensor([k in holder for k in attacked], dtype=torch.bool),
-            clients=torch.bincount(report.choice, minlength=models)[attacked],
+            clients=torch.bincount(report.assignment, minlength=models)[attacked],
             cosine=_cosine(updates, last[attacked]),
         )
         last = last.clone()
         last[attacked] = updates
-        return sighting, last
+        return observation, last
 
-    def _others_alone(self, before: State, after: State, report: Report, training: Training) -> Tensor:
+    def _others_alone(self, before: State, after: State, report: RoundReport, training: Training) -> Tensor:
         """Updates (K, P) of the clients but the attacker."""
         updates = after.models - before.models
-        for k, share, end in training.contributions(before, report, holding_of(training.federation).attacker):
+        for k, share, end in training.client_updates(before, report, schedule_of(training.federation).attacker):
             if share < 1:
                 updates[k] = (updates[k] - share * (end - before.models[k])) / (1 - share)
         return updates
@@ -199,7 +199,7 @@ class PropertyAttack:
         stream = training.stream("property attack", before.round + 1, "model", k)
         local, federation = training.local.at(before.round + 1), training.federation
         # What others have the attacker does not know: a simulated client has as many examples as the attacker uses.
-        own = int(federation.clients.sizes[federation.ids == holding_of(federation).attacker])
+        own = int(federation.clients.sizes[federation.ids == schedule_of(federation).attacker])
         members = self.members(round(training.participation * len(federation)), len(before.models))
         mixes = [self.mixes[i % len(self.mixes)] for i in range(self.simulated_clients)]
         mixes += [0.0] * max(self.simulated_clients, members)

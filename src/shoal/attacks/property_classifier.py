@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.preprocessing import StandardScaler
 
-from shoal.attacks.property import PropertyAttack, Sighting
+from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.core.randomness import Stream
 
 Floats = NDArray[np.float32]
@@ -32,12 +32,14 @@ class _Rows:
     label: NDArray[np.bool_]
 
 
-def infer(attack: PropertyAttack, sightings: Sequence[Sighting], stream: Stream, *, jobs: int = 1) -> pd.DataFrame:
+def classify_updates(
+    attack: PropertyAttack, observations: Sequence[RoundObservation], stream: Stream, *, jobs: int = 1
+) -> pd.DataFrame:
     """What the attacker says of each aggregated update of a whole training.
 
     Args:
-        attack: whose sightings these are.
-        sightings: of all rounds.
+        attack: whose observations these are.
+        observations: of all rounds.
         stream: of the forests' draws.
         jobs: threads.
 
@@ -47,25 +49,25 @@ def infer(attack: PropertyAttack, sightings: Sequence[Sighting], stream: Stream,
         Scores are missing where nothing was simulated.
     """
     simulated, updates = _scaled(
-        torch.cat([each.simulated for each in sightings]), torch.cat([each.seen for each in sightings])
+        torch.cat([each.simulated for each in observations]), torch.cat([each.seen for each in observations])
     )
     learned = _Rows(
         simulated,
-        torch.cat([each.simulated_of for each in sightings]).numpy(),
-        torch.cat([each.with_property for each in sightings]).numpy(),
+        torch.cat([each.simulated_of for each in observations]).numpy(),
+        torch.cat([each.with_property for each in observations]).numpy(),
     )
     seen = _Rows(
         updates,
-        torch.cat([each.seen_of for each in sightings]).numpy(),
-        torch.cat([each.present for each in sightings]).numpy(),
+        torch.cat([each.seen_of for each in observations]).numpy(),
+        torch.cat([each.present for each in observations]).numpy(),
     )
     found = pd.DataFrame(
         {
-            "round": np.concatenate([np.full(len(each.seen), each.round) for each in sightings]).astype(np.int64),
+            "round": np.concatenate([np.full(len(each.seen), each.round) for each in observations]).astype(np.int64),
             "cluster": seen.model,
-            "clients": torch.cat([each.clients for each in sightings]).numpy(),
+            "clients": torch.cat([each.clients for each in observations]).numpy(),
             "present": seen.label.astype(np.int64),
-            "cosine": torch.cat([each.cosine for each in sightings]).numpy(),
+            "cosine": torch.cat([each.cosine for each in observations]).numpy(),
         }
     )
     if len(learned.label) and len(seen.label):

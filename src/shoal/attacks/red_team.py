@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.attacks.audit import Audit, observe
+from shoal.attacks.audit import MembershipAudit, evaluate_models
 from shoal.attacks.membership import FittedAttack, MembershipAttack, Records
 from shoal.attacks.shadow_models import ShadowModels
-from shoal.attacks.shokri import Shokri
+from shoal.attacks.shokri import ShadowModelAttack
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
@@ -42,7 +42,7 @@ class RedTeam:
 
     every: int = 5
     estimator: Estimator = "shadow"
-    attack: MembershipAttack = Shokri()
+    attack: MembershipAttack = ShadowModelAttack()
     shadow_models: ShadowModels = ShadowModels()
 
     def __post_init__(self) -> None:
@@ -61,7 +61,9 @@ class RedTeam:
         if self.estimator == "federated":
             estimates = [_counted(k, attacks[k], state, federation, engine) for k in range(len(attacks))]
         else:
-            audit = Audit.of(observe(state.models, state.choice, federation, engine), attacks, federation)
+            audit = MembershipAudit.of(
+                evaluate_models(state.models, state.assignment, federation, engine), attacks, federation
+            )
             estimates = [audit.of_cluster(k, federation).accuracy for k in range(len(attacks))]
         measured = torch.tensor(estimates, dtype=torch.float64)
         return torch.where(measured.isnan(), state.risks, measured)
@@ -97,7 +99,7 @@ def _counted(k: int, attack: FittedAttack, state: State, federation: Federation,
         "'red_team.estimator' = \"federated\" needs hold-out examples; set 'data.holdout_examples' to at least 1",
     )
     right, asked = np.zeros(2), np.zeros(2)
-    clients = torch.nonzero(state.choice == k).flatten()
+    clients = torch.nonzero(state.assignment == k).flatten()
     for column, shards in enumerate((federation.clients, federation.holdout)):
         theirs = shards.take(clients)
         if len(theirs.rows) == 0:

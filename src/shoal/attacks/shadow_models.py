@@ -77,9 +77,9 @@ class ShadowModels:
             starts, which = torch.stack([engine.model.init(stream("start", int(i))) for i in names]), names
         passes = self.epochs if self.epochs is not None else local.passes_of(int(federation.clients.sizes.max()))
         training = replace(local.at(max(1, state.round)), epochs=passes, steps=None)
-        draws = training.draws(shards, names, stream("batches"))
+        randomness = training.randomness(shards, names, stream("batches"))
         collected: dict[int, Records] = {}
-        for owners, ends in engine.train(starts, which, shards, draws, training):
+        for owners, ends in engine.train(starts, which, shards, randomness, training):
             for owner, end in zip(owners.tolist(), ends, strict=True):
                 collected[owner] = _records(engine, end, federation.shadow, splits[owner], owner % self.number)
         return [join([collected[k * self.number + s] for s in range(self.number)]) for k in range(clusters)]
@@ -89,7 +89,7 @@ class ShadowModels:
         if self.size is not None:
             wanted = self.size
         else:
-            wanted = max(int(sizes[state.choice == k].sum()), round(float(sizes.double().mean())))
+            wanted = max(int(sizes[state.assignment == k].sum()), round(float(sizes.double().mean())))
         most = len(federation.shadow) // 2
         if wanted > most:
             LOG.info("shadow models of cluster %d train on %d examples, half the shadow set, not %d", k, most, wanted)

@@ -29,7 +29,7 @@ Classifier = Literal["logistic", "mlp", "random-forest"]
 
 
 @dataclass(frozen=True)
-class Shokri:
+class ShadowModelAttack:
     """Classifies posteriors into members and non-members.
 
     Args:
@@ -49,19 +49,19 @@ class Shokri:
         """It needs records."""
         return True
 
-    def fit(self, records: Records, stream: Stream) -> "FittedShokri":
+    def fit(self, records: Records, stream: Stream) -> "FittedShadowModelAttack":
         """One classifier, or one for each class on whose records there are members and non-members."""
         features = self._features(records.outputs, records.labels)
         member = records.member.numpy()
         labels = records.labels.numpy()
         if not self.per_class:
-            return FittedShokri(self, {-1: _fitted(self.classifier, features, member, stream("all"))})
+            return FittedShadowModelAttack(self, {-1: _fitted(self.classifier, features, member, stream("all"))})
         fitted: dict[int, Pipeline] = {}
         for label in np.unique(labels):
             mine = labels == label
             if 0 < member[mine].sum() < mine.sum():
                 fitted[int(label)] = _fitted(self.classifier, features[mine], member[mine], stream("class", int(label)))
-        return FittedShokri(self, fitted)
+        return FittedShadowModelAttack(self, fitted)
 
     def _features(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
         posteriors = torch.softmax(outputs.double(), dim=1)
@@ -74,10 +74,10 @@ class Shokri:
 
 
 @dataclass(frozen=True, eq=False)
-class FittedShokri:
+class FittedShadowModelAttack:
     """Scores are the classifier's probability of "member"; a class without a classifier scores 0.5, "no"."""
 
-    attack: Shokri
+    attack: ShadowModelAttack
     classifiers: dict[int, Pipeline]
     threshold: float = 0.5
 

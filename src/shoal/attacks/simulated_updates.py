@@ -11,20 +11,20 @@ from torch import Tensor
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
-from shoal.data.property_schedule import Holding
+from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD
 
 
-def holding_of(federation: Federation) -> Holding:
+def schedule_of(federation: Federation) -> PropertySchedule:
     """Who holds what in a federation.
 
     Raises:
         InputError: nobody.
     """
-    if federation.holding is None:
+    if federation.property_schedule is None:
         raise InputError("a property attack needs a federation in which a client holds a property (Federation.holding)")
-    return federation.holding
+    return federation.property_schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,23 +51,23 @@ class Auxiliary:
         return replace(self, held=torch.cat(held), others=torch.cat(others))
 
     @staticmethod
-    def own(federation: Federation, holding: Holding) -> "Auxiliary":
+    def own(federation: Federation, schedule: PropertySchedule) -> "Auxiliary":
         """What the attacker trains on (the paper)."""
         clients = federation.clients
-        mine = clients.owned(int(torch.nonzero(federation.ids == holding.attacker)))
-        return Auxiliary(clients.x, clients.y, mine[holding.holds[mine]], mine[~holding.holds[mine]])
+        mine = clients.owned(int(torch.nonzero(federation.ids == schedule.attacker)))
+        return Auxiliary(clients.x, clients.y, mine[schedule.holds[mine]], mine[~schedule.holds[mine]])
 
     @staticmethod
-    def with_test(federation: Federation, holding: Holding) -> "Auxiliary":
+    def with_test(federation: Federation, schedule: PropertySchedule) -> "Auxiliary":
         """Its own examples with the property, and the test set's with and without it (the published codes)."""
-        own, test = Auxiliary.own(federation, holding), federation.test
+        own, test = Auxiliary.own(federation, schedule), federation.test
         held = own.held.to(own.y.device)
         rows = len(held) + torch.arange(len(test))
         return Auxiliary(
             x=torch.cat([own.x[held], test.x]),
             y=torch.cat([own.y[held], test.y]),
-            held=torch.cat([torch.arange(len(held)), rows[holding.test_holds]]),
-            others=rows[~holding.test_holds],
+            held=torch.cat([torch.arange(len(held)), rows[schedule.test_holds]]),
+            others=rows[~schedule.test_holds],
         )
 
 
@@ -105,9 +105,9 @@ def local_updates(
     sizes = torch.tensor([len(each) for each in rows]).reshape(-1, 2).sum(dim=1)
     shards = Shards.dealt(auxiliary.x, auxiliary.y, torch.cat(rows), sizes)
     clients = torch.arange(len(mixes))
-    draws = local.draws(shards, clients, stream("batches"))
+    randomness = local.randomness(shards, clients, stream("batches"))
     updates = torch.empty(len(mixes), len(model))
-    for owners, ends in engine.train(model[None], torch.zeros_like(clients), shards, draws, local):
+    for owners, ends in engine.train(model[None], torch.zeros_like(clients), shards, randomness, local):
         updates[owners] = ends.cpu() - model
     return updates
 

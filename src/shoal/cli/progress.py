@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from shoal.engine import Report
+from shoal.engine import RoundReport
 from shoal.simulation.simulation import Progress as RunProgress
 from shoal.simulation.simulation import Simulation
 
@@ -42,7 +42,7 @@ class Display:
         if self._shown:
             self._live.stop()
 
-    def __call__(self, simulation: Simulation, progress: RunProgress, report: Report | None) -> None:
+    def __call__(self, simulation: Simulation, progress: RunProgress, report: RoundReport | None) -> None:
         """Show where the run stands; the signature is `experiments.runs.Watch`."""
         if not self._shown:
             return
@@ -57,7 +57,7 @@ class Display:
 
 
 def _clusters(simulation: Simulation, progress: RunProgress) -> Table:
-    groups = [simulation.federation.groups[g] for g in simulation.federation.populated]
+    groups = [simulation.federation.groups[g] for g in simulation.federation.groups_with_clients]
     table = Table(box=None, pad_edge=False)
     for title in ("cluster", "clients", *groups, "accuracy", "risk"):
         table.add_column(title, justify="right")

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shoal.cli.progress import spell
-from shoal.sweeps import Standing
+from shoal.sweeps import SweepProgress
 
 
 class SweepDisplay:
@@ -21,7 +21,7 @@ class SweepDisplay:
             TextColumn("run"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")
         )
         self._task = self._bar.add_task("runs", total=None, left="")
-        self._standing: Callable[[], Standing] | None = None
+        self._standing: Callable[[], SweepProgress] | None = None
         self._began = time.perf_counter()
         self._before = 0.0
         self._live = Live(get_renderable=self._look, console=console, transient=True, refresh_per_second=1)
@@ -37,7 +37,7 @@ class SweepDisplay:
         if self._console.is_terminal:
             self._live.stop()
 
-    def begun(self, standing: Callable[[], Standing]) -> None:
+    def begun(self, standing: Callable[[], SweepProgress]) -> None:
         """Take note of where the sweep starts."""
         now = standing()
         self._began, self._before = time.perf_counter(), now.done
@@ -45,7 +45,7 @@ class SweepDisplay:
         if now.finished and not self._console.is_terminal:
             self._console.print(f"{now.finished} of {now.runs} runs are done already")
 
-    def ended(self, now: Standing) -> None:
+    def ended(self, now: SweepProgress) -> None:
         """Say that a run ended, where nothing shows it live."""
         if not self._console.is_terminal:
             broken = f", {now.failed} failed" if now.failed else ""
@@ -59,7 +59,7 @@ class SweepDisplay:
             self._bar.update(self._task, total=now.runs, completed=now.finished, left=left)
         return self._bar
 
-    def _left(self, now: Standing) -> str:
+    def _left(self, now: SweepProgress) -> str:
         """Time left, by the work that was done since the sweep was begun; nothing before the first."""
         done = now.done - self._before
         if done <= 0 or now.finished + now.failed == now.runs:

@@ -17,15 +17,15 @@ from shoal.core.randomness import Stream
 from shoal.data import (
     Federation,
     Group,
-    Labelled,
+    LabelledDataset,
+    Partition,
     Preferences,
-    PropertySplit,
-    Split,
-    deal_property,
+    PropertyPartition,
     draw_preferences,
-    load_images,
-    split_images,
-    split_property,
+    draw_property_partition,
+    load_dataset,
+    partition_by_property,
+    partition_dataset,
 )
 from shoal.engine import check_backend, resolve_backend
 from shoal.models import FILTERS, HIDDEN
@@ -61,20 +61,20 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
         red_team=build_red_team(config),
         evaluate_every=config.evaluation.every,
         property_attack=attack,
-        insider=build_insider(config, setup.model, federation),
+        malicious_client=build_insider(config, setup.model, federation),
         maps=section is not None and section.maps,
-        screen=setup.screen,
+        update_filter=setup.update_filter,
     )
     return decided, simulation
 
 
-def images_of(config: Config, data_dir: Path | None = None) -> Labelled:
+def images_of(config: Config, data_dir: Path | None = None) -> LabelledDataset:
     """The images or texts of [data], from where they lie."""
     path = None if config.data.path is None else Path(config.data.path)
-    return load_images(config.data.source, data_dir=data_dir, path=path, task=config.data.task)
+    return load_dataset(config.data.source, data_dir=data_dir, path=path, task=config.data.task)
 
 
-def decide(config: Config, images: Labelled) -> Config:
+def decide(config: Config, images: LabelledDataset) -> Config:
     """``config`` with everything it left open decided, without dealing out any image.
 
     Raises:
@@ -96,7 +96,7 @@ def decide(config: Config, images: Labelled) -> Config:
     if config.property_attack is None:
         _plan(config.data).check(images, _groups(config.data))
     else:
-        deal_property(images, _property_plan(config), Stream(config.seed, ("data",)))
+        draw_property_partition(images, _property_plan(config), Stream(config.seed, ("data",)))
         build_property_attack(config)
     _preferences(config)
     return config.model_copy(
@@ -127,17 +127,17 @@ def _decided(section: ModelSection, classes: int) -> ModelSection:
     return section.model_copy(update=sizes)
 
 
-def _federation(config: Config, images: Labelled) -> Federation:
+def _federation(config: Config, images: LabelledDataset) -> Federation:
     stream, preferences = Stream(config.seed, ("data",)), _preferences(config)
     if config.property_attack is not None:
-        return split_property(images, _property_plan(config), preferences, stream)
-    return split_images(images, _plan(config.data), _groups(config.data), preferences, stream)
+        return partition_by_property(images, _property_plan(config), preferences, stream)
+    return partition_dataset(images, _plan(config.data), _groups(config.data), preferences, stream)
 
 
-def _property_plan(config: Config) -> PropertySplit:
+def _property_plan(config: Config) -> PropertyPartition:
     section, local = config.property_attack, build_local(config)
     assert section is not None
-    return PropertySplit(
+    return PropertyPartition(
         split=_plan(config.data),
         attacker_share=section.attacker_share,
         every=section.every,
@@ -150,8 +150,8 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().resolve())
 
 
-def _plan(data: DataSection) -> Split:
-    return Split(
+def _plan(data: DataSection) -> Partition:
+    return Partition(
         clients=data.clients,
         examples_per_client=data.examples_per_client,
         shadow_examples=data.shadow_examples,

@@ -9,27 +9,27 @@ from shoal.attacks import (
     MembershipAttack,
     PropertyAttack,
     RedTeam,
+    ShadowModelAttack,
     ShadowModels,
-    Shokri,
-    active_attacker,
+    active_property_attacker,
 )
 from shoal.config.schema import Config
-from shoal.data import Federation, Labelled, Texts
-from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping, Setup, defended
-from shoal.engine import Algorithm, Insider, LocalSGD
-from shoal.models import Model, Shape, TextShape, named_model
+from shoal.data import Federation, LabelledDataset, TextDataset
+from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping, TrainingSetup, defended
+from shoal.engine import Algorithm, LocalSGD, MaliciousClient
+from shoal.models import Model, Shape, TextShape, create_model
 
 
-def build_model(config: Config, images: Labelled) -> Model:
+def build_model(config: Config, images: LabelledDataset) -> Model:
     """The network of [model], fitted to the images, and to their classes unless the section says how many."""
     section = config.model
     classes = images.classes if section.classes is None else section.classes
-    if isinstance(images, Texts):
+    if isinstance(images, TextDataset):
         shape = TextShape(images.vocabulary, classes)
     else:
         _, channels, height, width = images.pixels.shape
         shape = Shape(channels, height, width, classes)
-    return named_model(
+    return create_model(
         section.name,
         shape,
         hidden=section.hidden,
@@ -52,13 +52,13 @@ def build_local(config: Config) -> LocalSGD:
     )
 
 
-def build_setup(config: Config, images: Labelled) -> Setup:
+def build_setup(config: Config, images: LabelledDataset) -> TrainingSetup:
     """What is trained and how, with all of [defenses].
 
     Raises:
         InputError: a defence that has no place there.
     """
-    return defended(Setup(build_model(config, images), build_local(config)), build_defenses(config))
+    return defended(TrainingSetup(build_model(config, images), build_local(config)), build_defenses(config))
 
 
 def build_defenses(config: Config) -> tuple[Defense, ...]:
@@ -103,7 +103,7 @@ def build_red_team(config: Config) -> RedTeam:
     attack: MembershipAttack
     match section.attack:
         case "shadow":
-            attack = Shokri(section.classifier, section.per_class, section.sorted_posteriors)
+            attack = ShadowModelAttack(section.classifier, section.per_class, section.sorted_posteriors)
         case "loss-threshold":
             attack = LossThreshold()
         case "gap":
@@ -138,12 +138,12 @@ def build_property_attack(config: Config) -> PropertyAttack | None:
     )
 
 
-def build_insider(config: Config, model: Model, federation: Federation) -> Insider | None:
+def build_insider(config: Config, model: Model, federation: Federation) -> MaliciousClient | None:
     """The client that trains in its own way: the attacker of [property_attack], unless it only watches."""
     section = config.property_attack
     if section is None or section.mode == "passive":
         return None
-    return active_attacker(
+    return active_property_attacker(
         model,
         federation,
         build_algorithm(config).clusters,

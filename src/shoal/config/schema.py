@@ -39,7 +39,7 @@ class DataSection(Section):
     groups: dict[str, GroupSection] = Field(default={"all": GroupSection(share=1.0)}, min_length=1)
 
     @property
-    def populated(self) -> list[str]:
+    def groups_with_clients(self) -> list[str]:
         """The names of the groups that have clients."""
         return [name for name, group in self.groups.items() if group.share > 0]
 

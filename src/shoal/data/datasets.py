@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class ImageDataset:
     """A labelled set of pictures, as its publisher made it: nothing scaled, shuffled or dropped.
 
     Attributes:
@@ -35,14 +35,14 @@ class Images:
 
 
 @dataclass(frozen=True, eq=False)
-class Texts:
+class TextDataset:
     """A labelled set of texts as numbered words.
 
     Attributes:
         name: name of the set in the catalog, such as ``"yelp"``.
         words: (M, L) int64, each text's words by number, 1 to ``vocabulary``; 0 pads a text after its last word.
         vocabulary: the largest number of a word.
-        labels, train_count, classes, holds: as `Images`.
+        labels, train_count, classes, holds: as `ImageDataset`.
     """
 
     name: str
@@ -59,5 +59,5 @@ class Texts:
         return "texts"
 
 
-Labelled = Images | Texts
+LabelledDataset = ImageDataset | TextDataset
 """What a source gives."""

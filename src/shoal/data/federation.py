@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.data.memory_format import gather
-from shoal.data.property_schedule import Holding
+from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
 
 
@@ -77,26 +77,30 @@ class Federation:
     shadow: Examples
     holdout: Shards
     classes: int
-    holding: Holding | None = None
+    property_schedule: PropertySchedule | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
-    def shares(self) -> Tensor:
+    def group_fractions(self) -> Tensor:
         """(G,) float64, each group's share of the clients."""
         return torch.bincount(self.group, minlength=len(self.groups)).double() / max(1, len(self))
 
     @property
-    def populated(self) -> list[int]:
+    def groups_with_clients(self) -> list[int]:
         """The groups that have clients, in order; of the others there are only test examples."""
         return self.group.unique().tolist()
 
-    def in_round(self, number: int) -> Shards:
+    def clients_in_round(self, number: int) -> Shards:
         """The N shards that the clients train on in a round, counted from 1: all they have, unless a property's
         holder takes turns.
         """
-        return self.clients if self.holding is None else self.holding.in_round(self.clients, self.ids, number)
+        return (
+            self.clients
+            if self.property_schedule is None
+            else self.property_schedule.in_round(self.clients, self.ids, number)
+        )
 
     def permuted(self, order: Tensor) -> "Federation":
         """The same federation with its clients in another order; order (N,) int64 is a permutation."""
@@ -111,7 +115,7 @@ class Federation:
         )
 
     @staticmethod
-    def of(
+    def from_tensors(
         clients: Sequence[tuple[Tensor, Tensor]],
         *,
         test: tuple[Tensor, Tensor] | Examples,

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 
-def storage(x: Tensor) -> Tensor:
+def to_channels_last(x: Tensor) -> Tensor:
     """Inputs in the order of axes in which they are stored and gathered: images (M, C, H, W) as (M, H, W, C)."""
     return x.movedim(1, -1) if x.dim() == 4 else x
 
 
-def inputs(stored: Tensor) -> Tensor:
+def to_channels_first(stored: Tensor) -> Tensor:
     """Stored inputs as a network takes them: images (B, C, H, W), laid out channels last.
 
     The strides say "channels last" even for one channel, where PyTorch would otherwise take its slow layout.
@@ -19,10 +19,10 @@ def inputs(stored: Tensor) -> Tensor:
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:
     """The inputs at ``rows``, a new tensor that keeps the layout of x."""
-    return inputs(storage(x)[rows])
+    return to_channels_first(to_channels_last(x)[rows])
 
 
-def precise(x: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+def to_compute_dtype(x: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Inputs as a network computes with them: images in ``dtype``; the numbers of words as they are, since a network
     looks them up, and bfloat16 tells few of 3,000 apart.
 

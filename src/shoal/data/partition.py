@@ -13,14 +13,14 @@ from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.data.datasets import Labelled, Texts
+from shoal.data.datasets import LabelledDataset, TextDataset
 from shoal.data.federation import Examples, Federation, Preferences
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group
 
 
 @dataclass(frozen=True)
-class Split:
+class Partition:
     """How many images go where.
 
     Args:
@@ -52,13 +52,13 @@ class Split:
             "twice; leave one of them out",
         )
 
-    def check(self, images: Labelled, groups: Sequence[Group]) -> None:
+    def check(self, images: LabelledDataset, groups: Sequence[Group]) -> None:
         """Raise `InputError` for too few images, shares that do not sum to 1, a group without its client, or one that
         shifts texts.
         """
         for group in groups:
             require(
-                not isinstance(images, Texts) or (group.rotation is None and group.brightness is None),
+                not isinstance(images, TextDataset) or (group.rotation is None and group.brightness is None),
                 f"'data.groups.{group.name}' rotates or brightens images, but {images.name} has texts; leave "
                 "'rotation' and 'brightness' out",
             )
@@ -88,8 +88,8 @@ class Split:
         )
 
 
-def split_images(
-    images: Labelled, plan: Split, groups: Sequence[Group], preferences: Preferences, stream: Stream
+def partition_dataset(
+    images: LabelledDataset, plan: Partition, groups: Sequence[Group], preferences: Preferences, stream: Stream
 ) -> Federation:
     """Deal ``images`` out to the clients of ``groups``, shadow set and test set, each image shifted by its group; or
     texts, as they are.
@@ -132,7 +132,7 @@ def split_images(
     )
 
 
-def _once(plan: Split, order: np.ndarray, groups: Sequence[Group]) -> list[np.ndarray]:
+def _once(plan: Partition, order: np.ndarray, groups: Sequence[Group]) -> list[np.ndarray]:
     """Images for training, holdout, shadow set and test set, each in one place."""
     cuts = np.cumsum([plan.clients * plan.examples_per_client, plan.clients * plan.holdout_examples])
     training, holdout, rest = np.split(order, cuts)
@@ -151,7 +151,9 @@ def _by_group(test: np.ndarray, groups: Sequence[Group]) -> np.ndarray:
     return np.concatenate([parts[g] for g in range(len(groups))])
 
 
-def _in_each_group(plan: Split, order: np.ndarray, counts: list[int], draw: np.random.Generator) -> list[np.ndarray]:
+def _in_each_group(
+    plan: Partition, order: np.ndarray, counts: list[int], draw: np.random.Generator
+) -> list[np.ndarray]:
     """As `_once`, but the same images for the clients of each group (``counts``) and for each group's test."""
     needed = max(counts) * (plan.examples_per_client + plan.holdout_examples)
     training, holdout = [], []
@@ -206,7 +208,7 @@ def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> T
     return torch.from_numpy(owners)
 
 
-def shuffled(images: Labelled, draw: np.random.Generator) -> np.ndarray:
+def shuffled(images: LabelledDataset, draw: np.random.Generator) -> np.ndarray:
     """All rows in random order, those of the official training split first: (M,)."""
     official = images.train_count
     return np.concatenate([draw.permutation(official), official + draw.permutation(len(images.labels) - official)])
@@ -216,7 +218,7 @@ def shuffled(images: Labelled, draw: np.random.Generator) -> np.ndarray:
 class Shifter:
     """Turns rows of a set of images into shifted images in [0, 1], each by its row alone; texts cannot be shifted."""
 
-    images: Labelled
+    images: LabelledDataset
     groups: tuple[Group, ...]
     stream: Stream
 
@@ -225,7 +227,7 @@ class Shifter:
 
         Texts are taken as they are: (m, L) int64.
         """
-        if isinstance(self.images, Texts):
+        if isinstance(self.images, TextDataset):
             return self.images.words[rows]
         draws = torch.rand(len(self.images.labels), 2, generator=self.stream("shift").generator())
         _, channels, height, width = self.images.pixels.shape

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
-from shoal.data.datasets import Labelled
+from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation, Preferences
-from shoal.data.partition import Shifter, Split, shuffled
-from shoal.data.property_schedule import Holding
+from shoal.data.partition import Partition, Shifter, shuffled
+from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group
 
@@ -25,7 +25,7 @@ _ATTEMPTS = 1_000
 
 
 @dataclass(frozen=True)
-class PropertySplit:
+class PropertyPartition:
     """How examples with and without a property are dealt out.
 
     The training examples are ``clients * examples_per_client``, drawn as for any federation. Those with the property go
@@ -42,7 +42,7 @@ class PropertySplit:
         InputError: fewer than three clients, or a value outside its range.
     """
 
-    split: Split
+    split: Partition
     attacker_share: float = 0.5
     every: int = 5
     least: int = 32
@@ -61,7 +61,7 @@ class PropertySplit:
 
 
 @dataclass(frozen=True, eq=False)
-class Dealt:
+class PartitionIndices:
     """Rows of a set: of each client, of what each keeps out of training, of the shadow set and of the test set."""
 
     clients: list[Tensor]
@@ -70,7 +70,7 @@ class Dealt:
     test: Tensor
 
 
-def deal_property(given: Labelled, plan: PropertySplit, stream: Stream) -> Dealt:
+def draw_property_partition(given: LabelledDataset, plan: PropertyPartition, stream: Stream) -> PartitionIndices:
     """Which examples go where.
 
     Raises:
@@ -104,7 +104,7 @@ def deal_property(given: Labelled, plan: PropertySplit, stream: Stream) -> Dealt
     clients = [others[owners == client] for client in range(split.clients)]
     clients[ATTACKER] = np.concatenate([held[:mine], clients[ATTACKER]])
     clients[VICTIM] = np.concatenate([held[mine:], clients[VICTIM]])
-    return Dealt(
+    return PartitionIndices(
         clients=[torch.from_numpy(rows) for rows in clients],
         holdout=torch.from_numpy(holdout),
         shadow=torch.from_numpy(rest[: split.shadow_examples]),
@@ -112,9 +112,11 @@ def deal_property(given: Labelled, plan: PropertySplit, stream: Stream) -> Dealt
     )
 
 
-def split_property(given: Labelled, plan: PropertySplit, preferences: Preferences, stream: Stream) -> Federation:
-    """The federation that ``plan`` deals out of ``given``, with its `Holding`; errors as `deal_property`."""
-    dealt = deal_property(given, plan, stream)
+def partition_by_property(
+    given: LabelledDataset, plan: PropertyPartition, preferences: Preferences, stream: Stream
+) -> Federation:
+    """The federation that ``plan`` deals out of ``given``, with its `PropertySchedule`; errors as `draw_property_partition`."""
+    dealt = draw_property_partition(given, plan, stream)
     rows = torch.cat(dealt.clients)
     count = plan.split.clients
     holds = _held(given)
@@ -137,11 +139,13 @@ def split_property(given: Labelled, plan: PropertySplit, preferences: Preference
         groups=(everybody.name,),
         preferences=preferences,
         classes=given.classes,
-        holding=Holding(holds[rows], holds[dealt.test], victim=VICTIM, attacker=ATTACKER, every=plan.every),
+        property_schedule=PropertySchedule(
+            holds[rows], holds[dealt.test], victim=VICTIM, attacker=ATTACKER, every=plan.every
+        ),
     )
 
 
-def _held(given: Labelled) -> Tensor:
+def _held(given: LabelledDataset) -> Tensor:
     """Which examples hold the property, if there is something to tell apart."""
     holds = given.holds
     if holds is None:
@@ -158,7 +162,7 @@ def _held(given: Labelled) -> Tensor:
     return holds
 
 
-def _owners(labels: np.ndarray, plan: PropertySplit, draw: np.random.Generator) -> np.ndarray:
+def _owners(labels: np.ndarray, plan: PropertyPartition, draw: np.random.Generator) -> np.ndarray:
     """The client of each example without the property: (M,)."""
     clients, alpha = plan.split.clients, plan.split.dirichlet_alpha
     require(

@@ -12,7 +12,7 @@ from shoal.data.shards import Shards
 
 
 @dataclass(frozen=True, eq=False)
-class Holding:
+class PropertySchedule:
     """A property that one client's training examples hold, beside the attacker's.
 
     In every ``every``-th round the victim trains on examples with the property alone, and in all others on examples

@@ -1,4 +1,4 @@
-"""Labelled examples dealt out to owners."""
+"""LabelledDataset examples dealt out to owners."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """Labelled examples dealt out to n owners (clients, or shadow models).
+    """LabelledDataset examples dealt out to n owners (clients, or shadow models).
 
     Owner i holds the examples ``rows[offsets[i]:offsets[i + 1]]`` of x (M, ...) and y (M,). Shards of
     different owners may overlap (shadow models' do), and need not have equal sizes.

@@ -89,12 +89,12 @@ def of_federation(federation: Federation, cohorts: Sequence[Tensor], local: Loca
     for here, cohort in zip(attended, cohorts, strict=True):
         here[cohort] = 1
     found = per_client(federation.clients.sizes, attended.sum(dim=0), local, rule)
-    holding = federation.holding
-    if holding is None:
+    schedule = federation.property_schedule
+    if schedule is None:
         return found
-    present = torch.tensor([holding.present(number) for number in range(1, len(cohorts) + 1)], dtype=torch.bool)
-    for i in torch.nonzero(federation.ids == holding.victim).flatten().tolist():
-        holds = holding.holds[federation.clients.owned(i)]
+    present = torch.tensor([schedule.present(number) for number in range(1, len(cohorts) + 1)], dtype=torch.bool)
+    for i in torch.nonzero(federation.ids == schedule.victim).flatten().tolist():
+        holds = schedule.holds[federation.clients.owned(i)]
         sizes = torch.stack([holds.sum(), (~holds).sum()])
         rounds = torch.stack([attended[present, i].sum(), attended[~present, i].sum()])
         found[i] = per_client(sizes, rounds, local, rule).max()

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.engine import LocalSGD, Screen
+from shoal.engine import LocalSGD, UpdateFilter
 from shoal.models import Model
 
 
 @dataclass(frozen=True)
-class Setup:
+class TrainingSetup:
     """What a defence may change.
 
     Args:
@@ -20,18 +20,18 @@ class Setup:
 
     model: Model
     local: LocalSGD
-    screen: Screen | None = None
+    update_filter: UpdateFilter | None = None
 
 
 class Defense(Protocol):
     """A defence against what clients and the server can learn from updates, or do by them; a value."""
 
-    def applied(self, setup: Setup) -> Setup:
+    def applied(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with this defence; `InputError` where it has no place there."""
         ...
 
 
-def defended(setup: Setup, defenses: Sequence[Defense]) -> Setup:
+def defended(setup: TrainingSetup, defenses: Sequence[Defense]) -> TrainingSetup:
     """The setup with all ``defenses``, applied in order."""
     for defense in defenses:
         setup = defense.applied(setup)

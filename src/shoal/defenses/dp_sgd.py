@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shoal.core.errors import require
-from shoal.defenses.defense import Setup
-from shoal.engine import keeps_examples_apart
+from shoal.defenses.defense import TrainingSetup
+from shoal.engine import require_per_example_gradients
 
 Accountant = Literal["rdp", "prv"]
 Sampling = Literal["shuffled", "poisson"]
@@ -63,14 +63,16 @@ class DPSGD:
         """Whether a step takes each example by a coin of its own."""
         return self.sampling == "poisson"
 
-    def applied(self, setup: Setup) -> Setup:
+    def applied(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with private local steps.
 
         Raises:
             InputError: the network has batch norm, or local steps are private already.
         """
-        require(setup.local.privatizer is None, "'defenses.dp_sgd' is given, but local training is private already")
-        local = replace(setup.local, privatizer=self)
+        require(
+            setup.local.gradient_privacy is None, "'defenses.dp_sgd' is given, but local training is private already"
+        )
+        local = replace(setup.local, gradient_privacy=self)
         if local.private:
-            keeps_examples_apart(setup.model.network())
+            require_per_example_gradients(setup.model.network())
         return replace(setup, local=local)

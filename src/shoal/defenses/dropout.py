@@ -7,8 +7,8 @@ from functools import partial
 from torch import Tensor, nn
 
 from shoal.core.errors import require
-from shoal.defenses.defense import Setup
-from shoal.models import Model, NamedDropout
+from shoal.defenses.defense import TrainingSetup
+from shoal.models import Model, SeededDropout
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Dropout:
     def __post_init__(self) -> None:
         require(0 <= self.rate < 1, f"'defenses.dropout' must be at least 0 and below 1; got {self.rate:g}")
 
-    def applied(self, setup: Setup) -> Setup:
+    def applied(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with a model that drops.
 
         Raises:
@@ -59,7 +59,7 @@ def _linear(network: nn.Module) -> list[nn.Linear]:
 def _dropping(build: Callable[[], nn.Module], rate: float) -> nn.Module:
     network = build()
     for layer in _linear(network):
-        layer.add_module("dropout", NamedDropout(rate))
+        layer.add_module("dropout", SeededDropout(rate))
         layer.register_forward_pre_hook(_drop)
     return network
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from shoal.core.errors import require
-from shoal.defenses.defense import Setup
+from shoal.defenses.defense import TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class L2:
     def __post_init__(self) -> None:
         require(0 <= self.penalty < math.inf, f"'defenses.l2' must be at least 0; got {self.penalty:g}")
 
-    def applied(self, setup: Setup) -> Setup:
+    def applied(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with that weight decay.
 
         Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from shoal.core.errors import require
-from shoal.defenses.defense import Setup
+from shoal.defenses.defense import TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class NormClipping:
     def __post_init__(self) -> None:
         require(self.max_norm > 0, f"'defenses.max_update_norm' must be above 0; got {self.max_norm:g}")
 
-    def screen(self, starts: Tensor, ends: Tensor) -> Tensor:
+    def filter(self, starts: Tensor, ends: Tensor) -> Tensor:
         """``start + (end - start) * min(1, max_norm / |end - start|)`` of starts and ends (u, P)."""
         if self.max_norm == math.inf:
             return ends
@@ -43,11 +43,11 @@ class NormClipping:
         cut = starts + moved * (self.max_norm / norms.clamp(min=1e-30))
         return cut.where(norms > self.max_norm, ends)
 
-    def applied(self, setup: Setup) -> Setup:
+    def applied(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with this screen.
 
         Raises:
             InputError: it has another one.
         """
-        require(setup.screen is None, "'defenses.max_update_norm' is given, but updates are screened already")
-        return replace(setup, screen=self)
+        require(setup.update_filter is None, "'defenses.max_update_norm' is given, but updates are screened already")
+        return replace(setup, update_filter=self)

@@ -1,35 +1,35 @@
 """Trains many clients fast, plays the rounds, and declares the sockets that the rooms above fill.
 
 May import `core`, `data` and `models`. `loop.py` and `vmapped.py` compute the same thing in two ways; the rest
-does not know which. `sockets.py` has what the rooms above fill: `Algorithm`, `RiskSensor`, `Screen`, `Insider`.
+does not know which. `sockets.py` has what the rooms above fill: `Algorithm`, `RiskEstimator`, `UpdateFilter`, `MaliciousClient`.
 """
 
-from shoal.engine.aggregation import Merge, shares_of
+from shoal.engine.aggregation import Aggregator, averaging_weights
 from shoal.engine.backend import Backend, check_backend, resolve_backend
 from shoal.engine.engine import DivergenceError, Engine, Precision
-from shoal.engine.gradient_clipping import keeps_examples_apart
-from shoal.engine.local_sgd import Draws, LocalSGD, Privatizer
-from shoal.engine.protocols import Algorithm, Insider, Report, RiskSensor, Screen, State
+from shoal.engine.gradient_clipping import require_per_example_gradients
+from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD
+from shoal.engine.protocols import Algorithm, MaliciousClient, RiskEstimator, RoundReport, State, UpdateFilter
 from shoal.engine.rounds import Training
 
 __all__ = [
+    "Aggregator",
     "Algorithm",
     "Backend",
     "DivergenceError",
-    "Draws",
     "Engine",
-    "Insider",
+    "GradientPrivacy",
+    "LocalRandomness",
     "LocalSGD",
-    "Merge",
+    "MaliciousClient",
     "Precision",
-    "Privatizer",
-    "Report",
-    "RiskSensor",
-    "Screen",
+    "RiskEstimator",
+    "RoundReport",
     "State",
     "Training",
+    "UpdateFilter",
+    "averaging_weights",
     "check_backend",
-    "keeps_examples_apart",
+    "require_per_example_gradients",
     "resolve_backend",
-    "shares_of",
 ]

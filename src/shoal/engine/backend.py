@@ -6,8 +6,8 @@ from torch import nn
 
 from shoal.core.errors import require
 from shoal.engine.local_sgd import LocalSGD
-from shoal.engine.vmap_backend import fits
-from shoal.models.dropout import named_dropouts
+from shoal.engine.vmap_backend import prefers_vmap
+from shoal.models.dropout import seeded_dropouts
 from shoal.models.model import Model
 
 Backend = Literal["loop", "vmap"]
@@ -20,8 +20,8 @@ def resolve_backend(model: Model, local: LocalSGD | None = None) -> Backend:
     'vmap'
     """
     network = model.network()
-    only_loop = bool(named_dropouts(network)) or (local is not None and local.private)
-    return "vmap" if not only_loop and fits(model.layout, network) else "loop"
+    only_loop = bool(seeded_dropouts(network)) or (local is not None and local.private)
+    return "vmap" if not only_loop and prefers_vmap(model.layout, network) else "loop"
 
 
 def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None = None) -> None:
@@ -32,7 +32,7 @@ def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None 
     for kind, name in ((nn.modules.batchnorm._NormBase, "batch norm"), (nn.RNNBase, "recurrent layers")):
         found = any(isinstance(module, kind) for module in network.modules())
         require(not found, f'\'engine.backend\' = "vmap" cannot train {name}; use "loop"')
-    require(not named_dropouts(network), '\'engine.backend\' = "vmap" cannot train dropout; use "loop"')
+    require(not seeded_dropouts(network), '\'engine.backend\' = "vmap" cannot train dropout; use "loop"')
     require(
         local is None or not local.private,
         "'engine.backend' = \"vmap\" cannot clip gradients, which 'defenses.dp_sgd' needs; use \"loop\"",

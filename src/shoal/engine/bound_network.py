@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.engine.gradient_clipping import Clipped
+from shoal.engine.gradient_clipping import PerExampleClipper
 from shoal.engine.local_sgd import LocalSGD
-from shoal.models.dropout import named_dropouts
+from shoal.models.dropout import seeded_dropouts
 from shoal.models.model import Model
 
 LONE_EXAMPLE = (
@@ -16,7 +16,7 @@ LONE_EXAMPLE = (
 )
 
 
-class Seat:
+class BoundNetwork:
     """A network bound to a row of numbers: writing the row changes the network, training it changes the row.
 
     With a ``dtype`` below float32 the row stays float32 (the master copy that small steps add up in) and the
@@ -33,8 +33,8 @@ class Seat:
         self.row = torch.zeros(layout.size, device=device)
         self._computed = self.row if dtype == torch.float32 else self.row.to(dtype)
         self.network = model.network().to(device)
-        self._dropouts = named_dropouts(self.network)
-        self._clipped: Clipped | None = None
+        self._dropouts = seeded_dropouts(self.network)
+        self._clipped: PerExampleClipper | None = None
         self._trained: list[nn.Parameter] = []
         master = layout.views(self.row)
         self._master: list[Tensor] = []
@@ -97,16 +97,16 @@ class Seat:
             x: inputs (B, ...); B may be 0, and then the step is noise alone.
             y: labels (B,).
             expected: number of examples that the sum of gradients and noise is divided by.
-            local: its privatizer, weight decay and learning rate.
+            local: its gradient_privacy, weight decay and learning rate.
             noise: the owner's.
 
         Raises:
             InputError: the network has batch norm.
         """
-        rule, layout = local.privatizer, self.model.layout
+        rule, layout = local.gradient_privacy, self.model.layout
         assert rule is not None
         if self._clipped is None:
-            self._clipped = Clipped(self.network, self.model.loss, self.dtype)
+            self._clipped = PerExampleClipper(self.network, self.model.loss, self.dtype)
         total = torch.zeros_like(self.row)
         if len(y):
             views = layout.views(total)

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.data.federation import Examples, Federation
-from shoal.data.memory_format import inputs, precise, storage
+from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
 from shoal.engine.allocator import keep_freed_memory
 from shoal.engine.backend import Backend, check_backend, resolve_backend
-from shoal.engine.bound_network import Seat
-from shoal.engine.local_sgd import Draws, LocalSGD
-from shoal.engine.loop_backend import Loop
-from shoal.engine.vmap_backend import Vmapped
+from shoal.engine.bound_network import BoundNetwork
+from shoal.engine.local_sgd import LocalRandomness, LocalSGD
+from shoal.engine.loop_backend import LoopBackend
+from shoal.engine.vmap_backend import VmapBackend
 from shoal.models.model import Model
 
 Precision = Literal["fp32", "bf16"]
@@ -93,8 +93,8 @@ class Engine:
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
         check_backend(self.backend, model)
         self._asked: Backend | None = backend
-        self._trainer = Vmapped(model, self.device, self.dtype) if self.backend == "vmap" else Loop()
-        self._seats = threading.local()
+        self._trainer = VmapBackend(model, self.device, self.dtype) if self.backend == "vmap" else LoopBackend()
+        self._networks = threading.local()
         keep_freed_memory()
         # PyTorch sets a thread's number of kernel threads anew from this global in every backward pass, so it must
         # stay 1 while the workers live, or each of them would compute on all cores.
@@ -123,7 +123,7 @@ class Engine:
         """The federation with its inputs stored as this engine reads them fastest; results are the same without."""
 
         def stored(x: Tensor) -> Tensor:
-            return inputs(precise(storage(x), self.dtype, self.device).contiguous())
+            return to_channels_first(to_compute_dtype(to_channels_last(x), self.dtype, self.device).contiguous())
 
         def shards(given: Shards) -> Shards:
             return replace(given, x=stored(given.x), y=given.y.to(self.device))
@@ -140,7 +140,7 @@ class Engine:
         )
 
     def train(
-        self, starts: Tensor, which: Tensor, shards: Shards, draws: Draws, local: LocalSGD
+        self, starts: Tensor, which: Tensor, shards: Shards, randomness: LocalRandomness, local: LocalSGD
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Train every owner from its start, and hand out the ends as they come, in a fixed order.
 
@@ -157,7 +157,7 @@ class Engine:
         Raises:
             DivergenceError: an end is not finite.
         """
-        yield from self.train_into(lambda owners, ends: (owners, ends), starts, which, shards, draws, local)
+        yield from self.train_into(lambda owners, ends: (owners, ends), starts, which, shards, randomness, local)
 
     def train_into(
         self,
@@ -165,7 +165,7 @@ class Engine:
         starts: Tensor,
         which: Tensor,
         shards: Shards,
-        draws: Draws,
+        randomness: LocalRandomness,
         local: LocalSGD,
     ) -> Iterator[_Result]:
         """As `train`, but hand out ``finish(owners, ends)``, which is called on the thread that trained them."""
@@ -173,7 +173,7 @@ class Engine:
 
         def work(owners: Tensor) -> _Result:
             ends = starts[which[owners]].to(self.device)
-            trainer.train(self._seat(), ends, shards, owners, draws, local)
+            trainer.train(self._seat(), ends, shards, owners, randomness, local)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
             broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
@@ -185,18 +185,25 @@ class Engine:
 
         yield from self._in_order(work, trainer.units(shards, local))
 
-    def _trainer_for(self, local: LocalSGD) -> Loop | Vmapped:
+    def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:
         """What trains by ``local``: clipped gradients are the loop's."""
-        if not local.private or isinstance(self._trainer, Loop):
+        if not local.private or isinstance(self._trainer, LoopBackend):
             return self._trainer
         check_backend(self._asked, self.model, local)
-        return Loop()
+        return LoopBackend()
 
-    def train_as(self, model: Model, row: Tensor, shards: Shards, draws: Draws, local: LocalSGD) -> Tensor:
+    def train_other_model(
+        self, model: Model, row: Tensor, shards: Shards, randomness: LocalRandomness, local: LocalSGD
+    ) -> Tensor:
         """What the one owner of ``shards`` makes of ``row`` (P',), a row of another ``model`` than the engine's."""
         rows = row[None].to(self.device, copy=True)
-        Loop().train(
-            Seat(model, self.device, self.dtype), rows, shards, torch.zeros(1, dtype=torch.int64), draws, local
+        LoopBackend().train(
+            BoundNetwork(model, self.device, self.dtype),
+            rows,
+            shards,
+            torch.zeros(1, dtype=torch.int64),
+            randomness,
+            local,
         )
         return rows[0].cpu()
 
@@ -239,17 +246,17 @@ class Engine:
         self, models: Tensor, x: Tensor, rows: Tensor | None, finish: Callable[[Tensor, slice], Tensor]
     ) -> Iterator[Tensor]:
         """For each model, ``finish(outputs, where)`` of every batch of x, or of its ``rows``, joined."""
-        stored, count = storage(x), len(x) if rows is None else len(rows)
+        stored, count = to_channels_last(x), len(x) if rows is None else len(rows)
         large = self.backend == "loop" and stored[:1].numel() > _LARGE
         size = _EVALUATED[self.backend] // (4 if large else 1)
         batches = [slice(begin, min(begin + size, count)) for begin in range(0, max(1, count), size)]
 
         def work(task: tuple[Tensor, slice]) -> Tensor:
             model, where = task
-            seat = self._seat()
-            seat.load(model)
+            bound = self._seat()
+            bound.load(model)
             batch = stored[where] if rows is None else stored[rows[where]]
-            return finish(seat.outputs(inputs(precise(batch, self.dtype, self.device))), where)
+            return finish(bound.outputs(to_channels_first(to_compute_dtype(batch, self.dtype, self.device))), where)
 
         done = self._in_order(work, [(model, where) for model in models for where in batches])
         for _ in models:
@@ -273,8 +280,8 @@ class Engine:
             for future in pending:
                 future.cancel()
 
-    def _seat(self) -> Seat:
-        seat = getattr(self._seats, "seat", None)
-        if seat is None:
-            seat = self._seats.seat = Seat(self.model, self.device, self.dtype)
-        return seat
+    def _seat(self) -> BoundNetwork:
+        bound = getattr(self._networks, "seat", None)
+        if bound is None:
+            bound = self._networks.bound = BoundNetwork(self.model, self.device, self.dtype)
+        return bound

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ParameterGradients:
     """What B examples' gradients are with respect to one parameter.
 
     Args:
@@ -28,7 +28,7 @@ class Part:
     weighted: Callable[[Tensor], Tensor]
 
 
-Formula = Callable[[nn.Module, Tensor, Tensor], list[Part]]
+Formula = Callable[[nn.Module, Tensor, Tensor], list[ParameterGradients]]
 """From a layer, its inputs (B, ...) and the slopes of its outputs (B, ...) to the parts of its trained parameters."""
 
 
@@ -49,7 +49,7 @@ def formula(layer: nn.Module) -> Formula | None:
     return None
 
 
-def _linear(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
+def _linear(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradients]:
     assert isinstance(layer, nn.Linear)
     a, g = a.flatten(1, -2) if a.dim() > 2 else a[:, None], g.flatten(1, -2) if g.dim() > 2 else g[:, None]
     parts = _of(layer.bias, lambda: _given(layer.bias, g.sum(dim=1)))
@@ -63,10 +63,10 @@ def _linear(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
     def weighted(c: Tensor) -> Tensor:
         return (g * c[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)
 
-    return _of(layer.weight, lambda: Part(layer.weight, squares, weighted)) + parts
+    return _of(layer.weight, lambda: ParameterGradients(layer.weight, squares, weighted)) + parts
 
 
-def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
+def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradients]:
     assert isinstance(layer, nn.Conv1d | nn.Conv2d)
     weight, places = layer.weight, g.shape[2:].numel()
     parts = _of(layer.bias, lambda: _given(layer.bias, g.flatten(2).sum(dim=2)))
@@ -85,11 +85,12 @@ def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
         columns = functional.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
         squares = _gram(columns.transpose(1, 2), g.flatten(2).transpose(1, 2))
         of_weight = _of(
-            weight, lambda: Part(weight, squares, lambda c: slope(a, g * c.view(-1, *[1] * (g.dim() - 1)), 1))
+            weight,
+            lambda: ParameterGradients(weight, squares, lambda c: slope(a, g * c.view(-1, *[1] * (g.dim() - 1)), 1)),
         )
         return of_weight + parts
 
-    def each() -> Part:
+    def each() -> ParameterGradients:
         # One convolution of B groups of channels: three times as fast as unfolding (measured).
         found = slope(a.flatten(0, 1)[None], g.flatten(0, 1)[None], len(a))
         return _given(weight, found.view(len(a), *weight.shape))
@@ -97,7 +98,7 @@ def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
     return _of(weight, each) + parts
 
 
-def _norm(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
+def _norm(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradients]:
     assert isinstance(layer, nn.GroupNorm | nn.LayerNorm)
     if isinstance(layer, nn.GroupNorm):
         normed = functional.group_norm(a, layer.num_groups, eps=layer.eps)
@@ -114,7 +115,7 @@ def _norm(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
     )
 
 
-def _embedding(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
+def _embedding(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradients]:
     assert isinstance(layer, nn.Embedding)
     words, g = a.flatten(1), g.reshape(len(g), -1, g.shape[-1])
     if layer.padding_idx is not None:
@@ -126,19 +127,19 @@ def _embedding(layer: nn.Module, a: Tensor, g: Tensor) -> list[Part]:
         total = torch.zeros(layer.weight.shape, device=g.device)
         return total.index_add_(0, words.flatten(), (g * c[:, None, None]).flatten(0, 1))
 
-    return _of(layer.weight, lambda: Part(layer.weight, squares, weighted))
+    return _of(layer.weight, lambda: ParameterGradients(layer.weight, squares, weighted))
 
 
-def _of(parameter: Tensor | None, part: Callable[[], Part]) -> list[Part]:
+def _of(parameter: Tensor | None, part: Callable[[], ParameterGradients]) -> list[ParameterGradients]:
     """The part of a parameter that is there and trains."""
     return [part()] if parameter is not None and parameter.requires_grad else []
 
 
-def _given(parameter: Tensor | None, gradients: Tensor) -> Part:
+def _given(parameter: Tensor | None, gradients: Tensor) -> ParameterGradients:
     """The part whose gradients (B, ...) are at hand."""
     assert parameter is not None
     flat = gradients.flatten(1)
-    return Part(parameter, flat.square().sum(dim=1), lambda c: (c @ flat).view(parameter.shape))
+    return ParameterGradients(parameter, flat.square().sum(dim=1), lambda c: (c @ flat).view(parameter.shape))
 
 
 def _gram(a: Tensor, g: Tensor) -> Tensor:

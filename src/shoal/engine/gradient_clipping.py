@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from shoal.core.errors import require
-from shoal.engine.ghost_norms import Part, formula
-from shoal.models.dropout import named_dropouts
+from shoal.engine.ghost_norms import ParameterGradients, formula
+from shoal.models.dropout import seeded_dropouts
 from shoal.models.model import Loss
 
 Forward = Callable[[Tensor], Tensor]
 
 
-def keeps_examples_apart(network: nn.Module) -> None:
+def require_per_example_gradients(network: nn.Module) -> None:
     """Raise `InputError` where a network has a batch norm, by which every example moves the outputs of the others."""
     for name, module in network.named_modules():
         require(
@@ -28,7 +28,7 @@ def keeps_examples_apart(network: nn.Module) -> None:
         )
 
 
-class Clipped:
+class PerExampleClipper:
     """Sums of clipped gradients of one network, which one thread uses.
 
     Args:
@@ -41,12 +41,12 @@ class Clipped:
     """
 
     def __init__(self, network: nn.Module, loss: Loss, dtype: torch.dtype) -> None:
-        keeps_examples_apart(network)
+        require_per_example_gradients(network)
         self._network, self._loss, self._dtype = network, loss, dtype
         self._named = {name: each for name, each in network.named_parameters() if each.requires_grad}
         self._layers = _known(network, self._named.values())
         self._checked = False
-        self._dropouts = named_dropouts(network)
+        self._dropouts = seeded_dropouts(network)
         self._batched = not self._dropouts
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, bound: float) -> dict[str, Tensor]:
@@ -73,7 +73,9 @@ class Clipped:
         kept = _kept(torch.stack([part.squares for part in parts]).sum(dim=0), bound)
         return {name: part.weighted(kept) for name, part in zip(self._named, parts, strict=True)}
 
-    def _parts(self, layers: Sequence[nn.Module], forward: Forward, x: Tensor, y: Tensor) -> list[Part] | None:
+    def _parts(
+        self, layers: Sequence[nn.Module], forward: Forward, x: Tensor, y: Tensor
+    ) -> list[ParameterGradients] | None:
         """The parts of all parameters, in order; None where the network is found to be of another kind."""
         seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
@@ -92,7 +94,7 @@ class Clipped:
         slopes = torch.autograd.grad(
             losses.sum(), [z for _, _, z in seen], retain_graph=not self._checked, materialize_grads=True
         )
-        of: dict[int, Part] = {}
+        of: dict[int, ParameterGradients] = {}
         with torch.no_grad():
             for (layer, a, _), slope in zip(seen, slopes, strict=True):
                 rule = formula(layer)
@@ -106,7 +108,7 @@ class Clipped:
             self._checked = size > 0
         return parts
 
-    def _error(self, parts: list[Part], losses: Tensor) -> tuple[float, float]:
+    def _error(self, parts: list[ParameterGradients], losses: Tensor) -> tuple[float, float]:
         """How far a sum of these parts is from the gradient that it should be, and how large that is.
 
         A ``forward`` may use a layer's parameters without calling it, or mix examples, which no hook sees.

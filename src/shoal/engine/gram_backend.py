@@ -18,7 +18,7 @@ from shoal.engine.vmap_gradients import Given, Gradients
 from shoal.models.model import Model
 
 
-class Spanned:
+class GramTrainer:
     """Trains owners many at a time, if their network says which of its layers is the input layer.
 
     Args:
@@ -120,9 +120,9 @@ class _Outputs(nn.Module):
         return self.z if self.bias is None else self.z + self.bias
 
 
-def spanned(model: Model, dtype: torch.dtype) -> Spanned | None:
+def spanned(model: Model, dtype: torch.dtype) -> GramTrainer | None:
     """How full batches of ``model`` train in the span of their inputs; None where they cannot."""
     network, layout = model.network(), model.layout
     name = getattr(network, "input_layer", None)
     trains = any(slot.name == f"{name}.weight" and slot.start < layout.trainable for slot in layout.slots)
-    return Spanned(model) if trains and dtype == torch.float32 else None
+    return GramTrainer(model) if trains and dtype == torch.float32 else None

@@ -12,7 +12,7 @@ from shoal.core.randomness import Stream
 from shoal.data.shards import Shards
 
 
-class Privatizer(Protocol):
+class GradientPrivacy(Protocol):
     """What makes local steps differentially private: each example's gradient is clipped, and noise is added."""
 
     @property
@@ -32,7 +32,7 @@ class Privatizer(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Draws:
+class LocalRandomness:
     """What is random in a round's local training of n owners.
 
     Args:
@@ -55,7 +55,7 @@ class LocalSGD:
         learning_rate: of the first round.
         decay: factor on the learning rate from one round to the next.
         weight_decay: L2 coefficient, added to the gradient as ``weight_decay * parameters``.
-        privatizer: what makes the steps differentially private; None: nothing.
+        gradient_privacy: what makes the steps differentially private; None: nothing.
 
     Raises:
         InputError: a value outside its range.
@@ -70,7 +70,7 @@ class LocalSGD:
     learning_rate: float = 0.1
     decay: float = 1.0
     weight_decay: float = 0.0
-    privatizer: Privatizer | None = None
+    gradient_privacy: GradientPrivacy | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -89,7 +89,7 @@ class LocalSGD:
     @property
     def private(self) -> bool:
         """Whether steps are any other than plain SGD's: without clipping, noise and coins they are not."""
-        rule = self.privatizer
+        rule = self.gradient_privacy
         return rule is not None and (rule.poisson or rule.noise_multiplier > 0 or rule.max_grad_norm < math.inf)
 
     def at(self, round_number: int) -> "LocalSGD":
@@ -128,13 +128,13 @@ class LocalSGD:
         """Whether every step of every owner uses all its examples, so that their order means nothing."""
         return bool((self.batches(sizes) == sizes).all())
 
-    def draws(self, shards: Shards, ids: Tensor, stream: Stream) -> Draws:
+    def randomness(self, shards: Shards, ids: Tensor, stream: Stream) -> LocalRandomness:
         """What is random in all steps of all owners; what one draws does not depend on the others."""
         sizes, seeds = shards.sizes, stream("own").seeds(ids)
         if self.full(sizes):
-            return Draws(torch.empty(len(sizes), 0, 0, dtype=torch.int64), seeds)
+            return LocalRandomness(torch.empty(len(sizes), 0, 0, dtype=torch.int64), seeds)
         passes = max((self.passes_of(size) for size in sizes.unique().tolist()), default=0)
-        return Draws(stream.permutations(ids, sizes, passes), seeds)
+        return LocalRandomness(stream.permutations(ids, sizes, passes), seeds)
 
     def first_batch(self, shards: Shards, ids: Tensor, stream: Stream) -> Shards:
         """Each owner's first batch of training, the mini-batch on which Algorithm 1 of IFCA-MIR chooses."""

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from shoal.core.randomness import Stream
-from shoal.data.memory_format import gather, precise
+from shoal.data.memory_format import gather, to_compute_dtype
 from shoal.data.shards import Shards
-from shoal.engine.bound_network import Seat
-from shoal.engine.local_sgd import Draws, LocalSGD
+from shoal.engine.bound_network import BoundNetwork
+from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 
 
-class Loop:
+class LoopBackend:
     """Trains owners one at a time."""
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:  # noqa: ARG002
@@ -27,7 +27,15 @@ class Loop:
             taken += count
         return parts
 
-    def train(self, seat: Seat, rows: Tensor, shards: Shards, owners: Tensor, draws: Draws, local: LocalSGD) -> None:
+    def train(
+        self,
+        bound: BoundNetwork,
+        rows: Tensor,
+        shards: Shards,
+        owners: Tensor,
+        randomness: LocalRandomness,
+        local: LocalSGD,
+    ) -> None:
         """Train some owners: each of the ``rows`` (u, P) becomes what training from it on its owner's examples gives.
 
         Args:
@@ -39,58 +47,62 @@ class Loop:
             local: at the learning rate of the round.
         """
         for row, owner in zip(rows, owners.tolist(), strict=True):
-            seat.load(row)
-            seat.network.train()
-            seat.seed(int(draws.seeds[owner]))
+            bound.load(row)
+            bound.network.train()
+            bound.seed(int(randomness.seeds[owner]))
             mine = shards.owned(owner)
             if local.private:
-                _train_privately(seat, shards, mine, draws, owner, local)
+                _train_privately(bound, shards, mine, randomness, owner, local)
             else:
-                for x, y in _batches(seat, shards, mine, draws.orders[owner], local):
-                    seat.step(x, y, local.learning_rate, local.weight_decay)
-            row.copy_(seat.row)
+                for x, y in _batches(bound, shards, mine, randomness.orders[owner], local):
+                    bound.step(x, y, local.learning_rate, local.weight_decay)
+            row.copy_(bound.row)
 
 
-def _train_privately(seat: Seat, shards: Shards, mine: Tensor, draws: Draws, owner: int, local: LocalSGD) -> None:
+def _train_privately(
+    bound: BoundNetwork, shards: Shards, mine: Tensor, randomness: LocalRandomness, owner: int, local: LocalSGD
+) -> None:
     """Train the seat's network on clipped gradients with the owner's own noise."""
-    own = Stream(int(draws.seeds[owner]))
+    own = Stream(int(randomness.seeds[owner]))
     noise = own("noise").generator()
-    if local.privatizer is not None and local.privatizer.poisson:
-        batches = _coins(seat, shards, mine, own("coins").generator(), local)
+    if local.gradient_privacy is not None and local.gradient_privacy.poisson:
+        batches = _coins(bound, shards, mine, own("coins").generator(), local)
     else:
-        batches = _batches(seat, shards, mine, draws.orders[owner], local)
+        batches = _batches(bound, shards, mine, randomness.orders[owner], local)
     for x, y in batches:
-        expected = local.batch(len(mine)) if local.privatizer is not None and local.privatizer.poisson else len(y)
-        seat.private_step(x, y, expected, local, noise)
+        expected = (
+            local.batch(len(mine)) if local.gradient_privacy is not None and local.gradient_privacy.poisson else len(y)
+        )
+        bound.private_step(x, y, expected, local, noise)
 
 
 def _batches(
-    seat: Seat, shards: Shards, mine: Tensor, orders: Tensor, local: LocalSGD
+    bound: BoundNetwork, shards: Shards, mine: Tensor, orders: Tensor, local: LocalSGD
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of all steps on the examples ``mine`` (size,) of the shards, in ``orders`` (passes, size or more)."""
     size = len(mine)
     batch, left = local.batch(size), local.steps_of(size)
     if batch == size:
-        x, y = _examples(seat, shards, mine)
+        x, y = _examples(bound, shards, mine)
         for _ in range(left):
             yield x, y
         return
     for order in orders[: local.passes_of(size)]:
-        x, y = _examples(seat, shards, mine[order[:size]])
+        x, y = _examples(bound, shards, mine[order[:size]])
         for begin in range(0, min(size, left * batch), batch):
             yield x[begin : begin + batch], y[begin : begin + batch]
             left -= 1
 
 
 def _coins(
-    seat: Seat, shards: Shards, mine: Tensor, coins: torch.Generator, local: LocalSGD
+    bound: BoundNetwork, shards: Shards, mine: Tensor, coins: torch.Generator, local: LocalSGD
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of all steps on the examples ``mine`` (size,), each example in each by a coin of its own."""
     share = local.batch(len(mine)) / len(mine)
     for _ in range(local.steps_of(len(mine))):
-        yield _examples(seat, shards, mine[torch.rand(len(mine), generator=coins, dtype=torch.float64) < share])
+        yield _examples(bound, shards, mine[torch.rand(len(mine), generator=coins, dtype=torch.float64) < share])
 
 
-def _examples(seat: Seat, shards: Shards, rows: Tensor) -> tuple[Tensor, Tensor]:
-    chosen, device = rows.to(shards.y.device), seat.row.device
-    return precise(gather(shards.x, chosen), seat.dtype, device), shards.y[chosen].to(device)
+def _examples(bound: BoundNetwork, shards: Shards, rows: Tensor) -> tuple[Tensor, Tensor]:
+    chosen, device = rows.to(shards.y.device), bound.row.device
+    return to_compute_dtype(gather(shards.x, chosen), bound.dtype, device), shards.y[chosen].to(device)

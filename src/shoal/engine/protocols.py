@@ -9,7 +9,7 @@ from shoal.core.randomness import Stream
 from shoal.data.federation import Federation, Preferences
 from shoal.data.shards import Shards
 from shoal.engine.engine import Engine
-from shoal.engine.local_sgd import Draws, LocalSGD
+from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,18 +21,18 @@ class State:
         models: (K, P) float32.
         risks: (K,) float64, the last red-team estimate of each model.
         choice: (N,) int64, each client's last choice; -1 for a client that has not yet taken part.
-        memory: what an insider keeps from round to round; None where there is none, or nothing to keep.
+        memory: what an malicious_client keeps from round to round; None where there is none, or nothing to keep.
     """
 
     round: int
     models: Tensor
     risks: Tensor
-    choice: Tensor
+    assignment: Tensor
     memory: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class RoundReport:
     """What happened in a round.
 
     Args:
@@ -45,7 +45,7 @@ class Report:
 
     cohort: Tensor
     losses: Tensor | None
-    choice: Tensor
+    assignment: Tensor
     sensed: bool
     seconds: dict[str, float]
 
@@ -71,12 +71,12 @@ class Algorithm(Protocol):
         """Client side. From losses (n, K), risks (K,) and the n clients' preferences to their choices (n,)."""
         ...
 
-    def shares(self, choice: Tensor, sizes: Tensor) -> Tensor:
+    def shares(self, assignment: Tensor, sizes: Tensor) -> Tensor:
         """Server side. From choices (n,) and numbers of examples (n,) to the shares W (K, n)."""
         ...
 
 
-class RiskSensor(Protocol):
+class RiskEstimator(Protocol):
     """Estimates how exposed each model's members are; what it does changes nothing but the risks."""
 
     @property
@@ -89,15 +89,15 @@ class RiskSensor(Protocol):
         ...
 
 
-class Screen(Protocol):
+class UpdateFilter(Protocol):
     """What the server does to an update before it merges it."""
 
-    def screen(self, starts: Tensor, ends: Tensor) -> Tensor:
+    def filter(self, starts: Tensor, ends: Tensor) -> Tensor:
         """From starts and ends (u, P) of u clients to the ends (u, P) that the server goes on with."""
         ...
 
 
-class Insider(Protocol):
+class MaliciousClient(Protocol):
     """A client that trains in a way of its own, and sends what it likes."""
 
     @property
@@ -110,12 +110,12 @@ class Insider(Protocol):
         ...
 
     def train(
-        self, state: State, k: int, shards: Shards, draws: Draws, local: LocalSGD, engine: Engine
+        self, state: State, k: int, shards: Shards, randomness: LocalRandomness, local: LocalSGD, engine: Engine
     ) -> tuple[Tensor, Tensor | None]:
         """What it sends in a round, and what it remembers.
 
         Args:
-            state: before the round; its ``memory`` is what this insider remembered last.
+            state: before the round; its ``memory`` is what this malicious_client remembered last.
             k: the model it chose.
             shards: one owner, the client's examples of this round.
             draws: that owner's.

@@ -11,10 +11,10 @@ from torch import Tensor
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation, Preferences
-from shoal.engine.aggregation import Merge, Part
+from shoal.engine.aggregation import Aggregator, PartialSum
 from shoal.engine.engine import DivergenceError, Engine
-from shoal.engine.local_sgd import Draws, LocalSGD
-from shoal.engine.protocols import Algorithm, Insider, Report, RiskSensor, Screen, State
+from shoal.engine.local_sgd import LocalRandomness, LocalSGD
+from shoal.engine.protocols import Algorithm, MaliciousClient, RiskEstimator, RoundReport, State, UpdateFilter
 
 LOG = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Training:
         participation: share of the clients that take part in a round, in [0, 1].
         sensor: who estimates risks; None: nobody.
         screen: what the server does to updates before it merges them; None: nothing.
-        insider: the client that trains in its own way; None: nobody.
+        malicious_client: the client that trains in its own way; None: nobody.
     """
 
     federation: Federation
@@ -45,9 +45,9 @@ class Training:
     engine: Engine
     stream: Stream
     participation: float = 1.0
-    sensor: RiskSensor | None = None
-    screen: Screen | None = None
-    insider: Insider | None = None
+    risk_estimator: RiskEstimator | None = None
+    update_filter: UpdateFilter | None = None
+    malicious_client: MaliciousClient | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -61,17 +61,19 @@ class Training:
             round=0,
             models=models,
             risks=torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64),
-            choice=torch.full((len(self.federation),), -1),
-            memory=None if self.insider is None else self.insider.start(self.stream("insider")),
+            assignment=torch.full((len(self.federation),), -1),
+            memory=None
+            if self.malicious_client is None
+            else self.malicious_client.start(self.stream("malicious_client")),
         )
 
-    def rounds(self, state: State, upto: int) -> Iterator[tuple[State, Report]]:
+    def rounds(self, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
         """Play from ``state`` until ``upto`` rounds are done, handing out each round's state and report."""
         while state.round < upto:
             state, report = self.round(state)
             yield state, report
 
-    def round(self, state: State) -> tuple[State, Report]:
+    def round(self, state: State) -> tuple[State, RoundReport]:
         """One round; ``state`` is left as it is.
 
         Raises:
@@ -81,29 +83,33 @@ class Training:
         cohort = self.cohort(number)
         seconds = {"choose": 0.0, "train": 0.0, "red_team": 0.0}
 
-        losses, choice, models = None, torch.empty(0, dtype=torch.int64), state.models
+        losses, assignment, models = None, torch.empty(0, dtype=torch.int64), state.models
         memory = state.memory
         if len(cohort):
             began = time.perf_counter()
-            losses, choice = self._choose(state, cohort)
+            losses, assignment = self._choose(state, cohort)
             chosen = time.perf_counter()
-            models, memory = self._train(state, cohort, choice)
+            models, memory = self._train(state, cohort, assignment)
             seconds["choose"], seconds["train"] = chosen - began, time.perf_counter() - chosen
 
-        remembered = state.choice.clone()
-        remembered[cohort] = choice
+        remembered = state.assignment.clone()
+        remembered[cohort] = assignment
         after = State(number, models, state.risks, remembered, memory)
-        sensed = self.sensor is not None and self.sensor.every > 0 and number % self.sensor.every == 0
-        if sensed and self.sensor is not None:
+        sensed = (
+            self.risk_estimator is not None
+            and self.risk_estimator.every > 0
+            and number % self.risk_estimator.every == 0
+        )
+        if sensed and self.risk_estimator is not None:
             began = time.perf_counter()
             watching = self.stream("red team", number)
             try:
-                risks = self.sensor.risks(after, self.federation, self.engine, self.local, watching)
+                risks = self.risk_estimator.risks(after, self.federation, self.engine, self.local, watching)
                 after = replace(after, risks=risks)
             except DivergenceError:
                 LOG.warning("round %d: a shadow model's loss became NaN; risks stay what they were", number)
             seconds["red_team"] = time.perf_counter() - began
-        return after, Report(cohort, losses, choice, sensed, seconds)
+        return after, RoundReport(cohort, losses, assignment, sensed, seconds)
 
     def cohort(self, number: int) -> Tensor:
         """Positions (n,) of a round's clients, ordered by id; perhaps none.
@@ -117,7 +123,7 @@ class Training:
         drawn = torch.randperm(len(by_id), generator=self.stream("round", number, "cohort").generator())[:count]
         return by_id[drawn.sort().values]
 
-    def contributions(self, before: State, report: Report, client: int) -> Iterator[tuple[int, float, Tensor]]:
+    def client_updates(self, before: State, report: RoundReport, client: int) -> Iterator[tuple[int, float, Tensor]]:
         """What the client of an id sent in a round, computed once more: its model, its share of it and its end (P,);
         nothing where it took no part.
 
@@ -127,18 +133,18 @@ class Training:
             client: its id.
         """
         number, ids = before.round + 1, self.federation.ids[report.cohort]
-        shards = self.federation.in_round(number).take(report.cohort)
-        shares = self.algorithm.shares(report.choice, shards.sizes)
+        shards = self.federation.clients_in_round(number).take(report.cohort)
+        shares = self.algorithm.shares(report.assignment, shards.sizes)
         for position in torch.nonzero(ids == client).flatten():
-            one, k = position[None], int(report.choice[position])
+            one, k = position[None], int(report.assignment[position])
             theirs, local = shards.take(one), self.local.at(number)
-            draws = self.local.draws(theirs, ids[one], self._batches(before))
-            if self.insider is not None and self.insider.client == client:
-                ends = self.insider.train(before, k, theirs, draws, local, self.engine)[0][None]
+            randomness = self.local.randomness(theirs, ids[one], self._batches(before))
+            if self.malicious_client is not None and self.malicious_client.client == client:
+                ends = self.malicious_client.train(before, k, theirs, randomness, local, self.engine)[0][None]
             else:
-                ((_, ends),) = self.engine.train(before.models, report.choice[one], theirs, draws, local)
+                ((_, ends),) = self.engine.train(before.models, report.assignment[one], theirs, randomness, local)
             starts = before.models[k][None].to(ends)
-            kept = ends if self.screen is None else self.screen.screen(starts, ends)
+            kept = ends if self.update_filter is None else self.update_filter.filter(starts, ends)
             yield k, float(shares[k, position]), kept[0].cpu()
 
     def final_choice(self, state: State) -> tuple[Tensor, Tensor]:
@@ -153,49 +159,49 @@ class Training:
         if self.algorithm.chooses_by is None:
             nothing = torch.zeros(len(cohort), len(state.models), dtype=torch.float64)
             return None, self.algorithm.choose(nothing, state.risks, preferences)
-        shards = self.federation.in_round(state.round + 1).take(cohort)
+        shards = self.federation.clients_in_round(state.round + 1).take(cohort)
         if self.algorithm.chooses_by == "batch":
             shards = self.local.first_batch(shards, self.federation.ids[cohort], self._batches(state))
         losses = self.engine.losses(state.models, shards)
         self._check(losses, cohort, state.round + 1)
         return losses, self.algorithm.choose(losses, state.risks, preferences)
 
-    def _train(self, state: State, cohort: Tensor, choice: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The moved models, and what the insider remembers."""
-        shards = self.federation.in_round(state.round + 1).take(cohort)
-        draws = self.local.draws(shards, self.federation.ids[cohort], self._batches(state))
-        merge = Merge(state.models, self.algorithm.shares(choice, shards.sizes))
+    def _train(self, state: State, cohort: Tensor, assignment: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The moved models, and what the malicious_client remembers."""
+        shards = self.federation.clients_in_round(state.round + 1).take(cohort)
+        randomness = self.local.randomness(shards, self.federation.ids[cohort], self._batches(state))
+        merge = Aggregator(state.models, self.algorithm.shares(assignment, shards.sizes))
         local = self.local.at(state.round + 1)
         inside = torch.zeros(len(cohort), dtype=torch.bool)
-        if self.insider is not None:
-            inside = self.federation.ids[cohort] == self.insider.client
+        if self.malicious_client is not None:
+            inside = self.federation.ids[cohort] == self.malicious_client.client
         honest = torch.nonzero(~inside).flatten()
 
-        def received(owners: Tensor, ends: Tensor) -> Part:
+        def received(owners: Tensor, ends: Tensor) -> PartialSum:
             clients = honest[owners]
-            return self._received(merge, state.models[choice[clients]], clients, ends)
+            return self._received(merge, state.models[assignment[clients]], clients, ends)
 
         try:
-            theirs, drawn = shards.take(honest), Draws(draws.orders[honest], draws.seeds[honest])
-            for moves in self.engine.train_into(received, state.models, choice[honest], theirs, drawn, local):
+            theirs, drawn = shards.take(honest), LocalRandomness(randomness.orders[honest], randomness.seeds[honest])
+            for moves in self.engine.train_into(received, state.models, assignment[honest], theirs, drawn, local):
                 merge.add(moves)
         except DivergenceError as diverged:
             raise self._diverged(state.round + 1, cohort[honest[diverged.owner]]) from diverged
         memory = state.memory
         for client in torch.nonzero(inside).flatten():
-            assert self.insider is not None
-            k, one = int(choice[client]), client[None]
-            own = Draws(draws.orders[one], draws.seeds[one])
-            end, memory = self.insider.train(state, k, shards.take(one), own, local, self.engine)
+            assert self.malicious_client is not None
+            k, one = int(assignment[client]), client[None]
+            own = LocalRandomness(randomness.orders[one], randomness.seeds[one])
+            end, memory = self.malicious_client.train(state, k, shards.take(one), own, local, self.engine)
             if not bool(torch.isfinite(end).all()):
                 raise self._diverged(state.round + 1, cohort[client])
             merge.add(self._received(merge, state.models[k][None], one, end[None]))
-        return merge.models(), memory
+        return merge.result(), memory
 
-    def _received(self, merge: Merge, starts: Tensor, clients: Tensor, ends: Tensor) -> Part:
+    def _received(self, merge: Aggregator, starts: Tensor, clients: Tensor, ends: Tensor) -> PartialSum:
         """What the server adds up of the ends (u, P) of ``clients`` (u,), positions in the cohort."""
-        kept = ends if self.screen is None else self.screen.screen(starts.to(ends), ends)
-        return merge.part(clients, kept)
+        kept = ends if self.update_filter is None else self.update_filter.filter(starts.to(ends), ends)
+        return merge.partial_sum(clients, kept)
 
     def _check(self, losses: Tensor, clients: Tensor, number: int) -> None:
         unusable = ~torch.isfinite(losses).all(dim=1)

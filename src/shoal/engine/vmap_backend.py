@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.layout import Layout
-from shoal.data.memory_format import precise, storage
+from shoal.data.memory_format import to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
-from shoal.engine.bound_network import Seat
-from shoal.engine.gram_backend import Spanned, spanned
-from shoal.engine.local_sgd import Draws, LocalSGD
+from shoal.engine.bound_network import BoundNetwork
+from shoal.engine.gram_backend import GramTrainer, spanned
+from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.vmap_gradients import Given, Gradients
 from shoal.models.model import Model
 
@@ -21,7 +21,7 @@ _IN_CACHE = 2**21
 """Numbers in the rows of the owners of one computation (8 MB), for the caches to hold them between two steps."""
 
 
-class Vmapped:
+class VmapBackend:
     """Trains owners many at a time."""
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
@@ -37,7 +37,7 @@ class Vmapped:
         queue = sizes.argsort(descending=True, stable=True)
         together = min(max(_IN_CACHE // self._layout.size, 4), 256)
         parts = list(queue.tensor_split(math.ceil(len(queue) / together))) if len(queue) else []
-        example = storage(shards.x).shape[1:]
+        example = to_channels_last(shards.x).shape[1:]
         for part in parts:
             shape = torch.Size((len(part), int(local.batches(sizes[part]).max()), *example))
             steps = int(local.steps_each(sizes[part]).max())
@@ -48,22 +48,30 @@ class Vmapped:
                 self._gradients.expect(shape, steps, lambda shape=shape: self._example(shape, shards.x.dtype))
         return parts
 
-    def train(self, seat: Seat, rows: Tensor, shards: Shards, owners: Tensor, draws: Draws, local: LocalSGD) -> None:
-        """As `Loop.train`; only the structure of the seat's network is used."""
-        plan = _steps(shards, owners, draws.orders, local)
+    def train(
+        self,
+        bound: BoundNetwork,
+        rows: Tensor,
+        shards: Shards,
+        owners: Tensor,
+        randomness: LocalRandomness,
+        local: LocalSGD,
+    ) -> None:
+        """As `LoopBackend.train`; only the structure of the seat's network is used."""
+        plan = _steps(shards, owners, randomness.orders, local)
         x, y, share = self._batch(shards, *plan[0])
         span = self._span(shards, local, x.shape[1], len(plan))
         if span is not None:
             span.train(rows, x, y, share, len(plan), local)
             return
         weights, rest = self._tensors(rows)
-        seat.network.train()
+        bound.network.train()
         before = plan[0]
         for now in plan:
             if now is not before:
                 x, y, share = self._batch(shards, *now)
                 before = now
-            slopes = self._gradients(seat.network, weights, rest, x, y, share)
+            slopes = self._gradients(bound.network, weights, rest, x, y, share)
             if local.weight_decay:
                 active = (share > 0).any(dim=1).float()
                 rows[:, : self._layout.trainable].mul_(1 - local.learning_rate * local.weight_decay * active[:, None])
@@ -72,11 +80,11 @@ class Vmapped:
 
     def _batch(self, shards: Shards, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Stored inputs (n, B, ...), labels (n, B) and shares (n, B) of a step, where they are computed with."""
-        stored, there = storage(shards.x), rows.to(shards.y.device)
-        x = precise(stored[there], self._dtype, self._device)
+        stored, there = to_channels_last(shards.x), rows.to(shards.y.device)
+        x = to_compute_dtype(stored[there], self._dtype, self._device)
         return x, shards.y[there].to(self._device), share.to(self._device)
 
-    def _span(self, shards: Shards, local: LocalSGD, examples: int, steps: int) -> Spanned | None:
+    def _span(self, shards: Shards, local: LocalSGD, examples: int, steps: int) -> GramTrainer | None:
         """What trains full batches in the span of their inputs, where that is less work."""
         pays = self._spanned is not None and local.full(shards.sizes) and self._spanned.pays(examples, steps)
         return self._spanned if pays else None
@@ -91,7 +99,7 @@ class Vmapped:
         """Arguments of a gradient for stored inputs of a shape (n, B, ...) and dtype, all zero."""
         weights, rest = self._tensors(torch.zeros(shape[0], self._layout.size, device=self._device))
         zeros = torch.zeros(shape[:2], device=self._device)
-        x = precise(torch.zeros(shape, dtype=kind), self._dtype, self._device)
+        x = to_compute_dtype(torch.zeros(shape, dtype=kind), self._dtype, self._device)
         return weights, rest, x, zeros.long(), zeros
 
 
@@ -117,7 +125,7 @@ def _steps(shards: Shards, owners: Tensor, orders: Tensor, local: LocalSGD) -> l
     return plan * int(steps.max()) if full else plan
 
 
-def fits(layout: Layout, network: nn.Module) -> bool:
+def prefers_vmap(layout: Layout, network: nn.Module) -> bool:
     """Whether a network is of the kind that trains faster here than in the loop, on a CPU: at most 500,000
     parameters, all of them in linear layers (measured in `docs/performance.md`).
     """

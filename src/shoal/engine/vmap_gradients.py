@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from shoal.data.memory_format import inputs
+from shoal.data.memory_format import to_channels_first
 from shoal.models.model import Loss
 
 _TRACE_AFTER = 100
@@ -75,7 +75,7 @@ class Gradients:
     def _of(self, network: nn.Module) -> _Gradient:
         def loss(weights: dict[str, Tensor], rest: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
             tensors = {name: tensor.to(self.dtype) for name, tensor in (weights | rest).items()}
-            outputs = functional_call(network, tensors, (inputs(x),)).float()
+            outputs = functional_call(network, tensors, (to_channels_first(x),)).float()
             return (self.loss(outputs, y) * share).sum()
 
         return vmap(grad(loss))

@@ -1,19 +1,26 @@
 """Rulers: numbers from arrays. May import `core`; knows nothing of models, clients or attacks."""
 
-from shoal.metrics.clustering import migrated, recovered, violated
+from shoal.metrics.clustering import adjusted_rand_index, exceeds_threshold, is_migrated
 from shoal.metrics.fairness import Fairness, fairness
-from shoal.metrics.membership import Leakage, balanced_accuracy, gap_accuracy, leakage, roc, tpr_at_fpr
+from shoal.metrics.membership import (
+    MembershipMetrics,
+    balanced_accuracy,
+    gap_accuracy,
+    membership_metrics,
+    roc,
+    tpr_at_fpr,
+)
 
 __all__ = [
     "Fairness",
-    "Leakage",
+    "MembershipMetrics",
+    "adjusted_rand_index",
     "balanced_accuracy",
+    "exceeds_threshold",
     "fairness",
     "gap_accuracy",
-    "leakage",
-    "migrated",
-    "recovered",
+    "is_migrated",
+    "membership_metrics",
     "roc",
     "tpr_at_fpr",
-    "violated",
 ]

@@ -14,27 +14,29 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Leakage:
+class MembershipMetrics:
     """A membership-inference attack on one population of members and non-members.
 
     Args:
         accuracy: balanced accuracy, (TPR + TNR) / 2 at the attack's own threshold (IFCA-MIR, equation 8).
         auc: area under the ROC curve.
-        tpr_at_fpr_01: true positive rate at a false positive rate of at most 1 %.
-        tpr_at_fpr_001: the same at 0.1 %.
+        tpr_at_1_percent_fpr: true positive rate at a false positive rate of at most 1 %.
+        tpr_at_01_percent_fpr: the same at 0.1 %.
         members: members scored.
         non_members: non-members scored.
     """
 
     accuracy: float
     auc: float
-    tpr_at_fpr_01: float
-    tpr_at_fpr_001: float
+    tpr_at_1_percent_fpr: float
+    tpr_at_01_percent_fpr: float
     members: int
     non_members: int
 
 
-def leakage(scores: Floats, threshold: float, member: Bools, weight: Floats | None = None) -> Leakage:
+def membership_metrics(
+    scores: Floats, threshold: float, member: Bools, weight: Floats | None = None
+) -> MembershipMetrics:
     """Measure an attack's ``scores`` (M,), higher meaning member; above ``threshold`` it says member.
 
     Without members or without non-members every figure is NaN.
@@ -42,13 +44,13 @@ def leakage(scores: Floats, threshold: float, member: Bools, weight: Floats | No
     count = int(member.sum())
     if count in (0, len(member)):
         nan = float("nan")
-        return Leakage(nan, nan, nan, nan, count, len(member) - count)
+        return MembershipMetrics(nan, nan, nan, nan, count, len(member) - count)
     fpr, tpr = roc(scores, member, weight)
-    return Leakage(
+    return MembershipMetrics(
         accuracy=balanced_accuracy(scores > threshold, member, weight),
         auc=float(roc_auc_score(member, scores, sample_weight=weight)),
-        tpr_at_fpr_01=tpr_at_fpr(fpr, tpr, 0.01),
-        tpr_at_fpr_001=tpr_at_fpr(fpr, tpr, 0.001),
+        tpr_at_1_percent_fpr=tpr_at_fpr(fpr, tpr, 0.01),
+        tpr_at_01_percent_fpr=tpr_at_fpr(fpr, tpr, 0.001),
         members=count,
         non_members=len(member) - count,
     )

@@ -3,8 +3,8 @@
 May import `core`. To add a network: write it in `networks.py` (texts: `recurrent.py`) and name it in `catalog.py`.
 """
 
-from shoal.models.catalog import FILTERS, HIDDEN, MODELS, Shape, TextShape, named_model
-from shoal.models.dropout import NamedDropout
+from shoal.models.catalog import FILTERS, HIDDEN, MODELS, Shape, TextShape, create_model
+from shoal.models.dropout import SeededDropout
 from shoal.models.model import Model, cross_entropy
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 from shoal.models.recurrent import ReviewGRU
@@ -21,10 +21,10 @@ __all__ = [
     "Logistic",
     "MnistCNN",
     "Model",
-    "NamedDropout",
     "ReviewGRU",
+    "SeededDropout",
     "Shape",
     "TextShape",
+    "create_model",
     "cross_entropy",
-    "named_model",
 ]

@@ -52,7 +52,7 @@ class TextShape:
     classes: int
 
 
-def named_model(
+def create_model(
     name: str,
     shape: Shape | TextShape,
     *,
@@ -74,7 +74,7 @@ def named_model(
     Raises:
         InputError: an unknown name, or images or texts that the network cannot take.
 
-    >>> named_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
+    >>> create_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
     50186
     """
     require(name in MODELS, f"model.name = '{name}' is not a model; {nearest(name, MODELS)}")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from shoal.core.errors import require
 
 
-class NamedDropout(nn.Module):
+class SeededDropout(nn.Module):
     """Sets each number of its inputs to 0 with probability ``p`` in training, and scales the others by 1 / (1 - p).
 
     PyTorch's own dropout draws from the global generator, so its masks would depend on the number of threads. This one
@@ -39,6 +39,6 @@ class NamedDropout(nn.Module):
         return f"p={self.p}"
 
 
-def named_dropouts(network: nn.Module) -> list[NamedDropout]:
+def seeded_dropouts(network: nn.Module) -> list[SeededDropout]:
     """The layers of ``network`` that draw masks, in its own order."""
-    return [module for module in network.modules() if isinstance(module, NamedDropout) and module.p > 0]
+    return [module for module in network.modules() if isinstance(module, SeededDropout) and module.p > 0]

@@ -91,7 +91,7 @@ class Model:
         network = self._network(stream)
         return self.layout.pack(dict(network.named_parameters()) | dict(network.named_buffers()))
 
-    def named(self, row: Tensor) -> dict[str, Tensor]:
+    def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """The network's tensors by name, contiguous copies of ``row`` (P,), fit for `load_state_dict`."""
         return {name: view.detach().clone().contiguous() for name, view in self.layout.views(row).items()}
 

@@ -72,5 +72,3 @@ def _property(figures: Figures) -> str:
 
 def _percent(value: float | int | str) -> str:
     return f"{100 * float(value):.1f} %"
-
-

@@ -10,8 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
+from torch import Tensor
 
-from shoal.attacks import Sighting
+from shoal.attacks import RoundObservation
 from shoal.core.atomic_files import write_bytes
 from shoal.core.errors import InputError
 from shoal.engine import State
@@ -23,23 +24,23 @@ KEPT = 2
 """Checkpoints kept: the last, and the one before in case the last is damaged."""
 
 
-def save_checkpoint(folder: Path, progress: Progress, sightings: Sequence[Sighting] = ()) -> None:
+def save_checkpoint(folder: Path, progress: Progress, observations: Sequence[RoundObservation] = ()) -> None:
     """Write ``progress`` into ``folder`` and remove all but the newest checkpoints.
 
     Args:
         folder: of the run's checkpoints.
         progress: to go on from.
-        sightings: those since the last checkpoint. They are many and never change, so each is written once, to a file
-            that stays; `stored_sightings` reads them all.
+        observations: those since the last checkpoint. They are many and never change, so each is written once, to a file
+            that stays; `stored_observations` reads them all.
     """
     state = progress.state
-    if sightings:
-        write_bytes(folder / f"sightings-{state.round:06d}.safetensors", serialize(tensors_of(sightings)))
+    if observations:
+        write_bytes(folder / f"observations-{state.round:06d}.safetensors", serialize(tensors_of(observations)))
     names = list(progress.rows[0]) if progress.rows else []
     tensors = {
         "models": state.models.contiguous(),
         "risks": state.risks,
-        "choice": state.choice,
+        "choice": state.assignment,
         "rows": torch.tensor([list(row.values()) for row in progress.rows], dtype=torch.float64),
     }
     kept = {"memory": state.memory, "updates": progress.updates}
@@ -61,10 +62,10 @@ def save_checkpoint(folder: Path, progress: Progress, sightings: Sequence[Sighti
         old.unlink()
 
 
-def stored_sightings(folder: Path) -> list[Sighting]:
-    """All sightings that were put away, by round."""
-    files = sorted(folder.glob("sightings-*.safetensors"))
-    return [each for path in files for each in sightings_of(parse(path.read_bytes()))]
+def stored_observations(folder: Path) -> list[RoundObservation]:
+    """All observations that were put away, by round."""
+    files = sorted(folder.glob("observations-*.safetensors"))
+    return [each for path in files for each in observations_of(parse(path.read_bytes()))]
 
 
 def load_checkpoint(folder: Path) -> Progress | None:
@@ -90,7 +91,7 @@ def load_checkpoint(folder: Path) -> Progress | None:
 
 def _forget_sightings(folder: Path, number: int) -> None:
     """Remove those of rounds after a ``number``, which will be played again."""
-    for path in folder.glob("sightings-*.safetensors"):
+    for path in folder.glob("observations-*.safetensors"):
         if int(path.stem.rpartition("-")[2]) > number:
             path.unlink()
 
@@ -127,21 +128,20 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def tensors_of(sightings: Sequence[Sighting]) -> dict[str, Tensor]:
-    """Sightings as tensors to be written; `sightings_of` gives them back."""
+def tensors_of(observations: Sequence[RoundObservation]) -> dict[str, Tensor]:
+    """Sightings as tensors to be written; `observations_of` gives them back."""
     return {
         f"{each.round}.{name}": tensor.contiguous()
-        for each in sightings
+        for each in observations
         for name, tensor in vars(each).items()
         if name != "round"
     }
 
 
-
-def sightings_of(tensors: Mapping[str, Tensor]) -> list[Sighting]:
+def observations_of(tensors: Mapping[str, Tensor]) -> list[RoundObservation]:
     """What `tensors_of` was made of, by round."""
     rounds: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         number, _, name = key.partition(".")
         rounds.setdefault(int(number), {})[name] = tensor
-    return [Sighting(round=number, **named) for number, named in sorted(rounds.items())]
+    return [RoundObservation(round=number, **named) for number, named in sorted(rounds.items())]

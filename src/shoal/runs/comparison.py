@@ -28,7 +28,6 @@ ROWS = (
 """What a comparison shows: keys of the summary, for each group or cluster, and how they are called."""
 
 
-
 def compare(runs: Sequence[Path]) -> tuple[pd.DataFrame, str]:
     """Finished runs side by side: a row a figure, a column a run; and what differs, in words.
 
@@ -60,7 +59,6 @@ def compare(runs: Sequence[Path]) -> tuple[pd.DataFrame, str]:
     )
 
 
-
 def _difference(first: Figures, other: Figures, first_title: str, title: str) -> str:
     """What the second run does to accuracy, exposure and limits, whatever it does."""
     parts = [_moved("accuracy", first, other, "accuracy.overall", higher="gains", lower="loses")]
@@ -86,13 +84,11 @@ def _difference(first: Figures, other: Figures, first_title: str, title: str) ->
     return f"Against {first_title}, {title} {', '.join(parts[:-1])} and {parts[-1]}."
 
 
-
 def _moved(what: str, first: Figures, other: Figures, key: str, *, higher: str, lower: str) -> str:
     before, after = float(first[key]), float(other[key])
     if abs(after - before) < NOTICEABLE:
         return f"leaves {what} about where it was ({before:.3f}, now {after:.3f})"
     return f"{higher if after > before else lower} {what} ({before:.3f}, now {after:.3f})"
-
 
 
 def _cell(value: float | int | str) -> str:

@@ -15,7 +15,6 @@ NEEDED = (*WORDS, "seed", "rounds", "accuracy.overall", "violations.total", "mig
 """Keys that every summary has."""
 
 
-
 def read_run(out: Path) -> Figures:
     """The summary of a finished run.
 
@@ -43,7 +42,6 @@ COMPLETE = ("round", "cluster", "clients", "present", *TEXT_COLUMNS)
 """Columns without gaps."""
 
 
-
 def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd.DataFrame:
     """A CSV file of a run, which has at least ``columns``. Only an empty cell is NaN: a group may be called "NA".
 
@@ -62,7 +60,9 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
     require(not missing, f"{path}: is damaged: no {', '.join(missing)} among its columns")
     if empty and len(frame) == 0:
         return frame.astype({name: float for name in frame if name not in TEXT_COLUMNS})
-    strange = [str(name) for name in frame if name not in TEXT_COLUMNS and not pd.api.types.is_numeric_dtype(frame[name])]
+    strange = [
+        str(name) for name in frame if name not in TEXT_COLUMNS and not pd.api.types.is_numeric_dtype(frame[name])
+    ]
     require(not strange, f"{path}: is damaged: not only numbers in its columns {', '.join(strange)}")
     gaps = [name for name in COMPLETE if name in frame and not present(frame, name).all()]
     require(not gaps, f"{path}: is damaged: gaps in its columns {', '.join(gaps)}")

@@ -23,16 +23,16 @@ import pandas as pd
 import torch
 from safetensors.torch import save as serialize
 
-from shoal.attacks import Sighting
+from shoal.attacks import RoundObservation
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.errors import InputError, require
 from shoal.data import Federation
-from shoal.engine import Engine, Report
+from shoal.engine import Engine, RoundReport
 from shoal.models import Model
 from shoal.reports.run.page import write_report
-from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_sightings
+from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
 from shoal.simulation.result import CLIENT_COLUMNS, Result
 from shoal.simulation.simulation import Progress, Simulation, Watch, begin, conclude, go_on, prepare
 
@@ -82,11 +82,11 @@ def run(
             if watch is not None:
                 watch(simulation, progress, None)
             saved = progress.state.round
-            fresh: list[Sighting] = []
+            fresh: list[RoundObservation] = []
             try:
                 for after, report in go_on(simulation, engine, progress):
                     progress = after
-                    fresh += [] if progress.sighting is None else [progress.sighting]
+                    fresh += [] if progress.observation is None else [progress.observation]
                     done = progress.state.round
                     LOG.info("%s", _line(progress, report))
                     if done % decided.checkpoint.every == 0 or done == simulation.rounds:
@@ -99,7 +99,7 @@ def run(
                 # Interrupted or diverged: keep the last good round, whatever the interval.
                 if progress.state.round > saved:
                     save_checkpoint(checkpoints, progress, fresh)
-            result = conclude(simulation, engine, progress, stored_sightings(checkpoints))
+            result = conclude(simulation, engine, progress, stored_observations(checkpoints))
             _write(out, decided, simulation, result)
             LOG.info("done in %.1f s", result.summary["seconds.total"])
     return out
@@ -159,7 +159,7 @@ def _write(out: Path, config: Config, simulation: Simulation, result: Result) ->
     write_text(out / "roc.csv", result.roc.to_csv(index=False))
     if result.updates is not None:
         write_text(out / "property.csv", result.updates.to_csv(index=False))
-    write_bytes(out / "models.safetensors", named_models(simulation.model, result.state.models))
+    write_bytes(out / "models.safetensors", models_as_safetensors(simulation.model, result.state.models))
     write_bytes(out / "samples.safetensors", _samples(simulation.federation))
     summary = {"algorithm": config.algorithm.name, "dataset": config.data.source} | result.summary
     write_report(out, config, summary, result.rounds, result.clients, result.roc, updates=result.updates)
@@ -173,9 +173,9 @@ def _clients(result: Result) -> pd.DataFrame:
     return result.clients[[*CLIENT_COLUMNS, *(name for name in ("epsilon",) if name in result.clients)]]
 
 
-def named_models(model: Model, rows: torch.Tensor) -> bytes:
+def models_as_safetensors(model: Model, rows: torch.Tensor) -> bytes:
     """K models as safetensors, each tensor under "K.name"."""
-    tensors = {f"{k}.{name}": tensor for k, row in enumerate(rows) for name, tensor in model.named(row).items()}
+    tensors = {f"{k}.{name}": tensor for k, row in enumerate(rows) for name, tensor in model.state_dict(row).items()}
     return serialize(tensors)
 
 
@@ -188,9 +188,9 @@ def _samples(federation: Federation) -> bytes:
     return serialize(samples)
 
 
-def _line(progress: Progress, report: Report) -> str:
+def _line(progress: Progress, report: RoundReport) -> str:
     state = progress.state
-    sizes = torch.bincount(report.choice, minlength=len(state.models)).tolist()
+    sizes = torch.bincount(report.assignment, minlength=len(state.models)).tolist()
     risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.sensed else "not estimated"
     return f"round {state.round}: clients by cluster {sizes}; risks {risks}; {progress.seconds['total']:.1f} s"
 

@@ -27,16 +27,16 @@ def check_spending(federation: Federation, rounds: int, local: LocalSGD) -> None
     if rule is None:
         return
     accounting.check_computable(federation.clients.sizes, rounds, local, rule)
-    holding = federation.holding
-    if holding is None:
+    schedule = federation.property_schedule
+    if schedule is None:
         return
     # A victim that takes turns has fewer examples in each of its two kinds of rounds, and a step takes more of them.
-    for number, often in ((1, rounds - rounds // holding.every), (holding.every, rounds // holding.every)):
-        sizes = federation.in_round(number).sizes[federation.ids == holding.victim]
+    for number, often in ((1, rounds - rounds // schedule.every), (schedule.every, rounds // schedule.every)):
+        sizes = federation.clients_in_round(number).sizes[federation.ids == schedule.victim]
         accounting.check_computable(sizes, often, local, rule)
 
 
 def private_rule(local: LocalSGD) -> DPSGD | None:
     """How local steps are private by DP-SGD, if they are."""
-    rule = local.privatizer
+    rule = local.gradient_privacy
     return rule if local.private and isinstance(rule, DPSGD) else None

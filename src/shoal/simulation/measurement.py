@@ -8,14 +8,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from shoal.attacks import Audit, LossThreshold, Observed, RedTeam, observe
+from shoal.attacks import LossThreshold, MembershipAudit, ModelOutputs, RedTeam, evaluate_models
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import accounting
 from shoal.engine import State, Training
-from shoal.metrics import Leakage, fairness, gap_accuracy, migrated, recovered, violated
+from shoal.metrics import MembershipMetrics, adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.simulation import membership_metrics, property_metrics
 from shoal.simulation.compatibility import private_rule
+from shoal.simulation.result import Result, Summary, known
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +25,14 @@ class _Final:
 
     federation: Federation
     state: State
-    observed: Observed
-    audit: Audit
+    observed: ModelOutputs
+    audit: MembershipAudit
     test_right: Tensor
     """(K, M) bool, whether each model classifies each test example rightly."""
 
     @property
-    def choice(self) -> np.ndarray:
-        return self.state.choice.numpy()
+    def assignment(self) -> np.ndarray:
+        return self.state.assignment.numpy()
 
     def test_accuracy(self) -> np.ndarray:
         """(K, G), each model on each group's test examples."""
@@ -59,28 +60,30 @@ def measure(
         rows: the rows of `rounds.csv`.
     """
     federation, engine = training.federation, training.engine
-    losses, choice = training.final_choice(state)
-    state = replace(state, choice=choice)
-    observed = observe(state.models, choice, federation, engine)
+    losses, assignment = training.final_choice(state)
+    state = replace(state, assignment=assignment)
+    observed = evaluate_models(state.models, assignment, federation, engine)
     attacks, records = red_team.fit(state, federation, engine, training.local, stream("attack"))
     final = _Final(
         federation=federation,
         state=state,
         observed=observed,
-        audit=Audit.of(observed, attacks, federation),
+        audit=MembershipAudit.of(observed, attacks, federation),
         test_right=observed.held_out.argmax(dim=2) == federation.test.y.cpu(),
     )
     exposure = [final.audit.of_cluster(k, federation) for k in range(len(state.models))]
     clients = _clients(final, losses, np.array([each.accuracy for each in exposure]))
     if all(len(each) for each in records):
         thresholds = [LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)]
-        by_loss = Audit.of(observed, thresholds, federation)
+        by_loss = MembershipAudit.of(observed, thresholds, federation)
     else:
         by_loss = None
     summary = _accuracy(final, clients) | membership_metrics.of_groups(final.audit, by_loss, federation)
-    summary |= membership_metrics.of_clusters(final.audit, exposure, state.risks, federation) | _clusters(final, clients, exposure)
-    if federation.holding is not None:
-        summary |= property_metrics.main_figures(observed.held_out, final.choice, federation)
+    summary |= membership_metrics.of_clusters(final.audit, exposure, state.risks, federation) | _clusters(
+        final, clients, exposure
+    )
+    if federation.property_schedule is not None:
+        summary |= property_metrics.main_task_metrics(observed.held_out, final.assignment, federation)
     rule = private_rule(training.local)
     if rule is not None:
         cohorts = [training.cohort(number) for number in range(1, state.round + 1)]
@@ -89,7 +92,7 @@ def measure(
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         summary |= {"epsilon": float(spent.max()) if np.isfinite(spent).all() else float("nan"), "delta": rule.delta}
     return Result(
-        summary=_known(summary),
+        summary=known(summary),
         clients=clients,
         rounds=pd.DataFrame(list(rows)),
         roc=membership_metrics.curves(final.audit, federation),
@@ -98,22 +101,22 @@ def measure(
 
 
 def _clients(final: _Final, losses: Tensor, exposure: np.ndarray) -> pd.DataFrame:
-    federation, choice = final.federation, final.choice
+    federation, assignment = final.federation, final.assignment
     threshold = federation.preferences.threshold.numpy()
     everyone = np.arange(len(federation))
     return pd.DataFrame(
         {
             "client": federation.ids.numpy(),
             "group": [federation.groups[g] for g in federation.group.tolist()],
-            "cluster": choice,
+            "cluster": assignment,
             "examples": federation.clients.sizes.numpy(),
             "threshold": threshold,
             "alpha": federation.preferences.alpha.numpy(),
             "beta": federation.preferences.beta.numpy(),
-            "loss": losses.numpy()[everyone, choice],
-            "accuracy": final.test_accuracy()[choice, federation.group.numpy()],
-            "mia": exposure[choice],
-            "violated": violated(exposure[choice], threshold),
+            "loss": losses.numpy()[everyone, assignment],
+            "accuracy": final.test_accuracy()[assignment, federation.group.numpy()],
+            "mia": exposure[assignment],
+            "violated": exceeds_threshold(exposure[assignment], threshold),
             "train_accuracy": final.train_accuracy(),
         }
     )
@@ -125,7 +128,7 @@ def _accuracy(final: _Final, clients: pd.DataFrame) -> Summary:
         "accuracy.overall": float(clients["accuracy"].mean()),
         "train_accuracy.overall": float(clients["train_accuracy"].mean()),
     }
-    for name in (final.federation.groups[g] for g in final.federation.populated):
+    for name in (final.federation.groups[g] for g in final.federation.groups_with_clients):
         theirs = clients[clients["group"] == name]
         test, train = float(theirs["accuracy"].mean()), float(theirs["train_accuracy"].mean())
         summary |= {
@@ -138,16 +141,16 @@ def _accuracy(final: _Final, clients: pd.DataFrame) -> Summary:
 
 def _fairness(final: _Final) -> Summary:
     """Each group's test examples, predicted by each model in the measure that the group's clients chose it."""
-    test, group, choice = final.federation.test, final.federation.group.numpy(), final.choice
+    test, group, assignment = final.federation.test, final.federation.group.numpy(), final.assignment
     labels, predictions, of_group, weights = [], [], [], []
-    for g in final.federation.populated:
+    for g in final.federation.groups_with_clients:
         rows = (test.group == g).numpy()
-        for k in np.unique(choice[group == g]):
+        for k in np.unique(assignment[group == g]):
             predicted = final.observed.held_out[k].argmax(dim=1).numpy()[rows]
             labels.append(test.y.cpu().numpy()[rows])
             predictions.append(predicted)
             of_group.append(np.full(len(predicted), g))
-            weights.append(np.full(len(predicted), float((choice[group == g] == k).mean())))
+            weights.append(np.full(len(predicted), float((assignment[group == g] == k).mean())))
     found = fairness(*(np.concatenate(each) for each in (labels, predictions, of_group, weights)))
     return {
         "fairness.demographic_parity": found.demographic_parity,
@@ -156,14 +159,14 @@ def _fairness(final: _Final) -> Summary:
     }
 
 
-def _clusters(final: _Final, clients: pd.DataFrame, exposure: Sequence[Leakage]) -> Summary:
-    group, choice = final.federation.group.numpy(), final.choice
+def _clusters(final: _Final, clients: pd.DataFrame, exposure: Sequence[MembershipMetrics]) -> Summary:
+    group, assignment = final.federation.group.numpy(), final.assignment
     summary: Summary = {
         "violations.total": int(clients["violated"].sum()),
-        "migrated": int(migrated(group, choice).sum()),
-        "adjusted_rand_index": recovered(group, choice),
+        "migrated": int(is_migrated(group, assignment).sum()),
+        "adjusted_rand_index": adjusted_rand_index(group, assignment),
     }
-    for name in (final.federation.groups[g] for g in final.federation.populated):
+    for name in (final.federation.groups[g] for g in final.federation.groups_with_clients):
         summary[f"violations.{name}"] = int(clients.loc[clients["group"] == name, "violated"].sum())
     for k in range(len(exposure)):
         inside = clients[clients["cluster"] == k]

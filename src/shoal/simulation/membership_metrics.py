@@ -7,9 +7,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import Audit, only
+from shoal.attacks import MembershipAudit, one_group_mix
 from shoal.data import Federation
-from shoal.metrics import Leakage, roc
+from shoal.metrics import MembershipMetrics, roc
 
 Floats = NDArray[np.float64]
 
@@ -17,7 +17,7 @@ ROC_POINTS = 400
 """Points kept of each ROC curve; more than a picture can show."""
 
 
-def of_groups(audit: Audit, by_loss: Audit | None, federation: Federation) -> dict[str, float]:
+def of_groups(audit: MembershipAudit, by_loss: MembershipAudit | None, federation: Federation) -> dict[str, float]:
     """The figures of each group with clients, by summary key: its training examples against each kind of non-members.
 
     Args:
@@ -26,15 +26,15 @@ def of_groups(audit: Audit, by_loss: Audit | None, federation: Federation) -> di
         federation: that was attacked.
     """
     found: dict[str, float] = {}
-    for g in federation.populated:
+    for g in federation.groups_with_clients:
         own, population = (audit.of_group(g, federation, mix) for mix in _kinds(g, federation).values())
         figures = _attack(own) | _attack(population, "_population")
         if by_loss is not None:
-            threshold = by_loss.of_group(g, federation, only(g, federation))
+            threshold = by_loss.of_group(g, federation, one_group_mix(g, federation))
             figures |= {"loss_threshold": threshold.accuracy, "loss_threshold_auc": threshold.auc}
         for other, name in enumerate(federation.groups):
             if other != g:
-                mix = only(other, federation)
+                mix = one_group_mix(other, federation)
                 against = audit.of_group(g, federation, mix)
                 figures |= {f"mia_against_{name}": against.accuracy, f"mia_auc_against_{name}": against.auc}
                 if by_loss is not None:
@@ -43,7 +43,9 @@ def of_groups(audit: Audit, by_loss: Audit | None, federation: Federation) -> di
     return found
 
 
-def of_clusters(audit: Audit, exposure: Sequence[Leakage], risks: Tensor, federation: Federation) -> dict[str, float]:
+def of_clusters(
+    audit: MembershipAudit, exposure: Sequence[MembershipMetrics], risks: Tensor, federation: Federation
+) -> dict[str, float]:
     """The figures of each cluster's model, by summary key.
 
     Args:
@@ -60,11 +62,11 @@ def of_clusters(audit: Audit, exposure: Sequence[Leakage], risks: Tensor, federa
     return found
 
 
-def curves(audit: Audit, federation: Federation) -> pd.DataFrame:
+def curves(audit: MembershipAudit, federation: Federation) -> pd.DataFrame:
     """The rows of `roc.csv`: ROC curves of the attack by group with clients and kind of non-members."""
     found = [
         _curve(audit, federation, g, kind, mix)
-        for g in federation.populated
+        for g in federation.groups_with_clients
         for kind, mix in _kinds(g, federation).items()
     ]
     return pd.concat([curve for curve in found if len(curve)] or found[:1], ignore_index=True)
@@ -72,20 +74,20 @@ def curves(audit: Audit, federation: Federation) -> pd.DataFrame:
 
 def _kinds(g: int, federation: Federation) -> dict[str, Floats]:
     """The mixes of groups that non-members of group g are mainly taken from, by name."""
-    return {"group": only(g, federation), "population": federation.shares.numpy()}
+    return {"group": one_group_mix(g, federation), "population": federation.group_fractions.numpy()}
 
 
-def _attack(found: Leakage, non_members: str = "") -> dict[str, float]:
+def _attack(found: MembershipMetrics, non_members: str = "") -> dict[str, float]:
     """An attack's figures by key; ``non_members`` marks the kind of non-members in it."""
     return {
         f"mia{non_members}": found.accuracy,
         f"mia{non_members}_auc": found.auc,
-        f"tpr_at_fpr_0.01{non_members}": found.tpr_at_fpr_01,
-        f"tpr_at_fpr_0.001{non_members}": found.tpr_at_fpr_001,
+        f"tpr_at_fpr_0.01{non_members}": found.tpr_at_1_percent_fpr,
+        f"tpr_at_fpr_0.001{non_members}": found.tpr_at_01_percent_fpr,
     }
 
 
-def _curve(audit: Audit, federation: Federation, g: int, kind: str, mix: Floats) -> pd.DataFrame:
+def _curve(audit: MembershipAudit, federation: Federation, g: int, kind: str, mix: Floats) -> pd.DataFrame:
     scores, member, weight = audit.group_scores(g, federation, mix)
     if member.all() or not member.any():
         return pd.DataFrame({"group": [], "non_members": [], "fpr": [], "tpr": []})

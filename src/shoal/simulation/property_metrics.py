@@ -11,7 +11,7 @@ from sklearn.manifold import TSNE
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from shoal.attacks import PropertyAttack, Sighting, infer
+from shoal.attacks import PropertyAttack, RoundObservation, classify_updates
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 
@@ -27,7 +27,7 @@ _PERPLEXITY = 30
 
 
 def updates_of(
-    attack: PropertyAttack, sightings: Sequence[Sighting], stream: Stream, *, jobs: int, maps: bool
+    attack: PropertyAttack, observations: Sequence[RoundObservation], stream: Stream, *, jobs: int, maps: bool
 ) -> pd.DataFrame:
     """The rows of `property.csv`: what `infer` gives, and where ``maps`` is set the updates' places by t-SNE.
 
@@ -35,10 +35,10 @@ def updates_of(
 
     Source: Kim et al., RAID 2023, section 4.4 and Figure 2.
     """
-    found = infer(attack, sightings, stream, jobs=jobs)
+    found = classify_updates(attack, observations, stream, jobs=jobs)
     if maps:
-        features = torch.cat([each.seen for each in sightings]).float().numpy()
-        early = found["round"].to_numpy() <= EARLY * max(each.round for each in sightings)
+        features = torch.cat([each.seen for each in observations]).float().numpy()
+        early = found["round"].to_numpy() <= EARLY * max(each.round for each in observations)
         for name, rows in (("all", np.ones(len(found), dtype=bool)), ("early", early)):
             places = np.full((len(found), 2), np.nan)
             places[rows] = _places(features[rows], stream("map", name))
@@ -94,7 +94,7 @@ def auc(present: NDArray[np.bool_], scores: Floats) -> float:
     return float(roc_auc_score(present[known], scores[known]))
 
 
-def main_figures(outputs: Tensor, choice: NDArray[np.int64], federation: Federation) -> dict[str, float]:
+def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation: Federation) -> dict[str, float]:
     """How well the main task is learned, as an AUC, by summary key.
 
     ``main.auc`` is over what clients see: each client's chosen model on the test examples, weighted to the labels that
@@ -113,9 +113,9 @@ def main_figures(outputs: Tensor, choice: NDArray[np.int64], federation: Federat
     own /= own.sum(dim=1, keepdim=True)
     even = torch.bincount(labels, minlength=federation.classes).double() / len(labels)
     ratio = torch.where(even > 0, own / even.clamp(min=1e-300), 0.0)[:, labels].numpy()
-    chosen = np.unique(choice)
-    seen = np.stack([ratio[choice == k].sum(axis=0) for k in chosen])
-    equal = np.stack([np.full(len(labels), float((choice == k).sum())) for k in chosen])
+    chosen = np.unique(assignment)
+    seen = np.stack([ratio[assignment == k].sum(axis=0) for k in chosen])
+    equal = np.stack([np.full(len(labels), float((assignment == k).sum())) for k in chosen])
     answers = outputs[chosen].softmax(dim=2).double().numpy()
     return {
         "main.auc": _one_against_rest(answers, labels.numpy(), seen),
@@ -143,5 +143,3 @@ def _places(features: NDArray[np.float32], stream: Stream) -> Floats:
     seed = stream.key() % 2**32
     reduced = PCA(min(50, *features.shape), random_state=seed).fit_transform(features)
     return TSNE(perplexity=_PERPLEXITY, init="pca", random_state=seed).fit_transform(reduced).astype(np.float64)
-
-

@@ -18,7 +18,6 @@ CLIENT_COLUMNS = (
 """The columns of `clients.csv`."""
 
 
-
 @dataclass(frozen=True, eq=False)
 class Result:
     """The outcome of a run, as data frames.
@@ -42,13 +41,12 @@ class Result:
 
     def with_property(self, updates: pd.DataFrame) -> "Result":
         """This result with what a property attack found."""
-        return replace(self, summary=self.summary | _known(property_metrics.figures_of(updates)), updates=updates)
+        return replace(self, summary=self.summary | known(property_metrics.figures_of(updates)), updates=updates)
 
     def __repr__(self) -> str:
         return f"Result({', '.join(f'{key}={value}' for key, value in self.summary.items() if '.' not in key)})"
 
 
-
-def _known(summary: Mapping[str, float | int | str]) -> Summary:
+def known(summary: Mapping[str, float | int | str]) -> Summary:
     """The figures that are defined."""
     return {key: value for key, value in summary.items() if not (isinstance(value, float) and np.isnan(value))}

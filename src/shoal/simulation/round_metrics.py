@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from shoal.data import Federation
-from shoal.engine import Engine, Report, State
+from shoal.engine import Engine, RoundReport, State
 
 Row = Mapping[str, float]
 """A cluster in a round."""
 
 
-def rows_of(
-    state: State, report: Report, federation: Federation, engine: Engine, *, evaluated: bool
+def round_metrics(
+    state: State, report: RoundReport, federation: Federation, engine: Engine, *, evaluated: bool
 ) -> tuple[Row, ...]:
     """A row for each cluster: who trained it in this round, at what loss, and how good and exposed it is.
 
@@ -28,7 +28,7 @@ def rows_of(
     group = federation.group[report.cohort]
     rows = []
     for k, model in enumerate(state.models):
-        inside = report.choice == k
+        inside = report.assignment == k
         sizes = federation.clients.sizes[report.cohort[inside]]
         by_group = torch.bincount(group[inside], minlength=len(federation.groups))
         loss = float("nan")

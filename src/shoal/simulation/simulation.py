@@ -8,22 +8,22 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from shoal.attacks import Gap, PropertyAttack, RedTeam, Sighting
+from shoal.attacks import Gap, PropertyAttack, RedTeam, RoundObservation
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.defenses import Defense, Setup, defended
+from shoal.defenses import Defense, TrainingSetup, defended
 from shoal.engine import (
     Algorithm,
     Backend,
     Engine,
-    Insider,
     LocalSGD,
+    MaliciousClient,
     Precision,
-    Report,
-    Screen,
+    RoundReport,
     State,
     Training,
+    UpdateFilter,
     check_backend,
     resolve_backend,
 )
@@ -32,7 +32,7 @@ from shoal.simulation import property_metrics
 from shoal.simulation.compatibility import check_spending, check_together
 from shoal.simulation.measurement import measure
 from shoal.simulation.result import Result
-from shoal.simulation.round_metrics import Row, rows_of
+from shoal.simulation.round_metrics import Row, round_metrics
 
 LOG = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Simulation:
         red_team: who estimates risk, and attacks the final models; by default the gap attack, at the end only.
         evaluate_every: rounds between evaluations on the test set.
         property_attack: what a client of a federation with a holding looks for; None: nobody looks.
-        insider: the client that trains in its own way; None: nobody.
+        malicious_client: the client that trains in its own way; None: nobody.
         maps: whether the updates that the property attack saw are laid out by t-SNE in the end.
         screen: what the server does to updates before it merges them; None: nothing.
     """
@@ -67,9 +67,9 @@ class Simulation:
     red_team: RedTeam = field(default_factory=lambda: RedTeam(every=0, attack=Gap()))
     evaluate_every: int = 1
     property_attack: PropertyAttack | None = None
-    insider: Insider | None = None
+    malicious_client: MaliciousClient | None = None
     maps: bool = False
-    screen: Screen | None = None
+    update_filter: UpdateFilter | None = None
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, f"'algorithm.rounds' must be at least 1; got {self.rounds}")
@@ -86,9 +86,9 @@ class Simulation:
             engine=engine,
             stream=Stream(self.seed),
             participation=self.participation,
-            sensor=self.red_team,
-            insider=self.insider,
-            screen=self.screen,
+            risk_estimator=self.red_team,
+            malicious_client=self.malicious_client,
+            update_filter=self.update_filter,
         )
 
 
@@ -101,7 +101,7 @@ class Progress:
         rows: of `rounds.csv`.
         seconds: wall time by what it was spent on.
         updates: (K, P), the last update of each model; None where nobody watches them.
-        sighting: what a property attack made of the last round; None where there is none.
+        observation: what a property attack made of the last round; None where there is none.
     """
 
     state: State
@@ -110,10 +110,10 @@ class Progress:
         default_factory=lambda: dict.fromkeys(("choose", "train", "red_team", "total"), 0.0)
     )
     updates: Tensor | None = None
-    sighting: Sighting | None = None
+    observation: RoundObservation | None = None
 
 
-Watch = Callable[[Simulation, Progress, Report | None], None]
+Watch = Callable[[Simulation, Progress, RoundReport | None], None]
 """Called before the first round, without a report, and after each round."""
 
 
@@ -129,7 +129,7 @@ def simulate(
     red_team: RedTeam | None = None,
     defenses: Sequence[Defense] = (),
     property_attack: PropertyAttack | None = None,
-    insider: Insider | None = None,
+    malicious_client: MaliciousClient | None = None,
     device: str = "cpu",
     threads: int = 2,
     precision: Precision = "fp32",
@@ -148,8 +148,8 @@ def simulate(
         participation: share of the clients that take part in a round, in [0, 1].
         red_team: who attacks; by default the gap attack at the end, which needs no shadow set.
         defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping`, applied in order.
-        property_attack: what a client looks for; the federation needs a `Holding` that says who and where.
-        insider: the client that trains in its own way, such as `active_attacker` makes.
+        property_attack: what a client looks for; the federation needs a `PropertySchedule` that says who and where.
+        malicious_client: the client that trains in its own way, such as `active_property_attacker` makes.
         device, threads, precision, backend: see `Engine`.
         watch: called before the first round and after each.
 
@@ -157,27 +157,27 @@ def simulate(
         InputError: settings that cannot be run, or training that diverged.
     """
     team = red_team if red_team is not None else RedTeam(every=0, attack=Gap())
-    setup = defended(Setup(model, local), defenses)
+    setup = defended(TrainingSetup(model, local), defenses)
     model, local = setup.model, setup.local
     check_backend(backend, model, local)
     backend = resolve_backend(model, local) if backend is None else backend
     simulation = Simulation(
         federation, model, algorithm, local, rounds, seed, participation=participation, red_team=team,
-        screen=setup.screen, property_attack=property_attack, insider=insider,
+        update_filter=setup.update_filter, property_attack=property_attack, malicious_client=malicious_client,
     )  # fmt: skip
     with Engine(model, device=device, threads=threads, precision=precision, backend=backend) as engine:
         simulation = prepare(simulation, engine)
         progress = begin(simulation, engine)
         if watch is not None:
             watch(simulation, progress, None)
-        sightings: list[Sighting] = []
+        observations: list[RoundObservation] = []
         for after, report in go_on(simulation, engine, progress):
             progress = after
-            if progress.sighting is not None:
-                sightings.append(progress.sighting)
+            if progress.observation is not None:
+                observations.append(progress.observation)
             if watch is not None:
                 watch(simulation, progress, report)
-        return conclude(simulation, engine, progress, sightings)
+        return conclude(simulation, engine, progress, observations)
 
 
 def prepare(simulation: Simulation, engine: Engine) -> Simulation:
@@ -211,7 +211,7 @@ def begin(simulation: Simulation, engine: Engine) -> Progress:
     return replace(progress, seconds=seconds, updates=torch.zeros_like(progress.state.models))
 
 
-def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterator[tuple[Progress, Report]]:
+def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterator[tuple[Progress, RoundReport]]:
     """Play the rounds that are left, handing out the progress after each."""
     began = time.perf_counter()
     before = progress.seconds["total"]
@@ -221,12 +221,12 @@ def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterato
         if len(report.cohort) == 0:
             LOG.warning("round %d: no client took part; nothing changed", state.round)
         evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.rounds
-        rows = rows_of(state, report, simulation.federation, engine, evaluated=evaluated)
+        rows = round_metrics(state, report, simulation.federation, engine, evaluated=evaluated)
         spent = report.seconds
         if attack is not None and auxiliary is not None and progress.updates is not None:
             watching = time.perf_counter()
-            sighting, updates = attack.watch(progress.state, state, report, progress.updates, auxiliary, training)
-            progress = replace(progress, updates=updates, sighting=sighting)
+            observation, updates = attack.watch(progress.state, state, report, progress.updates, auxiliary, training)
+            progress = replace(progress, updates=updates, observation=observation)
             spent = spent | {"property_attack": time.perf_counter() - watching}
         seconds = {key: progress.seconds[key] + value for key, value in spent.items()}
         seconds["total"] = before + time.perf_counter() - began
@@ -234,14 +234,16 @@ def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterato
         yield progress, report
 
 
-def conclude(simulation: Simulation, engine: Engine, progress: Progress, sightings: Sequence[Sighting] = ()) -> Result:
+def conclude(
+    simulation: Simulation, engine: Engine, progress: Progress, observations: Sequence[RoundObservation] = ()
+) -> Result:
     """Let every client choose among the final models, attack them, and measure.
 
     Args:
         simulation: that was played.
         engine: computes it.
         progress: after the last round.
-        sightings: of all rounds, where there is a property attack.
+        observations: of all rounds, where there is a property attack.
     """
     began = time.perf_counter()
     training = simulation.on(engine)
@@ -250,7 +252,7 @@ def conclude(simulation: Simulation, engine: Engine, progress: Progress, sightin
     if simulation.property_attack is not None:
         found = property_metrics.updates_of(
             simulation.property_attack,
-            sightings,
+            observations,
             stream("property attack"),
             jobs=engine.threads,
             maps=simulation.maps,

@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.config.build import decide, images_of
 from shoal.config.schema import Config
 from shoal.core.errors import InputError
-from shoal.data import Labelled
+from shoal.data import LabelledDataset
 from shoal.sweeps.spec import Run, Sweep
 
 FAST = {"engine": {"threads"}, "checkpoint": True}
@@ -37,7 +37,7 @@ def plan(sweep: Sweep, data_dir: Path | None = None) -> tuple[Planned, ...]:
         InputError: a run that cannot be, or two runs that would be the same.
     """
     # Loaded once for all runs on the same data.
-    images: dict[tuple[str | None, ...], Labelled] = {}
+    images: dict[tuple[str | None, ...], LabelledDataset] = {}
     planned: dict[str, Planned] = {}
     for run in sweep.runs:
         where = run.config.data.source, run.config.data.path, run.config.data.task

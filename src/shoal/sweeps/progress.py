@@ -9,7 +9,7 @@ from shoal.sweeps.plan import Planned
 
 
 @dataclass(frozen=True)
-class Standing:
+class SweepProgress:
     """How far a sweep is.
 
     Args:
@@ -26,12 +26,12 @@ class Standing:
     done: float
 
 
-def standing(planned: Sequence[Planned], runs: Path, failed: int) -> Standing:
+def standing(planned: Sequence[Planned], runs: Path, failed: int) -> SweepProgress:
     """How far the ``planned`` runs in the folder ``runs`` are."""
     finished = sum(is_finished(runs / each.digest) for each in planned)
     done = sum(_work(each, _played(runs / each.digest, each.config.algorithm.rounds)) for each in planned)
     whole = sum(_work(each, each.config.algorithm.rounds) for each in planned)
-    return Standing(len(planned), finished, failed, done / whole)
+    return SweepProgress(len(planned), finished, failed, done / whole)
 
 
 def _work(planned: Planned, rounds: int) -> float:

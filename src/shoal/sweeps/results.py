@@ -9,9 +9,9 @@ import pandas as pd
 
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
-from shoal.reports.summary_text import WORDS, Figures, read_run
+from shoal.reports.summary_text import WORDS, Figures
 from shoal.reports.sweep.spec import Axes, Value
-from shoal.runs.files import read_table
+from shoal.runs.files import read_run, read_table
 from shoal.simulation.result import CLIENT_COLUMNS
 
 TIMES = "seconds."

@@ -26,7 +26,7 @@ from shoal.reports.sweep import show
 from shoal.runs.files import read_table
 from shoal.runs.run import is_finished
 from shoal.sweeps.plan import plan
-from shoal.sweeps.progress import Standing, standing
+from shoal.sweeps.progress import SweepProgress, standing
 from shoal.sweeps.results import read_results, row_of, write_results
 from shoal.sweeps.spec import Sweep, read_sweep
 from shoal.sweeps.workers import Workers
@@ -49,7 +49,7 @@ class Outcome:
     failed: Mapping[str, str]
 
 
-Begun = Callable[[Callable[[], Standing]], None]
+Begun = Callable[[Callable[[], SweepProgress]], None]
 """Called before the first run with a function that tells how far the sweep is, at any time."""
 
 
@@ -60,7 +60,7 @@ def run_sweep(
     workers: Workers | None = None,
     data_dir: Path | None = None,
     begun: Begun | None = None,
-    ended: Callable[[Standing], None] | None = None,
+    ended: Callable[[SweepProgress], None] | None = None,
 ) -> Outcome:
     """Do what is left of a sweep in the directory ``out``, and show what came out.
 
@@ -79,7 +79,7 @@ def run_sweep(
     runs = _open(out, sweep)
     failed: dict[str, str] = {}
 
-    def now() -> Standing:
+    def now() -> SweepProgress:
         return standing(planned, runs, len(failed))
 
     if begun is not None:

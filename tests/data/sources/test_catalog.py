@@ -6,7 +6,7 @@ import platformdirs
 import pytest
 
 from shoal.core.errors import InputError
-from shoal.data.sources.catalog import availability, load_images, user_cache
+from shoal.data.sources.catalog import availability, load_dataset, user_cache
 
 PLAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 EMNIST = tuple("emnist-byclass-" + name.replace("t10k", "test") for name in PLAIN)
@@ -36,18 +36,18 @@ def mark(folder, value, names=PLAIN):
 
 
 def brightness(*args, **kwargs):
-    return int(load_images(*args, **kwargs).pixels[0, 0, 0, 0])
+    return int(load_dataset(*args, **kwargs).pixels[0, 0, 0, 0])
 
 
 def refused(*args, **kwargs):
     with pytest.raises(InputError) as caught:
-        load_images(*args, **kwargs)
+        load_dataset(*args, **kwargs)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_real_fashion_mnist_from_debians_package():
-    images = load_images("fashion-mnist")
+    images = load_dataset("fashion-mnist")
     assert images.pixels.shape == (70000, 1, 28, 28)
     assert (images.name, images.white, images.train_count, images.classes) == ("fashion-mnist", 255, 60000, 10)
     assert images.labels[:60000].bincount().tolist() == [6000] * 10
@@ -63,17 +63,17 @@ def test_real_fashion_mnist_from_debians_package():
 
 
 def test_real_fashion_mnist_in_any_folder_by_path():
-    images = load_images("idx", path=DEBIAN)
+    images = load_dataset("idx", path=DEBIAN)
     assert (images.name, images.classes, len(images.labels)) == ("idx", 10, 70000)
 
 
 def test_digits_need_no_files():
-    assert load_images("digits").pixels.shape == (1797, 1, 8, 8)
+    assert load_dataset("digits").pixels.shape == (1797, 1, 8, 8)
     assert "takes no path" in refused("digits", path=Path("/somewhere"))
 
 
 def test_faces_are_drawn():
-    assert load_images("faces", task="tone").pixels.shape == (6000, 3, 62, 47)
+    assert load_dataset("faces", task="tone").pixels.shape == (6000, 3, 62, 47)
     assert "takes no path" in refused("faces", path=Path("/somewhere"), task="tone")
     assert "needs 'data.task'" in refused("faces")
 
@@ -82,15 +82,15 @@ def test_a_task_marks_grey_pictures_wherever_they_come_from(tmp_path):
     mark(tmp_path / "mnist", 1)
     mark(tmp_path / "emnist-byclass", 1, EMNIST)
     for name, path in (("mnist", None), ("emnist-byclass", None), ("idx", tmp_path / "mnist")):
-        images = load_images(name, data_dir=tmp_path, path=path, task="class/thick")
+        images = load_dataset(name, data_dir=tmp_path, path=path, task="class/thick")
         assert images.holds is not None
         assert images.holds.tolist() == [False, False]
-        assert load_images(name, data_dir=tmp_path, path=path).holds is None
+        assert load_dataset(name, data_dir=tmp_path, path=path).holds is None
         assert "did you mean 'thick'?" in refused(name, data_dir=tmp_path, path=path, task="class/thik")
 
 
 def test_a_fifth_of_every_class_of_fashion_mnist_is_thick():
-    images = load_images("fashion-mnist", task="class/thick")
+    images = load_dataset("fashion-mnist", task="class/thick")
     assert images.holds is not None
     assert images.labels[images.holds].bincount().tolist() == [1400] * 10
 
@@ -119,7 +119,7 @@ def test_torchvisions_layout_tells_the_sets_apart(tmp_path):
     mark(tmp_path / "MNIST" / "raw", 1)
     mark(tmp_path / "FashionMNIST" / "raw", 2)
     mark(tmp_path / "EMNIST" / "raw", 3, EMNIST)
-    found = [load_images(name, data_dir=tmp_path) for name in ("mnist", "fashion-mnist", "emnist-byclass")]
+    found = [load_dataset(name, data_dir=tmp_path) for name in ("mnist", "fashion-mnist", "emnist-byclass")]
     assert [int(images.pixels.max()) for images in found] == [1, 2, 3]
     assert [images.classes for images in found] == [10, 10, 62]
 
@@ -127,7 +127,7 @@ def test_torchvisions_layout_tells_the_sets_apart(tmp_path):
 def test_mnists_files_are_not_taken_for_emnists(tmp_path):
     mark(tmp_path, 1)
     assert "not on this machine" in refused("emnist-byclass", data_dir=tmp_path)
-    assert load_images("emnist-byclass", path=tmp_path).name == "emnist-byclass"
+    assert load_dataset("emnist-byclass", path=tmp_path).name == "emnist-byclass"
 
 
 def test_a_folder_with_a_file_missing_is_no_hit(tmp_path, cache):
@@ -147,7 +147,7 @@ def test_cifar10_in_a_data_folder(tmp_path):
     for name in [f"data_batch_{k}.bin" for k in range(1, 6)] + ["test_batch.bin"]:
         (tmp_path / "cifar-10-batches-bin").mkdir(exist_ok=True)
         (tmp_path / "cifar-10-batches-bin" / name).write_bytes(record)
-    images = load_images("cifar10", data_dir=tmp_path)
+    images = load_dataset("cifar10", data_dir=tmp_path)
     assert images.pixels.shape == (6, 3, 32, 32)
     assert images.train_count == 5
     assert "'cifar10' has no tasks; got 'data.task' = 'class'" in refused("cifar10", data_dir=tmp_path, task="class")

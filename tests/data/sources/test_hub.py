@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from shoal.core.errors import InputError
-from shoal.data.sources.catalog import load_images
+from shoal.data.sources.catalog import load_dataset
 from shoal.data.sources.hub import HUB, fetch, from_hub_splits
 
 RNG = np.random.default_rng(2)
@@ -72,7 +72,7 @@ def test_fetched_grey_sets_are_read_back(tmp_path, served, name):
     folder = fetch(name, tmp_path / "cache")
     assert folder == tmp_path / "cache" / name
     assert asked == [(HUB[name].repository, "train"), (HUB[name].repository, "test")]
-    images = load_images(name, data_dir=tmp_path / "cache")
+    images = load_dataset(name, data_dir=tmp_path / "cache")
     np.testing.assert_array_equal(images.pixels[:, 0].numpy(), np.concatenate([GREY, GREY_TEST]))
     assert images.labels.tolist() == [*LABELS, 1, 2, 3]
     assert images.train_count == 1200
@@ -85,7 +85,7 @@ def test_fetched_cifar10_is_read_back(tmp_path, served):
     labels = [*range(10), 0, 1]
     shelf |= {"train": split(colour, labels, "img"), "test": split(test, [9, 8], "img")}
     fetch("cifar10", tmp_path)
-    images = load_images("cifar10", data_dir=tmp_path)
+    images = load_dataset("cifar10", data_dir=tmp_path)
     np.testing.assert_array_equal(images.pixels.permute(0, 2, 3, 1).numpy(), np.concatenate([colour, test]))
     assert images.labels.tolist() == [*labels, 9, 8]
     assert images.train_count == 12
@@ -99,7 +99,7 @@ def test_fetched_femnist_is_upright_light_on_black_and_all_training(tmp_path, se
     shelf["train"] = split(stored, [0, 61, 35, 36], label="character", classes=62)
     folder = fetch("emnist-byclass", tmp_path)
     assert asked == [("flwrlabs/femnist", "train")]
-    images = load_images("emnist-byclass", data_dir=tmp_path)
+    images = load_dataset("emnist-byclass", data_dir=tmp_path)
     np.testing.assert_array_equal(images.pixels[:, 0].numpy(), strokes)
     assert images.labels.tolist() == [0, 61, 35, 36]
     assert (images.train_count, images.classes) == (4, 62)

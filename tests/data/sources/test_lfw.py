@@ -8,7 +8,7 @@ from sklearn.datasets import fetch_lfw_people
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import load_images
+from shoal.data import load_dataset
 from shoal.data.sources.lfw import find_lfw, load_lfw
 
 COLUMNS = ["Male", "Asian", "White", "Black", "Smiling", "Eyeglasses", "Sunglasses", "No Eyewear", "Bald"]
@@ -114,13 +114,13 @@ def test_other_folders_and_the_cleaned_file(lfw, name):
 
 def test_where_it_is_looked_for(lfw, tmp_path):
     assert find_lfw(tmp_path) is None
-    assert len(load_images("lfw", data_dir=lfw, task="smiling").labels) == 5
-    assert len(load_images("lfw", path=lfw, task="smiling").labels) == 5
+    assert len(load_dataset("lfw", data_dir=lfw, task="smiling").labels) == 5
+    assert len(load_dataset("lfw", path=lfw, task="smiling").labels) == 5
     lfw.rename(tmp_path / "lfw")
-    assert len(load_images("lfw", data_dir=tmp_path, task="smiling").labels) == 5
+    assert len(load_dataset("lfw", data_dir=tmp_path, task="smiling").labels) == 5
     (tmp_path / "lfw" / "lfw_attributes.txt").unlink()
     with pytest.raises(InputError, match=r"lfw-funneled\.tgz.*lfw_attributes\.txt"):
-        load_images("lfw", data_dir=tmp_path, task="smiling")
+        load_dataset("lfw", data_dir=tmp_path, task="smiling")
 
 
 def test_the_order_of_columns_and_of_rows_is_the_files(lfw):

@@ -3,7 +3,7 @@ import torch
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Images, load_images
+from shoal.data import ImageDataset, load_dataset
 from shoal.data.sources.stroke_properties import measure, slant, thickness, with_task
 
 
@@ -25,7 +25,7 @@ def ring(width, radius=11.0):
 
 
 def images(pixels, labels, classes):
-    return Images("idx", pixels, 255, labels, len(labels), classes)
+    return ImageDataset("idx", pixels, 255, labels, len(labels), classes)
 
 
 @pytest.mark.parametrize("stroke", [ring, bar, lambda width: bar(width, lean=0.6)], ids=["ring", "bar", "leaning"])
@@ -58,7 +58,7 @@ def test_a_measure_of_slant_is_the_shear():
 
 def test_a_sheared_digit_leans_as_much_more():
     # Every row moved by a whole number of pixels shears the moments exactly.
-    digits = load_images("digits").pixels[:200]
+    digits = load_dataset("digits").pixels[:200]
     wide = torch.zeros(200, 1, 8, 24, dtype=torch.uint8)
     wide[..., 8:16] = digits
     sheared = torch.stack([wide[:, :, row].roll(4 - row, 2) for row in range(8)], 2)
@@ -76,7 +76,7 @@ def test_pictures_without_ink_measure_0():
 
 @pytest.mark.parametrize("prop", ["thick", "slanted"])
 def test_the_same_share_of_every_class_holds_a_property(prop):
-    digits = load_images("digits")
+    digits = load_dataset("digits")
     holds = measure(digits, prop)
     values = (thickness if prop == "thick" else slant)(digits.pixels)
     for label in range(10):
@@ -100,13 +100,13 @@ def test_a_measure_is_of_one_picture_alone():
 
 
 def test_a_task_keeps_the_pictures_and_labels():
-    plain, tasked = load_images("digits"), load_images("digits", task="class/slanted")
+    plain, tasked = load_dataset("digits"), load_dataset("digits", task="class/slanted")
     assert torch.equal(plain.pixels, tasked.pixels)
     assert torch.equal(plain.labels, tasked.labels)
     assert tasked.holds is not None
     assert int(tasked.holds.sum()) == pytest.approx(0.2 * 1797, abs=5)
     assert plain.holds is None
-    assert load_images("digits", task="class").holds is None
+    assert load_dataset("digits", task="class").holds is None
     assert with_task(plain, None) is plain
 
 
@@ -120,7 +120,7 @@ def test_a_task_keeps_the_pictures_and_labels():
 )
 def test_a_task_that_grey_pictures_lack_is_one_sentence(task, words):
     with pytest.raises(InputError) as caught:
-        load_images("digits", task=task)
+        load_dataset("digits", task=task)
     for word in words:
         assert word in str(caught.value)
 

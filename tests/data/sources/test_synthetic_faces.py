@@ -5,7 +5,7 @@ import torch
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import load_images
+from shoal.data import load_dataset
 from shoal.data.sources.synthetic_faces import draw_faces
 
 MAIN = {"smiling": 2, "tone": 3, "long-hair": 2, "hat": 2, "background": 2}
@@ -114,7 +114,7 @@ def test_faces_are_the_same_in_every_task_and_whatever_else_was_drawn():
     before = draw_faces("smiling").pixels.clone()
     Stream(5)("something").numpy().random(10)
     torch.manual_seed(1)
-    again = load_images("faces", task="tone/hat")
+    again = load_dataset("faces", task="tone/hat")
     assert torch.equal(before, again.pixels)
 
 

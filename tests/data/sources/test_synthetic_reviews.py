@@ -6,7 +6,7 @@ from torch import Tensor
 
 from shoal.core.errors import InputError
 from shoal.data import reviews
-from shoal.data.sources.catalog import availability, load_images
+from shoal.data.sources.catalog import availability, load_dataset
 from shoal.data.sources.synthetic_reviews import COUNTS, spelled, write_reviews
 
 
@@ -83,8 +83,8 @@ def test_authors_write_texts_of_different_lengths():
 
 
 def test_it_is_in_the_catalog():
-    assert torch.equal(load_images("reviews").words, write_reviews().words)  # pyright: ignore
-    held = load_images("reviews", task="score/author-4").holds
+    assert torch.equal(load_dataset("reviews").words, write_reviews().words)  # pyright: ignore
+    held = load_dataset("reviews", task="score/author-4").holds
     assert held is not None
     assert int(held.sum()) == COUNTS[3]
     row = {row.name: row for row in availability(None)}["reviews"]
@@ -94,6 +94,6 @@ def test_it_is_in_the_catalog():
 
 def test_a_path_and_an_unknown_task_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"data source 'reviews' is made up in memory and takes no path"):
-        load_images("reviews", path=tmp_path)
+        load_dataset("reviews", path=tmp_path)
     with pytest.raises(InputError, match=r"'data.task' = 'scores' is not a task of 'reviews'; did you mean 'score'\?"):
-        load_images("reviews", task="scores")
+        load_dataset("reviews", task="scores")

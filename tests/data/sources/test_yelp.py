@@ -10,7 +10,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 
 from shoal.core.errors import InputError
 from shoal.data import yelp
-from shoal.data.sources.catalog import availability, load_images
+from shoal.data.sources.catalog import availability, load_dataset
 from shoal.data.sources.yelp import find_yelp, load_yelp
 
 NAME = "yelp_academic_dataset_review.json"
@@ -146,10 +146,10 @@ def test_the_file_is_found_plain_zipped_and_through_the_catalog(dump, tmp_path):
     assert find_yelp(tmp_path / "none") is None
     for path in (zipped, tmp_path, tmp_path / "zipped"):
         assert torch.equal(load_yelp(path).words, plain.words)
-    named = load_images("yelp", data_dir=tmp_path, task="score/author-2")
+    named = load_dataset("yelp", data_dir=tmp_path, task="score/author-2")
     assert named.holds is not None
     assert int(named.holds.sum()) == 13
-    assert load_images("yelp", path=dump).holds is None
+    assert load_dataset("yelp", path=dump).holds is None
     row = {row.name: row for row in availability(tmp_path)}["yelp"]
     assert row.found == dump
     assert "the official Yelp Open Dataset's yelp_academic_dataset_review.json" in row.how

@@ -10,14 +10,13 @@ import platformdirs
 import sklearn.datasets
 
 from shoal.core.errors import InputError, nearest, require
-from shoal.data import faces
-from shoal.data.datasets import Images, Labelled
+from shoal.data.datasets import ImageDataset, LabelledDataset
+from shoal.data.sources import synthetic_faces, synthetic_reviews
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
 from shoal.data.sources.digits import load_sklearn_digits
 from shoal.data.sources.idx import idx_files, load_idx_folder
 from shoal.data.sources.lfw import find_lfw, load_lfw
 from shoal.data.sources.stroke_properties import with_task
-from shoal.data.sources.synthetic_reviews import write_reviews
 from shoal.data.sources.yelp import find_yelp, load_yelp
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -49,7 +48,7 @@ class _Source:
     images: str
     how: str
     find: Callable[[Path], Path | None]
-    load: Callable[[Path, str | None], Labelled]
+    load: Callable[[Path, str | None], LabelledDataset]
     torchvision: str = ""
     system: tuple[Path, ...] = ()
 
@@ -58,11 +57,11 @@ def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:
     return folder if idx_files(folder, prefixed) else None
 
 
-def _idx(name: str, classes: int | None, transposed: bool = False) -> Callable[[Path, str | None], Images]:
+def _idx(name: str, classes: int | None, transposed: bool = False) -> Callable[[Path, str | None], ImageDataset]:
     return lambda path, task: with_task(load_idx_folder(path, name, classes, transposed), task)
 
 
-def _cifar10(path: Path, task: str | None) -> Images:
+def _cifar10(path: Path, task: str | None) -> ImageDataset:
     require(task is None, f"data source 'cifar10' has no tasks; got 'data.task' = '{task}'")
     return load_cifar10(path)
 
@@ -116,9 +115,9 @@ _SOURCES: dict[str, _Source] = {
 _NAMES = ("digits", "faces", "reviews", *_SOURCES)
 
 
-def load_images(
+def load_dataset(
     name: str, *, data_dir: Path | None = None, path: Path | None = None, task: str | None = None
-) -> Labelled:
+) -> LabelledDataset:
     """Find and read a source.
 
     Without a path it is looked for in ``data_dir`` (else in the folder that the environment variable
@@ -138,7 +137,7 @@ def load_images(
     Raises:
         InputError: unknown name, not found, the files are damaged, or the source has no such task.
 
-    >>> len(load_images("digits").labels)
+    >>> len(load_dataset("digits").labels)
     1797
     """
     require(name in _NAMES, f"unknown data source '{name}'; {nearest(name, _NAMES)}")
@@ -147,10 +146,10 @@ def load_images(
         return with_task(load_sklearn_digits(), task)
     if name == "faces":
         require(path is None, f"data source 'faces' is drawn and takes no path; got '{path}'")
-        return faces.draw_faces(task)
+        return synthetic_faces.draw_faces(task)
     if name == "reviews":
         require(path is None, f"data source 'reviews' is made up in memory and takes no path; got '{path}'")
-        return write_reviews("score" if task is None else task)
+        return synthetic_reviews.write_reviews("score" if task is None else task)
     source = _SOURCES[name]
     if path is not None:
         path = path.expanduser()
@@ -165,11 +164,11 @@ def load_images(
 
 
 def availability(data_dir: Path | None) -> list[Availability]:
-    """What `load_images` would find for each source with this ``data_dir``, by existence only: nothing is read."""
+    """What `load_dataset` would find for each source with this ``data_dir``, by existence only: nothing is read."""
     digits = Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"
     rows = [Availability("digits", digits, "1,797 of 8x8", "it comes with scikit-learn")]
-    rows.append(Availability("faces", Path(faces.__file__), "6,000 of 62x47", "they are drawn"))
-    rows.append(Availability("reviews", Path(__file__).with_name("reviews.py"), "8,000 texts", "they are made up"))
+    rows.append(Availability("faces", Path(synthetic_faces.__file__), "6,000 of 62x47", "they are drawn"))
+    rows.append(Availability("reviews", Path(synthetic_reviews.__file__), "8,000 texts", "they are made up"))
     rows += [Availability(name, _find(name, data_dir), one.images, one.how) for name, one in _SOURCES.items()]
     return rows
 

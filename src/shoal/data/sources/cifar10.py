@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
-from shoal.data.datasets import Images
+from shoal.data.datasets import ImageDataset
 from shoal.data.sources.idx import opened
 
 _SHAPE = (3, 32, 32)
@@ -37,7 +37,7 @@ def find_cifar10(folder: Path) -> Path | None:
     return next((path for path in archives if path.is_file()), None)
 
 
-def load_cifar10(path: Path) -> Images:
+def load_cifar10(path: Path) -> ImageDataset:
     """CIFAR-10: 60,000 colour pictures of 32x32 pixels in 10 classes, the 50,000 for training first.
 
     Args:
@@ -66,7 +66,7 @@ def load_cifar10(path: Path) -> Images:
     for (_, labels), source in zip(batches, sources, strict=True):
         _check(labels, source)
     pixels, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    return Images("cifar10", pixels, 255, labels, len(labels) - len(batches[-1][1]), 10)
+    return ImageDataset("cifar10", pixels, 255, labels, len(labels) - len(batches[-1][1]), 10)
 
 
 def _content(path: Path) -> bytes:

@@ -3,10 +3,10 @@
 import torch
 from sklearn.datasets import load_digits
 
-from shoal.data.datasets import Images
+from shoal.data.datasets import ImageDataset
 
 
-def load_sklearn_digits() -> Images:
+def load_sklearn_digits() -> ImageDataset:
     """1,797 handwritten digits of 8x8 pixels in 17 shades, without an official split.
 
     Source: the test part of Alpaydin and Kaynak, "Optical recognition of handwritten digits" (UCI, 1998), as
@@ -18,4 +18,4 @@ def load_sklearn_digits() -> Images:
     """
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels).to(torch.uint8).reshape(-1, 1, 8, 8)
-    return Images("digits", images, 16, torch.from_numpy(labels).long(), len(images), 10)
+    return ImageDataset("digits", images, 16, torch.from_numpy(labels).long(), len(images), 10)

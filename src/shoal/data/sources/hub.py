@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.core.atomic_files import write_atomically
 from shoal.core.errors import InputError, nearest, require
-from shoal.data.datasets import Images
+from shoal.data.datasets import ImageDataset
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -48,7 +48,7 @@ HUB: dict[str, HubSource] = {
 }
 
 
-def from_hub_splits(name: str, train: "Dataset", test: "Dataset | None") -> Images:
+def from_hub_splits(name: str, train: "Dataset", test: "Dataset | None") -> ImageDataset:
     """Splits of the hub as one set, the training split first.
 
     LEAF's FEMNIST is dark ink on white, the EMNIST it stands for light on black: if most of an ``emnist-byclass``
@@ -70,7 +70,7 @@ def from_hub_splits(name: str, train: "Dataset", test: "Dataset | None") -> Imag
     pixels, labels = (torch.cat(parts) for parts in zip(*splits, strict=True))
     if name == "emnist-byclass" and pixels.sum(dtype=torch.int64) > pixels.numel() * 255 // 2:
         pixels = 255 - pixels
-    return Images(name, pixels, 255, labels, len(splits[0][1]), source.classes)
+    return ImageDataset(name, pixels, 255, labels, len(splits[0][1]), source.classes)
 
 
 def fetch(name: str, destination: Path) -> Path:
@@ -80,7 +80,7 @@ def fetch(name: str, destination: Path) -> Path:
     so its test files are empty), CIFAR-10 binary batches. Each file is whole or absent.
 
     Returns:
-        The folder, which `shoal.data.sources.catalog.load_images` finds if ``destination`` is its data directory.
+        The folder, which `shoal.data.sources.catalog.load_dataset` finds if ``destination`` is its data directory.
 
     Raises:
         InputError: unknown set, the extra is not installed, the download fails, or the folder cannot be written.
@@ -161,7 +161,7 @@ def _size(pixels: Tensor) -> str:
     return f"{pixels.shape[-2]}x{pixels.shape[-1]}"
 
 
-def _write_idx_folder(images: Images, folder: Path) -> None:
+def _write_idx_folder(images: ImageDataset, folder: Path) -> None:
     emnist = images.name == "emnist-byclass"
     prefix, test = ("emnist-byclass-", "test") if emnist else ("", "t10k")
     pixels = images.pixels[:, 0].transpose(1, 2) if emnist else images.pixels[:, 0]
@@ -173,7 +173,7 @@ def _write_idx_folder(images: Images, folder: Path) -> None:
             _write(folder / f"{prefix}{part}-{what}-ubyte", header, content)
 
 
-def _write_cifar_batches(images: Images, folder: Path) -> None:
+def _write_cifar_batches(images: ImageDataset, folder: Path) -> None:
     cut = images.train_count
     records = torch.cat([images.labels[:, None].to(torch.uint8), images.pixels.flatten(1)], dim=1)
     for number, batch in enumerate(torch.tensor_split(records[:cut], 5), start=1):

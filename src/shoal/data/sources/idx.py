@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
-from shoal.data.datasets import Images
+from shoal.data.datasets import ImageDataset
 
 _TYPES = {0x08: "unsigned byte", 0x09: "signed byte", 0x0B: "short", 0x0C: "int", 0x0D: "float", 0x0E: "double"}
 _TRAIN, _TEST = ("train",), ("t10k", "test")
 _BLOCK = 1 << 24  # bytes read at a time, so that a lying header cannot ask for all the memory there is
 
 
-def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bool) -> Images:
+def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bool) -> ImageDataset:
     """The four files of a folder in MNIST's format as one set, the training split first.
 
     Accepts ``train-images-idx3-ubyte`` and ``train-images.idx3-ubyte``, the same for labels and for ``t10k`` (or
@@ -58,7 +58,7 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     pixels = torch.cat([train_images, test_images])
     if transposed:
         pixels = pixels.transpose(1, 2).contiguous()
-    return Images(name, pixels[:, None], 255, torch.cat([train_labels, test_labels]), len(train_images), classes)
+    return ImageDataset(name, pixels[:, None], 255, torch.cat([train_labels, test_labels]), len(train_images), classes)
 
 
 def idx_files(folder: Path, prefixed: bool = False) -> tuple[Path, Path, Path, Path] | None:

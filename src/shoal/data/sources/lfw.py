@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
-from shoal.data.datasets import Images
+from shoal.data.datasets import ImageDataset
 from shoal.data.sources.tasks import read_task
 
 FILE = "lfw_attributes.txt"
@@ -58,7 +58,7 @@ def find_lfw(folder: Path) -> Path | None:
     return folder if (folder / FILE).is_file() and _pictures_in(folder) is not None else None
 
 
-def load_lfw(path: Path, task: str | None) -> Images:
+def load_lfw(path: Path, task: str | None) -> ImageDataset:
     """The faces of a task, (M, 3, 62, 47), in the order of the attributes file, without a split.
 
     A score's sign decides ``smiling`` and ``gender`` (1: male); the largest score decides ``race`` (0 Asian, 1 white,
@@ -90,7 +90,7 @@ def load_lfw(path: Path, task: str | None) -> Images:
     require(bool(clear.any()), f"'{path / FILE}' has no row whose scores for '{task}' are clear; at least 1 is needed")
     pixels = _decode([pictures / name for name, one in zip(names, clear, strict=True) if one], path / FILE)
     labels = torch.from_numpy(labels[clear])
-    return Images("lfw", pixels, 255, labels, len(labels), 3 if main == "race" else 2, holds)
+    return ImageDataset("lfw", pixels, 255, labels, len(labels), 3 if main == "race" else 2, holds)
 
 
 def _pictures_in(folder: Path) -> Path | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import nearest, require
-from shoal.data.datasets import Images
+from shoal.data.datasets import ImageDataset
 from shoal.data.sources.tasks import read_task
 
 SHARE = 0.2  # of each class holds the property
@@ -20,7 +20,7 @@ _MEASURES = ("slanted", "thick")
 _BLOCK = 512  # pictures measured at a time
 
 
-def with_task(images: Images, task: str | None) -> Images:
+def with_task(images: ImageDataset, task: str | None) -> ImageDataset:
     """The same pictures and labels, and which of them hold the property of the task.
 
     Args:
@@ -34,7 +34,7 @@ def with_task(images: Images, task: str | None) -> Images:
     return images if held is None else replace(images, holds=measure(images, held))
 
 
-def measure(images: Images, prop: str) -> Tensor:
+def measure(images: ImageDataset, prop: str) -> Tensor:
     """Which pictures hold a property: (M,) bool, the same share of every class to within one picture.
 
     Of each class's n pictures the ``round(n / 5)`` with the largest measure hold it (`thickness` for ``thick``,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.randomness import Stream
-from shoal.data.datasets import Images
+from shoal.data.datasets import ImageDataset
 from shoal.data.sources.face_renderer import HEIGHT, WIDTH, draw_portraits
 from shoal.data.sources.tasks import read_task
 
@@ -32,7 +32,7 @@ _PROPERTIES = {
 _CHOICES = {main: [name for name, (of, _) in _PROPERTIES.items() if of != main] for main in _MAIN}
 
 
-def draw_faces(task: str | None) -> Images:
+def draw_faces(task: str | None) -> ImageDataset:
     """6,000 drawn faces of 62x47 pixels in colour, without a split; the same ones whatever a run's seed.
 
     The attributes are independent draws: smiling (half), sunglasses (20 %), hat (20 %), tone (skin: 0 light,
@@ -57,7 +57,7 @@ def draw_faces(task: str | None) -> Images:
     if held is not None:
         attribute, one = _PROPERTIES[held]
         holds = attributes[attribute] == one
-    return Images("faces", pixels, 255, attributes[main].clone(), COUNT, 3 if main == "tone" else 2, holds)
+    return ImageDataset("faces", pixels, 255, attributes[main].clone(), COUNT, 3 if main == "tone" else 2, holds)
 
 
 @cache

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.randomness import Stream
-from shoal.data.datasets import Texts
+from shoal.data.datasets import TextDataset
 from shoal.data.sources.author_tasks import AUTHORS, held_by
 
 COUNTS = (1500, 1250, 1050, 900, 800, 700, 600, 500, 400, 300)
@@ -52,7 +52,7 @@ _JUDGED = tuple(
 )
 
 
-def write_reviews(task: str = "score") -> Texts:
+def write_reviews(task: str = "score") -> TextDataset:
     """8,000 synthetic reviews of 8 to 40 words with scores from 0 to 4.
 
     Args:
@@ -63,7 +63,9 @@ def write_reviews(task: str = "score") -> Texts:
         InputError: an unknown task.
     """
     words, labels, authors, names = _written()
-    return Texts("reviews", words, len(names), labels, len(labels), len(_SCORES), held_by(task, "reviews", authors))
+    return TextDataset(
+        "reviews", words, len(names), labels, len(labels), len(_SCORES), held_by(task, "reviews", authors)
+    )
 
 
 def spelled(words: Tensor) -> str:

@@ -18,7 +18,7 @@ import torch
 from sklearn.feature_extraction.text import CountVectorizer
 
 from shoal.core.errors import InputError, require
-from shoal.data.datasets import Texts
+from shoal.data.datasets import TextDataset
 from shoal.data.sources.author_tasks import AUTHORS, check_task, held_by
 from shoal.data.sources.idx import opened
 
@@ -41,7 +41,7 @@ def find_yelp(folder: Path) -> Path | None:
     return next((path for path in files if path.is_file()), None)
 
 
-def load_yelp(path: Path, task: str = "score") -> Texts:
+def load_yelp(path: Path, task: str = "score") -> TextDataset:
     """The reviews by the ten users with most of them, in the file's order.
 
     Words are split as scikit-learn's `CountVectorizer` does: in lower case, two or more letters or digits each. The
@@ -79,7 +79,7 @@ def load_yelp(path: Path, task: str = "score") -> Texts:
     for line, row in zip(words, filled, strict=True):
         line[: len(numbered[row])] = numbered[row]
     chosen = torch.tensor(filled)
-    return Texts(
+    return TextDataset(
         name="yelp",
         words=torch.from_numpy(words),
         vocabulary=len(numbers),

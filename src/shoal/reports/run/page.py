@@ -71,7 +71,7 @@ def write_report(
         InputError: the samples cannot be read.
     """
     known = {key: value for key, value in summary.items() if not (isinstance(value, float) and isnan(value))}
-    groups = config.data.populated
+    groups = config.data.groups_with_clients
     others = [name for name in config.data.groups if name not in groups]
     estimated = not np.isin(np.nan_to_num(column(rounds, "risk"), nan=0.5), 0.5).all()
     cluster = column(clients, "cluster")
@@ -128,10 +128,12 @@ def _drawings(
     roc: pd.DataFrame,
     estimated: bool,
 ) -> Iterator[round_curves.Drawing]:
-    groups = config.data.populated
+    groups = config.data.groups_with_clients
     found = [
         round_curves.accuracy_by_cluster(rounds, groups),
-        round_curves.accuracy_by_group(rounds, groups) if len(groups) > 1 or column(rounds, "cluster").max() > 0 else None,
+        round_curves.accuracy_by_group(rounds, groups)
+        if len(groups) > 1 or column(rounds, "cluster").max() > 0
+        else None,
         round_curves.risk(rounds, known, estimated=estimated, estimator=config.red_team.estimator),
         cluster_sizes.sizes(rounds, groups, known),
         privacy_figures.violations(clients, groups),
