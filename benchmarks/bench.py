@@ -20,12 +20,12 @@ from pathlib import Path
 
 import machine
 import peers
-from rows import ROWS, Row, Side
-from sides.clock import machine_cpu_seconds
-from sides.work import WORKS
+from comparisons import ROWS, Row, Side
+from systems.clock import machine_cpu_seconds
+from systems.work import WORKS
 from tables import DISTURBED, cell, pool, table, verdict
 
-SIDES = Path(__file__).resolve().parent / "sides"
+SIDES = Path(__file__).resolve().parent / "systems"
 _TINY = ("--clients", "10", "--examples", "20", "--random-data")
 
 

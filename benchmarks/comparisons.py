@@ -12,7 +12,7 @@ class Side:
 
     Args:
         label: its name in the tables, unique in its row.
-        script: of `benchmarks/sides`, without ".py".
+        script: of `benchmarks/systems`, without ".py".
         arguments: the script's, beginning with the work.
         environment: whose packages it needs.
         processes: how many PyTorch starts; above 1, by `torch.distributed.run`.

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rows import Goal, Row
+from comparisons import Goal, Row
 
 DISTURBED = 0.2
 """Cores kept busy by others above which a measurement is not to be trusted: kernels that share their work among

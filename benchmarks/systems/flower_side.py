@@ -3,7 +3,7 @@
 Runs in an environment that has flwr[simulation]. Ray's workers start during the round for warming up. Memory is that
 of this process and of Ray's, each at its own peak; pages that they share count once for each.
 
-    python benchmarks/sides/flower_side.py fedavg-cnn --random-data
+    python benchmarks/systems/flower_side.py fedavg-cnn --random-data
 """
 
 import os

@@ -2,8 +2,8 @@
 
 Runs in an environment that has pfl, in one process or as torchrun starts it in several.
 
-    python benchmarks/sides/pfl_side.py fedavg-cnn --random-data
-    python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/sides/pfl_side.py small-mlp
+    python benchmarks/systems/pfl_side.py fedavg-cnn --random-data
+    python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/systems/pfl_side.py small-mlp
 """
 
 import argparse

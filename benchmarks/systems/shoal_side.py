@@ -2,7 +2,7 @@
 
 Of "ifca-mir" all rounds are counted, from the first; "parts" in the JSON are `RoundReport.seconds`, summed over them.
 
-    python benchmarks/sides/shoal_side.py fedavg-cnn --random-data --precision bf16
+    python benchmarks/systems/shoal_side.py fedavg-cnn --random-data --precision bf16
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 How fast that is depends on how the images lie in memory, which ``--layout`` says (`networks.CNN`).
 
-    python benchmarks/sides/torch_side.py fedavg-cnn --layout onednn --random-data
+    python benchmarks/systems/torch_side.py fedavg-cnn --layout onednn --random-data
 """
 
 import torch

@@ -188,7 +188,7 @@ def test_scaling_leaves_statistics_where_they_can_be(federation):
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), IFCA(2), IFCA(2, averaging="gradient")], ids=repr)
 @pytest.mark.parametrize(
-    "settings", [{}, {"participation": 0.5}, {"screen": NormClipping(0.05)}, {"malicious_client": 3.0}]
+    "settings", [{}, {"participation": 0.5}, {"update_filter": NormClipping(0.05)}, {"malicious_client": 3.0}]
 )
 def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings):
     if "malicious_client" in settings:

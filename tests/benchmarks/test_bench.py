@@ -14,8 +14,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import bench
-from rows import ROWS, Goal, Row, Side
-from sides.work import WORKS, load
+from comparisons import ROWS, Goal, Row, Side
+from systems.work import WORKS, load
 from tables import Measured, cell, number, pool, table, verdict
 
 BENCHMARKS = Path(bench.__file__).resolve().parent
@@ -44,7 +44,7 @@ LAYOUT = "onednn" if torch.backends.mkldnn.is_available() else "pooled"
     ],
 )
 def test_a_side_prints_one_whole_line_of_json(script: str, words: tuple[str, ...], images: int) -> None:
-    command = [sys.executable, str(BENCHMARKS / "sides" / f"{script}.py"), *words, *TINY, "--began", str(time.time())]
+    command = [sys.executable, str(BENCHMARKS / "systems" / f"{script}.py"), *words, *TINY, "--began", str(time.time())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.strip().rpartition("\n")[2])
@@ -147,7 +147,7 @@ def test_every_goal_names_sides_of_its_row() -> None:
         assert len(set(labels)) == len(labels)
         assert all({goal.side, *goal.against} <= set(labels) for goal in row.goals)
         assert all(side.arguments[0] in WORKS for side in row.sides)
-        assert all((BENCHMARKS / "sides" / f"{side.script}.py").exists() for side in row.sides)
+        assert all((BENCHMARKS / "systems" / f"{side.script}.py").exists() for side in row.sides)
 
 
 def test_numbers_and_cells_are_short() -> None:

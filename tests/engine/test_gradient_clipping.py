@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.engine import clipped
+from shoal.engine import gradient_clipping
 from shoal.engine.bound_network import BoundNetwork
 from shoal.engine.gradient_clipping import PerExampleClipper
 from shoal.models import VGG, MnistCNN, Model, cross_entropy
@@ -184,7 +184,7 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one(monkeypatch):
     def refuse(*given, **named):
         raise RuntimeError("no batching rule")
 
-    monkeypatch.setattr(clipped, "vmap", refuse)
+    monkeypatch.setattr(gradient_clipping, "vmap", refuse)
     bound, (x, y) = seat_of(Model(Recurrent)), batch("gru")
     close(
         PerExampleClipper(bound.network, cross_entropy, torch.float32)(bound._forward, x, y, 0.2),

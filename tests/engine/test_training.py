@@ -10,7 +10,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.data.shards import Shards
-from shoal.engine import Engine, LocalSGD, gradients, vmapped
+from shoal.engine import Engine, LocalSGD, vmap_backend, vmap_gradients
 from shoal.engine.engine import DivergenceError
 from shoal.engine.gram_backend import GramTrainer
 from shoal.engine.loop_backend import LoopBackend
@@ -89,7 +89,7 @@ def test_threads_change_no_bit(model, build, local, backend, threads):
 
 def test_tracing_changes_no_bit(mlp, build, local, monkeypatch):
     plain = trained(mlp, build(), local, backend="vmap")
-    monkeypatch.setattr(gradients, "_TRACE_AFTER", 1)
+    monkeypatch.setattr(vmap_gradients, "_TRACE_AFTER", 1)
     traced = []
     monkeypatch.setattr(Gradients, "_of", lambda self, network: traced.append(network) or of(self, network))
     assert torch.equal(trained(mlp, build(), local, backend="vmap"), plain)
@@ -98,7 +98,7 @@ def test_tracing_changes_no_bit(mlp, build, local, monkeypatch):
 
 @pytest.mark.parametrize("sizes", [(5,), (3, 9, 4), tuple(range(1, 700))])
 @pytest.mark.parametrize(
-    "trainer", [LoopBackend(), vmapped.VmapBackend(Model(lambda: nn.Linear(4, 2)), CPU, torch.float32)]
+    "trainer", [LoopBackend(), vmap_backend.VmapBackend(Model(lambda: nn.Linear(4, 2)), CPU, torch.float32)]
 )
 def test_every_owner_is_in_one_unit_and_the_largest_come_first(sizes, trainer):
     shards = Shards.contiguous(torch.zeros(sum(sizes), 4), torch.zeros(sum(sizes)), torch.tensor(sizes))
@@ -132,7 +132,7 @@ def test_full_batches_train_the_same_in_the_span_of_their_inputs(network, local,
     found = trained(model, federation, local, backend="vmap")
     torch.testing.assert_close(found, by_hand(model, federation, local), rtol=1e-4, atol=1e-6)
     assert used
-    monkeypatch.setattr(gradients, "_TRACE_AFTER", 1)
+    monkeypatch.setattr(vmap_gradients, "_TRACE_AFTER", 1)
     assert torch.equal(trained(model, federation, local, backend="vmap"), found), "tracing changed it"
 
 

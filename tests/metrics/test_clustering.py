@@ -7,7 +7,7 @@ from shoal.metrics import adjusted_rand_index, exceeds_threshold, is_migrated
 
 
 @pytest.mark.parametrize(
-    ("group", "choice", "moved"),
+    ("group", "assignment", "moved"),
     [
         ([0, 0, 1, 1], [0, 0, 1, 1], []),
         ([0, 0, 1, 1], [1, 1, 0, 0], []),

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from sklearn.metrics import roc_auc_score
-from test_report import clients_of, config_of, page_of, roc_of, rounds_of, save_samples, summary_of
+from test_run_report import clients_of, config_of, page_of, roc_of, rounds_of, save_samples, summary_of
 
 from html_page import Page
 from shoal.config.schema import Config, PropertyAttackSection

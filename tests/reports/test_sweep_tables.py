@@ -16,7 +16,7 @@ from scipy import stats
 from html_page import Page
 from shoal.core.errors import InputError
 from shoal.reports.run.tables import DASH
-from shoal.reports.sweep import files
+from shoal.reports.sweep import write
 from shoal.reports.sweep.figures import draw
 from shoal.reports.sweep.labels import FAMILIES, Words
 from shoal.reports.sweep.number_format import text
@@ -357,7 +357,7 @@ FIGURES: dict[str, Any] = {"two": {"kind": "lines", "x": SHARE, "by": "algorithm
 @pytest.fixture
 def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepPage]:
     """Shows a sweep in ``tmp_path``, as pages are."""
-    monkeypatch.setattr(files, "draw", picture_of)
+    monkeypatch.setattr(write, "draw", picture_of)
 
     def shows(**given: Any) -> SweepPage:
         shown = read_shown({"tables": given.pop("tables", TABLES), "figures": given.pop("figures", FIGURES)}, AXES, "x")
@@ -365,7 +365,7 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sweep
             "title": NASTY, "axes": AXES, "seeds": SEEDS, "results": results_of(), "missing": [],
             "courses": lambda _: pd.DataFrame({"round": [1], "accuracy": [0.5]}), "source": f"# {NASTY}",
         }  # fmt: skip
-        path = files.show(tmp_path, shown=shown, **(usual | given))
+        path = write.show(tmp_path, shown=shown, **(usual | given))
         assert path == tmp_path / "report.html"
         return SweepPage(path.read_text(encoding="utf-8"))
 
@@ -450,7 +450,7 @@ def test_unknown_figure_is_an_error(
     asked: dict[str, Any],
     sentence: str,
 ) -> None:
-    monkeypatch.setattr(files, "draw", draw)
+    monkeypatch.setattr(write, "draw", draw)
     with pytest.raises(InputError) as caught:
         show(**{kind: asked})
     assert str(caught.value) == sentence
@@ -460,7 +460,7 @@ def test_unknown_figure_is_an_error(
 def test_figure_that_is_undefined_in_every_run_is_unknown(
     show: Callable[..., SweepPage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "draw", draw)
+    monkeypatch.setattr(write, "draw", draw)
     results = results_of()
     results["mia.minority"] = nan
     with pytest.raises(InputError, match=r"figures\.two: no run has the figure 'mia\.minority'"):

@@ -127,7 +127,7 @@ def active_property_attacker(
 
 
 def _both(loss: Loss, classes: int, alpha: float, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The multi-task loss of each example: outputs (B, C + 2), labels (B,) as `ActivePropertyAttacker.labels` -> (B,)."""
+    """The multi-task loss (B,) of outputs (B, C + 2) and labels (B,) as in `ActivePropertyAttacker.labels`."""
     main = loss(outputs[:, :classes], labels % classes)
     return alpha * main + (1 - alpha) * cross_entropy(outputs[:, classes:], labels // classes)
 

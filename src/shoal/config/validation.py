@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from shoal.core.errors import InputError, nearest, require
+from shoal.core.settings import allowed, spelled
 
 Range = Annotated[list[float], Field(min_length=2, max_length=2)]
 Count = Annotated[int, Field(ge=0)]
@@ -115,9 +116,8 @@ def _sentence(root: type[Section], errors: list[ErrorDetails]) -> str:
         case "missing":
             return f"the key '{key}' is missing"
         case _:
-            given = "a table" if isinstance(first["input"], dict) else repr(first["input"])
             same = [error for error in errors if _keys(root, error) == path]
-            return f"'{key}' must be {' or '.join(dict.fromkeys(map(_allowed, same)))}; got {given}"
+            return f"'{key}' must be {allowed(same)}; got {spelled(first['input'])}"
 
 
 def _keys(root: type[Section], error: ErrorDetails) -> list[str]:
@@ -149,36 +149,3 @@ def _at(root: type[Section], path: Sequence[str]) -> tuple[type[Section] | None,
         inside = kinds if table is None else get_args(table)
         section = next((kind for kind in inside if isinstance(kind, type) and issubclass(kind, Section)), None)
     return (None if names else section), names
-
-
-def _allowed(error: ErrorDetails) -> str:
-    """What pydantic expected, as the rest of a sentence after "must be"."""
-    context = error.get("ctx", {})
-    match error["type"]:
-        case "too_short" | "too_long":
-            length = int(context.get("max_length", context.get("min_length", 1)))
-            return {1: "not empty", 2: "two numbers, [low, high]"}.get(length, f"a list of {length}")
-        case "string_pattern_mismatch":
-            return "'cpu' or 'cuda'"
-        case "literal_error":
-            return context["expected"]
-        case "greater_than":
-            return f"above {context['gt']}"
-        case "greater_than_equal":
-            return f"at least {context['ge']}"
-        case "less_than":
-            return f"below {context['lt']}"
-        case "less_than_equal":
-            return f"at most {context['le']}"
-        case "model_type" | "dict_type":
-            return "a table"
-        case _:
-            kinds = {
-                "int_type": "a whole number",
-                "float_type": "a number",
-                "string_type": "a string",
-                "list_type": "a list",
-                "bool_type": "true or false",
-                "finite_number": "a finite number",
-            }
-            return kinds.get(error["type"], error["msg"].removeprefix("Input should be "))

@@ -115,7 +115,7 @@ def draw_property_partition(given: LabelledDataset, plan: PropertyPartition, str
 def partition_by_property(
     given: LabelledDataset, plan: PropertyPartition, preferences: Preferences, stream: Stream
 ) -> Federation:
-    """The federation that ``plan`` deals out of ``given``, with its `PropertySchedule`; errors as `draw_property_partition`."""
+    """The federation that ``plan`` makes of ``given``; raises as `draw_property_partition`."""
     dealt = draw_property_partition(given, plan, stream)
     rows = torch.cat(dealt.clients)
     count = plan.split.clients

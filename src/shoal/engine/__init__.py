@@ -1,7 +1,7 @@
 """Trains many clients fast, plays the rounds, and declares the sockets that the rooms above fill.
 
-May import `core`, `data` and `models`. `loop.py` and `vmapped.py` compute the same thing in two ways; the rest
-does not know which. `sockets.py` has what the rooms above fill: `Algorithm`, `RiskEstimator`, `UpdateFilter`, `MaliciousClient`.
+May import `core`, `data` and `models`. `loop_backend.py` and `vmap_backend.py` compute the same thing in two ways;
+the rest does not know which. `protocols.py` has what the rooms above implement.
 """
 
 from shoal.engine.aggregation import Aggregator, averaging_weights

@@ -30,8 +30,8 @@ def save_checkpoint(folder: Path, progress: Progress, observations: Sequence[Rou
     Args:
         folder: of the run's checkpoints.
         progress: to go on from.
-        observations: those since the last checkpoint. They are many and never change, so each is written once, to a file
-            that stays; `stored_observations` reads them all.
+        observations: those since the last checkpoint. They are many and never change, so each is written once, to a
+            file that stays; `stored_observations` reads them all.
     """
     state = progress.state
     if observations:

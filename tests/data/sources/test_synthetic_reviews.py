@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError
-from shoal.data import reviews
+from shoal.data.sources import synthetic_reviews
 from shoal.data.sources.catalog import availability, load_dataset
 from shoal.data.sources.synthetic_reviews import COUNTS, spelled, write_reviews
 
@@ -42,7 +42,7 @@ def test_words_are_numbered_by_falling_frequency_and_spelled_differently():
 
 def test_it_is_the_same_each_time():
     first = write_reviews()
-    reviews._written.cache_clear()
+    synthetic_reviews._written.cache_clear()
     again = write_reviews()
     assert torch.equal(first.words, again.words)
     assert torch.equal(first.labels, again.labels)

@@ -9,7 +9,7 @@ import torch
 from sklearn.feature_extraction.text import CountVectorizer
 
 from shoal.core.errors import InputError
-from shoal.data import yelp
+from shoal.data.sources import yelp
 from shoal.data.sources.catalog import availability, load_dataset
 from shoal.data.sources.yelp import find_yelp, load_yelp
 

@@ -1,4 +1,4 @@
-"""How the faces of `shoal.data.sources.synthetic_faces` are drawn: layers of soft-edged shapes, many pictures at a time.
+"""How the faces of `synthetic_faces` are drawn: layers of soft-edged shapes, many pictures at a time.
 
 A face has coordinates of its own, u to the right and v down, in half heads: its chin is near v = 1, its temples are
 near u = 0.75. A curve is where a quadratic form in u and v is 0, so one curve of n pictures is a product of (n, 6)
@@ -64,8 +64,8 @@ def draw_portraits(looks: Looks) -> np.ndarray:
     """The pictures (M, 3, 62, 47) uint8 of M faces.
 
     Args:
-        looks: what each face looks like, by the names that `shoal.data.sources.synthetic_faces` draws: (M,) numbers, yes or no as 1 or
-            0, (M, 3) colours from 0 to 255, and a ``strip`` of noise with the place where each face begins in it.
+        looks: what each face looks like, by the names that `synthetic_faces` draws: (M,) numbers, yes or no as 1 or 0,
+            (M, 3) colours from 0 to 255, and a ``strip`` of noise with the place where each face begins in it.
     """
     count, size = len(looks["size"]), HEIGHT * WIDTH
     layers = _layers(_Pencil.of(looks), looks)
