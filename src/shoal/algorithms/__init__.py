@@ -1,12 +1,17 @@
-"""Federated algorithms, one paper a file, each a frozen dataclass that fills the engine's socket `Algorithm`.
+"""Federated algorithms, one paper per file, each a frozen dataclass that implements `shoal.engine.Algorithm`.
 
-May import `engine` and below, never `attacks`. To add one: a new file, its name in `ALGORITHMS` and in the config.
+May import `engine` and below, never `attacks`. To add one: a new file, and its class in `Algorithms`.
 """
 
+from shoal.algorithms.ditto import Ditto
 from shoal.algorithms.fedavg import FedAvg
+from shoal.algorithms.fedopt import FedOpt
+from shoal.algorithms.fedprox import FedProx
 from shoal.algorithms.ifca import IFCA, Redraw
 from shoal.algorithms.ifca_mir import IFCAMIR
+from shoal.algorithms.scaffold import Scaffold
 
-ALGORITHMS = ("fedavg", "ifca", "ifca-mir")
+Algorithms = FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto
+"""What the key 'algorithm.name' of a configuration may name."""
 
-__all__ = ["ALGORITHMS", "IFCA", "IFCAMIR", "FedAvg", "Redraw"]
+__all__ = ["IFCA", "IFCAMIR", "Algorithms", "Ditto", "FedAvg", "FedOpt", "FedProx", "Redraw", "Scaffold"]

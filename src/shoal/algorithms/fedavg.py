@@ -1,49 +1,62 @@
-"""FedAvg: one model for all.
+"""FedAvg: one model for all clients.
 
 Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas 2017, arXiv:1602.05629, Algorithm 1.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from shoal.core.randomness import Stream
-from shoal.data.federation import Federation, Preferences
-from shoal.engine import Engine, averaging_weights
+from shoal.core.settings import settings
+from shoal.data.federation import Federation
+from shoal.engine import (
+    Aggregate,
+    Cohort,
+    Deployed,
+    Engine,
+    LocalSGD,
+    LocalTraining,
+    RoundPlan,
+    State,
+    averaging_weights,
+)
 
 
-@dataclass(frozen=True)
+@settings
 class FedAvg:
-    """Every client trains the one model; the server averages the ends.
+    """Every client trains the one model, and the server averages the results.
 
     Args:
         weighting: of clients: by "examples" (the paper), or "equal".
     """
 
     weighting: Literal["examples", "equal"] = "examples"
+    name: Literal["fedavg"] = "fedavg"
+    title: ClassVar[str] = "FedAvg"
 
-    @property
-    def clusters(self) -> int:
-        """One."""
-        return 1
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Any local training will do."""
 
-    @property
-    def chooses_by(self) -> None:
-        """There is nothing to choose by."""
-        return
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """One random model."""
+        del local
+        return State.initial(engine.model.init(stream("model", 0))[None], len(federation))
 
-    def init(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
-        """One random model: (1, P)."""
-        del federation
-        return engine.model.init(stream("model", 0))[None]
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Everybody trains it."""
+        assignment = torch.zeros(len(cohort), dtype=torch.int64)
+        sizes = cohort.sizes if self.weighting == "examples" else torch.ones_like(cohort.sizes)
+        training = LocalTraining(state.models, assignment, averaging_weights(assignment, sizes, 1))
+        return RoundPlan(assignment, (training,))
 
-    def choose(self, losses: Tensor, risks: Tensor, preferences: Preferences) -> Tensor:
-        """There is nothing to choose: (n,) zeros."""
-        del risks, preferences
-        return torch.zeros(len(losses), dtype=torch.int64)
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The average is the new model."""
+        del cohort, plan
+        return replace(state, models=aggregate.models)
 
-    def shares(self, assignment: Tensor, sizes: Tensor) -> Tensor:
-        """(1, n), as ``weighting`` says."""
-        return averaging_weights(assignment, sizes if self.weighting == "examples" else torch.ones_like(sizes), 1)
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Everybody uses it."""
+        everybody = torch.zeros(len(cohort), dtype=torch.int64)
+        return Deployed(state.models, everybody, everybody)

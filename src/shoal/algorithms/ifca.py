@@ -1,87 +1,126 @@
-"""IFCA: each client trains the model that loses least on its data, and so groups form.
+"""IFCA: each client trains the model with the lowest loss on its data, so that clusters of similar clients form.
 
 Source: Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, Algorithm 1.
 """
 
 import logging
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.data.federation import Federation, Preferences
-from shoal.engine import Engine, averaging_weights
+from shoal.core.settings import Positive, settings
+from shoal.data.federation import Federation
+from shoal.engine import (
+    Aggregate,
+    Cohort,
+    Deployed,
+    Engine,
+    LocalSGD,
+    LocalTraining,
+    RoundPlan,
+    State,
+    averaging_weights,
+)
 
 LOG = logging.getLogger(__name__)
 
-_CHOICES = {"averaging": ("model", "gradient"), "weighting": ("equal", "examples"), "choose_by": ("all", "batch")}
 
-
-@dataclass(frozen=True)
+@settings
 class Redraw:
     """The official code's rule for initial models: draw all K anew until each wins enough clients.
 
     Args:
         share: of the sampled clients that every model must win (official: 0.35 for K = 2, 0.1 for K = 4).
-        clients: how many clients are sampled (official: 20).
+        clients: number of clients that are sampled (official: 20).
         attempts: draws before the last is taken anyway, with a warning.
     """
 
-    share: float = 0.35
-    clients: int = 20
-    attempts: int = 100
-
-    def __post_init__(self) -> None:
-        require(0 < self.share < 1, f"'algorithm.redraw.share' must be in (0, 1); got {self.share:g}")
-        require(self.clients >= 1, f"'algorithm.redraw.clients' must be at least 1; got {self.clients}")
-        require(self.attempts >= 1, f"'algorithm.redraw.attempts' must be at least 1; got {self.attempts}")
+    share: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.35
+    clients: Positive = 20
+    attempts: Positive = 100
 
 
-@dataclass(frozen=True)
+@settings
 class IFCA:
-    """Every client trains the model that loses least on its own examples; the server averages by cluster.
+    """Every client trains the model with the lowest loss on its own examples, and the server averages by cluster.
 
     Args:
         clusters: K.
-        averaging: "model" averages the ends among the clients of a cluster (Option II); "gradient" (Option I)
-            takes the clients' gradients, which are their updates after one local step, divided by the whole
-            cohort's number as the paper and the official code do, so that a small cluster moves less.
+        averaging: "model" averages the clients' models within a cluster (Option II); "gradient" (Option I, needs one
+            local step) their gradients, divided by the whole cohort's number as the paper and the official code do, so
+            that a small cluster moves less.
         weighting: of clients in a cluster: "equal" (the paper), or by "examples".
         choose_by: score the models on "all" local examples, or on the first "batch" of the round's training.
-        redraw: the official rule for initial models; None takes the first draw.
-
-    Raises:
-        InputError: fewer than one cluster.
+        redraw: the official rule for initial models; left out: the first draw is taken.
     """
 
-    clusters: int = 2
+    clusters: Positive = 2
     averaging: Literal["model", "gradient"] = "model"
     weighting: Literal["equal", "examples"] = "equal"
     choose_by: Literal["all", "batch"] = "all"
     redraw: Redraw | None = None
+    name: Literal["ifca"] = "ifca"
+    title: ClassVar[str] = "IFCA"
 
     def __post_init__(self) -> None:
-        require(self.clusters >= 1, f"'algorithm.clusters' must be at least 1; got {self.clusters}")
-        for key, allowed in _CHOICES.items():
-            given = getattr(self, key)
-            require(given in allowed, f"'algorithm.{key}' must be '{allowed[0]}' or '{allowed[1]}'; got '{given}'")
         share = 0.0 if self.redraw is None else self.redraw.share
         require(
             share * self.clusters <= 1,
-            f"'algorithm.redraw.share' = {share:g} for each of {self.clusters} models is more than all clients",
+            f"'redraw.share' = {share:g} for each of {self.clusters} models is more than all clients",
         )
 
-    @property
-    def chooses_by(self) -> Literal["all", "batch"]:
-        """As ``choose_by`` says."""
-        return self.choose_by
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Gradient averaging takes one local step."""
+        del risk_period
+        require(
+            self.averaging == "model" or local.steps == 1,
+            "averaging = 'gradient' takes one gradient per round, so local training must be of 'steps' = 1",
+        )
 
-    def init(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
-        """K independent random models (K, P), redrawn by the official rule if that is asked for."""
-        models = _draw(engine, self.clusters, stream)
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """K independent random models, redrawn by the official rule if that is given."""
+        del local
+        return State.initial(self._models(engine, federation, stream), len(federation))
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Each client trains the model with the lowest loss."""
+        losses = cohort.losses(state.models, self.choose_by)
+        return self.plan_of(losses.argmin(dim=1), losses, state, cohort)
+
+    def plan_of(self, assignment: Tensor, losses: Tensor | None, state: State, cohort: Cohort) -> RoundPlan:
+        """The plan in which each client trains its cluster's model; for algorithms with another rule of choice.
+
+        Args:
+            assignment: (n,) int64.
+            losses: (n, K) that decided it, for the record.
+            state: before the round.
+            cohort: the n clients.
+        """
+        clusters = len(state.models)
+        sizes = cohort.sizes.double() if self.weighting == "examples" else torch.ones(len(cohort), dtype=torch.float64)
+        weights = averaging_weights(assignment, sizes, clusters)
+        if self.averaging == "gradient":
+            within = torch.zeros(clusters, dtype=torch.float64).index_add_(0, assignment, sizes)
+            weights = weights * (within / sizes.sum())[:, None]
+        return RoundPlan(assignment, (LocalTraining(state.models, assignment, weights),), losses)
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The averages are the new models."""
+        del cohort, plan
+        return replace(state, models=aggregate.models)
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Each client uses the model with the lowest loss."""
+        assignment = cohort.losses(state.models).argmin(dim=1)
+        return Deployed(state.models, assignment, assignment)
+
+    def _models(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
+        models = _drawn(engine, self.clusters, stream)
         if self.redraw is None or self.clusters == 1:
             return models
         order = torch.randperm(len(federation), generator=stream("redraw clients").generator())
@@ -91,7 +130,7 @@ class IFCA:
             won = torch.bincount(winners, minlength=self.clusters) / len(winners)
             if float(won.min()) >= self.redraw.share:
                 return models
-            models = _draw(engine, self.clusters, stream("redraw", attempt))
+            models = _drawn(engine, self.clusters, stream("redraw", attempt))
         LOG.warning(
             "no draw of initial models in %d gave every model %g of the clients; going on with the last",
             self.redraw.attempts,
@@ -99,20 +138,6 @@ class IFCA:
         )
         return models
 
-    def choose(self, losses: Tensor, risks: Tensor, preferences: Preferences) -> Tensor:
-        """The model of least loss: losses (n, K) -> (n,)."""
-        del risks, preferences
-        return losses.argmin(dim=1)
 
-    def shares(self, assignment: Tensor, sizes: Tensor) -> Tensor:
-        """(K, n): equal or by examples among a cluster's clients; with gradients, scaled by its part of the cohort."""
-        weights = sizes.double() if self.weighting == "examples" else torch.ones(len(sizes), dtype=torch.float64)
-        shares = averaging_weights(assignment, weights, self.clusters)
-        if self.averaging == "model":
-            return shares
-        within = torch.zeros(self.clusters, dtype=torch.float64).index_add_(0, assignment, weights)
-        return shares * (within / weights.sum())[:, None]
-
-
-def _draw(engine: Engine, clusters: int, stream: Stream) -> Tensor:
+def _drawn(engine: Engine, clusters: int, stream: Stream) -> Tensor:
     return torch.stack([engine.model.init(stream("model", k)) for k in range(clusters)])

@@ -4,18 +4,19 @@ Source: Jung, Biswas, Palamidessi, "Mitigating Membership Inference Vulnerabilit
 Learning", Algorithm 1. The risk l(theta) is the red team's (Algorithm 2; `attacks.red_team`), sent with the models.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
 from shoal.algorithms.ifca import IFCA
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.data.federation import Federation, Preferences
-from shoal.engine import Engine
+from shoal.core.settings import Inline, settings
+from shoal.data.federation import Federation
+from shoal.engine import Aggregate, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
 
 
-@dataclass(frozen=True)
+@settings
 class IFCAMIR:
     """Client i trains the model of least ``alpha_i * loss_ik + beta_i * risk_k`` (Algorithm 1, line 12).
 
@@ -23,30 +24,38 @@ class IFCAMIR:
     this. With beta = 0 for every client it is IFCA, bit for bit.
 
     Args:
-        ifca: everything else.
+        ifca: initial models, averaging, and the examples on which clients score the models.
     """
 
-    ifca: IFCA = IFCA()
+    ifca: Annotated[IFCA, Inline()] = IFCA()
+    name: Literal["ifca-mir"] = "ifca-mir"
+    title: ClassVar[str] = "IFCA-MIR"
 
-    @property
-    def clusters(self) -> int:
-        """K, as IFCA."""
-        return self.ifca.clusters
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """It needs estimates of risk."""
+        require(risk_period > 0, "IFCA-MIR chooses by risk, so the red team's 'every' must be at least 1; got 0")
+        self.ifca.check(local, risk_period)
 
-    @property
-    def chooses_by(self) -> Literal["all", "batch"]:
-        """As IFCA."""
-        return self.ifca.chooses_by
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """See `IFCA.init`."""
+        return self.ifca.init(engine, federation, local, stream)
 
-    def init(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
-        """As IFCA."""
-        return self.ifca.init(engine, federation, stream)
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Each client trains the model of least loss and risk."""
+        losses = cohort.losses(state.models, self.ifca.choose_by)
+        return self.ifca.plan_of(_choice(losses, state, cohort), losses, state, cohort)
 
-    def choose(self, losses: Tensor, risks: Tensor, preferences: Preferences) -> Tensor:
-        """Losses (n, K), risks (K,), alpha and beta (n,) -> choices (n,)."""
-        alpha, beta = preferences.alpha[:, None], preferences.beta[:, None]
-        return (alpha * losses + beta * risks).argmin(dim=1)
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """See `IFCA.server_update`."""
+        return self.ifca.server_update(state, cohort, plan, aggregate)
 
-    def shares(self, assignment: Tensor, sizes: Tensor) -> Tensor:
-        """As IFCA."""
-        return self.ifca.shares(assignment, sizes)
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Each client uses the model of least loss and risk."""
+        assignment = _choice(cohort.losses(state.models), state, cohort)
+        return Deployed(state.models, assignment, assignment)
+
+
+def _choice(losses: Tensor, state: State, cohort: Cohort) -> Tensor:
+    """From losses (n, K), risks (K,), alpha and beta (n,) to clusters (n,)."""
+    alpha, beta = cohort.preferences.alpha[:, None], cohort.preferences.beta[:, None]
+    return (alpha * losses + beta * state.risks).argmin(dim=1)

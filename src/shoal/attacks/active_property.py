@@ -16,7 +16,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
-from shoal.engine import Engine, LocalRandomness, LocalSGD, State
+from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors
 from shoal.models.model import Loss, Model, cross_entropy
 
 ANSWERS = 2
@@ -25,7 +25,7 @@ ANSWERS = 2
 
 @dataclass(frozen=True, eq=False)
 class ActivePropertyAttacker:
-    """Fills the engine's socket `MaliciousClient`: trains on two losses, the main one and the property's, and sends
+    """Fills the engine's socket `MaliciousClients`: trains on two losses, the main one and the property's, and sends
     ``gamma * (end - start) + start`` of the weights.
 
     The last layer is given two more outputs, for the property. They stay with the attacker, one pair a model, and learn
@@ -38,7 +38,6 @@ class ActivePropertyAttacker:
         plain: the federation's model.
         labels: (M,) int64, of every example of the clients: the main label, plus the number of classes where it holds
             the property.
-        models: K.
         gamma: the scale, above 0; 1 scales nothing (the paper: 5 or 10).
         teaches_head: whether the outputs for the property learn too.
 
@@ -50,36 +49,48 @@ class ActivePropertyAttacker:
     model: Model
     plain: Model
     labels: Tensor
-    models: int
     gamma: float = 1.0
     teaches_head: bool = True
 
     def __post_init__(self) -> None:
         require(self.gamma > 0, f"'property_attack.gamma' must be above 0; got {self.gamma:g}")
 
-    def start(self, stream: Stream) -> Tensor:
-        """The outputs for the property of each model, as the network draws them: (K, H)."""
-        drawn = (self.model.state_dict(self.model.init(stream("head", k))) for k in range(self.models))
-        return torch.stack([self._head(named) for named in drawn])
+    @property
+    def clients(self) -> Tensor:
+        """The attacker's id: (1,) int64."""
+        return torch.tensor([self.client])
+
+    def start(self, state: State, stream: Stream) -> Tensors:
+        """The outputs for the property of each model, as the network draws them: "head" (K, H)."""
+        drawn = (self.model.state_dict(self.model.init(stream("head", k))) for k in range(len(state.models)))
+        return {"head": torch.stack([self._head(named) for named in drawn])}
 
     def train(
-        self, state: State, k: int, shards: Shards, randomness: LocalRandomness, local: LocalSGD, engine: Engine
-    ) -> tuple[Tensor, Tensor]:
-        """See `shoal.engine.MaliciousClient.train`."""
-        assert state.memory is not None
-        start = state.models[k]
+        self,
+        state: State,
+        cluster: int,
+        client: int,
+        shards: Shards,
+        randomness: LocalRandomness,
+        local: LocalSGD,
+        engine: Engine,
+    ) -> tuple[Tensor, Tensors]:
+        """See `shoal.engine.MaliciousClients.train`."""
+        del client
+        start, heads = state.models[cluster], state.adversary["head"]
+        require(len(heads) == len(state.models), "an active property attack needs a constant number of models")
         both = replace(shards, y=self.labels.to(shards.y.device))
-        end = engine.train_other_model(self.model, self._with_head(start, state.memory[k]), both, randomness, local)
+        end = engine.train_other_model(self.model, self._with_head(start, heads[cluster]), both, randomness, local)
         named = self.model.state_dict(end)
-        memory = state.memory.clone()
+        heads = heads.clone()
         if self.teaches_head:
-            memory[k] = self._head(named)
+            heads[cluster] = self._head(named)
         for name in self._grown():
             named[name] = named[name][:-ANSWERS]
         moved = self.plain.layout.pack(named) - start
         # Weights alone: batch norm's statistics would leave the range of variances.
         moved[: self.plain.layout.trainable] *= self.gamma
-        return start + moved, memory
+        return start + moved, {"head": heads}
 
     def _with_head(self, row: Tensor, head: Tensor) -> Tensor:
         named = self.plain.layout.views(row)
@@ -98,14 +109,13 @@ class ActivePropertyAttacker:
 
 
 def active_property_attacker(
-    model: Model, federation: Federation, models: int, *, alpha: float, gamma: float, teaches_head: bool = True
+    model: Model, federation: Federation, *, alpha: float, gamma: float, teaches_head: bool = True
 ) -> ActivePropertyAttacker:
     """The attacker of a federation with a holding, which trains on ``alpha * main + (1 - alpha) * property``.
 
     Args:
         model: the federation's.
         federation: with a holding.
-        models: K.
         alpha: the weight of the main loss, in [0, 1] (the paper: 0.9; Melis et al.'s alpha is 1 minus this).
         gamma, teaches_head: see `ActivePropertyAttacker`.
 
@@ -120,7 +130,6 @@ def active_property_attacker(
         model=Model(partial(_grow, model.build), partial(_both, model.loss, classes, alpha)),
         plain=model,
         labels=federation.clients.y.cpu() + classes * schedule.holds.long(),
-        models=models,
         gamma=gamma,
         teaches_head=teaches_head,
     )

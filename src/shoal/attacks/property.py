@@ -174,9 +174,9 @@ class PropertyAttack:
     def _others_alone(self, before: State, after: State, report: RoundReport, training: Training) -> Tensor:
         """Updates (K, P) of the clients but the attacker."""
         updates = after.models - before.models
-        for k, share, end in training.client_updates(before, report, schedule_of(training.federation).attacker):
+        for k, share, update in training.client_updates(before, report, schedule_of(training.federation).attacker):
             if share < 1:
-                updates[k] = (updates[k] - share * (end - before.models[k])) / (1 - share)
+                updates[k] = (updates[k] - share * update) / (1 - share)
         return updates
 
     def _simulates(self, number: int) -> bool:
@@ -197,7 +197,7 @@ class PropertyAttack:
     def _simulated(self, k: int, before: State, auxiliary: Auxiliary, training: Training) -> Tensor:
         """Features of simulated aggregated updates of model k: with the property, then as many without."""
         stream = training.stream("property attack", before.round + 1, "model", k)
-        local, federation = training.local.at(before.round + 1), training.federation
+        local, federation = training.local_of(before, k), training.federation
         # What others have the attacker does not know: a simulated client has as many examples as the attacker uses.
         own = int(federation.clients.sizes[federation.ids == schedule_of(federation).attacker])
         members = self.members(round(training.participation * len(federation)), len(before.models))

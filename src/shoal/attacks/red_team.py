@@ -48,7 +48,9 @@ class RedTeam:
     def __post_init__(self) -> None:
         require(self.every >= 0, f"'red_team.every' must be at least 0; got {self.every}")
 
-    def risks(self, state: State, federation: Federation, engine: Engine, local: LocalSGD, stream: Stream) -> Tensor:
+    def risks(
+        self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
+    ) -> Tensor:
         """(K,) float64, membership-inference accuracy by model.
 
         A model without clients keeps its last estimate where the estimator needs members.
@@ -69,7 +71,7 @@ class RedTeam:
         return torch.where(measured.isnan(), state.risks, measured)
 
     def fit(
-        self, state: State, federation: Federation, engine: Engine, local: LocalSGD, stream: Stream
+        self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> tuple[list[FittedAttack], list[Records]]:
         """The attack on each of the K models of ``state``, and the records each was fitted on."""
         if self.attack.learns:

@@ -53,15 +53,22 @@ class ShadowModels:
         )
 
     def train(
-        self, state: State, federation: Federation, engine: Engine, local: LocalSGD, stream: Stream
+        self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> list[Records]:
         """Shadow models of each of the K models of ``state``, and what they say: K records.
+
+        Args:
+            state: whose models these are.
+            federation: its shadow set is trained on.
+            engine: computes it.
+            local: of each of the K clusters, at the learning rate of the round.
+            stream: of all draws.
 
         Raises:
             InputError: the shadow set has fewer than two examples.
         """
         available = len(federation.shadow)
-        require(available >= 2, "shadow models need a shadow set of at least 2 examples; set 'data.shadow_examples'")
+        require(available >= 2, "shadow models need a shadow set of at least 2 examples ('shadow_examples')")
         clusters = len(state.models)
         sizes = [self._size(state, federation, k) for k in range(clusters)]
         splits = [
@@ -75,13 +82,15 @@ class ShadowModels:
             starts, which = state.models, names // self.number
         else:
             starts, which = torch.stack([engine.model.init(stream("start", int(i))) for i in names]), names
-        passes = self.epochs if self.epochs is not None else local.passes_of(int(federation.clients.sizes.max()))
-        training = replace(local.at(max(1, state.round)), epochs=passes, steps=None)
-        randomness = training.randomness(shards, names, stream("batches"))
         collected: dict[int, Records] = {}
-        for owners, ends in engine.train(starts, which, shards, randomness, training):
-            for owner, end in zip(owners.tolist(), ends, strict=True):
-                collected[owner] = _records(engine, end, federation.shadow, splits[owner], owner % self.number)
+        for alike in [each for i, each in enumerate(local) if each not in local[:i]]:
+            some = names[torch.tensor([local[k] == alike for k in (names // self.number).tolist()])]
+            passes = self.epochs if self.epochs is not None else alike.passes_of(int(federation.clients.sizes.max()))
+            training = replace(alike, epochs=passes, steps=None)
+            randomness = training.randomness(shards, names, stream("batches")).of(some)
+            for owners, ends in engine.train(starts, which[some], shards.take(some), randomness, training):
+                for owner, end in zip(some[owners].tolist(), ends, strict=True):
+                    collected[owner] = _records(engine, end, federation.shadow, splits[owner], owner % self.number)
         return [join([collected[k * self.number + s] for s in range(self.number)]) for k in range(clusters)]
 
     def _size(self, state: State, federation: Federation, k: int) -> int:

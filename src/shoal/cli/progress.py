@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from shoal.engine import RoundReport
-from shoal.simulation.simulation import Progress as RunProgress
+from shoal.simulation.simulation import SimulationState
 from shoal.simulation.simulation import Simulation
 
 
@@ -42,7 +42,7 @@ class Display:
         if self._shown:
             self._live.stop()
 
-    def __call__(self, simulation: Simulation, progress: RunProgress, report: RoundReport | None) -> None:
+    def __call__(self, simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
         """Show where the run stands; the signature is `experiments.runs.Watch`."""
         if not self._shown:
             return
@@ -56,7 +56,7 @@ class Display:
         self._live.update(Group(self._bar, _clusters(simulation, progress)))
 
 
-def _clusters(simulation: Simulation, progress: RunProgress) -> Table:
+def _clusters(simulation: Simulation, progress: SimulationState) -> Table:
     groups = [simulation.federation.groups[g] for g in simulation.federation.groups_with_clients]
     table = Table(box=None, pad_edge=False)
     for title in ("cluster", "clients", *groups, "accuracy", "risk"):

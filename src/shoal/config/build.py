@@ -29,7 +29,7 @@ from shoal.data import (
 )
 from shoal.engine import check_backend, resolve_backend
 from shoal.models import FILTERS, HIDDEN
-from shoal.simulation.compatibility import check_together
+from shoal.simulation.compatibility import check_algorithm
 from shoal.simulation.simulation import Simulation
 
 
@@ -52,18 +52,16 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
         attack.examples(federation)
     simulation = Simulation(
         federation=federation,
-        model=setup.model,
+        setup=setup,
         algorithm=build_algorithm(config),
-        local=setup.local,
         rounds=config.algorithm.rounds,
         seed=config.seed,
         participation=config.algorithm.participation,
         red_team=build_red_team(config),
         evaluate_every=config.evaluation.every,
         property_attack=attack,
-        malicious_client=build_insider(config, setup.model, federation),
-        maps=section is not None and section.maps,
-        update_filter=setup.update_filter,
+        malicious_clients=build_insider(config, setup.model, federation),
+        tsne=section is not None and section.maps,
     )
     return decided, simulation
 
@@ -89,10 +87,10 @@ def decide(config: Config, images: LabelledDataset) -> Config:
     )
     config = config.model_copy(update={"model": _decided(config.model, classes)})
     setup = build_setup(config, images)
-    algorithm, local = build_algorithm(config), setup.local
+    algorithm, local = build_algorithm(config), setup.first_local()
     _agree(config)
     check_backend(None if config.engine.backend == "auto" else config.engine.backend, setup.model, local)
-    check_together(algorithm, local, build_red_team(config))
+    check_algorithm(algorithm, local, build_red_team(config))
     if config.property_attack is None:
         _plan(config.data).check(images, _groups(config.data))
     else:
@@ -103,7 +101,10 @@ def decide(config: Config, images: LabelledDataset) -> Config:
         update={
             "data": config.data.model_copy(update={"path": _absolute(config.data.path)}),
             "algorithm": config.algorithm.model_copy(
-                update={"clusters": algorithm.clusters, "weighting": weighting_of(config)}
+                update={
+                    "clusters": 1 if config.algorithm.name == "fedavg" else config.algorithm.clusters,
+                    "weighting": weighting_of(config),
+                }
             ),
             "local": config.local.model_copy(update={"epochs": local.epochs}),
             "engine": config.engine.model_copy(

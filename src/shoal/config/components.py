@@ -16,7 +16,7 @@ from shoal.attacks import (
 from shoal.config.schema import Config
 from shoal.data import Federation, LabelledDataset, TextDataset
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping, TrainingSetup, defended
-from shoal.engine import Algorithm, LocalSGD, MaliciousClient
+from shoal.engine import Algorithm, LocalSGD, MaliciousClients
 from shoal.models import Model, Shape, TextShape, create_model
 
 
@@ -45,7 +45,7 @@ def build_local(config: Config) -> LocalSGD:
     return LocalSGD(
         epochs=1 if section.epochs is None and section.steps is None else section.epochs,
         steps=section.steps,
-        batch_size=None if section.batch_size == "all" else section.batch_size,
+        batch_size=section.batch_size,
         learning_rate=section.learning_rate,
         decay=section.decay,
         weight_decay=section.weight_decay,
@@ -138,7 +138,7 @@ def build_property_attack(config: Config) -> PropertyAttack | None:
     )
 
 
-def build_insider(config: Config, model: Model, federation: Federation) -> MaliciousClient | None:
+def build_insider(config: Config, model: Model, federation: Federation) -> MaliciousClients | None:
     """The client that trains in its own way: the attacker of [property_attack], unless it only watches."""
     section = config.property_attack
     if section is None or section.mode == "passive":
@@ -146,7 +146,6 @@ def build_insider(config: Config, model: Model, federation: Federation) -> Malic
     return active_property_attacker(
         model,
         federation,
-        build_algorithm(config).clusters,
         alpha=section.alpha,
         gamma=section.gamma if section.mode == "scaled" else 1.0,
         teaches_head=section.teaches_head,

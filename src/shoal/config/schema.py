@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, get_args
 import tomli_w
 from pydantic import Field
 
-from shoal.algorithms import ALGORITHMS
 from shoal.attacks import ATTACKS
 from shoal.config.validation import Count, Positive, Range, Section, Share, change_key, key_parts, parse, read_toml
 from shoal.core.errors import InputError
@@ -200,7 +199,6 @@ class Config(Section):
 
 
 assert get_args(ModelSection.model_fields["name"].annotation) == MODELS
-assert get_args(AlgorithmSection.model_fields["name"].annotation) == ALGORITHMS
 assert get_args(RedTeamSection.model_fields["attack"].annotation) == ATTACKS
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from shoal.core.errors import require
 from shoal.defenses.defense import TrainingSetup
-from shoal.engine import require_per_example_gradients
+from shoal.engine import ClusterRound, LocalSGD, require_per_example_gradients
 
 Accountant = Literal["rdp", "prv"]
 Sampling = Literal["shuffled", "poisson"]
@@ -69,10 +69,13 @@ class DPSGD:
         Raises:
             InputError: the network has batch norm, or local steps are private already.
         """
-        require(
-            setup.local.gradient_privacy is None, "'defenses.dp_sgd' is given, but local training is private already"
-        )
-        local = replace(setup.local, gradient_privacy=self)
-        if local.private:
+        private = setup.local.gradient_privacy is not None or any(isinstance(each, DPSGD) for each in setup.defenses)
+        require(not private, "DP-SGD is given, but local training is private already")
+        if replace(setup.local, gradient_privacy=self).private:
             require_per_example_gradients(setup.model.network())
-        return replace(setup, local=local)
+        return replace(setup, defenses=(*setup.defenses, self))
+
+    def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
+        """Private local steps, the same in every round."""
+        del at
+        return replace(local, gradient_privacy=self)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from shoal.core.errors import require
 from shoal.defenses.defense import TrainingSetup
+from shoal.engine import ClusterRound, LocalSGD
 
 
 @dataclass(frozen=True)
@@ -34,4 +35,9 @@ class L2:
             decay == 0,
             f"'defenses.l2' = {self.penalty:g} and 'local.weight_decay' = {decay:g} are the same thing; give one",
         )
-        return replace(setup, local=replace(setup.local, weight_decay=self.penalty))
+        return replace(setup, defenses=(*setup.defenses, self))
+
+    def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
+        """Local training with that weight decay, the same in every round."""
+        del at
+        return replace(local, weight_decay=self.penalty)

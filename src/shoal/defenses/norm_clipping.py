@@ -23,7 +23,8 @@ class NormClipping:
         InputError: a norm that is not.
 
     >>> import torch
-    >>> NormClipping(1.0).screen(torch.zeros(2, 2), torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
+    >>> ends = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    >>> NormClipping(1.0).filter(torch.zeros(2, 2), ends, torch.zeros(2, dtype=torch.int64))
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
@@ -33,8 +34,9 @@ class NormClipping:
     def __post_init__(self) -> None:
         require(self.max_norm > 0, f"'defenses.max_update_norm' must be above 0; got {self.max_norm:g}")
 
-    def filter(self, starts: Tensor, ends: Tensor) -> Tensor:
+    def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
         """``start + (end - start) * min(1, max_norm / |end - start|)`` of starts and ends (u, P)."""
+        del seeds
         if self.max_norm == math.inf:
             return ends
         moved = ends - starts
@@ -44,10 +46,10 @@ class NormClipping:
         return cut.where(norms > self.max_norm, ends)
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with this screen.
+        """The setup with this filter.
 
         Raises:
             InputError: it has another one.
         """
-        require(setup.update_filter is None, "'defenses.max_update_norm' is given, but updates are screened already")
+        require(setup.update_filter is None, "'defenses.max_update_norm' is given, but updates are filtered already")
         return replace(setup, update_filter=self)

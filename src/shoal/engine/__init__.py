@@ -1,35 +1,38 @@
-"""Trains many clients fast, plays the rounds, and declares the sockets that the rooms above fill.
+"""Trains many clients fast, plays the rounds, and declares the protocols that the packages above implement.
 
 May import `core`, `data` and `models`. `loop_backend.py` and `vmap_backend.py` compute the same thing in two ways;
-the rest does not know which. `protocols.py` has what the rooms above implement.
+the rest does not know which. `protocols.py` has what the packages above implement.
 """
 
 from shoal.engine.aggregation import Aggregator, averaging_weights
 from shoal.engine.backend import Backend, check_backend, resolve_backend
 from shoal.engine.engine import DivergenceError, Engine, Precision
 from shoal.engine.gradient_clipping import require_per_example_gradients
+from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD
-from shoal.engine.protocols import Algorithm, MaliciousClient, RiskEstimator, RoundReport, State, UpdateFilter
+from shoal.engine.protocols import (
+    Aggregate,
+    Algorithm,
+    ClusterRound,
+    Cohort,
+    Deployed,
+    LocalDefense,
+    LocalTraining,
+    MaliciousClients,
+    RiskEstimator,
+    RoundPlan,
+    RoundReport,
+    State,
+    Tensors,
+    UpdateFilter,
+)
 from shoal.engine.rounds import Training
+from shoal.engine.torch_optimizer import TorchOptimizer
 
 __all__ = [
-    "Aggregator",
-    "Algorithm",
-    "Backend",
-    "DivergenceError",
-    "Engine",
-    "GradientPrivacy",
-    "LocalRandomness",
-    "LocalSGD",
-    "MaliciousClient",
-    "Precision",
-    "RiskEstimator",
-    "RoundReport",
-    "State",
-    "Training",
-    "UpdateFilter",
-    "averaging_weights",
-    "check_backend",
-    "require_per_example_gradients",
+    "Aggregate", "Aggregator", "Algorithm", "Backend", "ClusterRound", "Cohort", "Deployed", "DivergenceError",
+    "Engine", "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining",
+    "MaliciousClients", "Precision", "RiskEstimator", "RoundPlan", "RoundReport", "State", "Tensors", "TorchOptimizer", "Training",
+    "UpdateFilter", "averaging_weights", "check_backend", "require_per_example_gradients",
     "resolve_backend",
-]
+]  # fmt: skip

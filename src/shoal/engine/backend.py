@@ -13,27 +13,31 @@ from shoal.models.model import Model
 Backend = Literal["loop", "vmap"]
 
 
+def needs_loop(local: LocalSGD) -> bool:
+    """Whether only the loop backend can train by ``local``: private steps, or an optimizer of PyTorch."""
+    return local.private or local.optimizer is not None
+
+
 def resolve_backend(model: Model, local: LocalSGD | None = None) -> Backend:
-    """The faster backend for a model on a CPU, by the rule of `vmapped.fits`; the loop for dropout and private steps.
+    """The faster backend for a model on a CPU, by `prefers_vmap`; the loop where only the loop can train.
 
     >>> resolve_backend(Model(lambda: nn.Linear(2, 3)))
     'vmap'
     """
     network = model.network()
-    only_loop = bool(seeded_dropouts(network)) or (local is not None and local.private)
+    only_loop = bool(seeded_dropouts(network)) or (local is not None and needs_loop(local))
     return "vmap" if not only_loop and prefers_vmap(model.layout, network) else "loop"
 
 
 def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None = None) -> None:
-    """Raise `InputError` where a backend that somebody asked for cannot train ``model``, or not by ``local``."""
+    """Raise `InputError` where a backend that was asked for cannot train ``model``, or not by ``local``."""
     if backend != "vmap":
         return
     network = model.network()
     for kind, name in ((nn.modules.batchnorm._NormBase, "batch norm"), (nn.RNNBase, "recurrent layers")):
-        found = any(isinstance(module, kind) for module in network.modules())
-        require(not found, f'\'engine.backend\' = "vmap" cannot train {name}; use "loop"')
-    require(not seeded_dropouts(network), '\'engine.backend\' = "vmap" cannot train dropout; use "loop"')
-    require(
-        local is None or not local.private,
-        "'engine.backend' = \"vmap\" cannot clip gradients, which 'defenses.dp_sgd' needs; use \"loop\"",
-    )
+        present = any(isinstance(module, kind) for module in network.modules())
+        require(not present, f"backend 'vmap' cannot train {name}; use 'loop'")
+    require(not seeded_dropouts(network), "backend 'vmap' cannot train dropout; use 'loop'")
+    if local is not None:
+        require(not local.private, "backend 'vmap' cannot clip the gradients of examples, as DP-SGD needs; use 'loop'")
+        require(local.optimizer is None, "backend 'vmap' trains by SGD alone, not by torch.optim; use 'loop'")

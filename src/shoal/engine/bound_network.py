@@ -1,17 +1,18 @@
-"""A seat at the engine: one network whose tensors are views of one flat row, used by one thread."""
+"""A network whose parameters are views of one flat vector; each worker thread has one."""
 
 import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.engine.client_optimizer import client_optimizer
 from shoal.engine.gradient_clipping import PerExampleClipper
-from shoal.engine.local_sgd import LocalSGD
+from shoal.engine.local_sgd import GradientPrivacy, LocalSGD
 from shoal.models.dropout import seeded_dropouts
 from shoal.models.model import Model
 
 LONE_EXAMPLE = (
-    "a client's last batch has one example, which batch norm cannot train on; choose a 'local.batch_size' that leaves "
+    "a client's last batch has one example, which batch norm cannot train on; choose a batch_size that leaves "
     "no client a rest of one, or a network without batch norm"
 )
 
@@ -34,7 +35,8 @@ class BoundNetwork:
         self._computed = self.row if dtype == torch.float32 else self.row.to(dtype)
         self.network = model.network().to(device)
         self._dropouts = seeded_dropouts(self.network)
-        self._clipped: PerExampleClipper | None = None
+        self._rates = [layer.p for layer in self._dropouts]
+        self._clipper: PerExampleClipper | None = None
         self._trained: list[nn.Parameter] = []
         master = layout.views(self.row)
         self._master: list[Tensor] = []
@@ -66,15 +68,26 @@ class BoundNetwork:
         if self._computed is not self.row:
             self._computed.copy_(self.row)
 
-    def seed(self, seed: int) -> None:
-        """Begin the random draws of an owner: dropout draws its masks from a place below ``seed``."""
+    def begin(self, row: Tensor, local: LocalSGD, term: tuple[Tensor, Tensor] | None, seed: int) -> None:
+        """Start the local training of a client.
+
+        Args:
+            row: (P,), where it starts.
+            local: at the learning rate of the round.
+            term: as `client_optimizer` takes it.
+            seed: of the masks of dropout.
+        """
+        self.load(row)
+        self.network.train()
+        self._optimizer = client_optimizer(local, self.row, self._master, self.model.layout, term)
         if self._dropouts:
             generator = Stream(seed, ("dropout",)).generator()
-            for layer in self._dropouts:
+            for layer, rate in zip(self._dropouts, self._rates, strict=True):
                 layer.generator = generator
+                layer.p = rate if local.dropout is None else local.dropout
 
-    def step(self, x: Tensor, y: Tensor, rate: float, weight_decay: float) -> None:
-        """One step of SGD on the mean loss of a batch."""
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """One step on the mean loss of a batch."""
         try:
             outputs = self._forward(x)
         except ValueError as error:
@@ -82,47 +95,40 @@ class BoundNetwork:
             require("more than 1 value per channel" not in str(error), LONE_EXAMPLE)
             raise
         # Neither an optimizer nor `.grad`: gradients are used once and need no place of their own.
-        slopes = torch.autograd.grad(self.model.loss(outputs, y).mean(), self._trained, materialize_grads=True)
-        trainable = slice(self.model.layout.trainable)
-        if weight_decay:
-            self.row[trainable].mul_(1 - rate * weight_decay)
-        for weights, slope in zip(self._master, slopes, strict=True):
-            weights.add_(slope, alpha=-rate)
-        self._compute_on_what_was_learned()
+        gradients = torch.autograd.grad(self.model.loss(outputs, y).mean(), self._trained, materialize_grads=True)
+        self._optimizer.step(gradients)
+        self._synchronise()
 
-    def private_step(self, x: Tensor, y: Tensor, expected: int, local: LocalSGD, noise: torch.Generator) -> None:
-        """One step of SGD on clipped gradients with noise.
+    def private_step(self, x: Tensor, y: Tensor, expected: int, rule: GradientPrivacy, noise: torch.Generator) -> None:
+        """One step on clipped gradients with noise.
 
         Args:
             x: inputs (B, ...); B may be 0, and then the step is noise alone.
             y: labels (B,).
             expected: number of examples that the sum of gradients and noise is divided by.
-            local: its gradient_privacy, weight decay and learning rate.
-            noise: the owner's.
+            rule: bound and noise.
+            noise: the client's.
 
         Raises:
             InputError: the network has batch norm.
         """
-        rule, layout = local.gradient_privacy, self.model.layout
-        assert rule is not None
-        if self._clipped is None:
-            self._clipped = PerExampleClipper(self.network, self.model.loss, self.dtype)
+        layout = self.model.layout
+        if self._clipper is None:
+            self._clipper = PerExampleClipper(self.network, self.model.loss, self.dtype)
         total = torch.zeros_like(self.row)
+        views = layout.views(total)
         if len(y):
-            views = layout.views(total)
-            for name, slope in self._clipped(self._forward, x, y, rule.max_grad_norm).items():
-                views[name].copy_(slope)
-        trainable = slice(layout.trainable)
+            for name, gradient in self._clipper(self._forward, x, y, rule.max_grad_norm).items():
+                views[name].copy_(gradient)
         if rule.noise_multiplier:
             drawn = torch.randn(layout.trainable, generator=noise).to(total.device)
-            total[trainable].add_(drawn, alpha=rule.noise_multiplier * rule.max_grad_norm)
-        if local.weight_decay:
-            self.row[trainable].mul_(1 - local.learning_rate * local.weight_decay)
-        self.row[trainable].sub_(total[trainable], alpha=local.learning_rate / expected)
-        self._compute_on_what_was_learned()
+            total[: layout.trainable].add_(drawn, alpha=rule.noise_multiplier * rule.max_grad_norm)
+        trained = [views[slot.name] for slot in layout.slots if slot.start < layout.trainable]
+        self._optimizer.step(trained, expected)
+        self._synchronise()
 
-    def _compute_on_what_was_learned(self) -> None:
-        """Carry a step over to the copy that the network computes on, and the network's buffers back."""
+    def _synchronise(self) -> None:
+        """Copy the parameters to those that the network computes with, and the network's buffers back."""
         if self._computed is not self.row:
             trainable, buffers = slice(self.model.layout.trainable), slice(self.model.layout.trainable, None)
             self.row[buffers] = self._computed[buffers].float()

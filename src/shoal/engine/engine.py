@@ -16,8 +16,9 @@ from shoal.data.federation import Examples, Federation
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
 from shoal.engine.allocator import keep_freed_memory
-from shoal.engine.backend import Backend, check_backend, resolve_backend
+from shoal.engine.backend import Backend, check_backend, needs_loop, resolve_backend
 from shoal.engine.bound_network import BoundNetwork
+from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.loop_backend import LoopBackend
 from shoal.engine.vmap_backend import VmapBackend
@@ -48,6 +49,11 @@ class DivergenceError(InputError):
         self.owner = owner
 
 
+def starts_of(starts: Tensor, which: Tensor) -> Tensor:
+    """What owners start from: starts (S, P), by index (u,) or as mixtures (u, S) -> (u, P), a new tensor."""
+    return starts[which] if which.dim() == 1 else which.to(starts) @ starts
+
+
 class Engine:
     """Trains and evaluates rows of one model on one device, over several threads.
 
@@ -60,7 +66,7 @@ class Engine:
         device: "cpu" or "cuda".
         threads: worker threads on the CPU.
         precision: "fp32", or "bf16" for computing (parameters stay float32).
-        backend: "loop", "vmap", or None for the rule of `vmapped.fits`.
+        backend: "loop", "vmap", or None for the rule of `vmap_backend.prefers_vmap`.
 
     Raises:
         InputError: CUDA asked for and absent, or batch norm, dropout or recurrent layers under vmap.
@@ -78,21 +84,21 @@ class Engine:
         if device.startswith("cuda"):
             require(
                 torch.cuda.is_available(),
-                f'\'engine.device\' = "{device}", but PyTorch finds no CUDA device here; use "cpu"',
+                f"device '{device}' cannot be used: PyTorch finds no CUDA device here; use 'cpu'",
             )
             count = torch.cuda.device_count()
             require(
                 (torch.device(device).index or 0) < count,
-                f"'engine.device' = \"{device}\", but the CUDA devices here are cuda:0 to cuda:{count - 1}",
+                f"device '{device}' cannot be used: the CUDA devices here are cuda:0 to cuda:{count - 1}",
             )
-        require(threads >= 1, f"'engine.threads' must be at least 1; got {threads}")
+        require(threads >= 1, f"'threads' must be at least 1; got {threads}")
         self.model = model
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
         check_backend(self.backend, model)
-        self._asked: Backend | None = backend
+        self._requested: Backend | None = backend
         self._trainer = VmapBackend(model, self.device, self.dtype) if self.backend == "vmap" else LoopBackend()
         self._networks = threading.local()
         keep_freed_memory()
@@ -140,24 +146,31 @@ class Engine:
         )
 
     def train(
-        self, starts: Tensor, which: Tensor, shards: Shards, randomness: LocalRandomness, local: LocalSGD
+        self,
+        starts: Tensor,
+        which: Tensor,
+        shards: Shards,
+        randomness: LocalRandomness,
+        local: LocalSGD,
+        term: LinearTerm | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Train every owner from its start, and hand out the ends as they come, in a fixed order.
+        """Train every owner from its start, and hand out the results as they come, in a fixed order.
 
         Args:
-            starts: (S, P) rows to start from.
-            which: (n,) int64, the start of each owner.
+            starts: (S, P) parameter vectors to start from.
+            which: (n,) int64, the index of each owner's start; or (n, S) float, the weights of a mixture of starts.
             shards: the n owners' examples.
-            draws: from `LocalSGD.draws`.
-            local: what each owner does, at the learning rate of the round (`LocalSGD.at`).
+            randomness: from `LocalSGD.randomness`.
+            local: local training at the learning rate of the round (`LocalSGD.at`).
+            term: one further linear term in every step; None: none.
 
         Yields:
-            Owners (u,) int64 and their ends (u, P); together every owner once. Only a few are in memory at a time.
+            Owners (u,) int64 and their results (u, P); together every owner once. Only a few are in memory at a time.
 
         Raises:
-            DivergenceError: an end is not finite.
+            DivergenceError: a result is not finite.
         """
-        yield from self.train_into(lambda owners, ends: (owners, ends), starts, which, shards, randomness, local)
+        yield from self.train_into(lambda owners, ends: (owners, ends), starts, which, shards, randomness, local, term)
 
     def train_into(
         self,
@@ -167,13 +180,14 @@ class Engine:
         shards: Shards,
         randomness: LocalRandomness,
         local: LocalSGD,
+        term: LinearTerm | None = None,
     ) -> Iterator[_Result]:
-        """As `train`, but hand out ``finish(owners, ends)``, which is called on the thread that trained them."""
+        """See `train`; hands out ``finish(owners, ends)`` instead, called on the thread that trained them."""
         trainer = self._trainer_for(local)
 
         def work(owners: Tensor) -> _Result:
-            ends = starts[which[owners]].to(self.device)
-            trainer.train(self._seat(), ends, shards, owners, randomness, local)
+            ends = starts_of(starts, which[owners]).to(self.device)
+            trainer.train(self._bound(), ends, shards, owners, randomness, local, term)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
             broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
@@ -186,16 +200,16 @@ class Engine:
         yield from self._in_order(work, trainer.units(shards, local))
 
     def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:
-        """What trains by ``local``: clipped gradients are the loop's."""
-        if not local.private or isinstance(self._trainer, LoopBackend):
+        """The backend for ``local``: clipped gradients of examples and optimizers of PyTorch are the loop's."""
+        if isinstance(self._trainer, LoopBackend) or not needs_loop(local):
             return self._trainer
-        check_backend(self._asked, self.model, local)
+        check_backend(self._requested, self.model, local)
         return LoopBackend()
 
     def train_other_model(
         self, model: Model, row: Tensor, shards: Shards, randomness: LocalRandomness, local: LocalSGD
     ) -> Tensor:
-        """What the one owner of ``shards`` makes of ``row`` (P',), a row of another ``model`` than the engine's."""
+        """Train ``row`` (P',), parameters of another ``model`` than the engine's, on the one owner of ``shards``."""
         rows = row[None].to(self.device, copy=True)
         LoopBackend().train(
             BoundNetwork(model, self.device, self.dtype),
@@ -253,7 +267,7 @@ class Engine:
 
         def work(task: tuple[Tensor, slice]) -> Tensor:
             model, where = task
-            bound = self._seat()
+            bound = self._bound()
             bound.load(model)
             batch = stored[where] if rows is None else stored[rows[where]]
             return finish(bound.outputs(to_channels_first(to_compute_dtype(batch, self.dtype, self.device))), where)
@@ -280,8 +294,8 @@ class Engine:
             for future in pending:
                 future.cancel()
 
-    def _seat(self) -> BoundNetwork:
-        bound = getattr(self._networks, "seat", None)
+    def _bound(self) -> BoundNetwork:
+        bound = getattr(self._networks, "bound", None)
         if bound is None:
             bound = self._networks.bound = BoundNetwork(self.model, self.device, self.dtype)
         return bound

@@ -75,13 +75,13 @@ class GramTrainer:
         kept, shrink = 1.0, 1 - local.learning_rate * local.weight_decay
         for _ in range(steps):
             weights[self._z] = torch.baddbmm(z0, kernel, moved, beta=kept)
-            slopes = self._gradients(self._network(), weights, rest, x, y, share)
+            gradients = self._gradients(self._network(), weights, rest, x, y, share)
             if local.weight_decay:
                 kept *= shrink
                 moved.mul_(shrink)
-            moved.sub_(slopes.pop(self._z), alpha=local.learning_rate)
-            for name, slope in slopes.items():
-                weights[name].mul_(shrink).sub_(slope, alpha=local.learning_rate)
+            moved.sub_(gradients.pop(self._z), alpha=local.learning_rate)
+            for name, gradient in gradients.items():
+                weights[name].mul_(shrink).sub_(gradient, alpha=local.learning_rate)
         start.baddbmm_(moved.transpose(1, 2), flat, beta=kept)
 
     def _tensors(self, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -120,8 +120,8 @@ class _Outputs(nn.Module):
         return self.z if self.bias is None else self.z + self.bias
 
 
-def spanned(model: Model, dtype: torch.dtype) -> GramTrainer | None:
-    """How full batches of ``model`` train in the span of their inputs; None where they cannot."""
+def gram_trainer(model: Model, dtype: torch.dtype) -> GramTrainer | None:
+    """What trains full batches of ``model`` in the span of their inputs; None where nothing can."""
     network, layout = model.network(), model.layout
     name = getattr(network, "input_layer", None)
     trains = any(slot.name == f"{name}.weight" and slot.start < layout.trainable for slot in layout.slots)

@@ -1,17 +1,21 @@
-"""Local training as a value: plain SGD for some epochs or steps."""
+"""Local training as a value: the epochs or steps of SGD that a client does in a round."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.core.settings import Internal, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data.shards import Shards
+from shoal.engine.torch_optimizer import TorchOptimizer
 
 
+@runtime_checkable
 class GradientPrivacy(Protocol):
     """What makes local steps differentially private: each example's gradient is clipped, and noise is added."""
 
@@ -27,7 +31,7 @@ class GradientPrivacy(Protocol):
 
     @property
     def poisson(self) -> bool:
-        """Whether a step takes each example by a coin of its own, and not batches of shuffled examples."""
+        """Whether batches are Poisson subsamples instead of parts of shuffled passes."""
         ...
 
 
@@ -37,58 +41,71 @@ class LocalRandomness:
 
     Args:
         orders: (n, passes, largest size), as `Stream.permutations`; no passes where every batch is full.
-        seeds: (n,) int64, of what else each owner draws: noise, the masks of dropout, Poisson batches.
+        seeds: (n,) int64, of what else each owner draws: noise, the masks of dropout, Poisson subsamples.
     """
 
     orders: Tensor
     seeds: Tensor
 
+    def of(self, owners: Tensor) -> "LocalRandomness":
+        """That of some of the owners (u,)."""
+        return LocalRandomness(self.orders[owners], self.seeds[owners])
 
-@dataclass(frozen=True)
+
+@settings
 class LocalSGD:
-    """What a client does with its data in a round: SGD from the model it starts at.
+    """SGD on a client's data, from the model at which it starts.
+
+    A step is ``v <- momentum * v + g + weight_decay * theta``, ``theta <- theta - learning_rate * v``, as
+    `torch.optim.SGD`'s, with v = 0 at the start of every round.
 
     Args:
-        epochs: passes over the local data, each in a new random order. Exactly one of ``epochs`` and ``steps``.
-        steps: gradient steps, passing over the data in random orders as often as it takes.
-        batch_size: examples a step, the last batch of a pass being smaller; None: all local data.
+        epochs: passes over the local data, each in a new random order; 1 where ``steps`` is not given either.
+        steps: gradient steps instead of epochs, passing over the data in random orders as often as it takes.
+        batch_size: examples in a step, the last batch of a pass being smaller; "all": all local data.
         learning_rate: of the first round.
-        decay: factor on the learning rate from one round to the next.
+        decay: factor on the learning rate from one round to the next, in (0, 1].
         weight_decay: L2 coefficient, added to the gradient as ``weight_decay * parameters``.
-        gradient_privacy: what makes the steps differentially private; None: nothing.
+        momentum: in [0, 1).
+        clip_norm: largest L2 norm of a batch's gradient, as `torch.nn.utils.clip_grad_norm_`; left out: no clipping.
+        optimizer: any optimizer of `torch.optim` instead of SGD, by a general and slower path; left out: SGD.
+        gradient_privacy: makes the steps differentially private (a defence sets it); None: nothing does.
+        dropout: rate of the network's `SeededDropout` layers (a defence sets it); None: their own.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value outside its range, both ``epochs`` and ``steps``, or momentum beside an optimizer.
 
     >>> LocalSGD(epochs=5, batch_size=20).steps_of(50)
     15
     """
 
-    epochs: int | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    learning_rate: float = 0.1
-    decay: float = 1.0
-    weight_decay: float = 0.0
-    gradient_privacy: GradientPrivacy | None = None
+    epochs: Positive | None = None
+    steps: Positive | None = None
+    batch_size: Positive | Literal["all"] = 32
+    learning_rate: PositiveFloat = 0.1
+    decay: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
+    weight_decay: NonNegativeFloat = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
+    clip_norm: PositiveFloat | None = None
+    optimizer: TorchOptimizer | None = None
+    gradient_privacy: Annotated[GradientPrivacy | None, Internal()] = field(default=None, kw_only=True)
+    dropout: Annotated[float | None, Internal(), Field(ge=0, lt=1)] = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         require(
-            (self.epochs is None) != (self.steps is None),
-            f"'local' takes either epochs or steps; got epochs = {self.epochs} and steps = {self.steps}",
+            self.epochs is None or self.steps is None,
+            f"give either epochs or steps; got epochs = {self.epochs} and steps = {self.steps}",
         )
-        for name in ("epochs", "steps", "batch_size"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"'local.{name}' must be at least 1; got {value}")
-        require(0 < self.learning_rate < math.inf, f"'local.learning_rate' must be above 0; got {self.learning_rate:g}")
-        require(0 < self.decay <= 1, f"'local.decay' must be above 0 and at most 1; got {self.decay:g}")
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 1)
         require(
-            0 <= self.weight_decay < math.inf, f"'local.weight_decay' must be at least 0; got {self.weight_decay:g}"
+            self.optimizer is None or self.momentum == 0,
+            "'momentum' is SGD's; give an optimizer's own in 'optimizer.options'",
         )
 
     @property
     def private(self) -> bool:
-        """Whether steps are any other than plain SGD's: without clipping, noise and coins they are not."""
+        """Whether steps differ from plain SGD's: without clipping, noise and Poisson subsampling they do not."""
         rule = self.gradient_privacy
         return rule is not None and (rule.poisson or rule.noise_multiplier > 0 or rule.max_grad_norm < math.inf)
 
@@ -102,7 +119,7 @@ class LocalSGD:
 
     def batch(self, size: int) -> int:
         """Examples in a full batch of an owner of ``size`` examples."""
-        return size if self.batch_size is None else min(self.batch_size, size)
+        return size if self.batch_size == "all" else min(self.batch_size, size)
 
     def steps_of(self, size: int) -> int:
         """Gradient steps that an owner of ``size`` examples takes in a round."""
@@ -117,7 +134,7 @@ class LocalSGD:
 
     def batches(self, sizes: Tensor) -> Tensor:
         """`batch` of each of n owners: sizes (n,) -> (n,) int64."""
-        return sizes if self.batch_size is None else sizes.clamp(max=self.batch_size)
+        return sizes if self.batch_size == "all" else sizes.clamp(max=self.batch_size)
 
     def steps_each(self, sizes: Tensor) -> Tensor:
         """`steps_of` each of n owners: sizes (n,) -> (n,) int64."""

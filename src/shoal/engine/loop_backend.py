@@ -1,4 +1,4 @@
-"""The loop backend: one owner after another on a thread's own seat; best for convolutions on a CPU."""
+"""The loop backend: one owner after another on a thread's own network; best for convolutions on a CPU."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,8 @@ from shoal.core.randomness import Stream
 from shoal.data.memory_format import gather, to_compute_dtype
 from shoal.data.shards import Shards
 from shoal.engine.bound_network import BoundNetwork
-from shoal.engine.local_sgd import LocalRandomness, LocalSGD
+from shoal.engine.linear_term import LinearTerm
+from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD
 
 
 class LoopBackend:
@@ -35,45 +36,50 @@ class LoopBackend:
         owners: Tensor,
         randomness: LocalRandomness,
         local: LocalSGD,
+        term: LinearTerm | None = None,
     ) -> None:
-        """Train some owners: each of the ``rows`` (u, P) becomes what training from it on its owner's examples gives.
+        """Train some owners: each of the ``rows`` (u, P) becomes the result of training it on its owner's examples.
 
         Args:
-            seat: of this thread.
+            bound: this thread's network.
             rows: changed in place.
             shards: everybody's examples.
             owners: (u,) int64.
-            draws: of all owners, as `LocalSGD.draws`.
+            randomness: of all owners, as `LocalSGD.randomness`.
             local: at the learning rate of the round.
+            term: of all owners; None: none.
         """
-        for row, owner in zip(rows, owners.tolist(), strict=True):
-            bound.load(row)
-            bound.network.train()
-            bound.seed(int(randomness.seeds[owner]))
+        constants = None if term is None else term.constants(owners)
+        for i, (row, owner) in enumerate(zip(rows, owners.tolist(), strict=True)):
+            added = None if constants is None else (constants[0][i], constants[1][i].to(row.device))
+            bound.begin(row, local, added, int(randomness.seeds[owner]))
             mine = shards.owned(owner)
-            if local.private:
-                _train_privately(bound, shards, mine, randomness, owner, local)
+            if local.gradient_privacy is not None and local.private:
+                _train_privately(bound, shards, mine, randomness, owner, local, local.gradient_privacy)
             else:
                 for x, y in _batches(bound, shards, mine, randomness.orders[owner], local):
-                    bound.step(x, y, local.learning_rate, local.weight_decay)
+                    bound.step(x, y)
             row.copy_(bound.row)
 
 
 def _train_privately(
-    bound: BoundNetwork, shards: Shards, mine: Tensor, randomness: LocalRandomness, owner: int, local: LocalSGD
+    bound: BoundNetwork,
+    shards: Shards,
+    mine: Tensor,
+    randomness: LocalRandomness,
+    owner: int,
+    local: LocalSGD,
+    rule: GradientPrivacy,
 ) -> None:
-    """Train the seat's network on clipped gradients with the owner's own noise."""
+    """Train on clipped gradients with the owner's own noise."""
     own = Stream(int(randomness.seeds[owner]))
     noise = own("noise").generator()
-    if local.gradient_privacy is not None and local.gradient_privacy.poisson:
-        batches = _coins(bound, shards, mine, own("coins").generator(), local)
+    if rule.poisson:
+        batches = _poisson_batches(bound, shards, mine, own("coins").generator(), local)
     else:
         batches = _batches(bound, shards, mine, randomness.orders[owner], local)
     for x, y in batches:
-        expected = (
-            local.batch(len(mine)) if local.gradient_privacy is not None and local.gradient_privacy.poisson else len(y)
-        )
-        bound.private_step(x, y, expected, local, noise)
+        bound.private_step(x, y, local.batch(len(mine)) if rule.poisson else len(y), rule, noise)
 
 
 def _batches(
@@ -94,13 +100,13 @@ def _batches(
             left -= 1
 
 
-def _coins(
-    bound: BoundNetwork, shards: Shards, mine: Tensor, coins: torch.Generator, local: LocalSGD
+def _poisson_batches(
+    bound: BoundNetwork, shards: Shards, mine: Tensor, generator: torch.Generator, local: LocalSGD
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of all steps on the examples ``mine`` (size,), each example in each by a coin of its own."""
+    """The batches of all steps on the examples ``mine`` (size,), each a Poisson subsample."""
     share = local.batch(len(mine)) / len(mine)
     for _ in range(local.steps_of(len(mine))):
-        yield _examples(bound, shards, mine[torch.rand(len(mine), generator=coins, dtype=torch.float64) < share])
+        yield _examples(bound, shards, mine[torch.rand(len(mine), generator=generator, dtype=torch.float64) < share])
 
 
 def _examples(bound: BoundNetwork, shards: Shards, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,34 +1,157 @@
-"""What passes between the rounds and the rooms above, and the sockets that those rooms fill."""
+"""The values that pass between server and clients in a round, and the protocols that the packages above implement."""
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
+from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation, Preferences
 from shoal.data.shards import Shards
 from shoal.engine.engine import Engine
+from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
+
+UNKNOWN_RISK = 0.5
+"""The risk of every model before the first estimate: the balanced accuracy of guessing. It is one value for all models,
+because otherwise risk alone would decide while the losses still look the same."""
+
+Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Where a federation stands after a round.
+    """A federation after some rounds; everything a run needs to continue from there, and what a checkpoint stores.
 
     Args:
         round: rounds done.
-        models: (K, P) float32.
-        risks: (K,) float64, the last red-team estimate of each model.
-        choice: (N,) int64, each client's last choice; -1 for a client that has not yet taken part.
-        memory: what an malicious_client keeps from round to round; None where there is none, or nothing to keep.
+        models: (K, P) float32, one model per cluster; K may change from round to round.
+        risks: (K,) float64, the last estimate of each model's risk.
+        assignment: (N,) int64, each client's last cluster; -1 for a client that has not yet taken part.
+        server: the algorithm's own tensors at the server, by name.
+        clients: the algorithm's own tensors of the clients, by name; the first axis is N.
+        directives: what the server asks of the local training of each cluster, by name; (K,) float64 each. A
+            `LocalDefense` reads them.
+        adversary: the malicious clients' own tensors, by name.
     """
 
     round: int
     models: Tensor
     risks: Tensor
     assignment: Tensor
-    memory: Tensor | None = None
+    server: Tensors = field(default_factory=dict)
+    clients: Tensors = field(default_factory=dict)
+    directives: Tensors = field(default_factory=dict)
+    adversary: Tensors = field(default_factory=dict)
+
+    @staticmethod
+    def initial(models: Tensor, clients: int) -> "State":
+        """The state before the first round: ``models`` (K, P), no risk known, none of N ``clients`` assigned."""
+        risks = torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64)
+        return State(0, models, risks, torch.full((clients,), -1))
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """The n clients of a round, and what an algorithm may ask of them.
+
+    Args:
+        round: number of the round, from 1.
+        clients: (n,) int64, positions in the federation.
+        sizes: (n,) int64, examples of each.
+        preferences: thresholds and weights of risk, (n,) each.
+        local: local training in this round, at its learning rate.
+        layout: of a model's parameter vector.
+        scores: computes losses (n, K); see `losses`.
+    """
+
+    round: int
+    clients: Tensor
+    sizes: Tensor
+    preferences: Preferences
+    local: LocalSGD
+    layout: Layout
+    scores: Callable[[Tensor, Literal["all", "batch"]], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def losses(self, models: Tensor, examples: Literal["all", "batch"] = "all") -> Tensor:
+        """The mean loss of each model on each client's data: (K, P) -> (n, K) float64.
+
+        Args:
+            models: (K, P).
+            examples: "all" of a client's own, or the first "batch" of this round's training.
+        """
+        return self.scores(models, examples)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalTraining:
+    """One local training of every client of a cohort.
+
+    Args:
+        starts: (S, P) parameter vectors to start from; usually the models.
+        start: (n,) int64, the index of each client's start; or (n, S) float, the weights of a mixture of starts.
+        weights: W (K, n), the aggregation weights of the clients' results; None: nothing is sent to the server.
+        keep: maps updates (u, P) to what is kept of them (u, d); None: nothing is kept. With ``weights`` the server
+            keeps it, without the client does.
+        term: one further linear term in every local step; None: none.
+        local: local training; None: the run's.
+    """
+
+    starts: Tensor
+    start: Tensor
+    weights: Tensor | None = None
+    keep: Callable[[Tensor], Tensor] | None = None
+    term: LinearTerm | None = None
+    local: LocalSGD | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RoundPlan:
+    """What a cohort does in a round, decided before anybody trains.
+
+    Args:
+        assignment: (n,) int64, the cluster of each client.
+        trainings: local trainings, one after another. All of them start from values known before the round.
+        losses: (n, K) float64, the losses that decided the assignment, for the record; None: none did.
+    """
+
+    assignment: Tensor
+    trainings: tuple[LocalTraining, ...]
+    losses: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """The outcome of a round's local trainings.
+
+    Args:
+        models: (K, P), moved by the aggregation weights of all trainings.
+        kept: for each training what was kept of the updates (n, d), or None.
+    """
+
+    models: Tensor
+    kept: tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Deployed:
+    """The models that clients use after training, and that are attacked.
+
+    Args:
+        models: (S, P): the K models of the clusters, or as many personal models as there are clients.
+        model: (n,) int64, the index of each client's model.
+        assignment: (n,) int64, the cluster of each client.
+    """
+
+    models: Tensor
+    model: Tensor
+    assignment: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,92 +160,158 @@ class RoundReport:
 
     Args:
         cohort: (n,) int64, positions of the clients that took part.
-        losses: (n, K) float64, the losses they chose by; None where the algorithm needs none.
-        choice: (n,) int64, the models they chose.
-        sensed: whether the risks were estimated anew at the end of this round.
+        plan: what they did.
+        risks_estimated: whether the risks were estimated anew at the end of this round.
         seconds: wall time of "choose", "train" and "red_team".
     """
 
     cohort: Tensor
-    losses: Tensor | None
-    assignment: Tensor
-    sensed: bool
+    plan: RoundPlan
+    risks_estimated: bool
     seconds: dict[str, float]
 
+    @property
+    def assignment(self) -> Tensor:
+        """(n,) int64, the cluster of each client."""
+        return self.plan.assignment
 
+    @property
+    def losses(self) -> Tensor | None:
+        """(n, K) float64, the losses that decided the assignment; None where none did."""
+        return self.plan.losses
+
+
+@runtime_checkable
 class Algorithm(Protocol):
-    """A federated algorithm is a value with three pure methods; the engine plays the rounds."""
+    """A federated algorithm: pure methods, all that changes is in `State`.
 
-    @property
-    def clusters(self) -> int:
-        """K, the number of models."""
+    A frozen dataclass of hyper-parameters implements it; `shoal.algorithms.fedavg` is the shortest example. Algorithms
+    wrap others: the wrapper calls its base's methods and adds its own tensors to the state.
+    """
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Raise `InputError` where this algorithm cannot do with that local training, or with risks that are estimated
+        every ``risk_period`` rounds (0: never).
+        """
         ...
 
-    @property
-    def chooses_by(self) -> Literal["all", "batch"] | None:
-        """On which examples clients score the models: "all" their own, the first "batch", or None: no scores."""
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """The state before the first round."""
         ...
 
-    def init(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
-        """The initial models (K, P)."""
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Clients choose, and the server weighs them."""
         ...
 
-    def choose(self, losses: Tensor, risks: Tensor, preferences: Preferences) -> Tensor:
-        """Client side. From losses (n, K), risks (K,) and the n clients' preferences to their choices (n,)."""
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The state after the round: ``state``, in which round and assignment are already those of this round, with the
+        models and the algorithm's own tensors moved. It may change K, and then the assignment, risks and directives.
+        """
         ...
 
-    def shares(self, assignment: Tensor, sizes: Tensor) -> Tensor:
-        """Server side. From choices (n,) and numbers of examples (n,) to the shares W (K, n)."""
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """What each client of ``cohort`` (all clients, all their examples) uses after the last round."""
         ...
 
 
+@runtime_checkable
 class RiskEstimator(Protocol):
-    """Estimates how exposed each model's members are; what it does changes nothing but the risks."""
+    """Estimates how exposed each model's members are; it changes nothing but the risks."""
 
     @property
     def every(self) -> int:
         """Rounds between estimates; 0: never."""
         ...
 
-    def risks(self, state: State, federation: Federation, engine: Engine, local: LocalSGD, stream: Stream) -> Tensor:
-        """(K,) float64 in [0, 1], the membership-inference accuracy on each model of ``state``."""
+    def risks(
+        self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
+    ) -> Tensor:
+        """The membership-inference accuracy on each model of ``state``: (K,) float64 in [0, 1].
+
+        ``local`` is the local training of each cluster, so that shadow models train as the clients do.
+        """
         ...
 
 
+@runtime_checkable
 class UpdateFilter(Protocol):
-    """What the server does to an update before it merges it."""
+    """A server-side function of each update, applied before aggregation."""
 
-    def filter(self, starts: Tensor, ends: Tensor) -> Tensor:
-        """From starts and ends (u, P) of u clients to the ends (u, P) that the server goes on with."""
+    def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
+        """The parameters that the server goes on with.
+
+        Args:
+            starts: (u, P), what u clients started from.
+            ends: (u, P), what they sent.
+            seeds: (u,) int64, a seed for each client and round, for filters that draw noise.
+
+        Returns:
+            (u, P).
+        """
         ...
 
 
-class MaliciousClient(Protocol):
-    """A client that trains in a way of its own, and sends what it likes."""
+@dataclass(frozen=True, eq=False)
+class ClusterRound:
+    """One cluster in one round, as seen by a defence of local training.
+
+    Args:
+        round: number of the round, from 1.
+        cluster: its index.
+        risk: the last estimate of its model's risk.
+        directive: `State.directives` of this cluster, by name.
+    """
+
+    round: int
+    cluster: int
+    risk: float = UNKNOWN_RISK
+    directive: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class LocalDefense(Protocol):
+    """A defence that changes local training, decided anew for each cluster in each round."""
+
+    def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
+        """The local training of that cluster's clients in that round."""
+        ...
+
+
+@runtime_checkable
+class MaliciousClients(Protocol):
+    """Clients that replace local training and may send any update."""
 
     @property
-    def client(self) -> int:
-        """Its id."""
+    def clients(self) -> Tensor:
+        """Their ids (m,) int64."""
         ...
 
-    def start(self, stream: Stream) -> Tensor | None:
-        """What it remembers before the first round."""
+    def start(self, state: State, stream: Stream) -> Tensors:
+        """`State.adversary` before the first round, of which ``state`` has everything else."""
         ...
 
     def train(
-        self, state: State, k: int, shards: Shards, randomness: LocalRandomness, local: LocalSGD, engine: Engine
-    ) -> tuple[Tensor, Tensor | None]:
-        """What it sends in a round, and what it remembers.
+        self,
+        state: State,
+        cluster: int,
+        client: int,
+        shards: Shards,
+        randomness: LocalRandomness,
+        local: LocalSGD,
+        engine: Engine,
+    ) -> tuple[Tensor, Tensors]:
+        """What one of them sends in a round.
 
         Args:
-            state: before the round; its ``memory`` is what this malicious_client remembered last.
-            k: the model it chose.
+            state: before the round, but for ``adversary``, which the malicious clients before this one have updated.
+            cluster: the cluster that it chose.
+            client: its id.
             shards: one owner, the client's examples of this round.
-            draws: that owner's.
-            local: what every other client does.
+            randomness: that owner's.
+            local: what an honest client does.
             engine: computes it.
 
         Returns:
-            Its end (P,), and its memory.
+            Its parameters (P,), and `State.adversary` after it.
         """
         ...

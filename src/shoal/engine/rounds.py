@@ -2,8 +2,10 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,16 +13,25 @@ from torch import Tensor
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation, Preferences
-from shoal.engine.aggregation import Aggregator, PartialSum
+from shoal.data.shards import Shards
+from shoal.engine.cohort_trainer import CohortTrainer
 from shoal.engine.engine import DivergenceError, Engine
-from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.protocols import Algorithm, MaliciousClient, RiskEstimator, RoundReport, State, UpdateFilter
+from shoal.engine.local_sgd import LocalSGD
+from shoal.engine.protocols import (
+    Algorithm,
+    ClusterRound,
+    Cohort,
+    Deployed,
+    LocalDefense,
+    MaliciousClients,
+    RiskEstimator,
+    RoundPlan,
+    RoundReport,
+    State,
+    UpdateFilter,
+)
 
 LOG = logging.getLogger(__name__)
-
-UNKNOWN_RISK = 0.5
-"""Every model's risk before the first red-team round: a coin's balanced accuracy. One value for all models,
-or risk alone would decide while losses still look the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,14 +40,15 @@ class Training:
 
     Args:
         federation: the clients.
-        algorithm: which models they start from, and how models move.
-        local: what a client does in a round.
+        algorithm: who trains which model, and how models move.
+        local: local training before any defence.
         engine: computes it; its data should have been prepared (`Engine.prepare`).
         stream: the root of the run's random streams.
-        participation: share of the clients that take part in a round, in [0, 1].
-        sensor: who estimates risks; None: nobody.
-        screen: what the server does to updates before it merges them; None: nothing.
-        malicious_client: the client that trains in its own way; None: nobody.
+        participation: fraction of the clients that take part in a round, in [0, 1].
+        risk_estimator: estimates risks; None: nobody does.
+        update_filter: applied by the server to every update; None: none.
+        defenses: change local training, in order, anew for each cluster in each round.
+        malicious_clients: train in their own way; None: nobody does.
     """
 
     federation: Federation
@@ -47,28 +59,21 @@ class Training:
     participation: float = 1.0
     risk_estimator: RiskEstimator | None = None
     update_filter: UpdateFilter | None = None
-    malicious_client: MaliciousClient | None = None
+    defenses: tuple[LocalDefense, ...] = ()
+    malicious_clients: MaliciousClients | None = None
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.participation <= 1, f"'algorithm.participation' must be in [0, 1]; got {self.participation:g}"
-        )
+        require(0 <= self.participation <= 1, f"'participation' must be in [0, 1]; got {self.participation:g}")
 
     def start(self) -> State:
         """The state before the first round."""
-        models = self.algorithm.init(self.engine, self.federation, self.stream("init"))
-        return State(
-            round=0,
-            models=models,
-            risks=torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64),
-            assignment=torch.full((len(self.federation),), -1),
-            memory=None
-            if self.malicious_client is None
-            else self.malicious_client.start(self.stream("malicious_client")),
-        )
+        state = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
+        if self.malicious_clients is None:
+            return state
+        return replace(state, adversary=self.malicious_clients.start(state, self.stream("insider")))
 
     def rounds(self, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
-        """Play from ``state`` until ``upto`` rounds are done, handing out each round's state and report."""
+        """Train from ``state`` until ``upto`` rounds are done; yields each round's state and report."""
         while state.round < upto:
             state, report = self.round(state)
             yield state, report
@@ -80,36 +85,29 @@ class Training:
             InputError: training diverged; the sentence names round, client and learning rate.
         """
         number = state.round + 1
-        cohort = self.cohort(number)
+        clients = self.cohort(number)
         seconds = {"choose": 0.0, "train": 0.0, "red_team": 0.0}
-
-        losses, assignment, models = None, torch.empty(0, dtype=torch.int64), state.models
-        memory = state.memory
-        if len(cohort):
+        plan, after = RoundPlan(torch.empty(0, dtype=torch.int64), ()), replace(state, round=number)
+        if len(clients):
             began = time.perf_counter()
-            losses, assignment = self._choose(state, cohort)
-            chosen = time.perf_counter()
-            models, memory = self._train(state, cohort, assignment)
-            seconds["choose"], seconds["train"] = chosen - began, time.perf_counter() - chosen
+            cohort = self.cohort_of(state, clients)
+            plan = self.algorithm.plan(state, cohort)
+            planned = time.perf_counter()
+            after = self._train(state, cohort, plan)
+            seconds["choose"], seconds["train"] = planned - began, time.perf_counter() - planned
 
-        remembered = state.assignment.clone()
-        remembered[cohort] = assignment
-        after = State(number, models, state.risks, remembered, memory)
-        sensed = (
-            self.risk_estimator is not None
-            and self.risk_estimator.every > 0
-            and number % self.risk_estimator.every == 0
-        )
-        if sensed and self.risk_estimator is not None:
+        estimator = self.risk_estimator
+        due = estimator is not None and estimator.every > 0 and number % estimator.every == 0
+        if estimator is not None and due:
             began = time.perf_counter()
-            watching = self.stream("red team", number)
+            stream = self.stream("red team", number)
             try:
-                risks = self.risk_estimator.risks(after, self.federation, self.engine, self.local, watching)
+                risks = estimator.risks(after, self.federation, self.engine, self.local_of_clusters(after), stream)
                 after = replace(after, risks=risks)
             except DivergenceError:
                 LOG.warning("round %d: a shadow model's loss became NaN; risks stay what they were", number)
             seconds["red_team"] = time.perf_counter() - began
-        return after, RoundReport(cohort, losses, assignment, sensed, seconds)
+        return after, RoundReport(clients, plan, due, seconds)
 
     def cohort(self, number: int) -> Tensor:
         """Positions (n,) of a round's clients, ordered by id; perhaps none.
@@ -123,96 +121,150 @@ class Training:
         drawn = torch.randperm(len(by_id), generator=self.stream("round", number, "cohort").generator())[:count]
         return by_id[drawn.sort().values]
 
+    def cohort_of(self, state: State, clients: Tensor) -> Cohort:
+        """The clients at ``clients`` (n,) in the round after ``state``, as the algorithm sees them."""
+        shards, ids = self.federation.clients_in_round(state.round + 1).take(clients), self.federation.ids[clients]
+
+        def scores(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
+            if examples == "all":
+                return self._losses(models, shards, clients, state.round + 1)
+            first = self.local.first_batch(shards, ids, self.batches(state))
+            return self._losses(models, first, clients, state.round + 1)
+
+        return self._cohort(state, clients, shards.sizes, scores)
+
+    def final_cohort(self, state: State) -> Cohort:
+        """All clients with all their examples, after the last round."""
+        clients, everyone = self.federation.clients, torch.arange(len(self.federation))
+        given = state.models
+
+        @cache
+        def losses() -> Tensor:
+            return self._losses(given, clients, everyone, state.round)
+
+        def scores(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
+            del examples
+            return losses() if models is given else self._losses(models, clients, everyone, state.round)
+
+        return self._cohort(state, everyone, clients.sizes, scores)
+
+    def deployed(self, state: State) -> tuple[Deployed, Tensor]:
+        """What every client uses after the last round, and its loss (N,) on all its own examples, float64."""
+        cohort = self.final_cohort(state)
+        deployed = self.algorithm.deployed(state, cohort)
+        if deployed.models is state.models:
+            return deployed, cohort.losses(state.models)[torch.arange(len(cohort)), deployed.model]
+        losses = torch.empty(len(cohort), dtype=torch.float64)
+        for s in deployed.model.unique().tolist():
+            users = torch.nonzero(deployed.model == s).flatten()
+            shards = self.federation.clients.take(users)
+            losses[users] = self._losses(deployed.models[s][None], shards, users, state.round)[:, 0]
+        return deployed, losses
+
+    def local_of(self, state: State, cluster: int, local: LocalSGD | None = None) -> LocalSGD:
+        """Local training of a cluster's clients in the round after ``state``, with all defences, at its learning rate.
+
+        Args:
+            state: before the round.
+            cluster: its index.
+            local: what the defences change; None: the run's local training.
+        """
+        directive = {name: float(values[cluster]) for name, values in state.directives.items()}
+        at = ClusterRound(state.round + 1, cluster, float(state.risks[cluster]), directive)
+        changed = self.local if local is None else local
+        for defense in self.defenses:
+            changed = defense.local(changed, at)
+        return changed.at(state.round + 1)
+
+    def local_of_clusters(self, state: State) -> tuple[LocalSGD, ...]:
+        """Local training of each of the K clusters in the last round, with all defences; for shadow models."""
+        last = replace(state, round=max(0, state.round - 1))
+        return tuple(self.local_of(last, k) for k in range(len(state.models)))
+
     def client_updates(self, before: State, report: RoundReport, client: int) -> Iterator[tuple[int, float, Tensor]]:
-        """What the client of an id sent in a round, computed once more: its model, its share of it and its end (P,);
-        nothing where it took no part.
+        """What the server received of a client in a round, computed once more; nothing where it took no part.
 
         Args:
             before: the state before the round.
             report: of the round.
             client: its id.
+
+        Yields:
+            The cluster whose model it moved, its aggregation weight, and its update (P,).
         """
-        number, ids = before.round + 1, self.federation.ids[report.cohort]
-        shards = self.federation.clients_in_round(number).take(report.cohort)
-        shares = self.algorithm.shares(report.assignment, shards.sizes)
-        for position in torch.nonzero(ids == client).flatten():
-            one, k = position[None], int(report.assignment[position])
-            theirs, local = shards.take(one), self.local.at(number)
-            randomness = self.local.randomness(theirs, ids[one], self._batches(before))
-            if self.malicious_client is not None and self.malicious_client.client == client:
-                ends = self.malicious_client.train(before, k, theirs, randomness, local, self.engine)[0][None]
-            else:
-                ((_, ends),) = self.engine.train(before.models, report.assignment[one], theirs, randomness, local)
-            starts = before.models[k][None].to(ends)
-            kept = ends if self.update_filter is None else self.update_filter.filter(starts, ends)
-            yield k, float(shares[k, position]), kept[0].cpu()
+        for position in torch.nonzero(self.federation.ids[report.cohort] == client).flatten():
+            one = position[None]
+            for index, training in enumerate(report.plan.trainings):
+                if training.weights is None:
+                    continue
+                alone = replace(
+                    training,
+                    start=training.start[one],
+                    weights=training.weights[:, one],
+                    keep=lambda update: update,
+                    term=None if training.term is None else training.term.of(one),
+                )
+                trainer = self._trainer(before, report.cohort[one])
+                update = trainer.train(before, RoundPlan(report.assignment[one], (alone,)), index)[0].kept[0]
+                assert update is not None
+                k = int(report.assignment[position])
+                yield k, float(training.weights[k, position]), update[0]
 
-    def final_choice(self, state: State) -> tuple[Tensor, Tensor]:
-        """What every client, with all its examples, chooses of the models: losses (N, K) and choices (N,)."""
-        losses = self.engine.losses(state.models, self.federation.clients)
-        self._check(losses, torch.arange(len(losses)), state.round)
-        return losses, self.algorithm.choose(losses, state.risks, self.federation.preferences)
+    def batches(self, state: State) -> Stream:
+        """The stream of the batches of the round after ``state``."""
+        return self.stream("round", state.round + 1, "batches")
 
-    def _choose(self, state: State, cohort: Tensor) -> tuple[Tensor | None, Tensor]:
-        given = self.federation.preferences
-        preferences = Preferences(given.threshold[cohort], given.beta[cohort])
-        if self.algorithm.chooses_by is None:
-            nothing = torch.zeros(len(cohort), len(state.models), dtype=torch.float64)
-            return None, self.algorithm.choose(nothing, state.risks, preferences)
-        shards = self.federation.clients_in_round(state.round + 1).take(cohort)
-        if self.algorithm.chooses_by == "batch":
-            shards = self.local.first_batch(shards, self.federation.ids[cohort], self._batches(state))
-        losses = self.engine.losses(state.models, shards)
-        self._check(losses, cohort, state.round + 1)
-        return losses, self.algorithm.choose(losses, state.risks, preferences)
-
-    def _train(self, state: State, cohort: Tensor, assignment: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The moved models, and what the malicious_client remembers."""
-        shards = self.federation.clients_in_round(state.round + 1).take(cohort)
-        randomness = self.local.randomness(shards, self.federation.ids[cohort], self._batches(state))
-        merge = Aggregator(state.models, self.algorithm.shares(assignment, shards.sizes))
-        local = self.local.at(state.round + 1)
-        inside = torch.zeros(len(cohort), dtype=torch.bool)
-        if self.malicious_client is not None:
-            inside = self.federation.ids[cohort] == self.malicious_client.client
-        honest = torch.nonzero(~inside).flatten()
-
-        def received(owners: Tensor, ends: Tensor) -> PartialSum:
-            clients = honest[owners]
-            return self._received(merge, state.models[assignment[clients]], clients, ends)
-
+    def _train(self, state: State, cohort: Cohort, plan: RoundPlan) -> State:
+        """The state after the trainings of a plan and the server's update."""
         try:
-            theirs, drawn = shards.take(honest), LocalRandomness(randomness.orders[honest], randomness.seeds[honest])
-            for moves in self.engine.train_into(received, state.models, assignment[honest], theirs, drawn, local):
-                merge.add(moves)
+            aggregate, adversary = self._trainer(state, cohort.clients).train(state, plan)
         except DivergenceError as diverged:
-            raise self._diverged(state.round + 1, cohort[honest[diverged.owner]]) from diverged
-        memory = state.memory
-        for client in torch.nonzero(inside).flatten():
-            assert self.malicious_client is not None
-            k, one = int(assignment[client]), client[None]
-            own = LocalRandomness(randomness.orders[one], randomness.seeds[one])
-            end, memory = self.malicious_client.train(state, k, shards.take(one), own, local, self.engine)
-            if not bool(torch.isfinite(end).all()):
-                raise self._diverged(state.round + 1, cohort[client])
-            merge.add(self._received(merge, state.models[k][None], one, end[None]))
-        return merge.result(), memory
+            raise self._diverged(cohort.round, cohort.clients[diverged.owner]) from diverged
+        assignment = state.assignment.clone()
+        assignment[cohort.clients] = plan.assignment
+        now = replace(state, round=cohort.round, assignment=assignment, adversary=adversary)
+        return self.algorithm.server_update(now, cohort, plan, aggregate)
 
-    def _received(self, merge: Aggregator, starts: Tensor, clients: Tensor, ends: Tensor) -> PartialSum:
-        """What the server adds up of the ends (u, P) of ``clients`` (u,), positions in the cohort."""
-        kept = ends if self.update_filter is None else self.update_filter.filter(starts.to(ends), ends)
-        return merge.partial_sum(clients, kept)
+    def _trainer(self, state: State, clients: Tensor) -> CohortTrainer:
+        """What trains the clients at ``clients`` (n,) in the round after ``state``."""
+        return CohortTrainer(
+            engine=self.engine,
+            shards=self.federation.clients_in_round(state.round + 1).take(clients),
+            ids=self.federation.ids[clients],
+            local_of=lambda cluster, local: self.local_of(state, cluster, local),
+            batches=self.batches(state),
+            update_filter=self.update_filter,
+            malicious_clients=self.malicious_clients,
+        )
 
-    def _check(self, losses: Tensor, clients: Tensor, number: int) -> None:
+    def _cohort(
+        self,
+        state: State,
+        clients: Tensor,
+        sizes: Tensor,
+        scores: Callable[[Tensor, Literal["all", "batch"]], Tensor],
+    ) -> Cohort:
+        given = self.federation.preferences
+        return Cohort(
+            round=state.round + 1,
+            clients=clients,
+            sizes=sizes,
+            preferences=Preferences(given.threshold[clients], given.beta[clients]),
+            local=self.local.at(state.round + 1),
+            layout=self.engine.model.layout,
+            scores=scores,
+        )
+
+    def _losses(self, models: Tensor, shards: Shards, clients: Tensor, number: int) -> Tensor:
+        losses = self.engine.losses(models, shards)
         unusable = ~torch.isfinite(losses).all(dim=1)
         if bool(unusable.any()):
             raise self._diverged(number, clients[unusable][0])
-
-    def _batches(self, state: State) -> Stream:
-        return self.stream("round", state.round + 1, "batches")
+        return losses
 
     def _diverged(self, number: int, position: Tensor) -> InputError:
+        """The error of a round in which the training of the client at ``position`` diverged."""
         return InputError(
             f"the loss became NaN in round {number} at client {int(self.federation.ids[position])} with learning rate "
-            f"{self.local.at(number).learning_rate:g}; lower 'local.learning_rate'"
+            f"{self.local.at(number).learning_rate:g}; lower 'learning_rate'"
         )

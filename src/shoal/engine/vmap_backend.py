@@ -1,6 +1,6 @@
 """The vmap backend: many owners in one batched computation; best for dense networks on a CPU.
 
-Owners of unequal sizes are padded; a padded example weighs nothing, and an owner whose steps are done stays put.
+Owners of unequal sizes are padded; a padded example weighs nothing, and an owner whose steps are done stays as it is.
 """
 
 import math
@@ -12,7 +12,9 @@ from shoal.core.layout import Layout
 from shoal.data.memory_format import to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
 from shoal.engine.bound_network import BoundNetwork
-from shoal.engine.gram_backend import GramTrainer, spanned
+from shoal.engine.client_optimizer import CLIP_EPSILON
+from shoal.engine.gram_backend import GramTrainer, gram_trainer
+from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.vmap_gradients import Given, Gradients
 from shoal.models.model import Model
@@ -27,7 +29,7 @@ class VmapBackend:
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
         self._layout, self._device, self._dtype = model.layout, device, dtype
         self._gradients = Gradients(model.network, model.loss, dtype)
-        self._spanned = spanned(model, dtype)
+        self._gram = gram_trainer(model, dtype)
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:
         """The owners (n,) in the parts that are computed together, of nearly equal sizes so that little is padded: as
@@ -41,9 +43,9 @@ class VmapBackend:
         for part in parts:
             shape = torch.Size((len(part), int(local.batches(sizes[part]).max()), *example))
             steps = int(local.steps_each(sizes[part]).max())
-            span = self._span(shards, local, shape[1], steps)
-            if span is not None:
-                span.expect(shape, steps, self._device)
+            gram = self._gram_trainer(shards, local, shape[1], steps)
+            if gram is not None:
+                gram.expect(shape, steps, self._device)
             else:
                 self._gradients.expect(shape, steps, lambda shape=shape: self._example(shape, shards.x.dtype))
         return parts
@@ -56,27 +58,24 @@ class VmapBackend:
         owners: Tensor,
         randomness: LocalRandomness,
         local: LocalSGD,
+        term: LinearTerm | None = None,
     ) -> None:
-        """As `LoopBackend.train`; only the structure of the seat's network is used."""
+        """See `LoopBackend.train`; only the structure of ``bound``'s network is used."""
         plan = _steps(shards, owners, randomness.orders, local)
         x, y, share = self._batch(shards, *plan[0])
-        span = self._span(shards, local, x.shape[1], len(plan))
-        if span is not None:
-            span.train(rows, x, y, share, len(plan), local)
+        gram = self._gram_trainer(shards, local, x.shape[1], len(plan)) if term is None else None
+        if gram is not None:
+            gram.train(rows, x, y, share, len(plan), local)
             return
         weights, rest = self._tensors(rows)
         bound.network.train()
-        before = plan[0]
+        step, before = _BatchedStep(local, rows, weights, self._layout, term, owners), plan[0]
         for now in plan:
             if now is not before:
                 x, y, share = self._batch(shards, *now)
                 before = now
-            slopes = self._gradients(bound.network, weights, rest, x, y, share)
-            if local.weight_decay:
-                active = (share > 0).any(dim=1).float()
-                rows[:, : self._layout.trainable].mul_(1 - local.learning_rate * local.weight_decay * active[:, None])
-            for name, view in weights.items():
-                view.sub_(slopes[name], alpha=local.learning_rate)
+            gradients = self._gradients(bound.network, weights, rest, x, y, share)
+            step(gradients, share)
 
     def _batch(self, shards: Shards, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Stored inputs (n, B, ...), labels (n, B) and shares (n, B) of a step, where they are computed with."""
@@ -84,10 +83,12 @@ class VmapBackend:
         x = to_compute_dtype(stored[there], self._dtype, self._device)
         return x, shards.y[there].to(self._device), share.to(self._device)
 
-    def _span(self, shards: Shards, local: LocalSGD, examples: int, steps: int) -> GramTrainer | None:
+    def _gram_trainer(self, shards: Shards, local: LocalSGD, examples: int, steps: int) -> GramTrainer | None:
         """What trains full batches in the span of their inputs, where that is less work."""
-        pays = self._spanned is not None and local.full(shards.sizes) and self._spanned.pays(examples, steps)
-        return self._spanned if pays else None
+        plain = local.momentum == 0 and local.clip_norm is None
+        if self._gram is None or not plain or not local.full(shards.sizes):
+            return None
+        return self._gram if self._gram.pays(examples, steps) else None
 
     def _tensors(self, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The trainable views of rows (n, P), and the others."""
@@ -101,6 +102,76 @@ class VmapBackend:
         zeros = torch.zeros(shape[:2], device=self._device)
         x = to_compute_dtype(torch.zeros(shape, dtype=kind), self._dtype, self._device)
         return weights, rest, x, zeros.long(), zeros
+
+
+class _BatchedStep:
+    """The local step of n owners at once; an owner whose steps are done stays where it is.
+
+    Args:
+        local: at the learning rate of the round.
+        rows: (n, P), changed in place.
+        weights: the trainable views of ``rows`` by name.
+        layout: of a row.
+        term: of all owners; None: none.
+        owners: (n,) of these rows.
+    """
+
+    def __init__(
+        self,
+        local: LocalSGD,
+        rows: Tensor,
+        weights: dict[str, Tensor],
+        layout: Layout,
+        term: LinearTerm | None,
+        owners: Tensor,
+    ) -> None:
+        self._local, self._weights = local, weights
+        self._trained = rows[:, : layout.trainable]
+        self._shrink, self._constant = local.weight_decay, None
+        if term is not None:
+            strength, constant = term.constants(owners)
+            self._shrink = local.weight_decay + strength.to(rows)
+            self._constant = constant[:, : layout.trainable].to(rows)
+        self._velocity = torch.zeros_like(rows) if local.momentum else None
+        self._velocities = {} if self._velocity is None else layout.views(self._velocity)
+
+    def __call__(self, gradients: dict[str, Tensor], share: Tensor) -> None:
+        """One step by ``gradients`` (n, ...), by name; ``share`` (n, B) is 0 throughout for owners that are done."""
+        rate = self._local.learning_rate
+        if self._local.clip_norm is not None:
+            self._clip(gradients, self._local.clip_norm)
+        if self._velocity is not None:
+            self._step_with_momentum(gradients, _active(share))
+            return
+        if self._constant is not None or self._local.weight_decay:
+            self._trained.mul_(1 - rate * self._shrink * _active(share))
+        if self._constant is not None:
+            self._trained.add_(self._constant * _active(share), alpha=rate)
+        for name, view in self._weights.items():
+            view.sub_(gradients[name], alpha=rate)
+
+    def _step_with_momentum(self, gradients: dict[str, Tensor], active: Tensor) -> None:
+        assert self._velocity is not None
+        velocity = self._velocity[:, : self._trained.shape[1]]
+        velocity.mul_(self._local.momentum)
+        for name in self._weights:
+            self._velocities[name].add_(gradients[name])
+        if self._constant is not None or self._local.weight_decay:
+            velocity.add_(self._trained * self._shrink)
+        if self._constant is not None:
+            velocity.sub_(self._constant)
+        self._trained.sub_(velocity * active, alpha=self._local.learning_rate)
+
+    def _clip(self, gradients: dict[str, Tensor], bound: float) -> None:
+        squares = torch.stack([gradients[name].flatten(1).square().sum(dim=1) for name in self._weights]).sum(dim=0)
+        kept = (bound / (squares.sqrt() + CLIP_EPSILON)).clamp(max=1)
+        for name in self._weights:
+            gradients[name] = gradients[name] * kept.view(-1, *[1] * (gradients[name].dim() - 1))
+
+
+def _active(share: Tensor) -> Tensor:
+    """(n, 1), 1 where an owner takes part in a step."""
+    return (share > 0).any(dim=1).float()[:, None]
 
 
 def _steps(shards: Shards, owners: Tensor, orders: Tensor, local: LocalSGD) -> list[tuple[Tensor, Tensor]]:

@@ -16,15 +16,18 @@ from shoal.attacks import RoundObservation
 from shoal.core.atomic_files import write_bytes
 from shoal.core.errors import InputError
 from shoal.engine import State
-from shoal.simulation.simulation import Progress
+from shoal.simulation.simulation import SimulationState
 
 LOG = logging.getLogger(__name__)
+
+_OWN = ("server", "clients", "directives", "adversary")
+"""The fields of a state that are tensors by name."""
 
 KEPT = 2
 """Checkpoints kept: the last, and the one before in case the last is damaged."""
 
 
-def save_checkpoint(folder: Path, progress: Progress, observations: Sequence[RoundObservation] = ()) -> None:
+def save_checkpoint(folder: Path, progress: SimulationState, observations: Sequence[RoundObservation] = ()) -> None:
     """Write ``progress`` into ``folder`` and remove all but the newest checkpoints.
 
     Args:
@@ -40,11 +43,13 @@ def save_checkpoint(folder: Path, progress: Progress, observations: Sequence[Rou
     tensors = {
         "models": state.models.contiguous(),
         "risks": state.risks,
-        "choice": state.assignment,
+        "assignment": state.assignment,
         "rows": torch.tensor([list(row.values()) for row in progress.rows], dtype=torch.float64),
     }
-    kept = {"memory": state.memory, "updates": progress.updates}
-    tensors |= {name: tensor.contiguous() for name, tensor in kept.items() if tensor is not None}
+    if progress.updates is not None:
+        tensors["updates"] = progress.updates.contiguous()
+    for kind in _OWN:
+        tensors |= {f"{kind}/{name}": tensor.contiguous() for name, tensor in getattr(state, kind).items()}
     about = {
         "round": str(state.round),
         "columns": json.dumps(names),
@@ -68,7 +73,7 @@ def stored_observations(folder: Path) -> list[RoundObservation]:
     return [each for path in files for each in observations_of(parse(path.read_bytes()))]
 
 
-def load_checkpoint(folder: Path) -> Progress | None:
+def load_checkpoint(folder: Path) -> SimulationState | None:
     """The newest undamaged checkpoint of ``folder``; None where there is none at all.
 
     A damaged one is passed over with a warning.
@@ -96,7 +101,7 @@ def _forget_sightings(folder: Path, number: int) -> None:
             path.unlink()
 
 
-def _read(path: Path) -> Progress | None:
+def _read(path: Path) -> SimulationState | None:
     content = path.read_bytes()
     if path.stem.rpartition("-")[2] != _digest(content):
         return None
@@ -110,8 +115,12 @@ def _read(path: Path) -> Progress | None:
         {name: int(value) if name in whole else value for name, value in zip(columns, row, strict=True)}
         for row in tensors["rows"].tolist()
     )
-    state = State(int(about["round"]), tensors["models"], tensors["risks"], tensors["choice"], tensors.get("memory"))
-    return Progress(state, rows, json.loads(about["seconds"]), tensors.get("updates"))
+    own = {
+        kind: {name.partition("/")[2]: each for name, each in tensors.items() if name.startswith(f"{kind}/")}
+        for kind in _OWN
+    }
+    state = State(int(about["round"]), tensors["models"], tensors["risks"], tensors["assignment"], **own)
+    return SimulationState(state, rows, json.loads(about["seconds"]), tensors.get("updates"))
 
 
 def _metadata(content: bytes) -> Mapping[str, str]:

@@ -34,7 +34,15 @@ from shoal.models import Model
 from shoal.reports.run.page import write_report
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
 from shoal.simulation.result import CLIENT_COLUMNS, Result
-from shoal.simulation.simulation import Progress, Simulation, Watch, begin, conclude, go_on, prepare
+from shoal.simulation.simulation import (
+    SimulationState,
+    Simulation,
+    Watch,
+    initial_state,
+    measure_final,
+    move_to_engine,
+    run_rounds,
+)
 
 LOG = logging.getLogger("shoal")
 
@@ -63,7 +71,7 @@ def run(
         if is_finished(out):
             return out
     engine = Engine(
-        simulation.model,
+        simulation.setup.model,
         device=decided.engine.device,
         threads=decided.engine.threads,
         precision=decided.engine.precision,
@@ -72,10 +80,10 @@ def run(
     with engine:
         checkpoints = _open(out, decided)
         with _logged(out / "run.log"):
-            simulation = prepare(simulation, engine)
+            simulation = move_to_engine(simulation, engine)
             progress = load_checkpoint(checkpoints)
             if progress is None:
-                progress = begin(simulation, engine)
+                progress = initial_state(simulation, engine)
                 LOG.info("begin: %s on %s, seed %d", decided.algorithm.name, decided.data.source, decided.seed)
             else:
                 LOG.info("resume after round %d", progress.state.round)
@@ -84,7 +92,7 @@ def run(
             saved = progress.state.round
             fresh: list[RoundObservation] = []
             try:
-                for after, report in go_on(simulation, engine, progress):
+                for after, report in run_rounds(simulation, engine, progress):
                     progress = after
                     fresh += [] if progress.observation is None else [progress.observation]
                     done = progress.state.round
@@ -99,7 +107,7 @@ def run(
                 # Interrupted or diverged: keep the last good round, whatever the interval.
                 if progress.state.round > saved:
                     save_checkpoint(checkpoints, progress, fresh)
-            result = conclude(simulation, engine, progress, stored_observations(checkpoints))
+            result = measure_final(simulation, engine, progress, stored_observations(checkpoints))
             _write(out, decided, simulation, result)
             LOG.info("done in %.1f s", result.summary["seconds.total"])
     return out
@@ -159,7 +167,7 @@ def _write(out: Path, config: Config, simulation: Simulation, result: Result) ->
     write_text(out / "roc.csv", result.roc.to_csv(index=False))
     if result.updates is not None:
         write_text(out / "property.csv", result.updates.to_csv(index=False))
-    write_bytes(out / "models.safetensors", models_as_safetensors(simulation.model, result.state.models))
+    write_bytes(out / "models.safetensors", models_as_safetensors(simulation.setup.model, result.state.models))
     write_bytes(out / "samples.safetensors", _samples(simulation.federation))
     summary = {"algorithm": config.algorithm.name, "dataset": config.data.source} | result.summary
     write_report(out, config, summary, result.rounds, result.clients, result.roc, updates=result.updates)
@@ -188,10 +196,10 @@ def _samples(federation: Federation) -> bytes:
     return serialize(samples)
 
 
-def _line(progress: Progress, report: RoundReport) -> str:
+def _line(progress: SimulationState, report: RoundReport) -> str:
     state = progress.state
     sizes = torch.bincount(report.assignment, minlength=len(state.models)).tolist()
-    risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.sensed else "not estimated"
+    risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.risks_estimated else "not estimated"
     return f"round {state.round}: clients by cluster {sizes}; risks {risks}; {progress.seconds['total']:.1f} s"
 
 

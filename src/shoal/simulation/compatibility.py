@@ -1,6 +1,5 @@
-"""What of a run's values makes sense together."""
+"""Checks of values that must fit together."""
 
-from shoal.algorithms import IFCA, IFCAMIR
 from shoal.attacks import RedTeam
 from shoal.core.errors import require
 from shoal.data import Federation
@@ -8,20 +7,15 @@ from shoal.defenses import DPSGD, accounting
 from shoal.engine import Algorithm, LocalSGD
 
 
-def check_together(algorithm: Algorithm, local: LocalSGD, red_team: RedTeam) -> None:
-    """Raise `InputError` where an algorithm cannot do with this local training or red team."""
-    ifca = algorithm.ifca if isinstance(algorithm, IFCAMIR) else algorithm
-    require(
-        not isinstance(algorithm, IFCAMIR) or red_team.every > 0,
-        "'algorithm.name' = \"ifca-mir\" chooses by risk, so 'red_team.every' must be at least 1; got 0",
-    )
-    require(
-        not isinstance(ifca, IFCA) or ifca.averaging == "model" or local.steps == 1,
-        "'algorithm.averaging' = \"gradient\" takes one gradient a round, so 'local.steps' must be 1",
-    )
+def check_algorithm(algorithm: Algorithm, local: LocalSGD, red_team: RedTeam) -> None:
+    """Raise `InputError` where ``algorithm`` is none, or cannot do with this local training or red team."""
+    methods = [name for name in ("check", "init", "plan", "server_update", "deployed") if not hasattr(algorithm, name)]
+    kind = type(algorithm).__name__
+    require(not methods, f"{kind} is no algorithm: it has no method {', '.join(methods)} (see shoal.engine.Algorithm)")
+    algorithm.check(local, red_team.every)
 
 
-def check_spending(federation: Federation, rounds: int, local: LocalSGD) -> None:
+def check_accountable(federation: Federation, rounds: int, local: LocalSGD) -> None:
     """Raise `InputError` where the accountant could not say, after all rounds, what the clients spent."""
     rule = private_rule(local)
     if rule is None:

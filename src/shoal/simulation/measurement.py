@@ -60,10 +60,11 @@ def measure(
         rows: the rows of `rounds.csv`.
     """
     federation, engine = training.federation, training.engine
-    losses, assignment = training.final_choice(state)
+    deployed, losses = training.deployed(state)
+    assignment = deployed.assignment
     state = replace(state, assignment=assignment)
     observed = evaluate_models(state.models, assignment, federation, engine)
-    attacks, records = red_team.fit(state, federation, engine, training.local, stream("attack"))
+    attacks, records = red_team.fit(state, federation, engine, training.local_of_clusters(state), stream("attack"))
     final = _Final(
         federation=federation,
         state=state,
@@ -84,10 +85,10 @@ def measure(
     )
     if federation.property_schedule is not None:
         summary |= property_metrics.main_task_metrics(observed.held_out, final.assignment, federation)
-    rule = private_rule(training.local)
+    rule = private_rule(training.local_of(state, 0))
     if rule is not None:
         cohorts = [training.cohort(number) for number in range(1, state.round + 1)]
-        spent = accounting.of_federation(federation, cohorts, training.local, rule).numpy()
+        spent = accounting.of_federation(federation, cohorts, training.local_of(state, 0), rule).numpy()
         clients = clients.assign(epsilon=spent)
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         summary |= {"epsilon": float(spent.max()) if np.isfinite(spent).all() else float("nan"), "delta": rule.delta}
@@ -103,7 +104,6 @@ def measure(
 def _clients(final: _Final, losses: Tensor, exposure: np.ndarray) -> pd.DataFrame:
     federation, assignment = final.federation, final.assignment
     threshold = federation.preferences.threshold.numpy()
-    everyone = np.arange(len(federation))
     return pd.DataFrame(
         {
             "client": federation.ids.numpy(),
@@ -113,7 +113,7 @@ def _clients(final: _Final, losses: Tensor, exposure: np.ndarray) -> pd.DataFram
             "threshold": threshold,
             "alpha": federation.preferences.alpha.numpy(),
             "beta": federation.preferences.beta.numpy(),
-            "loss": losses.numpy()[everyone, assignment],
+            "loss": losses.numpy(),
             "accuracy": final.test_accuracy()[assignment, federation.group.numpy()],
             "mia": exposure[assignment],
             "violated": exceeds_threshold(exposure[assignment], threshold),

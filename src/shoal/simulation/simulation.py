@@ -18,18 +18,17 @@ from shoal.engine import (
     Backend,
     Engine,
     LocalSGD,
-    MaliciousClient,
+    MaliciousClients,
     Precision,
     RoundReport,
     State,
     Training,
-    UpdateFilter,
     check_backend,
     resolve_backend,
 )
 from shoal.models import Model
 from shoal.simulation import property_metrics
-from shoal.simulation.compatibility import check_spending, check_together
+from shoal.simulation.compatibility import check_accountable, check_algorithm
 from shoal.simulation.measurement import measure
 from shoal.simulation.result import Result
 from shoal.simulation.round_metrics import Row, round_metrics
@@ -39,69 +38,66 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """Everything that decides a run's outcome; where and how fast it is computed is the engine's.
+    """Everything that decides a run's outcome; the engine decides where and how fast it is computed.
 
     Args:
         federation: the clients and the server's examples.
-        model: what is trained.
-        algorithm: how.
-        local: what a client does in a round.
-        rounds: how many.
+        setup: the network, local training and all defences.
+        algorithm: who trains which model, and how models move.
+        rounds: number of rounds.
         seed: of every random draw.
-        participation: share of the clients that take part in a round.
-        red_team: who estimates risk, and attacks the final models; by default the gap attack, at the end only.
+        participation: fraction of the clients that take part in a round.
+        red_team: estimates risk, and attacks the final models; by default the gap attack, at the end only.
         evaluate_every: rounds between evaluations on the test set.
-        property_attack: what a client of a federation with a holding looks for; None: nobody looks.
-        malicious_client: the client that trains in its own way; None: nobody.
-        maps: whether the updates that the property attack saw are laid out by t-SNE in the end.
-        screen: what the server does to updates before it merges them; None: nothing.
+        property_attack: an attack on a federation with a `PropertySchedule`; None: none.
+        malicious_clients: train in their own way; None: nobody does.
+        tsne: whether the updates that the property attack saw are embedded in the plane at the end.
     """
 
     federation: Federation
-    model: Model
+    setup: TrainingSetup
     algorithm: Algorithm
-    local: LocalSGD
     rounds: int
     seed: int = 0
     participation: float = 1.0
     red_team: RedTeam = field(default_factory=lambda: RedTeam(every=0, attack=Gap()))
     evaluate_every: int = 1
     property_attack: PropertyAttack | None = None
-    malicious_client: MaliciousClient | None = None
-    maps: bool = False
-    update_filter: UpdateFilter | None = None
+    malicious_clients: MaliciousClients | None = None
+    tsne: bool = False
 
     def __post_init__(self) -> None:
-        require(self.rounds >= 1, f"'algorithm.rounds' must be at least 1; got {self.rounds}")
-        require(self.evaluate_every >= 1, f"'evaluation.every' must be at least 1; got {self.evaluate_every}")
-        check_together(self.algorithm, self.local, self.red_team)
-        check_spending(self.federation, self.rounds, self.local)
+        require(self.rounds >= 1, f"'rounds' must be at least 1; got {self.rounds}")
+        require(self.evaluate_every >= 1, f"'evaluate_every' must be at least 1; got {self.evaluate_every}")
+        check_algorithm(self.algorithm, self.setup.first_local(), self.red_team)
+        check_accountable(self.federation, self.rounds, self.setup.first_local())
 
     def on(self, engine: Engine) -> Training:
-        """The training that this simulation is, on an engine."""
+        """The training of this simulation, on an engine."""
         return Training(
             federation=self.federation,
             algorithm=self.algorithm,
-            local=self.local,
+            local=self.setup.local,
             engine=engine,
             stream=Stream(self.seed),
             participation=self.participation,
             risk_estimator=self.red_team,
-            malicious_client=self.malicious_client,
-            update_filter=self.update_filter,
+            update_filter=self.setup.update_filter,
+            defenses=self.setup.defenses,
+            malicious_clients=self.malicious_clients,
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Progress:
-    """A simulation after some rounds: its state, what was recorded, and the wall time so far.
+class SimulationState:
+    """A simulation after some rounds.
 
     Args:
         state: after the last round.
         rows: of `rounds.csv`.
         seconds: wall time by what it was spent on.
-        updates: (K, P), the last update of each model; None where nobody watches them.
-        observation: what a property attack made of the last round; None where there is none.
+        updates: (K, P), the last update of each model; None without a property attack.
+        observation: of the last round by the property attack; None without one.
     """
 
     state: State
@@ -113,7 +109,7 @@ class Progress:
     observation: RoundObservation | None = None
 
 
-Watch = Callable[[Simulation, Progress, RoundReport | None], None]
+Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]
 """Called before the first round, without a report, and after each round."""
 
 
@@ -129,65 +125,70 @@ def simulate(
     red_team: RedTeam | None = None,
     defenses: Sequence[Defense] = (),
     property_attack: PropertyAttack | None = None,
-    malicious_client: MaliciousClient | None = None,
+    malicious_clients: MaliciousClients | None = None,
     device: str = "cpu",
     threads: int = 2,
     precision: Precision = "fp32",
     backend: Backend | None = None,
     watch: Watch | None = None,
 ) -> Result:
-    """Train a federation and measure it: what `shoal run` does, in memory.
+    """Train a federation and measure it, as `shoal run` does, in memory.
 
     Args:
-        federation: see `Federation.of` for your own tensors.
+        federation: see `Federation.from_tensors` for your own tensors.
         model: see `Model`.
-        algorithm: `FedAvg`, `IFCA`, `IFCAMIR`.
-        local: what a client does in a round.
-        rounds: how many.
+        algorithm: one of `shoal.algorithms`, or your own (`docs/adding.md`).
+        local: local training of a client in a round.
+        rounds: number of rounds.
         seed: of every random draw.
-        participation: share of the clients that take part in a round, in [0, 1].
-        red_team: who attacks; by default the gap attack at the end, which needs no shadow set.
-        defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping`, applied in order.
-        property_attack: what a client looks for; the federation needs a `PropertySchedule` that says who and where.
-        malicious_client: the client that trains in its own way, such as `active_property_attacker` makes.
+        participation: fraction of the clients that take part in a round, in [0, 1].
+        red_team: the membership-inference attack; by default the gap attack at the end, which needs no shadow set.
+        defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping` or your own, applied in order.
+        property_attack: an attack on a federation with a `PropertySchedule`.
+        malicious_clients: train in their own way, such as `active_property_attacker` makes.
         device, threads, precision, backend: see `Engine`.
         watch: called before the first round and after each.
 
     Raises:
         InputError: settings that cannot be run, or training that diverged.
     """
-    team = red_team if red_team is not None else RedTeam(every=0, attack=Gap())
     setup = defended(TrainingSetup(model, local), defenses)
-    model, local = setup.model, setup.local
-    check_backend(backend, model, local)
-    backend = resolve_backend(model, local) if backend is None else backend
+    check_backend(backend, setup.model, setup.first_local())
     simulation = Simulation(
-        federation, model, algorithm, local, rounds, seed, participation=participation, red_team=team,
-        update_filter=setup.update_filter, property_attack=property_attack, malicious_client=malicious_client,
-    )  # fmt: skip
-    with Engine(model, device=device, threads=threads, precision=precision, backend=backend) as engine:
-        simulation = prepare(simulation, engine)
-        progress = begin(simulation, engine)
+        federation=federation,
+        setup=setup,
+        algorithm=algorithm,
+        rounds=rounds,
+        seed=seed,
+        participation=participation,
+        red_team=red_team if red_team is not None else RedTeam(every=0, attack=Gap()),
+        property_attack=property_attack,
+        malicious_clients=malicious_clients,
+    )
+    chosen = resolve_backend(setup.model, setup.first_local()) if backend is None else backend
+    with Engine(setup.model, device=device, threads=threads, precision=precision, backend=chosen) as engine:
+        simulation = move_to_engine(simulation, engine)
+        now = initial_state(simulation, engine)
         if watch is not None:
-            watch(simulation, progress, None)
+            watch(simulation, now, None)
         observations: list[RoundObservation] = []
-        for after, report in go_on(simulation, engine, progress):
-            progress = after
-            if progress.observation is not None:
-                observations.append(progress.observation)
+        for after, report in run_rounds(simulation, engine, now):
+            now = after
+            if now.observation is not None:
+                observations.append(now.observation)
             if watch is not None:
-                watch(simulation, progress, report)
-        return conclude(simulation, engine, progress, observations)
+                watch(simulation, now, report)
+        return measure_final(simulation, engine, now, observations)
 
 
-def prepare(simulation: Simulation, engine: Engine) -> Simulation:
+def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
     """The simulation with its data where ``engine`` wants it.
 
     Raises:
         InputError: the model cannot take the data, or has fewer outputs than there are classes.
     """
     ready = engine.prepare(simulation.federation)
-    model = simulation.model
+    model = simulation.setup.model
     first = ready.clients.x[:1]
     try:
         outputs = engine.outputs(model.init(Stream(0, ("fits",))), first)
@@ -202,63 +203,65 @@ def prepare(simulation: Simulation, engine: Engine) -> Simulation:
     return replace(simulation, federation=ready)
 
 
-def begin(simulation: Simulation, engine: Engine) -> Progress:
+def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
     """The simulation before its first round."""
-    progress = Progress(simulation.on(engine).start())
+    now = SimulationState(simulation.on(engine).start())
     if simulation.property_attack is None:
-        return progress
-    seconds = progress.seconds | {"property_attack": 0.0}
-    return replace(progress, seconds=seconds, updates=torch.zeros_like(progress.state.models))
+        return now
+    seconds = now.seconds | {"property_attack": 0.0}
+    return replace(now, seconds=seconds, updates=torch.zeros_like(now.state.models))
 
 
-def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterator[tuple[Progress, RoundReport]]:
-    """Play the rounds that are left, handing out the progress after each."""
+def run_rounds(
+    simulation: Simulation, engine: Engine, now: SimulationState
+) -> Iterator[tuple[SimulationState, RoundReport]]:
+    """Run the rounds that are left; yields the simulation after each, and the round's report."""
     began = time.perf_counter()
-    before = progress.seconds["total"]
+    before = now.seconds["total"]
     training, attack = simulation.on(engine), simulation.property_attack
     auxiliary = None if attack is None else attack.examples(simulation.federation)
-    for state, report in training.rounds(progress.state, simulation.rounds):
+    for state, report in training.rounds(now.state, simulation.rounds):
         if len(report.cohort) == 0:
             LOG.warning("round %d: no client took part; nothing changed", state.round)
         evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.rounds
         rows = round_metrics(state, report, simulation.federation, engine, evaluated=evaluated)
         spent = report.seconds
-        if attack is not None and auxiliary is not None and progress.updates is not None:
+        if attack is not None and auxiliary is not None and now.updates is not None:
             watching = time.perf_counter()
-            observation, updates = attack.watch(progress.state, state, report, progress.updates, auxiliary, training)
-            progress = replace(progress, updates=updates, observation=observation)
+            observation, updates = attack.watch(now.state, state, report, now.updates, auxiliary, training)
+            now = replace(now, updates=updates, observation=observation)
             spent = spent | {"property_attack": time.perf_counter() - watching}
-        seconds = {key: progress.seconds[key] + value for key, value in spent.items()}
+        seconds = {key: now.seconds[key] + value for key, value in spent.items()}
         seconds["total"] = before + time.perf_counter() - began
-        progress = replace(progress, state=state, rows=progress.rows + rows, seconds=seconds)
-        yield progress, report
+        now = replace(now, state=state, rows=now.rows + rows, seconds=seconds)
+        yield now, report
 
 
-def conclude(
-    simulation: Simulation, engine: Engine, progress: Progress, observations: Sequence[RoundObservation] = ()
+def measure_final(
+    simulation: Simulation, engine: Engine, now: SimulationState, observations: Sequence[RoundObservation] = ()
 ) -> Result:
     """Let every client choose among the final models, attack them, and measure.
 
     Args:
-        simulation: that was played.
+        simulation: that was run.
         engine: computes it.
-        progress: after the last round.
+        now: after the last round.
         observations: of all rounds, where there is a property attack.
     """
     began = time.perf_counter()
     training = simulation.on(engine)
     stream = training.stream("final")
-    result = measure(progress.state, training, simulation.red_team, stream, progress.rows)
+    result = measure(now.state, training, simulation.red_team, stream, now.rows)
     if simulation.property_attack is not None:
-        found = property_metrics.updates_of(
+        updates = property_metrics.updates_of(
             simulation.property_attack,
             observations,
             stream("property attack"),
             jobs=engine.threads,
-            maps=simulation.maps,
+            maps=simulation.tsne,
         )
-        result = result.with_property(found)
-    total = progress.seconds["total"] + time.perf_counter() - began
-    seconds = {f"seconds.{key}": round(value, 3) for key, value in (progress.seconds | {"total": total}).items()}
-    summary = {"seed": simulation.seed, "rounds": progress.state.round} | result.summary | seconds
+        result = result.with_property(updates)
+    total = now.seconds["total"] + time.perf_counter() - began
+    seconds = {f"seconds.{key}": round(value, 3) for key, value in (now.seconds | {"total": total}).items()}
+    summary = {"seed": simulation.seed, "rounds": now.state.round} | result.summary | seconds
     return replace(result, summary=summary)

@@ -17,7 +17,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.engine import RoundReport
 from shoal.runs.run import run
-from shoal.simulation.simulation import Progress, Simulation, Watch
+from shoal.simulation.simulation import SimulationState, Simulation, Watch
 from shoal.sweeps.plan import Planned
 
 
@@ -116,7 +116,7 @@ def _play_for(
 ) -> tuple[str, str | None]:
     """`play` in a worker process, which ends with its parent ``asker``."""
 
-    def watch(simulation: Simulation, progress: Progress, report: RoundReport | None) -> None:
+    def watch(simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
         del simulation, progress, report
         if asker is not None and os.getppid() != asker:
             raise SystemExit(1)

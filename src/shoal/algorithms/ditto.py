@@ -1,0 +1,84 @@
+"""Ditto: a personal model of every client, pulled towards the shared one.
+
+Source: Li, Hu, Beirami, Smith 2021, arXiv:2012.04221, Algorithm 1.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+
+from shoal.algorithms.fedavg import FedAvg
+from shoal.core.randomness import Stream
+from shoal.core.settings import NonNegativeFloat, settings
+from shoal.data.federation import Federation
+from shoal.engine import (
+    Aggregate,
+    Algorithm,
+    Cohort,
+    Deployed,
+    Engine,
+    LinearTerm,
+    LocalSGD,
+    LocalTraining,
+    RoundPlan,
+    State,
+)
+
+
+@settings
+class Ditto:
+    """Beside ``base``, client i trains a model v_i of its own on ``f_i(v) + strength / 2 * |v - w|^2``.
+
+    w is the model of ``base`` that the client trains in that round, before the round. v_i stays with the client and is
+    what it uses; with strength 0 it is local training alone. The shared models are those of ``base``, bit for bit. All
+    personal models start from the first initial model of ``base``.
+
+    Args:
+        base: trains the shared models.
+        strength: the pull lambda (the paper: 0.05 to 2).
+        local: local training of the personal models; left out: as of the shared ones.
+    """
+
+    base: Algorithm = FedAvg()
+    strength: NonNegativeFloat = 0.1
+    local: LocalSGD | None = None
+    name: Literal["ditto"] = "ditto"
+    title: ClassVar[str] = "Ditto"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """See the base's."""
+        self.base.check(local, risk_period)
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """The base's state, with a personal model for each client."""
+        state = self.base.init(engine, federation, local, stream)
+        personal = state.models[0].repeat(len(federation), 1)
+        return replace(state, clients={**state.clients, "ditto.personal": personal})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """The base's plan, and then a training of the personal models, of which the server receives nothing."""
+        plan = self.base.plan(state, cohort)
+        everybody = torch.arange(len(cohort))
+        training = LocalTraining(
+            starts=state.clients["ditto.personal"][cohort.clients],
+            start=everybody,
+            keep=lambda update: update,
+            term=LinearTerm(torch.full((len(cohort),), self.strength), state.models, plan.assignment),
+            local=self.local,
+        )
+        return replace(plan, trainings=(*plan.trainings, training))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The base's update; and each client's own model moves."""
+        shared = replace(plan, trainings=plan.trainings[:-1])
+        after = self.base.server_update(state, cohort, shared, Aggregate(aggregate.models, aggregate.kept[:-1]))
+        update = aggregate.kept[-1]
+        assert update is not None
+        personal = state.clients["ditto.personal"].index_add(0, cohort.clients, update)
+        return replace(after, clients={**after.clients, "ditto.personal": personal})
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Everybody uses its own model; clusters are the base's."""
+        personal = state.clients["ditto.personal"][cohort.clients]
+        return Deployed(personal, torch.arange(len(cohort)), self.base.deployed(state, cohort).assignment)

@@ -1,0 +1,84 @@
+"""SCAFFOLD: control variates correct the drift of local training.
+
+Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, arXiv:1910.06378, Algorithm 1, Option II.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+
+from shoal.algorithms.fedavg import FedAvg
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import PositiveFloat, settings
+from shoal.data.federation import Federation
+from shoal.engine import Aggregate, Cohort, Deployed, Engine, LinearTerm, LocalSGD, RoundPlan, State
+
+
+@settings
+class Scaffold:
+    """A client's step is ``y <- y - eta_l * (g_i(y) - c_i + c)``, from the one model x.
+
+    After E steps ``c_i <- c_i - c + (x - y) / (E * eta_l)``; the server moves ``x <- x + eta_g * mean_i(y - x)`` and
+    ``c <- c + |S| / N * mean_i(change of c_i)`` over the cohort S. Every client keeps a vector of the model's size.
+
+    Args:
+        server_learning_rate: eta_g.
+
+    Raises:
+        InputError: local training with momentum, clipping, noise or an optimizer, for which (x - y) / (E * eta_l) is no
+            mean of gradients.
+    """
+
+    server_learning_rate: PositiveFloat = 1.0
+    name: Literal["scaffold"] = "scaffold"
+    title: ClassVar[str] = "SCAFFOLD"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Local steps must be plain gradient steps."""
+        del risk_period
+        plain = local.momentum == 0 and local.optimizer is None and local.clip_norm is None
+        require(
+            plain and not local.private,
+            "SCAFFOLD needs plain SGD in local training: without momentum, clipping, noise or an optimizer",
+        )
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """One random model, and control variates of 0."""
+        state = _AVERAGE.init(engine, federation, local, stream)
+        own = state.models.new_zeros(len(federation), state.models.shape[1])
+        return replace(state, server={"scaffold.c": torch.zeros_like(state.models)}, clients={"scaffold.c": own})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """FedAvg's plan with equal weights, corrected by the control variates; the server keeps every update."""
+        plan = _AVERAGE.plan(state, cohort)
+        correction = state.server["scaffold.c"] - state.clients["scaffold.c"][cohort.clients]
+        term = LinearTerm(torch.zeros(len(cohort)), state.models, plan.assignment, correction)
+        (training,) = plan.trainings
+        return replace(plan, trainings=(replace(training, term=term, keep=lambda update: update),))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """Move the model, and all control variates."""
+        del plan
+        (update,), server = aggregate.kept, state.server["scaffold.c"]
+        assert update is not None
+        steps = cohort.local.steps_each(cohort.sizes)[:, None]
+        change = -server - update / (steps * cohort.local.learning_rate)
+        # Batch norm's statistics have no gradient to correct.
+        change[:, cohort.layout.trainable :] = 0
+        own, eta = state.clients["scaffold.c"], self.server_learning_rate
+        moved = aggregate.models if eta == 1 else state.models + eta * (aggregate.models - state.models)
+        return replace(
+            state,
+            models=moved,
+            server={"scaffold.c": server + change.sum(dim=0) / len(own)},
+            clients={"scaffold.c": own.index_add(0, cohort.clients, change)},
+        )
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Everybody uses the one model."""
+        return _AVERAGE.deployed(state, cohort)
+
+
+_AVERAGE = FedAvg(weighting="equal")

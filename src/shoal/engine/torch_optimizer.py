@@ -1,0 +1,59 @@
+"""Any optimizer of `torch.optim` as a value."""
+
+from dataclasses import field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import InputError, nearest, require
+from shoal.core.settings import settings
+
+_UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
+"""LBFGS evaluates the loss several times in a step; SparseAdam needs sparse gradients."""
+
+_OPTIMIZERS = sorted(
+    name
+    for name, each in vars(torch.optim).items()
+    if isinstance(each, type) and issubclass(each, torch.optim.Optimizer) and name not in _UNFIT
+)
+
+
+@settings
+class TorchOptimizer:
+    """An optimizer of `torch.optim`, which every client starts anew in every round.
+
+    Learning rate and weight decay are those of `LocalSGD`.
+
+    Args:
+        name: such as "AdamW".
+        options: further arguments of the optimizer, such as ``{"betas": [0.9, 0.99]}``.
+
+    Raises:
+        InputError: an optimizer that `torch.optim` does not have, or options that it does not take.
+
+    >>> TorchOptimizer("Adam").made([torch.zeros(2)], 0.1, 0.0).defaults["lr"]
+    0.1
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(
+            self.name in _OPTIMIZERS, f"torch.optim has no optimizer '{self.name}'; {nearest(self.name, _OPTIMIZERS)}"
+        )
+        for taken in ("lr", "weight_decay", "params"):
+            require(taken not in self.options, f"'options' must not have '{taken}': local training says it")
+        self.made([torch.zeros(1)], 0.1, 0.0)
+
+    def made(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
+        """A new optimizer of ``parameters``."""
+        # Lists are how TOML writes PyTorch's tuples.
+        options = {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
+        if weight_decay:
+            options["weight_decay"] = weight_decay
+        try:
+            return getattr(torch.optim, self.name)(parameters, lr=learning_rate, **options)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"torch.optim.{self.name} cannot be made: {error}") from error
