@@ -136,11 +136,11 @@ def batch(name, count=7):
     return torch.rand(count, 6, 6, 2, generator=draw).movedim(-1, 1), y
 
 
-def seat_of(model, dtype=torch.float32):
-    bound = BoundNetwork(model, CPU, dtype)
-    bound.load(model.init(Stream(4)))
-    bound.network.train()
-    return bound
+def network_of(model, dtype=torch.float32):
+    network = BoundNetwork(model, CPU, dtype)
+    network.load(model.init(Stream(4)))
+    network.network.train()
+    return network
 
 
 def one_by_one(network, x, y, bound):
@@ -150,10 +150,10 @@ def one_by_one(network, x, y, bound):
     norms = []
     for i in range(len(x)):
         loss = cross_entropy(network.network(x[i : i + 1]).float(), y[i : i + 1]).sum()
-        slopes = [each.float() for each in torch.autograd.grad(loss, list(trained.values()))]
-        norms.append(float(torch.cat([each.flatten() for each in slopes]).norm()))
-        for name, slope in zip(trained, slopes, strict=True):
-            total[name] += slope * min(1.0, bound / norms[-1])
+        gradients = [each.float() for each in torch.autograd.grad(loss, list(trained.values()))]
+        norms.append(float(torch.cat([each.flatten() for each in gradients]).norm()))
+        for name, gradient in zip(trained, gradients, strict=True):
+            total[name] += gradient * min(1.0, bound / norms[-1])
     return total, norms
 
 
@@ -168,16 +168,16 @@ def close(found, expected, share=1e-4):
 
 @pytest.mark.parametrize("name", [*IMAGES, *WORDS])
 def test_sums_are_those_of_one_example_at_a_time(name, monkeypatch):
-    bound, (x, y) = seat_of(Model((IMAGES | WORDS)[name])), batch(name)
-    _, norms = one_by_one(bound, x, y, 1.0)
+    network, (x, y) = network_of(Model((IMAGES | WORDS)[name])), batch(name)
+    _, norms = one_by_one(network, x, y, 1.0)
     slow = []
     each = PerExampleClipper._each
     monkeypatch.setattr(PerExampleClipper, "_each", lambda self, *given: slow.append(1) or each(self, *given))
-    sums = PerExampleClipper(bound.network, cross_entropy, torch.float32)
+    sums = PerExampleClipper(network.network, cross_entropy, torch.float32)
     for bound in (sorted(norms)[3], 0.5 * min(norms), 2 * max(norms), float("inf")):
-        close(sums(bound._forward, x, y, bound), one_by_one(bound, x, y, bound)[0])
+        close(sums(network._forward, x, y, bound), one_by_one(network, x, y, bound)[0])
     assert bool(slow) == (name not in FAST)
-    close(sums(bound._forward, x[:1], y[:1], 0.1), one_by_one(bound, x[:1], y[:1], 0.1)[0])
+    close(sums(network._forward, x[:1], y[:1], 0.1), one_by_one(network, x[:1], y[:1], 0.1)[0])
 
 
 def test_a_network_that_vmap_cannot_take_goes_one_by_one(monkeypatch):
@@ -185,38 +185,38 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one(monkeypatch):
         raise RuntimeError("no batching rule")
 
     monkeypatch.setattr(gradient_clipping, "vmap", refuse)
-    bound, (x, y) = seat_of(Model(Recurrent)), batch("gru")
+    network, (x, y) = network_of(Model(Recurrent)), batch("gru")
     close(
-        PerExampleClipper(bound.network, cross_entropy, torch.float32)(bound._forward, x, y, 0.2),
-        one_by_one(bound, x, y, 0.2)[0],
+        PerExampleClipper(network.network, cross_entropy, torch.float32)(network._forward, x, y, 0.2),
+        one_by_one(network, x, y, 0.2)[0],
     )
 
 
 @pytest.mark.parametrize("name", ["gru", "tied", "twice", "shared", "mixing"])
 def test_vmap_takes_what_has_no_short_way(name):
-    bound, (x, y) = seat_of(Model((IMAGES | WORDS)[name])), batch(name)
-    sums = PerExampleClipper(bound.network, cross_entropy, torch.float32)
-    sums(bound._forward, x, y, 0.2)
+    network, (x, y) = network_of(Model((IMAGES | WORDS)[name])), batch(name)
+    sums = PerExampleClipper(network.network, cross_entropy, torch.float32)
+    sums(network._forward, x, y, 0.2)
     assert sums._batched
 
 
 def test_no_sum_is_longer_than_its_examples_allow():
-    bound, (x, y) = seat_of(Model(Convolutions)), batch("convolutions")
-    sums = PerExampleClipper(bound.network, cross_entropy, torch.float32)
+    network, (x, y) = network_of(Model(Convolutions)), batch("convolutions")
+    sums = PerExampleClipper(network.network, cross_entropy, torch.float32)
     for i in range(len(x)):
-        found = sums(bound._forward, x[i : i + 1], y[i : i + 1], 0.01)
+        found = sums(network._forward, x[i : i + 1], y[i : i + 1], 0.01)
         assert float(torch.cat([each.flatten() for each in found.values()]).norm()) == pytest.approx(0.01, rel=1e-4)
 
 
 @pytest.mark.parametrize("build", [MnistCNN, lambda: VGG(depth=11, norm="group")], ids=["mnist-cnn", "vgg11"])
 def test_the_papers_networks(build):
-    bound = seat_of(Model(build))
+    network = network_of(Model(build))
     shape = (28, 28, 1) if build is MnistCNN else (32, 32, 3)
     draw = torch.Generator().manual_seed(3)
     x, y = torch.rand(3, *shape, generator=draw).movedim(-1, 1), torch.tensor([0, 4, 9])
-    bound = one_by_one(bound, x, y, 1.0)[1][1]
-    sums = PerExampleClipper(bound.network, cross_entropy, torch.float32)
-    close(sums(bound._forward, x, y, bound), one_by_one(bound, x, y, bound)[0], 2e-3)
+    bound = one_by_one(network, x, y, 1.0)[1][1]
+    sums = PerExampleClipper(network.network, cross_entropy, torch.float32)
+    close(sums(network._forward, x, y, bound), one_by_one(network, x, y, bound)[0], 2e-3)
     assert sums._layers is not None
 
 
@@ -224,10 +224,10 @@ def test_the_papers_networks(build):
 def test_in_bf16(name):
     x, y = batch(name)
     x = x if name in WORDS else x.bfloat16()
-    bound = seat_of(Model((IMAGES | WORDS)[name]), torch.bfloat16)
-    bound = sorted(one_by_one(bound, x, y, 1.0)[1])[3]
-    sums = PerExampleClipper(bound.network, cross_entropy, torch.bfloat16)
-    close(sums(bound._forward, x, y, bound), one_by_one(bound, x, y, bound)[0], 0.03)
+    network = network_of(Model((IMAGES | WORDS)[name]), torch.bfloat16)
+    bound = sorted(one_by_one(network, x, y, 1.0)[1])[3]
+    sums = PerExampleClipper(network.network, cross_entropy, torch.bfloat16)
+    close(sums(network._forward, x, y, bound), one_by_one(network, x, y, bound)[0], 0.03)
     assert (sums._layers is not None) == (name in FAST)
 
 
@@ -242,10 +242,10 @@ def test_opacus_finds_the_same_gradients():
             nn.ReLU(), nn.Flatten(), nn.Linear(240, 3),
         )  # fmt: skip
 
-    bound, (x, y) = seat_of(Model(build)), batch("convolutions")
+    network, (x, y) = network_of(Model(build)), batch("convolutions")
     # Opacus reads images in PyTorch's first layout alone.
     plain = build()
-    plain.load_state_dict({name: each.contiguous() for name, each in bound.network.state_dict().items()})
+    plain.load_state_dict({name: each.contiguous() for name, each in network.network.state_dict().items()})
     model = GradSampleModule(plain, loss_reduction="sum")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch on the hooks that Opacus sets.
@@ -255,7 +255,7 @@ def test_opacus_finds_the_same_gradients():
     bound = float(norms.median())
     kept = (bound / norms).clamp(max=1)
     expected = {name: torch.einsum("b,b...->...", kept, g) for name, g in each.items()}
-    close(PerExampleClipper(bound.network, cross_entropy, torch.float32)(bound._forward, x, y, bound), expected)
+    close(PerExampleClipper(network.network, cross_entropy, torch.float32)(network._forward, x, y, bound), expected)
 
 
 def test_batch_norm_is_refused_with_the_remedy():

@@ -139,7 +139,7 @@ def test_two_threads_give_a_gru_s_federation_bit_for_bit_what_one_gives(federati
 
 def test_a_gru_is_trained_by_the_loop(gru):
     assert resolve_backend(gru) == "loop"
-    with pytest.raises(InputError, match=r"'engine.backend' = \"vmap\" cannot train recurrent layers; use \"loop\""):
+    with pytest.raises(InputError, match="backend 'vmap' cannot train recurrent layers; use 'loop'"):
         Engine(gru, backend="vmap")
 
 

@@ -10,7 +10,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.data.shards import Shards
-from shoal.engine import Engine, LocalSGD, vmap_backend, vmap_gradients
+from shoal.engine import Engine, LinearTerm, LocalSGD, TorchOptimizer, vmap_backend, vmap_gradients
 from shoal.engine.engine import DivergenceError
 from shoal.engine.gram_backend import GramTrainer
 from shoal.engine.loop_backend import LoopBackend
@@ -23,8 +23,26 @@ of = Gradients._of
 LOCALS = {
     "epochs": LocalSGD(epochs=3, batch_size=4, learning_rate=0.2),
     "steps": LocalSGD(steps=7, batch_size=4, learning_rate=0.2),
-    "full batch": LocalSGD(steps=5, learning_rate=0.3),
+    "full batch": LocalSGD(steps=5, batch_size="all", learning_rate=0.3),
     "weight decay": LocalSGD(epochs=2, batch_size=5, learning_rate=0.2, weight_decay=0.1),
+    "momentum": LocalSGD(epochs=2, batch_size=4, learning_rate=0.1, momentum=0.7),
+    "momentum, weight decay": LocalSGD(steps=5, batch_size="all", learning_rate=0.1, momentum=0.9, weight_decay=0.1),
+    "clipping": LocalSGD(epochs=2, batch_size=4, learning_rate=0.3, clip_norm=0.5),
+    "clipping, momentum": LocalSGD(epochs=2, batch_size=4, learning_rate=0.3, clip_norm=0.5, momentum=0.5),
+}
+OPTIMIZERS = {
+    "adam": LocalSGD(
+        epochs=2, batch_size=4, learning_rate=0.01, optimizer=TorchOptimizer("Adam", {"betas": [0.8, 0.9]})
+    ),
+    "rmsprop": LocalSGD(
+        steps=3, batch_size=5, learning_rate=0.01, weight_decay=0.1, optimizer=TorchOptimizer("RMSprop")
+    ),
+    "nesterov": LocalSGD(
+        epochs=1,
+        batch_size=4,
+        clip_norm=0.5,
+        optimizer=TorchOptimizer("SGD", {"momentum": 0.5, "nesterov": True}),
+    ),
 }
 
 
@@ -33,7 +51,9 @@ def local(request: pytest.FixtureRequest) -> LocalSGD:
     return LOCALS[request.param]
 
 
-def trained(model: Model, federation: Any, local: LocalSGD, **settings: Any) -> torch.Tensor:
+def trained(
+    model: Model, federation: Any, local: LocalSGD, term: LinearTerm | None = None, **settings: Any
+) -> torch.Tensor:
     """(N, P): where every client's training ends, from two different starts."""
     starts = torch.stack([model.init(Stream(1)(k)) for k in range(2)])
     which = torch.arange(len(federation)) % 2
@@ -41,12 +61,12 @@ def trained(model: Model, federation: Any, local: LocalSGD, **settings: Any) -> 
     ends = torch.empty(len(federation), model.layout.size)
     with Engine(model, **settings) as engine:
         ready = engine.prepare(federation)
-        for owners, rows in engine.train(starts, which, ready.clients, randomness, local):
+        for owners, rows in engine.train(starts, which, ready.clients, randomness, local, term):
             ends[owners] = rows
     return ends
 
 
-def by_hand(model: Model, federation: Any, local: LocalSGD) -> torch.Tensor:
+def by_hand(model: Model, federation: Any, local: LocalSGD, term: LinearTerm | None = None) -> torch.Tensor:
     """The slow, obvious twin: a network and an optimizer object a client, one batch after another."""
     starts = torch.stack([model.init(Stream(1)(k)) for k in range(2)])
     randomness = local.randomness(federation.clients, federation.ids, Stream(2))
@@ -54,7 +74,14 @@ def by_hand(model: Model, federation: Any, local: LocalSGD) -> torch.Tensor:
     for i in range(len(federation)):
         network = model.network()
         network.load_state_dict(model.state_dict(starts[i % 2]), strict=False)
-        optimizer = torch.optim.SGD(network.parameters(), lr=local.learning_rate, weight_decay=local.weight_decay)
+        common = {"lr": local.learning_rate, "weight_decay": local.weight_decay}
+        if local.optimizer is None:
+            optimizer = torch.optim.SGD(network.parameters(), momentum=local.momentum, **common)
+        else:
+            options = {
+                key: tuple(each) if isinstance(each, list) else each for key, each in local.optimizer.options.items()
+            }
+            optimizer = getattr(torch.optim, local.optimizer.name)(network.parameters(), **common, **options)
         rows = federation.clients.owned(i)
         x, y = federation.clients.x[rows], federation.clients.y[rows]
         passes = (
@@ -65,7 +92,14 @@ def by_hand(model: Model, federation: Any, local: LocalSGD) -> torch.Tensor:
         batches = [batch for order in passes for batch in order[: len(y)].split(local.batch(len(y)))]
         for batch in batches[: local.steps_of(len(y))]:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(network(x[batch]), y[batch]).backward()
+            loss = nn.functional.cross_entropy(network(x[batch]), y[batch])
+            loss.backward()
+            if local.clip_norm is not None:
+                nn.utils.clip_grad_norm_(network.parameters(), local.clip_norm)
+            if term is not None:
+                for name, weights in network.named_parameters():
+                    anchor, offset = (model.layout.views(each)[name] for each in (term.anchors[i], term.offset[i]))
+                    weights.grad += term.strength[i] * (weights.detach() - anchor) + offset
             optimizer.step()
         ends.append(model.layout.pack(dict(network.named_parameters()) | dict(network.named_buffers())))
     return torch.stack(ends).detach()
@@ -77,6 +111,87 @@ def test_training_is_sgd(model, build, local, backend):
     torch.testing.assert_close(
         trained(model, federation, local, backend=backend), by_hand(model, federation, local), rtol=1e-4, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_any_optimizer_of_pytorch_trains(model, build, name):
+    federation, local = build(), OPTIMIZERS[name]
+    torch.testing.assert_close(
+        trained(model, federation, local), by_hand(model, federation, local), rtol=1e-4, atol=1e-6
+    )
+
+
+def term_of(federation, model) -> LinearTerm:
+    """A term that is another for every client."""
+    draw, count = torch.Generator().manual_seed(3), len(federation)
+    return LinearTerm(
+        torch.linspace(0, 1, count),
+        torch.randn(count, model.layout.size, generator=draw),
+        offset=0.1 * torch.randn(count, model.layout.size, generator=draw),
+    )
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("name", list(LOCALS) + list(OPTIMIZERS))
+def test_a_linear_term_joins_the_gradient(model, build, name, backend):
+    if name in OPTIMIZERS and backend == "vmap":
+        with pytest.raises(InputError, match="trains by SGD alone"):
+            trained(model, build(), OPTIMIZERS[name], backend=backend)
+        return
+    federation, local = build(), (LOCALS | OPTIMIZERS)[name]
+    term = term_of(federation, model)
+    torch.testing.assert_close(
+        trained(model, federation, local, term, backend=backend),
+        by_hand(model, federation, local, term),
+        rtol=1e-3,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_a_term_of_nothing_changes_nothing(model, build, local, backend):
+    federation = build()
+    nothing = LinearTerm(torch.zeros(6), torch.zeros(1, model.layout.size), torch.zeros(6, dtype=torch.int64))
+    torch.testing.assert_close(
+        trained(model, federation, local, nothing, backend=backend),
+        trained(model, federation, local, backend=backend),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+def test_owners_may_start_from_mixtures(model, build):
+    federation, local = build(), LOCALS["steps"]
+    starts = torch.stack([model.init(Stream(1)(k)) for k in range(2)])
+    mixture = torch.tensor([[0.5, 0.5]] * 6)
+    randomness = local.randomness(federation.clients, federation.ids, Stream(2))
+    with Engine(model) as engine:
+        mixed = dict(zip(*zip(*engine.train(starts, mixture, federation.clients, randomness, local)), strict=True))
+        plain = engine.train(starts.mean(dim=0)[None], torch.zeros(6).long(), federation.clients, randomness, local)
+        for (_, one), (_, other) in zip(mixed.items(), plain, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"name": "Adamm"}, "torch.optim has no optimizer 'Adamm'; did you mean 'Adam'?"),
+        ({"name": "LBFGS"}, "torch.optim has no optimizer 'LBFGS'"),
+        ({"name": "Adam", "options": {"lr": 0.1}}, "'options' must not have 'lr'"),
+        ({"name": "Adam", "options": {"mu": 0.1}}, "torch.optim.Adam cannot be made"),
+        ({"name": "Adam", "options": {"betas": [2.0, 0.9]}}, "torch.optim.Adam cannot be made: Invalid beta"),
+    ],
+)
+def test_wrong_optimizers_are_one_sentence(given, sentence):
+    with pytest.raises(InputError) as error:
+        TorchOptimizer(**given)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_momentum_beside_an_optimizer_is_refused():
+    with pytest.raises(InputError, match="'momentum' is SGD's"):
+        LocalSGD(momentum=0.9, optimizer=TorchOptimizer("Adam"))
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
@@ -123,7 +238,10 @@ class NoBias(nn.Module):
 @pytest.mark.parametrize("network", [lambda: MLP(36, 8, 3), lambda: Logistic(36, 3), NoBias])
 @pytest.mark.parametrize(
     "local",
-    [LocalSGD(steps=7, learning_rate=0.3), LocalSGD(epochs=6, batch_size=50, learning_rate=0.3, weight_decay=0.2)],
+    [
+        LocalSGD(steps=7, batch_size="all", learning_rate=0.3),
+        LocalSGD(epochs=6, batch_size=50, learning_rate=0.3, weight_decay=0.2),
+    ],
 )
 def test_full_batches_train_the_same_in_the_span_of_their_inputs(network, local, build, monkeypatch):
     model, federation, used = Model(network), build(), []
@@ -138,9 +256,16 @@ def test_full_batches_train_the_same_in_the_span_of_their_inputs(network, local,
 
 def test_the_span_is_left_alone_where_it_is_more_work(build, monkeypatch):
     monkeypatch.setattr(GramTrainer, "train", None)
-    for local in (LocalSGD(steps=1), LocalSGD(steps=7, batch_size=4)):
+    for local in (
+        LocalSGD(steps=1, batch_size="all"),
+        LocalSGD(steps=7, batch_size=4),
+        LocalSGD(steps=7, batch_size="all", momentum=0.5),
+        LocalSGD(steps=7, batch_size="all", clip_norm=0.5),
+    ):
         trained(Model(lambda: MLP(36, 8, 3)), build(), local, backend="vmap")
-    trained(Model(lambda: MLP(36, 8, 3)), build(), LocalSGD(steps=7), backend="vmap", precision="bf16")
+    trained(
+        Model(lambda: MLP(36, 8, 3)), build(), LocalSGD(steps=7, batch_size="all"), backend="vmap", precision="bf16"
+    )
 
 
 def test_an_input_layer_that_is_not_linear_is_refused():
@@ -236,7 +361,7 @@ def test_tensors_that_layers_share_are_trained_in_all_their_places(build, backen
 def test_batch_norm_on_a_batch_of_one_is_one_sentence():
     x, y = torch.rand(5, 4), torch.tensor([0, 1, 0, 1, 0])
     model = Model(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
-    with pytest.raises(InputError, match=r"last batch has one example.*local\.batch_size"):
+    with pytest.raises(InputError, match=r"last batch has one example.*batch_size"):
         trained(model, Federation.from_tensors([(x, y)], test=(x, y)), LocalSGD(epochs=1, batch_size=2))
 
 
@@ -285,13 +410,14 @@ def test_closing_gives_pytorch_its_threads_back(mlp):
     ("settings", "words"),
     [
         ({"epochs": 1, "steps": 1}, "either epochs or steps"),
-        ({}, "either epochs or steps"),
-        ({"epochs": 0}, "local.epochs"),
-        ({"epochs": 1, "batch_size": 0}, "local.batch_size"),
-        ({"epochs": 1, "learning_rate": 0.0}, "local.learning_rate"),
-        ({"epochs": 1, "learning_rate": float("nan")}, "local.learning_rate"),
-        ({"epochs": 1, "decay": 1.5}, "local.decay"),
-        ({"epochs": 1, "weight_decay": -1.0}, "local.weight_decay"),
+        ({"momentum": 1.0}, "'momentum'"),
+        ({"clip_norm": 0.0}, "'clip_norm'"),
+        ({"epochs": 0}, "'epochs"),
+        ({"epochs": 1, "batch_size": 0}, "'batch_size"),
+        ({"epochs": 1, "learning_rate": 0.0}, "'learning_rate"),
+        ({"epochs": 1, "learning_rate": float("nan")}, "'learning_rate"),
+        ({"epochs": 1, "decay": 1.5}, "'decay"),
+        ({"epochs": 1, "weight_decay": -1.0}, "'weight_decay"),
     ],
 )
 def test_bad_local_training_is_refused(settings, words):
@@ -299,8 +425,13 @@ def test_bad_local_training_is_refused(settings, words):
         LocalSGD(**settings)
 
 
+def test_local_training_is_one_epoch_where_nothing_else_is_said():
+    assert LocalSGD() == LocalSGD(epochs=1)
+    assert LocalSGD(steps=3).epochs is None
+
+
 def test_bad_engines_are_refused(mlp):
-    with pytest.raises(InputError, match=r"engine\.threads.*got 0"):
+    with pytest.raises(InputError, match=r"'threads'.*got 0"):
         Engine(mlp, threads=0)
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="no CUDA device"):

@@ -1,0 +1,212 @@
+"""Each algorithm against its paper's pseudocode, written plainly: one client after another, a network and autograd."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.algorithms import IFCA, Ditto, FedAvg, FedOpt, FedProx, Scaffold
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.core.settings import settings
+from shoal.data import Federation
+from shoal.engine import Engine, LocalSGD, State, TorchOptimizer, Training
+from shoal.models import Model
+
+LOCAL = LocalSGD(steps=2, batch_size="all", learning_rate=0.1)
+RATE, STEPS, ROUNDS = 0.1, 2, 3
+CLOSE = {"rtol": 1e-4, "atol": 1e-6}
+
+
+def trained(model: Model, federation: Federation, algorithm, local=LOCAL, rounds=ROUNDS, **others) -> list[State]:
+    """The states after each round, the initial one first."""
+    with Engine(model, threads=1) as engine:
+        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **others)
+        first = training.start()
+        return [first, *(state for state, _ in training.rounds(first, rounds))]
+
+
+class Plain:
+    """Gradients of a federation's clients by autograd, and plain local training on full batches."""
+
+    def __init__(self, model: Model, federation: Federation) -> None:
+        self.model, self.clients, self.count = model, federation.clients, len(federation)
+        self.sizes = federation.clients.sizes.float()
+
+    def gradient(self, theta: Tensor, client: int, term: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Of the mean loss of a client, plus a term of the objective."""
+        network = self.model.network()
+        theta = theta.clone().requires_grad_(True)
+        views = self.model.layout.views(theta)
+        mine = self.clients.owned(client)
+        outputs = torch.func.functional_call(network, views, (self.clients.x[mine],))
+        loss = self.model.loss(outputs, self.clients.y[mine]).mean()
+        return torch.autograd.grad(loss if term is None else loss + term(theta), theta)[0]
+
+    def local(self, start: Tensor, client: int, term: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        theta = start.clone()
+        for _ in range(STEPS):
+            theta = theta - RATE * self.gradient(theta, client, term)
+        return theta
+
+    def average(self, ends: list[Tensor]) -> Tensor:
+        return (self.sizes[:, None] * torch.stack(ends)).sum(dim=0) / self.sizes.sum()
+
+
+@pytest.fixture
+def plain(model, build):
+    return Plain(model, build())
+
+
+def test_fedavg(plain, model, build):
+    first, *_, last = trained(model, build(), FedAvg())
+    x = first.models[0]
+    for _ in range(ROUNDS):
+        x = plain.average([plain.local(x, i) for i in range(plain.count)])
+    torch.testing.assert_close(last.models[0], x, **CLOSE)
+
+
+def test_fedprox(plain, model, build):
+    first, *_, last = trained(model, build(), FedProx(mu=0.5))
+    x = first.models[0]
+    for _ in range(ROUNDS):
+        start = x
+        ends = [plain.local(x, i, lambda v, w=start: 0.25 * (v - w).square().sum()) for i in range(plain.count)]
+        x = plain.average(ends)
+    torch.testing.assert_close(last.models[0], x, **CLOSE)
+    # Its pull is seen: without it the models end elsewhere.
+    assert not torch.allclose(last.models, trained(model, build(), FedAvg())[-1].models, **CLOSE)
+
+
+@pytest.mark.parametrize("server_learning_rate", [1.0, 0.5])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_scaffold(plain, model, build, server_learning_rate, participation):
+    states = trained(model, build(), Scaffold(server_learning_rate), participation=participation)
+    x, c = states[0].models[0], torch.zeros(model.layout.size)
+    own = torch.zeros(plain.count, model.layout.size)
+    with Engine(model, threads=1) as engine:
+        cohorts = Training(build(), Scaffold(), LOCAL, engine, Stream(5), participation=participation)
+        sampled = [cohorts.cohort(number).tolist() for number in range(1, ROUNDS + 1)]
+    for cohort in sampled:
+        ends, changes = [], []
+        for i in cohort:
+            y = x.clone()
+            for _ in range(STEPS):
+                y = y - RATE * (plain.gradient(y, i) - own[i] + c)
+            fresh = own[i] - c + (x - y) / (STEPS * RATE)
+            ends.append(y - x)
+            changes.append(fresh - own[i])
+            own[i] = fresh
+        x = x + server_learning_rate * torch.stack(ends).mean(dim=0)
+        c = c + len(cohort) / plain.count * torch.stack(changes).mean(dim=0)
+    torch.testing.assert_close(states[-1].models[0], x, **CLOSE)
+    torch.testing.assert_close(states[-1].clients["scaffold.c"], own, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(states[-1].server["scaffold.c"][0], c, rtol=1e-3, atol=1e-5)
+
+
+def test_scaffold_s_first_round_is_equally_weighted_fedavg(model, build):
+    one, other = (trained(model, build(), each, rounds=1)[-1] for each in (Scaffold(), FedAvg("equal")))
+    torch.testing.assert_close(one.models, other.models, **CLOSE)
+
+
+def test_with_everybody_in_every_round_the_control_variates_average_to_the_server_s(model, build):
+    last = trained(model, build(), Scaffold())[-1]
+    torch.testing.assert_close(
+        last.clients["scaffold.c"].mean(dim=0), last.server["scaffold.c"][0], rtol=1e-3, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "local",
+    [LocalSGD(momentum=0.5), LocalSGD(clip_norm=1.0), LocalSGD(optimizer=TorchOptimizer("Adam"))],
+    ids=["momentum", "clipping", "optimizer"],
+)
+def test_scaffold_refuses_steps_that_are_no_plain_gradients(local):
+    with pytest.raises(InputError, match="SCAFFOLD needs plain SGD"):
+        Scaffold().check(local, 0)
+
+
+def test_ditto(plain, model, build):
+    states = trained(model, build(), Ditto(strength=0.7))
+    x = states[0].models[0]
+    personal = [x.clone() for _ in range(plain.count)]
+    for _ in range(ROUNDS):
+        start = x
+        personal = [plain.local(v, i, lambda v, w=start: 0.35 * (v - w).square().sum()) for i, v in enumerate(personal)]
+        x = plain.average([plain.local(start, i) for i in range(plain.count)])
+    torch.testing.assert_close(states[-1].models[0], x, **CLOSE)
+    torch.testing.assert_close(states[-1].clients["ditto.personal"], torch.stack(personal), **CLOSE)
+
+
+def test_ditto_at_strength_0_is_local_training_and_its_shared_models_are_the_base_s(plain, model, build):
+    for base in (FedAvg(), IFCA(2)):
+        shared = trained(model, build(), base)[-1]
+        ditto = trained(model, build(), Ditto(base, strength=0.0))
+        assert torch.equal(ditto[-1].models, shared.models)
+    personal = [ditto[0].models[0]] * plain.count
+    for _ in range(ROUNDS):
+        personal = [plain.local(v, i) for i, v in enumerate(personal)]
+    torch.testing.assert_close(ditto[-1].clients["ditto.personal"], torch.stack(personal), **CLOSE)
+
+
+def test_a_stronger_pull_keeps_personal_models_closer(model, build):
+    def distance(strength: float) -> float:
+        last = trained(model, build(), Ditto(strength=strength))[-1]
+        return float((last.clients["ditto.personal"] - last.models[0]).norm(dim=1).mean())
+
+    assert distance(0.0) > distance(1.0) > distance(4.0)
+
+
+@pytest.mark.parametrize("base", [FedAvg(), IFCA(2)], ids=repr)
+def test_a_server_step_of_1_is_the_base(model, build, base):
+    one, other = (trained(model, build(), each)[-1] for each in (FedOpt(base, "sgd", 1.0, 0.0), base))
+    assert torch.equal(one.models, other.models)
+    assert torch.equal(one.assignment, other.assignment)
+
+
+@pytest.mark.parametrize("base", [FedAvg(), IFCA(2), Scaffold()], ids=repr)
+def test_no_pull_is_the_base(model, build, base):
+    if isinstance(base, Scaffold):
+        with pytest.raises(InputError, match="linear term already"):
+            trained(model, build(), FedProx(base, mu=0.1))
+        return
+    one, other = (trained(model, build(), each)[-1] for each in (FedProx(base, mu=0.0), base))
+    assert torch.equal(one.models, other.models)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi"])
+def test_fedopt(plain, model, build, optimizer):
+    rate, beta1, beta2, tau = 0.3, 0.8, 0.95, 0.01
+    first, *_, last = trained(model, build(), FedOpt(FedAvg(), optimizer, rate, beta1, beta2, tau))
+    x = first.models[0].double()
+    m, v = torch.zeros_like(x), torch.full_like(x, tau**2)
+    for _ in range(ROUNDS):
+        delta = plain.average([plain.local(x.float(), i) for i in range(plain.count)]).double() - x
+        if optimizer == "sgd":
+            m = beta1 * m + delta
+            x = x + rate * m
+            continue
+        m = beta1 * m + (1 - beta1) * delta
+        d2 = delta**2
+        v = beta2 * v + (1 - beta2) * d2 if optimizer == "adam" else v - (1 - beta2) * d2 * torch.sign(v - d2)
+        x = x + rate * m / (v.sqrt() + tau)
+    torch.testing.assert_close(last.models[0], x.float(), rtol=1e-3, atol=1e-5)
+
+
+def test_a_model_that_nobody_trains_keeps_its_place_and_its_moments(model, build):
+    @settings
+    class First:
+        """IFCA in which everybody trains the first model from round 2 on."""
+
+        def plan(self, state, cohort):
+            assignment = torch.arange(len(cohort)) % 2 if state.round == 0 else torch.zeros(len(cohort)).long()
+            return IFCA(2).plan_of(assignment, None, state, cohort)
+
+        def __getattr__(self, name):
+            return getattr(IFCA(2), name)
+
+    _, one, two, _ = trained(model, build(), FedOpt(First(), "adam", 0.1))
+    assert torch.equal(one.models[1], two.models[1])
+    assert not torch.equal(one.models[0], two.models[0])
+    assert torch.equal(one.server["fedopt.m"][1], two.server["fedopt.m"][1])

@@ -1,0 +1,239 @@
+"""What algorithms, defences and malicious clients may do through the protocols of the engine."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from shoal.algorithms import IFCA, Ditto, FedAvg
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.defenses import DPSGD, L2, NormClipping
+from shoal.engine import ClusterRound, Deployed, Engine, LocalSGD, LocalTraining, RoundPlan, State, Training
+
+LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+
+
+def states(model, federation, algorithm, rounds=2, local=LOCAL, threads=2, **others) -> list[State]:
+    with Engine(model, threads=threads) as engine:
+        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **others)
+        first = training.start()
+        return [first, *(state for state, _ in training.rounds(first, rounds))]
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The first half of the clients trains model 0 and the others model 1, each cluster with its directive."""
+
+    directive: tuple[float, float] = (0.0, 0.0)
+    base: IFCA = IFCA(2)
+
+    def check(self, local, risk_period):
+        self.base.check(local, risk_period)
+
+    def init(self, engine, federation, local, stream):
+        state = self.base.init(engine, federation, local, stream)
+        return replace(state, directives={"decay": torch.tensor(self.directive, dtype=torch.float64)})
+
+    def plan(self, state, cohort):
+        return self.base.plan_of((cohort.clients >= 3).long(), None, state, cohort)
+
+    def server_update(self, state, cohort, plan, aggregate):
+        return self.base.server_update(state, cohort, plan, aggregate)
+
+    def deployed(self, state, cohort):
+        halves = (cohort.clients >= 3).long()
+        return Deployed(state.models, halves, halves)
+
+
+@dataclass(frozen=True)
+class Obeys:
+    """A defence that sets the weight decay which the server asks for."""
+
+    def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
+        return replace(local, weight_decay=at.directive["decay"])
+
+
+def test_a_directive_is_obeyed_by_its_own_cluster_alone(model, build):
+    plain = states(model, build(), Halves())[-1]
+    steered = states(model, build(), Halves((0.0, 0.3)), defenses=(Obeys(),))[-1]
+    decayed = states(model, build(), Halves(), local=replace(LOCAL, weight_decay=0.3))[-1]
+    assert torch.equal(steered.models[0], plain.models[0])
+    torch.testing.assert_close(steered.models[1], decayed.models[1], rtol=1e-5, atol=1e-7)
+    assert not torch.allclose(steered.models[1], plain.models[1], rtol=1e-3)
+
+
+def test_a_directive_of_nothing_changes_no_bit(model, build):
+    steered, plain = states(model, build(), Halves(), defenses=(Obeys(),))[-1], states(model, build(), Halves())[-1]
+    assert torch.equal(steered.models, plain.models)
+
+
+def test_defences_are_asked_anew_for_each_cluster_and_round(model, build):
+    asked = []
+
+    class Asked:
+        def local(self, local, at):
+            asked.append((at.round, at.cluster, at.risk))
+            return local
+
+    states(model, build(), Halves(), rounds=2, defenses=(Asked(),))
+    assert {each[:2] for each in asked} == {(1, 0), (1, 1), (2, 0), (2, 1)}
+    assert {risk for *_, risk in asked} == {0.5}
+
+
+def test_fixed_defences_are_local_training_with_their_setting(model, build):
+    for defense, local in ((L2(0.1), replace(LOCAL, weight_decay=0.1)),):
+        one, other = (
+            states(model, build(), IFCA(2), defenses=(defense,))[-1],
+            states(model, build(), IFCA(2), local=local),
+        )
+        assert torch.equal(one.models, other[-1].models)
+    private = DPSGD(1.0, 0.5)
+    by_defense = states(model, build(), FedAvg(), defenses=(private,))[-1]
+    by_local = states(model, build(), FedAvg(), local=replace(LOCAL, gradient_privacy=private))[-1]
+    assert torch.equal(by_defense.models, by_local.models)
+
+
+@dataclass(frozen=True, eq=False)
+class Sybils:
+    """Clients that send the model back, and count how often they were called."""
+
+    clients: torch.Tensor
+
+    def start(self, state, stream):
+        return {"called": torch.zeros(len(self.clients), dtype=torch.int64)}
+
+    def train(self, state, cluster, client, shards, randomness, local, engine):
+        called = state.adversary["called"] + (self.clients == client)
+        assert len(shards) == 1
+        return state.models[cluster].clone(), {"called": called}
+
+
+def test_malicious_clients_are_several_and_share_their_memory(model, build):
+    federation, sybils = build(), Sybils(torch.tensor([1, 4]))
+    last = states(model, federation, FedAvg("equal"), rounds=3, malicious_clients=sybils)[-1]
+    assert last.adversary["called"].tolist() == [3, 3]
+    # Two of six sent no update, so the first round's average is four sixths of what the honest would make of it.
+    first, one = states(model, federation, FedAvg("equal"), rounds=1, malicious_clients=sybils)
+    with Engine(model) as engine:
+        training = Training(federation, FedAvg("equal"), LOCAL, engine, Stream(5))
+        report = training.round(first)[1]
+        updates = [next(training.client_updates(first, report, client))[2] for client in (0, 2, 3, 5)]
+    torch.testing.assert_close(
+        one.models[0], first.models[0] + torch.stack(updates).sum(dim=0) / 6, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_malicious_clients_see_nothing_of_trainings_that_send_nothing(model, build):
+    sybils = Sybils(torch.tensor([1, 4]))
+    last = states(model, build(), Ditto(strength=0.5), rounds=2, malicious_clients=sybils)[-1]
+    assert last.adversary["called"].tolist() == [2, 2]
+    moved = (last.clients["ditto.personal"] != states(model, build(), Ditto(), rounds=0)[0].models[0]).any(dim=1)
+    assert moved.all(), "they train models of their own as everybody does"
+
+
+def test_an_update_that_is_not_finite_names_round_and_client(model, build):
+    class Broken(Sybils):
+        def train(self, state, cluster, client, shards, randomness, local, engine):
+            return state.models[cluster] * torch.nan, state.adversary
+
+    with pytest.raises(InputError, match="round 1 at client 4"):
+        states(model, build(), FedAvg(), malicious_clients=Broken(torch.tensor([4])))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """FedAvg that splits its cluster in two after round 1, and keeps the norm of every update."""
+
+    base: FedAvg = FedAvg()
+
+    def check(self, local, risk_period):
+        pass
+
+    def init(self, engine, federation, local, stream):
+        return self.base.init(engine, federation, local, stream)
+
+    def plan(self, state, cohort):
+        cluster = state.assignment[cohort.clients].clamp(min=0)
+        weights = torch.nn.functional.one_hot(cluster, len(state.models)).T.double()
+        weights /= weights.sum(dim=1, keepdim=True)
+        training = LocalTraining(state.models, cluster, weights, keep=lambda update: update.norm(dim=1, keepdim=True))
+        return RoundPlan(cluster, (training,))
+
+    def server_update(self, state, cohort, plan, aggregate):
+        norms = aggregate.kept[0]
+        assert norms is not None and norms.shape == (len(cohort), 1)
+        state = replace(state, models=aggregate.models, server={"norms": norms})
+        if state.round > 1:
+            return state
+        halves = (torch.arange(len(state.assignment)) >= 3).long()
+        return replace(state, models=state.models.repeat(2, 1), risks=state.risks.repeat(2), assignment=halves)
+
+    def deployed(self, state, cohort):
+        cluster = state.assignment[cohort.clients]
+        return Deployed(state.models, cluster, cluster)
+
+
+def test_the_number_of_models_may_change_between_rounds(model, build):
+    federation = build()
+    first, one, two, _ = states(model, federation, Splits(), rounds=3)
+    assert [len(each.models) for each in (first, one, two)] == [1, 2, 2]
+    assert torch.equal(one.models[0], one.models[1])
+    assert not torch.equal(two.models[0], two.models[1])
+    assert two.assignment.tolist() == [0, 0, 0, 1, 1, 1]
+    assert (two.server["norms"] > 0).all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_the_server_keeps_is_each_client_s_in_its_own_row(model, build, threads):
+    federation = build()
+    first, one = states(model, federation, Splits(), rounds=1, threads=threads)
+    with Engine(model) as engine:
+        training = Training(federation, Splits(), LOCAL, engine, Stream(5))
+        report = training.round(first)[1]
+        expected = [float(next(training.client_updates(first, report, i))[2].norm()) for i in range(6)]
+    torch.testing.assert_close(one.server["norms"][:, 0], torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_a_filter_has_a_seed_of_each_client_and_round(model, build):
+    class Seeds:
+        def __init__(self):
+            self.seen = {}
+
+        def filter(self, starts, ends, seeds):
+            assert starts.shape == ends.shape and len(seeds) == len(ends)
+            for end, seed in zip(ends, seeds.tolist(), strict=True):
+                assert seed not in self.seen
+                self.seen[seed] = end.clone()
+            return ends
+
+    by_threads = []
+    for threads in (1, 3):
+        seeds = Seeds()
+        states(model, build(), IFCA(2), rounds=2, update_filter=seeds, threads=threads)
+        by_threads.append(seeds.seen)
+    assert len(by_threads[0]) == 12
+    assert by_threads[0].keys() == by_threads[1].keys()
+    assert all(torch.equal(end, by_threads[1][seed]) for seed, end in by_threads[0].items())
+
+
+def test_what_is_not_sent_passes_no_filter(model, build):
+    shared, personal = (
+        states(model, build(), Ditto(strength=0.5), update_filter=filter_)[-1] for filter_ in (NormClipping(1e-3), None)
+    )
+    first = states(model, build(), Ditto(strength=0.5), rounds=0)[0]
+    assert float((shared.models - first.models).norm()) <= 2.1e-3
+    assert float((shared.clients["ditto.personal"] - first.models[0]).norm(dim=1).min()) > 1e-2
+    assert not torch.equal(shared.models, personal.models)
+
+
+def test_no_update_is_kept_unasked(model, build):
+    kept = []
+
+    class Keeps(Halves):
+        def server_update(self, state, cohort, plan, aggregate):
+            kept.append(aggregate.kept)
+            return super().server_update(state, cohort, plan, aggregate)
+
+    states(model, build(), Keeps())
+    assert kept == [(None,), (None,)]
