@@ -162,7 +162,7 @@ class Splits:
 
     def server_update(self, state, cohort, plan, aggregate):
         norms = aggregate.kept[0]
-        assert norms is not None and norms.shape == (len(cohort), 1)
+        assert norms.shape == (len(cohort), 1)
         state = replace(state, models=aggregate.models, server={"norms": norms})
         if state.round > 1:
             return state
@@ -201,7 +201,7 @@ def test_a_filter_has_a_seed_of_each_client_and_round(model, build):
             self.seen = {}
 
         def filter(self, starts, ends, seeds):
-            assert starts.shape == ends.shape and len(seeds) == len(ends)
+            assert (starts.shape, len(seeds)) == (ends.shape, len(ends))
             for end, seed in zip(ends, seeds.tolist(), strict=True):
                 assert seed not in self.seen
                 self.seen[seed] = end.clone()

@@ -14,11 +14,11 @@ from shoal.engine import Engine, LinearTerm, LocalSGD, TorchOptimizer, vmap_back
 from shoal.engine.engine import DivergenceError
 from shoal.engine.gram_backend import GramTrainer
 from shoal.engine.loop_backend import LoopBackend
-from shoal.engine.vmap_gradients import Gradients
+from shoal.engine.vmap_gradients import VmapGradients
 from shoal.models import MLP, VGG, Logistic, MnistCNN, Model
 
 CPU = torch.device("cpu")
-of = Gradients._of
+of = VmapGradients._of
 
 LOCALS = {
     "epochs": LocalSGD(epochs=3, batch_size=4, learning_rate=0.2),
@@ -166,9 +166,9 @@ def test_owners_may_start_from_mixtures(model, build):
     mixture = torch.tensor([[0.5, 0.5]] * 6)
     randomness = local.randomness(federation.clients, federation.ids, Stream(2))
     with Engine(model) as engine:
-        mixed = dict(zip(*zip(*engine.train(starts, mixture, federation.clients, randomness, local)), strict=True))
+        mixed = engine.train(starts, mixture, federation.clients, randomness, local)
         plain = engine.train(starts.mean(dim=0)[None], torch.zeros(6).long(), federation.clients, randomness, local)
-        for (_, one), (_, other) in zip(mixed.items(), plain, strict=True):
+        for (_, one), (_, other) in zip(mixed, plain, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
@@ -206,7 +206,7 @@ def test_tracing_changes_no_bit(mlp, build, local, monkeypatch):
     plain = trained(mlp, build(), local, backend="vmap")
     monkeypatch.setattr(vmap_gradients, "_TRACE_AFTER", 1)
     traced = []
-    monkeypatch.setattr(Gradients, "_of", lambda self, network: traced.append(network) or of(self, network))
+    monkeypatch.setattr(VmapGradients, "_of", lambda self, network: traced.append(network) or of(self, network))
     assert torch.equal(trained(mlp, build(), local, backend="vmap"), plain)
     assert len(traced) == 1, "the computation was traced once, and nothing ran untraced"
 

@@ -32,7 +32,7 @@ from shoal.engine.torch_optimizer import TorchOptimizer
 __all__ = [
     "Aggregate", "Aggregator", "Algorithm", "Backend", "ClusterRound", "Cohort", "Deployed", "DivergenceError",
     "Engine", "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining",
-    "MaliciousClients", "Precision", "RiskEstimator", "RoundPlan", "RoundReport", "State", "Tensors", "TorchOptimizer", "Training",
-    "UpdateFilter", "averaging_weights", "check_backend", "require_per_example_gradients",
-    "resolve_backend",
+    "MaliciousClients", "Precision", "RiskEstimator", "RoundPlan", "RoundReport", "State", "Tensors",
+    "TorchOptimizer", "Training", "UpdateFilter", "averaging_weights", "check_backend",
+    "require_per_example_gradients", "resolve_backend",
 ]  # fmt: skip

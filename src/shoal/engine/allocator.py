@@ -1,4 +1,4 @@
-"""What the C library does with freed memory."""
+"""Settings of the C library's memory allocator."""
 
 import ctypes
 import sys

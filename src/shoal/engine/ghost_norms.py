@@ -1,8 +1,8 @@
-"""Each example's gradient with respect to one layer's parameters, from what went in and the slope of what came out.
+"""Per-example gradients of one layer's parameters, and their norms, from its inputs and its outputs' gradients.
 
-Of a network's backward pass this needs only the slopes of the layers' outputs. Norms are computed without the gradients
-where that is less work (Bu, Mao, Xu 2022, "Scalable and Efficient Training of Large Convolutional Neural Networks with
-Differential Privacy", arXiv:2205.10683, which calls it mixed ghost clipping).
+Of a network's backward pass this needs the gradients of the layers' outputs alone. Norms are computed without the
+per-example gradients where that is less work (Bu, Mao, Xu 2022, "Scalable and Efficient Training of Large Convolutional
+Neural Networks with Differential Privacy", arXiv:2205.10683, which calls it mixed ghost clipping).
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, eq=False)
 class ParameterGradients:
-    """What B examples' gradients are with respect to one parameter.
+    """The gradients of B examples with respect to one parameter.
 
     Args:
         parameter: of the network.
@@ -29,12 +29,12 @@ class ParameterGradients:
 
 
 Formula = Callable[[nn.Module, Tensor, Tensor], list[ParameterGradients]]
-"""From a layer, its inputs (B, ...) and the slopes of its outputs (B, ...) to the parts of its trained parameters."""
+"""From a layer, its inputs (B, ...) and its outputs' gradients (B, ...) to the gradients of its parameters."""
 
 
 def formula(layer: nn.Module) -> Formula | None:
-    """How a layer's gradients are found; None where no formula for it is known."""
-    # Heirs of these classes may compute something else.
+    """The formula of a layer's gradients; None where there is none."""
+    # Subclasses may compute something else.
     kind = type(layer)
     if kind is nn.Linear:
         return _linear
@@ -71,11 +71,11 @@ def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradie
     weight, places = layer.weight, g.shape[2:].numel()
     parts = _of(layer.bias, lambda: _given(layer.bias, g.flatten(2).sum(dim=2)))
 
-    def slope(inputs: Tensor, slopes: Tensor, examples: int) -> Tensor:
-        """The weight's gradient, for each of so many groups of channels that stand for an example."""
+    def gradient(inputs: Tensor, outputs: Tensor, examples: int) -> Tensor:
+        """The weight's gradient from the outputs' gradients, for each of ``examples`` groups of channels."""
         shape = (examples * weight.shape[0], *weight.shape[1:])
         _, found, _ = torch.ops.aten.convolution_backward(
-            slopes, inputs, weight.new_empty(shape, dtype=inputs.dtype), None, layer.stride, layer.padding,
+            outputs, inputs, weight.new_empty(shape, dtype=inputs.dtype), None, layer.stride, layer.padding,
             layer.dilation, False, [0] * len(layer.stride), examples * layer.groups, [False, True, False],
         )  # fmt: skip
         return found
@@ -86,13 +86,13 @@ def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradie
         squares = _gram(columns.transpose(1, 2), g.flatten(2).transpose(1, 2))
         of_weight = _of(
             weight,
-            lambda: ParameterGradients(weight, squares, lambda c: slope(a, g * c.view(-1, *[1] * (g.dim() - 1)), 1)),
+            lambda: ParameterGradients(weight, squares, lambda c: gradient(a, g * c.view(-1, *[1] * (g.dim() - 1)), 1)),
         )
         return of_weight + parts
 
     def each() -> ParameterGradients:
         # One convolution of B groups of channels: three times as fast as unfolding (measured).
-        found = slope(a.flatten(0, 1)[None], g.flatten(0, 1)[None], len(a))
+        found = gradient(a.flatten(0, 1)[None], g.flatten(0, 1)[None], len(a))
         return _given(weight, found.view(len(a), *weight.shape))
 
     return _of(weight, each) + parts
@@ -102,15 +102,15 @@ def _norm(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradients]:
     assert isinstance(layer, nn.GroupNorm | nn.LayerNorm)
     if isinstance(layer, nn.GroupNorm):
         normed = functional.group_norm(a, layer.num_groups, eps=layer.eps)
-        slopes, axes = g * normed, tuple(range(2, g.dim()))
+        gradients, axes = g * normed, tuple(range(2, g.dim()))
     else:
-        slopes = g * functional.layer_norm(a, layer.normalized_shape, eps=layer.eps)
+        gradients = g * functional.layer_norm(a, layer.normalized_shape, eps=layer.eps)
         axes = tuple(range(1, g.dim() - len(layer.normalized_shape)))
 
     def summed(each: Tensor) -> Tensor:
         return each.sum(dim=axes) if axes else each
 
-    return _of(layer.weight, lambda: _given(layer.weight, summed(slopes))) + _of(
+    return _of(layer.weight, lambda: _given(layer.weight, summed(gradients))) + _of(
         layer.bias, lambda: _given(layer.bias, summed(g))
     )
 
@@ -131,12 +131,12 @@ def _embedding(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradient
 
 
 def _of(parameter: Tensor | None, part: Callable[[], ParameterGradients]) -> list[ParameterGradients]:
-    """The part of a parameter that is there and trains."""
+    """Empty unless the parameter exists and is trainable."""
     return [part()] if parameter is not None and parameter.requires_grad else []
 
 
 def _given(parameter: Tensor | None, gradients: Tensor) -> ParameterGradients:
-    """The part whose gradients (B, ...) are at hand."""
+    """From materialised per-example gradients (B, ...)."""
     assert parameter is not None
     flat = gradients.flatten(1)
     return ParameterGradients(parameter, flat.square().sum(dim=1), lambda c: (c @ flat).view(parameter.shape))

@@ -1,7 +1,7 @@
-"""Sums of clipped gradients: each example's gradient is cut to an L2 norm before they are added.
+"""Sums of clipped per-example gradients, as DP-SGD needs them.
 
-The fast way keeps every layer's inputs and needs the slopes of the layers' outputs alone (`layers.py`). Networks with
-other layers, and those that use a parameter in more than one place, take the gradients example by example.
+The fast way needs every layer's inputs and its outputs' gradients alone (`ghost_norms`). Networks with other layers,
+and those that use a parameter in more than one place, compute the gradients example by example.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +24,7 @@ def require_per_example_gradients(network: nn.Module) -> None:
         require(
             not isinstance(module, nn.modules.batchnorm._NormBase),
             f"layer '{name}' ({type(module).__name__}) mixes the examples of a batch, so no example's gradient can be "
-            "clipped and 'defenses.dp_sgd' cannot train it; use group norm ('model.norm' = \"group\" for the VGGs)",
+            "clipped and DP-SGD cannot train it; use group norm (norm = 'group' for the VGGs)",
         )
 
 
@@ -32,7 +32,7 @@ class PerExampleClipper:
     """Sums of clipped gradients of one network, which one thread uses.
 
     Args:
-        network: in training mode when it is asked; with no batch norm.
+        network: in training mode when it is used; with no batch norm.
         loss: per-example loss.
         dtype: that the network computes in; sums are float32.
 
@@ -70,8 +70,8 @@ class PerExampleClipper:
         if parts is None:
             self._layers = None
             return self._each(forward, x, y, bound)
-        kept = _kept(torch.stack([part.squares for part in parts]).sum(dim=0), bound)
-        return {name: part.weighted(kept) for name, part in zip(self._named, parts, strict=True)}
+        factors = _factors(torch.stack([part.squares for part in parts]).sum(dim=0), bound)
+        return {name: part.weighted(factors) for name, part in zip(self._named, parts, strict=True)}
 
     def _parts(
         self, layers: Sequence[nn.Module], forward: Forward, x: Tensor, y: Tensor
@@ -91,15 +91,15 @@ class PerExampleClipper:
         once = len(seen) == len(layers) and {id(layer) for layer, _, _ in seen} == set(map(id, layers))
         if not once or any(len(a) != len(x) or len(z) != len(x) for _, a, z in seen):
             return None
-        slopes = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             losses.sum(), [z for _, _, z in seen], retain_graph=not self._checked, materialize_grads=True
         )
         of: dict[int, ParameterGradients] = {}
         with torch.no_grad():
-            for (layer, a, _), slope in zip(seen, slopes, strict=True):
+            for (layer, a, _), gradient in zip(seen, gradients, strict=True):
                 rule = formula(layer)
                 assert rule is not None
-                of |= {id(part.parameter): part for part in rule(layer, _plain(a), _plain(slope))}
+                of |= {id(part.parameter): part for part in rule(layer, _plain(a), _plain(gradient))}
         parts = [of[id(parameter)] for parameter in self._named.values()]
         if not self._checked:
             error, size = self._error(parts, losses)
@@ -131,8 +131,8 @@ class PerExampleClipper:
             ]
             gradients = dict(zip(self._named, map(torch.stack, zip(*alone, strict=True)), strict=True))
         flat = {name: each.float().flatten(1) for name, each in gradients.items()}
-        kept = _kept(torch.stack([each.square().sum(dim=1) for each in flat.values()]).sum(dim=0), bound)
-        return {name: (kept @ each).view(self._named[name].shape) for name, each in flat.items()}
+        factors = _factors(torch.stack([each.square().sum(dim=1) for each in flat.values()]).sum(dim=0), bound)
+        return {name: (factors @ each).view(self._named[name].shape) for name, each in flat.items()}
 
     def _by_vmap(self, x: Tensor, y: Tensor) -> dict[str, Tensor] | None:
         """Each example's gradient (B, ...), by parameter; None where the network cannot be batched so."""
@@ -163,8 +163,8 @@ def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Mod
     return layers if alone and all(formula(layer) is not None for layer in layers) else None
 
 
-def _kept(squares: Tensor, bound: float) -> Tensor:
-    """What is kept (B,) of gradients with these squared norms, that none be longer than ``bound``."""
+def _factors(squares: Tensor, bound: float) -> Tensor:
+    """The factors (B,) that bring gradients with these squared norms to at most ``bound``."""
     return (bound / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.engine.local_sgd import LocalSGD
-from shoal.engine.vmap_gradients import Given, Gradients
+from shoal.engine.vmap_gradients import GradientInputs, VmapGradients
 from shoal.models.model import Model
 
 
@@ -36,7 +36,7 @@ class GramTrainer:
         self._weight, self._z = f"{self._layer}.weight", f"{self._layer}.z"
         self._model = model
         self._layout: Layout = model.layout
-        self._gradients = Gradients(self._without_input_layer, model.loss, torch.float32)
+        self._gradients = VmapGradients(self._without_input_layer, model.loss, torch.float32)
         self._networks = threading.local()
 
     def pays(self, examples: int, steps: int) -> bool:
@@ -45,9 +45,9 @@ class GramTrainer:
         return once + steps * examples * self._outputs < 2 * steps * self._inputs * self._outputs
 
     def expect(self, shape: torch.Size, steps: int, device: torch.device) -> None:
-        """As `Gradients.expect`, for owners' stored inputs of a shape (n, B, ...)."""
+        """As `VmapGradients.expect`, for owners' stored inputs of a shape (n, B, ...)."""
 
-        def example() -> Given:
+        def example() -> GradientInputs:
             rows = torch.zeros(shape[0], self._layout.size, device=device)
             weights, rest = self._tensors(rows)
             weights[self._z] = torch.zeros(*shape[:2], self._outputs, device=device)

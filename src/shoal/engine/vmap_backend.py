@@ -16,7 +16,7 @@ from shoal.engine.client_optimizer import CLIP_EPSILON
 from shoal.engine.gram_backend import GramTrainer, gram_trainer
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.vmap_gradients import Given, Gradients
+from shoal.engine.vmap_gradients import GradientInputs, VmapGradients
 from shoal.models.model import Model
 
 _IN_CACHE = 2**21
@@ -28,7 +28,7 @@ class VmapBackend:
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
         self._layout, self._device, self._dtype = model.layout, device, dtype
-        self._gradients = Gradients(model.network, model.loss, dtype)
+        self._gradients = VmapGradients(model.network, model.loss, dtype)
         self._gram = gram_trainer(model, dtype)
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:
@@ -96,7 +96,7 @@ class VmapBackend:
         trained = [slot.name for slot in self._layout.slots if slot.start < self._layout.trainable]
         return {name: rest.pop(name) for name in trained}, rest
 
-    def _example(self, shape: torch.Size, kind: torch.dtype) -> Given:
+    def _example(self, shape: torch.Size, kind: torch.dtype) -> GradientInputs:
         """Arguments of a gradient for stored inputs of a shape (n, B, ...) and dtype, all zero."""
         weights, rest = self._tensors(torch.zeros(shape[0], self._layout.size, device=self._device))
         zeros = torch.zeros(shape[:2], device=self._device)

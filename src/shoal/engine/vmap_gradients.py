@@ -1,4 +1,4 @@
-"""Gradients of many owners at once, by vmap, traced where they are asked for often."""
+"""Gradients of many owners in one computation, by vmap, traced where a shape comes back often."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from shoal.models.model import Loss
 _TRACE_AFTER = 100
 """Uses of one shape after which its computation is traced, which takes as long as it saves in about so many."""
 
-Given = tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor, Tensor]
-"""What a gradient is taken of: weights, rest, x, y and share, as `Gradients.__call__` has them."""
+GradientInputs = tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor, Tensor]
+"""Weights, other tensors, x, y and example weights, as `VmapGradients.__call__` takes them."""
 
 _Gradient = Callable[..., dict[str, Tensor]]
 
 
 @dataclass(eq=False)
-class Gradients:
+class VmapGradients:
     """Gradients of the loss of n owners, each at its own weights and on its own batch, in one computation.
 
     A shape that comes back often is traced into a plain sequence of tensor operations: the same operations in the
@@ -39,7 +39,7 @@ class Gradients:
     _uses: Counter[torch.Size] = field(default_factory=Counter)
     _traced: dict[torch.Size, _Gradient] = field(default_factory=dict)
 
-    def expect(self, shape: torch.Size, uses: int, example: Callable[[], Given]) -> None:
+    def expect(self, shape: torch.Size, uses: int, example: Callable[[], GradientInputs]) -> None:
         """Say that stored inputs of a shape (n, B, ...) are about to be used, while no other thread runs a network
         (PyTorch's tracing is not safe beside other threads).
 
