@@ -5,12 +5,14 @@ and default in the annotation, meaning in the docstring. Python code that makes 
 describes one are checked by the same declaration.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 from pydantic_core import ErrorDetails
 
 from shoal.core.errors import InputError
@@ -76,7 +78,10 @@ def settings(cls: type[_Settings]) -> type[_Settings]:
 @cache
 def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
     hints = get_type_hints(cls, include_extras=True)
-    return {each.name: TypeAdapter(hints[each.name], config=_config_of(hints[each.name])) for each in fields(cls)}
+    with warnings.catch_warnings():
+        # An alias is the field's name in a TOML file; it says nothing of its values.
+        warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
+        return {each.name: TypeAdapter(hints[each.name], config=_config_of(hints[each.name])) for each in fields(cls)}
 
 
 def _config_of(hint: object) -> ConfigDict | None:

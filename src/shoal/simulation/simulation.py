@@ -216,7 +216,7 @@ def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterato
     began = time.perf_counter()
     before = progress.seconds["total"]
     training, attack = simulation.on(engine), simulation.property_attack
-    auxiliary = None if attack is None else attack.examples(simulation.federation)
+    auxiliary = None if attack is None else attack.auxiliary_examples(simulation.federation)
     for state, report in training.rounds(progress.state, simulation.rounds):
         if len(report.cohort) == 0:
             LOG.warning("round %d: no client took part; nothing changed", state.round)
@@ -225,7 +225,7 @@ def go_on(simulation: Simulation, engine: Engine, progress: Progress) -> Iterato
         spent = report.seconds
         if attack is not None and auxiliary is not None and progress.updates is not None:
             watching = time.perf_counter()
-            observation, updates = attack.watch(progress.state, state, report, progress.updates, auxiliary, training)
+            observation, updates = attack.observe(progress.state, state, report, progress.updates, auxiliary, training)
             progress = replace(progress, updates=updates, observation=observation)
             spent = spent | {"property_attack": time.perf_counter() - watching}
         seconds = {key: progress.seconds[key] + value for key, value in spent.items()}
