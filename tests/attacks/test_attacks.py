@@ -1,11 +1,14 @@
 """Attacks on made-up records, whose right answers are known."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
 
-from shoal.attacks import Gap, LossThreshold, Records, ShadowModelAttack
+from shoal.attacks import Gap, LossThreshold, MembershipAttacks, Query, Records, ShadowModelAttack
 from shoal.attacks.membership import losses
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.metrics import balanced_accuracy, gap_accuracy, membership_metrics
 
@@ -24,7 +27,11 @@ def records(count: int, member_margin: float, seed: int) -> Records:
     member = torch.arange(count) % 2 == 0
     outputs = torch.randn(count, 4, generator=draw)
     outputs[torch.arange(count), labels] += torch.where(member, member_margin, 1.0)
-    return Records(outputs, labels, member, torch.arange(count) % 3)
+    return Records(outputs, labels, member, torch.arange(count) % 3, torch.arange(count))
+
+
+def query(seen: Records) -> Query:
+    return Query(seen.outputs, seen.labels)
 
 
 @pytest.fixture(params=[*SHOKRIS, LossThreshold(), Gap()], ids=repr)
@@ -35,7 +42,7 @@ def attack(request):
 def test_finds_members_that_are_fitted_better(attack):
     fitted = attack.fit(records(1200, 6.0, 0), Stream(0))
     seen = records(800, 6.0, 1)
-    found = membership_metrics(fitted.score(seen.outputs, seen.labels), fitted.threshold, seen.member.numpy())
+    found = membership_metrics(fitted.score(query(seen)), fitted.threshold, seen.member.numpy())
     # A linear classifier for all classes cannot know which posterior is the true class's, unless sorted.
     blind = attack == ShadowModelAttack("logistic", per_class=False, sorted_posteriors=False)
     assert found.auc > (0.45 if blind else 0.7)
@@ -45,14 +52,14 @@ def test_finds_members_that_are_fitted_better(attack):
 def test_finds_nothing_where_there_is_nothing(attack):
     fitted = attack.fit(records(1200, 1.0, 0), Stream(0))
     seen = records(2000, 1.0, 1)
-    found = membership_metrics(fitted.score(seen.outputs, seen.labels), fitted.threshold, seen.member.numpy())
+    found = membership_metrics(fitted.score(query(seen)), fitted.threshold, seen.member.numpy())
     assert abs(found.auc - 0.5) < 0.05
     assert abs(found.accuracy - 0.5) < 0.05
 
 
 def test_gives_the_same_scores_again(attack):
     seen = records(300, 3.0, 1)
-    scores = [attack.fit(records(300, 3.0, 0), Stream(4)).score(seen.outputs, seen.labels) for _ in range(2)]
+    scores = [attack.fit(records(300, 3.0, 0), Stream(4)).score(query(seen)) for _ in range(2)]
     assert np.array_equal(*scores)
     assert scores[0].shape == (300,)
 
@@ -60,12 +67,24 @@ def test_gives_the_same_scores_again(attack):
 def test_a_score_depends_on_its_example_alone(attack):
     fitted = attack.fit(records(300, 3.0, 0), Stream(4))
     seen = records(50, 3.0, 1)
-    whole, some = fitted.score(seen.outputs, seen.labels), torch.arange(49, -1, -7)
-    np.testing.assert_allclose(fitted.score(seen.outputs[some], seen.labels[some]), whole[some.numpy()], rtol=1e-9)
+    whole, some = fitted.score(query(seen)), torch.arange(49, -1, -7)
+    np.testing.assert_allclose(
+        fitted.score(Query(seen.outputs[some], seen.labels[some])), whole[some.numpy()], rtol=1e-9
+    )
 
 
-def test_only_shokri_and_yeom_learn():
-    assert [attack.learns for attack in (ShadowModelAttack(), LossThreshold(), Gap())] == [True, True, False]
+def test_every_attack_says_what_it_needs_and_is_called():
+    assert {attack.name: attack.needs for attack in get_args(MembershipAttacks)} == {
+        "shadow": "records",
+        "loss-threshold": "records",
+        "gap": "nothing",
+    }
+    assert all(attack().title for attack in get_args(MembershipAttacks))
+
+
+def test_an_unknown_classifier_is_one_sentence():
+    with pytest.raises(InputError, match="'classifier' must be 'logistic', 'mlp' or 'random-forest'; got 'forest'"):
+        ShadowModelAttack("forest")
 
 
 @pytest.mark.parametrize("per_class", [True, False])
@@ -73,7 +92,7 @@ def test_a_class_never_seen_is_called_no_member(per_class):
     given = records(300, 3.0, 0)
     fitted = ShadowModelAttack(per_class=per_class).fit(given.where(given.labels != 2), Stream(0))
     seen = records(100, 3.0, 1)
-    scores = fitted.score(seen.outputs, seen.labels)[seen.labels.numpy() == 2]
+    scores = fitted.score(query(seen))[seen.labels.numpy() == 2]
     if per_class:
         assert np.array_equal(scores, np.full(len(scores), 0.5))
     assert not (scores[scores == 0.5] > fitted.threshold).any()
@@ -83,7 +102,7 @@ def test_sorted_posteriors_forget_which_class_they_are_of():
     seen = records(60, 3.0, 1)
     fitted = ShadowModelAttack("logistic", per_class=False, sorted_posteriors=True).fit(records(300, 3.0, 0), Stream(0))
     shuffled = seen.outputs[:, [2, 0, 3, 1]]
-    np.testing.assert_allclose(fitted.score(shuffled, seen.labels), fitted.score(seen.outputs, seen.labels), rtol=1e-6)
+    np.testing.assert_allclose(fitted.score(Query(shuffled, seen.labels)), fitted.score(query(seen)), rtol=1e-6)
 
 
 def test_the_loss_threshold_is_the_members_mean_loss():
@@ -91,14 +110,15 @@ def test_the_loss_threshold_is_the_members_mean_loss():
     fitted = LossThreshold().fit(given, Stream(0))
     by_hand = -torch.log_softmax(given.outputs.double(), 1)[torch.arange(200), given.labels]
     assert fitted.threshold == pytest.approx(-float(by_hand[given.member].mean()))
-    np.testing.assert_allclose(fitted.score(given.outputs, given.labels), -by_hand.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(fitted.score(query(given)), -by_hand.numpy(), rtol=1e-6)
 
 
 def test_the_gap_attack_is_half_plus_half_the_gap():
     seen = records(400, 4.0, 2)
     right = (seen.outputs.argmax(1) == seen.labels).numpy()
     member = seen.member.numpy()
-    said = Gap().score(seen.outputs, seen.labels) > Gap().threshold
+    fitted = Gap().fit(Records.none(), Stream(0))
+    said = fitted.score(query(seen)) > fitted.threshold
     assert balanced_accuracy(said, member) == pytest.approx(gap_accuracy(right[member].mean(), right[~member].mean()))
 
 

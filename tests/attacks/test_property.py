@@ -15,9 +15,9 @@ from shoal.attacks import (
     ShadowModels,
     active_property_attacker,
     classify_updates,
-    pooled,
+    extract_features,
 )
-from shoal.attacks.simulated_updates import Auxiliary, aggregates, local_updates
+from shoal.attacks.simulated_updates import Auxiliary, aggregated_updates, local_updates
 from shoal.core.errors import InputError
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
@@ -33,7 +33,7 @@ ALGORITHMS = [FedAvg(), IFCA(2, choose_by="batch"), IFCAMIR(IFCA(2))]
 SENSOR = RedTeam(every=3, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
 
 
-def marked_images(count=900):
+def images_with_corners(count=900):
     """Images whose class is a bright row; those with the property have a bright corner."""
     draw = np.random.default_rng(3)
     labels = torch.from_numpy(draw.integers(0, 3, count))
@@ -49,7 +49,9 @@ def marked_images(count=900):
 def federation():
     split = Partition(6, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
     nobody_asks = Preferences(torch.full((6,), 0.5).double(), torch.full((6,), 0.3).double())
-    return partition_by_property(marked_images(), PropertyPartition(split, every=3, least=8), nobody_asks, Stream(1))
+    return partition_by_property(
+        images_with_corners(), PropertyPartition(split, every=3, least=8), nobody_asks, Stream(1)
+    )
 
 
 def played(model, federation, algorithm, *, attack=None, malicious_client=None, rounds=6, threads=2, local=LOCAL):
@@ -66,10 +68,10 @@ def played(model, federation, algorithm, *, attack=None, malicious_client=None, 
         )
         states, observations = [training.start()], []
         last = torch.zeros_like(states[0].models)
-        auxiliary = None if attack is None else attack.examples(training.federation)
+        auxiliary = None if attack is None else attack.auxiliary_examples(training.federation)
         for state, report in training.rounds(states[0], rounds):
             if attack is not None:
-                observation, last = attack.watch(states[-1], state, report, last, auxiliary, training)
+                observation, last = attack.observe(states[-1], state, report, last, auxiliary, training)
                 observations.append(observation)
             states.append(state)
     return states, observations
@@ -87,7 +89,7 @@ def test_watching_changes_nothing(model, federation, algorithm):
     alone, _ = played(model, federation, algorithm)
     watched, observations = played(model, federation, algorithm, attack=PropertyAttack(simulated_clients=3))
     assert same(alone, watched)
-    assert sum(len(each.seen) for each in observations) > 0
+    assert sum(len(each.features) for each in observations) > 0
 
 
 def test_threads_change_no_bit_of_what_is_seen(cnn, federation):
@@ -101,9 +103,9 @@ def test_threads_change_no_bit_of_what_is_seen(cnn, federation):
 def test_what_is_seen_is_the_difference_of_models(mlp, federation):
     states, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=PropertyAttack())
     for before, after, each in zip(states, states[1:], observations, strict=False):
-        updates = (after.models - before.models)[each.seen_of]
-        assert torch.equal(each.seen, pooled(mlp.layout, updates))
-    both = [each for each in observations if len(each.seen_of) == 2]
+        updates = (after.models - before.models)[each.clusters]
+        assert torch.equal(each.features, extract_features(mlp.layout, updates))
+    both = [each for each in observations if len(each.clusters) == 2]
     earlier, later = both[0], next(each for each in both if each.round == both[0].round + 1)
     moves = [states[e.round].models - states[e.round - 1].models for e in (earlier, later)]
     expected = nn.functional.cosine_similarity(moves[0].double(), moves[1].double())
@@ -115,55 +117,55 @@ def test_the_truth_is_the_victims_round_and_model(mlp, federation):
     victim, attacker = federation.property_schedule.victim, federation.property_schedule.attacker
     for after, each in zip(states[1:], observations, strict=True):
         chosen = after.assignment
-        for k, present, clients in zip(each.seen_of, each.present, each.clients, strict=True):
+        for k, present, clients in zip(each.clusters, each.has_property, each.clients, strict=True):
             assert bool(present) == (after.round % 3 == 0 and chosen[victim] == k)
             assert int(clients) == int((chosen == k).sum())
         trained_by_others = chosen[torch.arange(6) != attacker].unique()
-        assert torch.equal(each.seen_of, trained_by_others)
+        assert torch.equal(each.clusters, trained_by_others)
 
 
 def test_a_client_that_sees_only_its_own_model_sees_no_other(mlp, federation):
-    states, observations = played(mlp, federation, IFCA(2), attack=PropertyAttack(sees="own"))
+    states, observations = played(mlp, federation, IFCA(2), attack=PropertyAttack(visible_models="own"))
     for after, each in zip(states[1:], observations, strict=True):
         own = int(after.assignment[federation.property_schedule.attacker])
-        assert set(each.simulated_of.tolist()) == {own}
-        assert set(each.seen_of.tolist()) <= {own}
+        assert set(each.simulated_clusters.tolist()) == {own}
+        assert set(each.clusters.tolist()) <= {own}
 
 
 def test_simulations_come_when_they_are_asked_for(mlp, federation):
     attack = PropertyAttack(simulate_every=2, warm_up=1, simulated_updates=5)
     _, observations = played(mlp, federation, FedAvg(), attack=attack)
-    assert [len(each.simulated) for each in observations] == [0, 10, 0, 10, 0, 10]
-    assert [len(each.seen) for each in observations] == [0, 1, 1, 1, 1, 1]
+    assert [len(each.simulated_features) for each in observations] == [0, 10, 0, 10, 0, 10]
+    assert [len(each.features) for each in observations] == [0, 1, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("clients", "models", "members"), [(10, 1, 9), (10, 3, 2), (20, 3, 5), (3, 3, 1)])
-def test_an_aggregate_has_as_many_members_as_other_clients_on_average(clients, models, members):
-    assert PropertyAttack().members(clients, models) == members
-    assert PropertyAttack(aggregate_of=4).members(clients, models) == 4
+@pytest.mark.parametrize(("clients", "models", "size"), [(10, 1, 9), (10, 3, 2), (20, 3, 5), (3, 3, 1)])
+def test_an_aggregate_has_as_many_updates_as_other_clients_train_a_model_on_average(clients, models, size):
+    assert PropertyAttack().aggregate_size(clients, models) == size
+    assert PropertyAttack(aggregate_of=4).aggregate_size(clients, models) == 4
 
 
 def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
-    auxiliary = Auxiliary.own(federation, federation.property_schedule)
+    auxiliary = Auxiliary.of_attacker(federation, federation.property_schedule)
     row = mlp.init(Stream(2))
     with Engine(mlp) as engine:
         updates = local_updates(row, auxiliary, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
     draw = Stream(9)("examples").generator()
     network = mlp.network()
-    for update, pool in zip(updates, (auxiliary.held, auxiliary.others), strict=True):
+    for update, pool in zip(updates, (auxiliary.with_property, auxiliary.without_property), strict=True):
         rows = pool[torch.randperm(len(pool), generator=draw)[:8]]
         network.load_state_dict(mlp.state_dict(row))
         network.zero_grad()
         nn.functional.cross_entropy(network(federation.clients.x[rows]), federation.clients.y[rows]).backward()
-        slopes = {name: parameter.grad for name, parameter in network.named_parameters()}
-        assert torch.allclose(update, -0.1 * mlp.layout.pack(slopes), atol=1e-6)
+        gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
+        assert torch.allclose(update, -0.1 * mlp.layout.pack(gradients), atol=1e-6)
 
 
 def test_mixes_of_simulated_batches(mlp, federation):
-    auxiliary = Auxiliary.own(federation, federation.property_schedule)
+    auxiliary = Auxiliary.of_attacker(federation, federation.property_schedule)
     with Engine(mlp) as engine:
         args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
-        few = replace(auxiliary, others=auxiliary.held)
+        few = replace(auxiliary, without_property=auxiliary.with_property)
         mixed = local_updates(mlp.init(Stream(2)), auxiliary, [0.5], **args)
         alone = local_updates(mlp.init(Stream(2)), few, [0.5], **args)
     assert not torch.equal(mixed, alone), "half of the batch comes from the examples without the property"
@@ -171,7 +173,7 @@ def test_mixes_of_simulated_batches(mlp, federation):
 
 def test_an_aggregated_update_is_a_mean_with_one_holder_or_none():
     held, others = torch.eye(3, 8), torch.eye(5, 8).roll(3, dims=1)
-    made = aggregates(held, others, members=4, count=6, stream=Stream(0))
+    made = aggregated_updates(held, others, size=4, count=6, stream=Stream(0))
     assert torch.allclose(made.sum(dim=1), torch.ones(12))
     assert torch.equal((made > 0).sum(dim=1), torch.full((12,), 4))
     assert torch.equal((made[:, :3] > 0).sum(dim=1), torch.tensor([1] * 6 + [0] * 6))
@@ -199,7 +201,7 @@ def test_features_are_the_largest_changes_of_rows_and_kernels():
             named["wide matrix"].abs().amax(dim=1),
         ]
     )
-    found = pooled(layout, torch.stack([row, -5 * row, 0 * row])).float()
+    found = extract_features(layout, torch.stack([row, -5 * row, 0 * row])).float()
     assert torch.allclose(found[0], expected / expected.norm(), atol=1e-3)
     assert torch.equal(found[0], found[1]), "size and sign of a step say nothing"
     assert not found[2].any()
@@ -224,9 +226,9 @@ def test_a_forest_for_each_cluster(mlp, federation):
         replace(
             each,
             **{
-                name: tensor[each.simulated_of == 0]
+                name: tensor[each.simulated_clusters == 0]
                 for name, tensor in vars(each).items()
-                if name in ("simulated", "with_property", "simulated_of")
+                if name.startswith("simulated_")
             },
         )
         for each in observations
@@ -277,14 +279,14 @@ def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
     main = nn.functional.cross_entropy(network.output(hidden), federation.clients.y[rows])
     found = nn.functional.cross_entropy(head(hidden), schedule.holds[rows].long())
     (0.7 * main + 0.3 * found).backward()
-    slopes = mlp.layout.pack({name: parameter.grad for name, parameter in network.named_parameters()})
-    assert torch.allclose(sent, state.models[0] - 3.0 * 0.1 * slopes, atol=1e-5)
+    gradients = mlp.layout.pack({name: parameter.grad for name, parameter in network.named_parameters()})
+    assert torch.allclose(sent, state.models[0] - 3.0 * 0.1 * gradients, atol=1e-5)
     learned = torch.cat([(weight - 0.1 * head.weight.grad).flatten(), bias - 0.1 * head.bias.grad])
     assert torch.allclose(memory[0], learned, atol=1e-6)
 
 
 def test_a_head_that_is_not_taught_stays_as_drawn(mlp, federation):
-    malicious_client = active_property_attacker(mlp, federation, 1, alpha=0.5, gamma=1.0, teaches_head=False)
+    malicious_client = active_property_attacker(mlp, federation, 1, alpha=0.5, gamma=1.0, train_head=False)
     states, _ = played(mlp, federation, FedAvg(), malicious_client=malicious_client)
     assert torch.equal(states[0].memory, states[-1].memory)
 
@@ -299,23 +301,30 @@ def test_the_order_of_clients_means_nothing_to_an_active_attack(mlp, federation)
 
 
 def test_test_examples_can_be_known_too(federation):
-    own, more = PropertyAttack().examples(federation), PropertyAttack(auxiliary="attacker+test").examples(federation)
+    own, more = (
+        PropertyAttack().auxiliary_examples(federation),
+        PropertyAttack(auxiliary="attacker+test").auxiliary_examples(federation),
+    )
     test = federation.property_schedule.test_holds
-    assert len(more.held) == len(own.held) + int(test.sum())
-    assert len(more.others) == int((~test).sum())
+    assert len(more.with_property) == len(own.with_property) + int(test.sum())
+    assert len(more.without_property) == int((~test).sum())
     for given in (own, more):
         corner = given.x[:, 0, 0, 4]
-        assert bool((corner[given.held] == 1).all())
-        assert bool((corner[given.others] < 1).all())
+        assert bool((corner[given.with_property] == 1).all())
+        assert bool((corner[given.without_property] < 1).all())
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"simulate_every": 0}, "'property_attack.simulate_every' must be at least 1; got 0"),
-        ({"mixes": (0.0,)}, "'property_attack.mixes' must be shares above 0 and at most 1"),
-        ({"mixes": ()}, "'property_attack.mixes' must be shares"),
-        ({"trees": 0}, "'property_attack.trees' must be at least 1; got 0"),
+        ({"simulate_every": 0}, "'simulate_every' must be at least 1; got 0"),
+        ({"property_fractions": (0.0,)}, "'property_fractions' must be above 0"),
+        ({"property_fractions": (0.5, 1.5)}, "'property_fractions' must be at most 1"),
+        ({"property_fractions": ()}, "'property_fractions' must be not empty"),
+        ({"aggregate_of": 0}, "'aggregate_of' must be at least 1 or 'cluster'; got 0"),
+        ({"warm_up": -1}, "'warm_up' must be at least 0; got -1"),
+        ({"visible_models": "some"}, "'visible_models' must be 'all' or 'own'; got 'some'"),
+        ({"trees": 0}, "'trees' must be at least 1; got 0"),
     ],
 )
 def test_wrong_settings_are_one_sentence(wrong, sentence):
@@ -326,9 +335,9 @@ def test_wrong_settings_are_one_sentence(wrong, sentence):
 @pytest.mark.parametrize(
     ("alpha", "gamma", "sentence"),
     [
-        (1.5, 1.0, r"'property_attack.alpha' must be in \[0, 1\]; got 1.5"),
-        (-0.1, 1.0, r"'property_attack.alpha' must be in \[0, 1\]; got -0.1"),
-        (0.5, 0.0, "'property_attack.gamma' must be above 0; got 0"),
+        (1.5, 1.0, r"'alpha' must be in \[0, 1\]; got 1.5"),
+        (-0.1, 1.0, r"'alpha' must be in \[0, 1\]; got -0.1"),
+        (0.5, 0.0, "'gamma' must be above 0; got 0"),
     ],
 )
 def test_wrong_weights_are_one_sentence(mlp, federation, alpha, gamma, sentence):
@@ -338,7 +347,7 @@ def test_wrong_weights_are_one_sentence(mlp, federation, alpha, gamma, sentence)
 
 def test_without_a_holder_there_is_nothing_to_attack(mlp, build):
     with pytest.raises(InputError, match="a client holds a property"):
-        PropertyAttack().examples(build())
+        PropertyAttack().auxiliary_examples(build())
     with pytest.raises(InputError, match="a client holds a property"):
         active_property_attacker(mlp, build(), 1, alpha=0.5, gamma=1.0)
     with pytest.raises(InputError, match=r"whose last layer is a torch.nn.Linear"):

@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from shoal.algorithms import IFCA, IFCAMIR, FedAvg
-from shoal.attacks import LossThreshold, PropertyAttack, RedTeam, ShadowModels, active_property_attacker, pooled
+from shoal.attacks import (
+    LossThreshold,
+    PropertyAttack,
+    RedTeam,
+    ShadowModels,
+    active_property_attacker,
+    extract_features,
+)
 from shoal.attacks.simulated_updates import Auxiliary, local_updates
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -74,10 +81,10 @@ def played(model, federation, algorithm, *, attack=None, rounds=6, local=LOCAL, 
         training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **settings)
         states, reports, observations = [training.start()], [], []
         last = torch.zeros_like(states[0].models)
-        auxiliary = None if attack is None else attack.examples(training.federation)
+        auxiliary = None if attack is None else attack.auxiliary_examples(training.federation)
         for state, report in training.rounds(states[0], rounds):
             if attack is not None:
-                observation, last = attack.watch(states[-1], state, report, last, auxiliary, training)
+                observation, last = attack.observe(states[-1], state, report, last, auxiliary, training)
                 observations.append(observation)
             states.append(state)
             reports.append(report)
@@ -87,7 +94,7 @@ def played(model, federation, algorithm, *, attack=None, rounds=6, local=LOCAL, 
 @pytest.mark.parametrize("participation", [0.17, 0.5])
 @pytest.mark.parametrize("sees", ["all", "own"])
 def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federation, participation, sees):
-    attack, algorithm = PropertyAttack(sees=sees, simulated_clients=2), IFCA(2, choose_by="batch")
+    attack, algorithm = PropertyAttack(visible_models=sees, simulated_clients=2), IFCA(2, choose_by="batch")
     settings = {"rounds": 24, "participation": participation}
     alone, _, _ = played(mlp, federation, algorithm, **settings)
     states, reports, observations = played(mlp, federation, algorithm, attack=attack, **settings)
@@ -101,8 +108,8 @@ def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federati
             chosen.get(federation.property_schedule.victim),
         )
         visible = {0, 1} if sees == "all" else {attacker}
-        assert set(each.seen_of.tolist()) == visible & set(chosen.values())
-        assert each.present.tolist() == [each.round % 3 == 0 and k == victim for k in each.seen_of.tolist()]
+        assert set(each.clusters.tolist()) == visible & set(chosen.values())
+        assert each.has_property.tolist() == [each.round % 3 == 0 and k == victim for k in each.clusters.tolist()]
         absent["attacker"] += attacker is None
         absent["victim"] += victim is None and each.round % 3 == 0
     assert min(absent.values()) > 0
@@ -119,15 +126,15 @@ def test_an_active_attacker_that_is_absent_remembers(mlp, federation):
 
 
 def test_simulated_aggregates_are_of_as_many_as_take_part(mlp, federation, monkeypatch):
-    asked = []
+    calls = []
 
-    def members(attack, clients, models):
-        asked.append((attack.aggregate_of, clients, models))
+    def aggregate_size(attack, clients, models):
+        calls.append((attack.aggregate_of, clients, models))
         return 1
 
-    monkeypatch.setattr(PropertyAttack, "members", members)
+    monkeypatch.setattr(PropertyAttack, "aggregate_size", aggregate_size)
     played(mlp, federation, IFCA(2), attack=PropertyAttack(), rounds=1, participation=0.5)
-    assert asked == [(None, 3, 2)] * 2
+    assert calls == [("cluster", 3, 2)] * 2
 
 
 def test_what_others_have_changes_no_simulation(mlp, federation):
@@ -142,11 +149,11 @@ def test_what_others_have_changes_no_simulation(mlp, federation):
         played(mlp, given, FedAvg(), attack=PropertyAttack(), rounds=1, local=local)[2][0]
         for given in (federation, replace(federation, clients=halved))
     )
-    assert torch.equal(first.simulated, second.simulated)
-    assert not torch.equal(first.seen, second.seen)
+    assert torch.equal(first.simulated_features, second.simulated_features)
+    assert not torch.equal(first.features, second.features)
 
 
-@pytest.mark.parametrize("kind", ["plain", "bf16", "batch norm", "dropout", "clipped", "texts", "screened"])
+@pytest.mark.parametrize("kind", ["plain", "bf16", "batch norm", "dropout", "clipped", "texts", "filtered"])
 def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client(mlp, federation, texts, kind):
     model, given, settings = mlp, federation, {"participation": 0.7}
     match kind:
@@ -160,8 +167,8 @@ def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client
             settings["local"] = defended(TrainingSetup(mlp, LOCAL), [DPSGD(0.5)]).local
         case "texts":
             model, given = Model(lambda: ReviewGRU(50, 3)), texts
-        case "screened":
-            settings["screen"] = NormClipping(0.05)
+        case "filtered":
+            settings["update_filter"] = NormClipping(0.05)
     malicious_client = active_property_attacker(model, given, 2, alpha=1.0, gamma=1.0)
     honest, active = (
         played(model, given, IFCA(2, choose_by="batch"), malicious_client=each, **settings)[0]
@@ -208,23 +215,23 @@ def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings
 
 
 def test_without_its_own_part_an_update_is_that_of_the_others(mlp, federation):
-    attack = PropertyAttack(removes_own=True)
+    attack = PropertyAttack(remove_own_update=True)
     attacker = federation.property_schedule.attacker
     with Engine(mlp) as engine:
         training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
         before = training.start()
         after, report = training.round(before)
-        observation, last = attack.watch(
-            before, after, report, torch.zeros_like(before.models), attack.examples(federation), training
+        observation, last = attack.observe(
+            before, after, report, torch.zeros_like(before.models), attack.auxiliary_examples(federation), training
         )
         others = torch.zeros_like(before.models)
         for client in set(range(CLIENTS)) - {attacker}:
             for k, share, end in training.client_updates(before, report, client):
                 others[k] += share * (end - before.models[k])
     # Features have norm 1, so that by how much the others' shares fall short of 1 means nothing.
-    expected = pooled(mlp.layout, others[observation.seen_of])
-    torch.testing.assert_close(observation.seen, expected, atol=2e-3, rtol=0)
-    assert not torch.equal(observation.seen, pooled(mlp.layout, last[observation.seen_of]))
+    expected = extract_features(mlp.layout, others[observation.clusters])
+    torch.testing.assert_close(observation.features, expected, atol=2e-3, rtol=0)
+    assert not torch.equal(observation.features, extract_features(mlp.layout, last[observation.clusters]))
     assert torch.equal(last, after.models - before.models)
 
 
@@ -232,15 +239,17 @@ def test_matched_examples_have_each_label_as_often_with_the_property_as_without(
     y = torch.tensor([0, 0, 0, 1, 1, 2, 0, 1, 1, 1, 3])
     given = Auxiliary(torch.zeros(11, 1), y, torch.arange(6), torch.arange(6, 11))
     made = given.matched()
-    assert y[made.held].tolist() == y[made.others].tolist() == [0, 1, 1]
-    assert set(made.held.tolist()) <= set(range(6))
-    assert set(made.others.tolist()) <= set(range(6, 11))
+    assert y[made.with_property].tolist() == y[made.without_property].tolist() == [0, 1, 1]
+    assert set(made.with_property.tolist()) <= set(range(6))
+    assert set(made.without_property.tolist()) <= set(range(6, 11))
 
 
 @pytest.mark.parametrize("known", ["attacker", "attacker+test"])
 def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known):
-    made = PropertyAttack(auxiliary=known, matches_labels=True).examples(federation)
-    counts = [torch.bincount(made.y[rows], minlength=3).tolist() for rows in (made.held, made.others)]
+    made = PropertyAttack(auxiliary=known, match_labels=True).auxiliary_examples(federation)
+    counts = [
+        torch.bincount(made.y[rows], minlength=3).tolist() for rows in (made.with_property, made.without_property)
+    ]
     assert counts[0] == counts[1]
     assert min(counts[0]) > 0
 
@@ -248,27 +257,27 @@ def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known)
 def test_an_attacker_with_one_kind_of_example_is_refused(federation):
     test = replace(federation.property_schedule, test_holds=torch.ones_like(federation.property_schedule.test_holds))
     with pytest.raises(InputError, match=r"with the property and without it; the attacker has \d+ and 0"):
-        PropertyAttack(auxiliary="attacker+test").examples(replace(federation, property_schedule=test))
+        PropertyAttack(auxiliary="attacker+test").auxiliary_examples(replace(federation, property_schedule=test))
     apart = replace(federation.clients, y=federation.property_schedule.holds.long())
     with pytest.raises(InputError, match="some label both with and without the property"):
-        PropertyAttack(matches_labels=True).examples(replace(federation, clients=apart))
+        PropertyAttack(match_labels=True).auxiliary_examples(replace(federation, clients=apart))
 
 
 def test_fewer_examples_than_a_batch_make_smaller_batches_and_small_mixes_keep_one(mlp, federation):
-    own = Auxiliary.own(federation, federation.property_schedule)
-    few = replace(own, held=own.held[:3], others=own.others[:5])
+    own = Auxiliary.of_attacker(federation, federation.property_schedule)
+    few = replace(own, with_property=own.with_property[:3], without_property=own.without_property[:5])
     with Engine(mlp) as engine:
         made = local_updates(mlp.init(Stream(2)), few, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
         args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
         little = local_updates(mlp.init(Stream(2)), own, [0.01], **args)
         none = local_updates(mlp.init(Stream(2)), own, [0.0], **args)
     network = mlp.network()
-    for update, rows in zip(made, (few.held, few.others), strict=True):
+    for update, rows in zip(made, (few.with_property, few.without_property), strict=True):
         network.load_state_dict(mlp.state_dict(mlp.init(Stream(2))))
         network.zero_grad()
         nn.functional.cross_entropy(network(federation.clients.x[rows]), federation.clients.y[rows]).backward()
-        slopes = {name: parameter.grad for name, parameter in network.named_parameters()}
-        assert torch.allclose(update, -0.1 * mlp.layout.pack(slopes), atol=1e-6)
+        gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
+        assert torch.allclose(update, -0.1 * mlp.layout.pack(gradients), atol=1e-6)
     assert not torch.equal(little, none), "an update that is said to have the property has an example of it"
 
 
@@ -278,11 +287,16 @@ def test_a_simulation_that_diverges_is_left_out(mlp, federation, caplog):
         before = training.start()
         after, report = training.round(before)
         attack = PropertyAttack()
-        known = attack.examples(federation)
+        known = attack.auxiliary_examples(federation)
         broken = replace(known, x=known.x * torch.inf)
-        observation, _ = attack.watch(before, after, report, torch.zeros_like(before.models), broken, training)
-    assert len(observation.simulated) == len(observation.simulated_of) == len(observation.with_property) == 0
-    assert len(observation.seen) > 0
+        observation, _ = attack.observe(before, after, report, torch.zeros_like(before.models), broken, training)
+    assert (
+        len(observation.simulated_features)
+        == len(observation.simulated_clusters)
+        == len(observation.simulated_has_property)
+        == 0
+    )
+    assert len(observation.features) > 0
     assert "round 1: simulated updates of model 0 became NaN" in caplog.text
 
 
@@ -302,7 +316,7 @@ def test_watching_changes_nothing_whatever_defends(federation, mlp):
             risk_estimator=risk_estimator,
             participation=0.8,
         )[0]
-        for attack in (None, PropertyAttack(removes_own=True, mixes=(1.0, 0.5)))
+        for attack in (None, PropertyAttack(remove_own_update=True, property_fractions=(1.0, 0.5)))
     )
     for one, other in zip(alone, watched, strict=True):
         assert torch.equal(one.models, other.models)
@@ -317,11 +331,11 @@ def test_the_papers_networks_give_as_many_features_as_counted_by_hand(network, c
     """Faces: 3 * 32 + 32 * 64, nothing of 64 * 128 kernels, 256 rows, 2 * 256. Reviews: 3,001 words, 384 rows of each
     matrix of the GRU, 5 * 128."""
     layout = Model(network).layout
-    assert pooled(layout, torch.zeros(1, layout.size)).shape[1] == count
+    assert extract_features(layout, torch.zeros(1, layout.size)).shape[1] == count
 
 
 def test_figures_within_models_and_over_rounds():
-    """Model 1 always scores higher and has the victim: the pooled AUC rewards that, the other two do not."""
+    """Model 1 always scores higher and has the victim: the AUC over all updates rewards that, the other two do not."""
     found = pd.DataFrame(
         {
             "round": [1, 1, 2, 2, 3, 3, 4, 4],

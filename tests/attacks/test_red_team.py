@@ -11,6 +11,8 @@ from shoal.attacks import (
     Gap,
     LossThreshold,
     MembershipAudit,
+    Query,
+    Records,
     RedTeam,
     ShadowModelAttack,
     ShadowModels,
@@ -25,6 +27,7 @@ from shoal.engine import Engine, LocalSGD, State
 from shoal.metrics import balanced_accuracy
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+GAPS = [Gap().fit(Records.none(), Stream(0))] * 2
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def scene(mlp, build):
 
 
 def test_shadow_models_are_as_large_as_their_cluster(scene):
-    records = ShadowModels(number=3).train(*scene, LOCAL, Stream(0))
+    records = ShadowModels(number=3).records(*scene, LOCAL, Stream(0))
     # Clusters hold 9 + 12 and 7 + 12 + 5 + 10 = 34 examples; the shadow set's half is 30.
     for each, size in zip(records, (21, 30), strict=True):
         for s in range(3):
@@ -50,7 +53,7 @@ def test_shadow_models_are_as_large_as_their_cluster(scene):
 def test_an_empty_cluster_is_attacked_as_if_one_client_had_joined(scene):
     state, federation, engine = scene
     state = replace(state, assignment=torch.zeros(6, dtype=torch.int64))
-    records = ShadowModels(number=1).train(state, federation, engine, LOCAL, Stream(0))
+    records = ShadowModels(number=1).records(state, federation, engine, LOCAL, Stream(0))
     assert int(records[1].member.sum()) == round(55 / 6)
 
 
@@ -59,18 +62,18 @@ def test_a_shadow_model_has_seen_its_members_and_nobody_else(scene):
     long = LocalSGD(epochs=1, batch_size=4, learning_rate=0.3)
     for warm_start in (True, False):
         shadows = ShadowModels(number=2, size=10, epochs=150, warm_start=warm_start)
-        for records in shadows.train(*scene, long, Stream(0)):
+        for records in shadows.records(*scene, long, Stream(0)):
             fitted = LossThreshold().fit(records, Stream(0))
-            scores = fitted.score(records.outputs, records.labels)
+            scores = fitted.score(Query(records.outputs, records.labels))
             assert scores[records.member.numpy()].mean() > -0.05
             assert scores[~records.member.numpy()].mean() < scores[records.member.numpy()].mean()
 
 
-def test_shadow_models_start_where_they_are_told(scene):
+def test_shadow_models_start_where_warm_start_says(scene):
     state, federation, engine = scene
     slow = LocalSGD(epochs=1, learning_rate=1e-12)
-    warm = ShadowModels(number=1).train(state, federation, engine, slow, Stream(0))
-    fresh = ShadowModels(number=1, warm_start=False).train(state, federation, engine, slow, Stream(0))
+    warm = ShadowModels(number=1).records(state, federation, engine, slow, Stream(0))
+    fresh = ShadowModels(number=1, warm_start=False).records(state, federation, engine, slow, Stream(0))
     order = torch.randperm(60, generator=Stream(0)("model", 0, "shadow", 0).generator())[:42]
     expected = engine.outputs(state.models[0], federation.shadow.x[order])
     torch.testing.assert_close(warm[0].outputs, expected, rtol=1e-4, atol=1e-5)
@@ -80,8 +83,8 @@ def test_shadow_models_start_where_they_are_told(scene):
 def test_without_a_shadow_set_there_are_no_shadow_models(scene):
     state, federation, engine = scene
     bare = replace(federation, shadow=federation.shadow.take(torch.arange(1)))
-    with pytest.raises(InputError, match=r"data\.shadow_examples"):
-        ShadowModels().train(state, bare, engine, LOCAL, Stream(0))
+    with pytest.raises(InputError, match="shadow set of at least 2 examples; got 1"):
+        ShadowModels().records(state, bare, engine, LOCAL, Stream(0))
 
 
 @pytest.mark.parametrize("estimator", ["shadow", "federated", "audit"])
@@ -137,14 +140,14 @@ def test_the_federated_estimate_needs_holdout(scene):
     state, federation, engine = scene
     nothing = [(federation.clients.x[:0], federation.clients.y[:0])] * 6
     bare = replace(federation, holdout=Shards.of(nothing))
-    with pytest.raises(InputError, match=r"data\.holdout_examples"):
+    with pytest.raises(InputError, match="needs hold-out examples"):
         RedTeam(1, "federated", Gap()).risks(state, bare, engine, LOCAL, Stream(2))
 
 
 def audited(scene, assignment):
     state, federation, engine = scene
     observed = evaluate_models(state.models, torch.tensor(assignment), federation, engine)
-    return MembershipAudit.of(observed, [Gap(), Gap()], federation)
+    return MembershipAudit.of(observed, GAPS)
 
 
 def test_a_cluster_is_measured_on_non_members_of_the_same_mix(scene):
@@ -164,7 +167,7 @@ def test_exposure_does_not_depend_on_the_order_of_clients(scene):
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     permuted = federation.permuted(order)
     audits = [
-        MembershipAudit.of(evaluate_models(state.models, assignment, each, engine), [Gap(), Gap()], each)
+        MembershipAudit.of(evaluate_models(state.models, assignment, each, engine), GAPS)
         for each, assignment in ((federation, state.assignment), (permuted, state.assignment[order]))
     ]
     for k in range(2):
@@ -209,14 +212,12 @@ def test_population_non_members_are_of_all_groups_by_share(scene):
     assert found.accuracy == pytest.approx(float(tpr + tnr) / 2)
 
 
-def test_non_members_of_another_group_are_told_by_their_loss(scene):
+def test_non_members_of_another_group_differ_in_their_loss(scene):
     """Each model's margins from the posteriors; non-members count on each model as often as clients chose it."""
     state, federation, engine = scene
     fitted = [FittedLossThreshold(-1.1), FittedLossThreshold(-1.2)]
     assignment = [0, 0, 1, 1, 0, 1]
-    audit = MembershipAudit.of(
-        evaluate_models(state.models, torch.tensor(assignment), federation, engine), fitted, federation
-    )
+    audit = MembershipAudit.of(evaluate_models(state.models, torch.tensor(assignment), federation, engine), fitted)
     margins, member = [], []
     mine = federation.test.of_group(0)
     for i in (2, 3, 4, 5):
@@ -246,13 +247,13 @@ def test_a_cluster_s_population_is_all_groups_by_share(scene):
 
 def test_balanced_accuracy_of_margins_is_that_of_the_attack(scene):
     state, federation, engine = scene
-    records = ShadowModels(number=2).train(state, federation, engine, LOCAL, Stream(0))
+    records = ShadowModels(number=2).records(state, federation, engine, LOCAL, Stream(0))
     fitted = [LossThreshold().fit(each, Stream(0)) for each in records]
     observed = evaluate_models(state.models, state.assignment, federation, engine)
-    audit = MembershipAudit.of(observed, fitted, federation)
+    audit = MembershipAudit.of(observed, fitted)
     mine = observed.owner < 2
-    scores = fitted[0].score(observed.members[mine], observed.labels[mine])
-    outside = fitted[0].score(observed.held_out[0], federation.test.y)[(federation.test.group == 0).numpy()]
+    scores = fitted[0].score(Query(observed.members[mine], observed.labels[mine]))
+    outside = fitted[0].score(Query(observed.test[0], federation.test.y))[(federation.test.group == 0).numpy()]
     said = np.concatenate([scores, outside]) > fitted[0].threshold
     member = np.arange(len(said)) < len(scores)
     assert audit.of_group(0, federation, one_group_mix(0, federation)).accuracy == pytest.approx(
@@ -260,15 +261,36 @@ def test_balanced_accuracy_of_margins_is_that_of_the_attack(scene):
     )
 
 
-@pytest.mark.parametrize("settings", [{"number": 0}, {"size": 0}, {"epochs": 0}])
-def test_bad_shadow_models_are_refused(settings):
-    with pytest.raises(InputError, match=r"red_team\.shadow"):
-        ShadowModels(**settings)
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"number": 0}, "'number' must be at least 1; got 0"),
+        ({"size": 0}, "'size' must be at least 1 or 'cluster'; got 0"),
+        ({"epochs": 0}, "'epochs' must be at least 1 or 'round'; got 0"),
+        ({"number": 1, "size": 1}, "a single shadow model must train on at least 2 examples; got 1"),
+    ],
+)
+def test_bad_shadow_models_are_refused(wrong, sentence):
+    with pytest.raises(InputError, match=sentence):
+        ShadowModels(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"every": -1}, "'every' must be at least 0; got -1"),
+        ({"estimator": "guess"}, "'estimator' must be 'shadow', 'federated' or 'audit'; got 'guess'"),
+        ({"attack": "gap"}, "'attack' must be an instance of MembershipAttack; got 'gap'"),
+    ],
+)
+def test_a_bad_red_team_is_refused(wrong, sentence):
+    with pytest.raises(InputError, match=sentence):
+        RedTeam(**wrong)
 
 
 def test_the_red_team_takes_no_part_of_the_test_set_for_its_shadow_models(scene):
     """What the server trains on is the shadow set: with it spoiled, shadow models learn nothing."""
     state, federation, engine = scene
     blank = Examples(torch.zeros_like(federation.shadow.x), federation.shadow.y, federation.shadow.group)
-    records = ShadowModels(number=1).train(state, replace(federation, shadow=blank), engine, LOCAL, Stream(0))
+    records = ShadowModels(number=1).records(state, replace(federation, shadow=blank), engine, LOCAL, Stream(0))
     assert torch.equal(records[0].outputs, records[0].outputs[:1].expand_as(records[0].outputs))

@@ -1,40 +1,45 @@
-"""Attacks on the models of a federation, one paper a file, each a frozen dataclass; and the red team.
+"""Attacks on the models of a federation, one file per paper, each a frozen dataclass; and the red team.
 
-May import `engine` and below, never `algorithms`. An attack fills the socket `MembershipAttack`; the red team
-fills the engine's socket `RiskEstimator`. To add an attack: a new file, its name in `ATTACKS` and in the config.
+May import `engine` and below, never `algorithms` or `defenses`. A membership-inference attack implements
+`MembershipAttack`, the red team the engine's `RiskEstimator`, an active property attacker its `MaliciousClient`. To add
+a membership-inference attack: a new file, and its name in `MembershipAttacks`.
 """
 
 from shoal.attacks.active_property import ActivePropertyAttacker, active_property_attacker
 from shoal.attacks.audit import MembershipAudit, ModelOutputs, evaluate_models, one_group_mix
-from shoal.attacks.membership import FittedAttack, MembershipAttack, Records
+from shoal.attacks.membership import FittedAttack, MembershipAttack, Needs, Query, Records, ReferenceModels
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
 from shoal.attacks.red_team import RedTeam
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
-from shoal.attacks.update_features import pooled
+from shoal.attacks.update_features import extract_features
 from shoal.attacks.yeom import Gap, LossThreshold
 
-ATTACKS = ("shadow", "loss-threshold", "gap")
+MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
+"""The membership-inference attacks that a configuration can name."""
 
 __all__ = [
-    "ATTACKS",
     "ActivePropertyAttacker",
     "FittedAttack",
     "Gap",
     "LossThreshold",
     "MembershipAttack",
+    "MembershipAttacks",
     "MembershipAudit",
     "ModelOutputs",
+    "Needs",
     "PropertyAttack",
+    "Query",
     "Records",
     "RedTeam",
+    "ReferenceModels",
     "RoundObservation",
     "ShadowModelAttack",
     "ShadowModels",
     "active_property_attacker",
     "classify_updates",
     "evaluate_models",
+    "extract_features",
     "one_group_mix",
-    "pooled",
 ]

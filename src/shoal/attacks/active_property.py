@@ -1,4 +1,4 @@
-"""The attacker that trains in its own way: it teaches the model that it trains to tell the property apart.
+"""An active property attacker: a malicious client whose training makes the models encode the property.
 
 Source: Melis et al. 2019, arXiv:1805.04049, section V-B (multi-task loss); Kim et al., RAID 2023, equation 1 and
 Algorithm 2, line 6 (scale-up).
@@ -19,27 +19,29 @@ from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors
 from shoal.models.model import Loss, Model, cross_entropy
 
-ANSWERS = 2
-"""With the property, or without."""
+HEAD_OUTPUTS = 2
+"""Outputs for the property: without it, and with it."""
 
 
 @dataclass(frozen=True, eq=False)
 class ActivePropertyAttacker:
-    """Fills the engine's socket `MaliciousClients`: trains on two losses, the main one and the property's, and sends
-    ``gamma * (end - start) + start`` of the weights.
+    """A malicious client that trains on the main task and the property, and scales its update.
 
-    The last layer is given two more outputs, for the property. They stay with the attacker, one pair a model, and learn
-    from round to round (in Melis et al.'s published code they stay as they were drawn, which ``teaches_head`` = False
-    does).
+    Implements the engine's protocol `MaliciousClients`. Of the weights, the client sends
+    ``start + gamma * (end - start)``.
+
+    The last layer has `HEAD_OUTPUTS` further outputs, the property head. One head per model stays with the attacker; it
+    is trained from round to round (in Melis et al.'s published code it keeps its initial weights, as with
+    ``train_head`` = False).
 
     Args:
         client: its id.
-        model: the network with those outputs, which loses on both; see `active_property_attacker`.
+        model: the network with the head, and the loss on both tasks; see `active_property_attacker`.
         plain: the federation's model.
-        labels: (M,) int64, of every example of the clients: the main label, plus the number of classes where it holds
-            the property.
-        gamma: the scale, above 0; 1 scales nothing (the paper: 5 or 10).
-        teaches_head: whether the outputs for the property learn too.
+        labels: (M,) int64, of every training example of the clients: the main label, plus the number of classes where
+            the example has the property.
+        gamma: scale of the update, above 0; 1 leaves it as it is (the paper: 5 or 10).
+        train_head: whether the head is trained.
 
     Raises:
         InputError: a value outside its range.
@@ -50,10 +52,10 @@ class ActivePropertyAttacker:
     plain: Model
     labels: Tensor
     gamma: float = 1.0
-    teaches_head: bool = True
+    train_head: bool = True
 
     def __post_init__(self) -> None:
-        require(self.gamma > 0, f"'property_attack.gamma' must be above 0; got {self.gamma:g}")
+        require(self.gamma > 0, f"'gamma' must be above 0; got {self.gamma:g}")
 
     @property
     def clients(self) -> Tensor:
@@ -61,9 +63,9 @@ class ActivePropertyAttacker:
         return torch.tensor([self.client])
 
     def start(self, state: State, stream: Stream) -> Tensors:
-        """The outputs for the property of each model, as the network draws them: "head" (K, H)."""
-        drawn = (self.model.state_dict(self.model.init(stream("head", k))) for k in range(len(state.models)))
-        return {"head": torch.stack([self._head(named) for named in drawn])}
+        """The initial heads, one per model: "head" (K, H)."""
+        initial = (self.model.state_dict(self.model.init(stream("head", k))) for k in range(len(state.models)))
+        return {"head": torch.stack([self._head(named) for named in initial])}
 
     def train(
         self,
@@ -77,81 +79,80 @@ class ActivePropertyAttacker:
     ) -> tuple[Tensor, Tensors]:
         """See `shoal.engine.MaliciousClients.train`."""
         del client
-        start, heads = state.models[cluster], state.adversary["head"]
+        start, heads = state.models[cluster], state.adversary["head"].clone()
         require(len(heads) == len(state.models), "an active property attack needs a constant number of models")
         both = replace(shards, y=self.labels.to(shards.y.device))
         end = engine.train_other_model(self.model, self._with_head(start, heads[cluster]), both, randomness, local)
         named = self.model.state_dict(end)
-        heads = heads.clone()
-        if self.teaches_head:
+        if self.train_head:
             heads[cluster] = self._head(named)
-        for name in self._grown():
-            named[name] = named[name][:-ANSWERS]
-        moved = self.plain.layout.pack(named) - start
-        # Weights alone: batch norm's statistics would leave the range of variances.
-        moved[: self.plain.layout.trainable] *= self.gamma
-        return start + moved, {"head": heads}
+        for name in self._extended():
+            named[name] = named[name][:-HEAD_OUTPUTS]
+        update = self.plain.layout.pack(named) - start
+        # Weights alone: scaled running variances of batch norm could become negative.
+        update[: self.plain.layout.trainable] *= self.gamma
+        return start + update, {"head": heads}
 
-    def _with_head(self, row: Tensor, head: Tensor) -> Tensor:
-        named = self.plain.layout.views(row)
-        parts = head.split([ANSWERS * named[name][0].numel() for name in self._grown()])
-        for name, part in zip(self._grown(), parts, strict=True):
-            named[name] = torch.cat([named[name], part.reshape(ANSWERS, *named[name].shape[1:])])
+    def _with_head(self, plain: Tensor, head: Tensor) -> Tensor:
+        """The parameters (P',) of `model` from those of `plain` (P,) and a head (H,)."""
+        named = self.plain.layout.views(plain)
+        parts = head.split([HEAD_OUTPUTS * named[name][0].numel() for name in self._extended()])
+        for name, part in zip(self._extended(), parts, strict=True):
+            named[name] = torch.cat([named[name], part.reshape(HEAD_OUTPUTS, *named[name].shape[1:])])
         return self.model.layout.pack(named)
 
     def _head(self, named: dict[str, Tensor]) -> Tensor:
-        return torch.cat([named[name][-ANSWERS:].flatten() for name in self._grown()])
+        return torch.cat([named[name][-HEAD_OUTPUTS:].flatten() for name in self._extended()])
 
-    def _grown(self) -> list[str]:
-        """Names of the tensors that have rows of their own for the property."""
+    def _extended(self) -> list[str]:
+        """Names of the tensors that the head makes larger: the last layer's weight and bias."""
         plain = {slot.name: slot.shape for slot in self.plain.layout.slots}
         return [slot.name for slot in self.model.layout.slots if slot.shape != plain[slot.name]]
 
 
 def active_property_attacker(
-    model: Model, federation: Federation, *, alpha: float, gamma: float, teaches_head: bool = True
+    model: Model, federation: Federation, *, alpha: float, gamma: float, train_head: bool = True
 ) -> ActivePropertyAttacker:
-    """The attacker of a federation with a holding, which trains on ``alpha * main + (1 - alpha) * property``.
+    """The active attacker of a federation, which minimises ``alpha * main loss + (1 - alpha) * property loss``.
 
     Args:
         model: the federation's.
-        federation: with a holding.
+        federation: with a property schedule.
         alpha: the weight of the main loss, in [0, 1] (the paper: 0.9; Melis et al.'s alpha is 1 minus this).
-        gamma, teaches_head: see `ActivePropertyAttacker`.
+        gamma, train_head: see `ActivePropertyAttacker`.
 
     Raises:
-        InputError: nobody holds a property, the network has no linear layer, or a value is outside its range.
+        InputError: no client holds a property, the network has no linear layer, or a value is outside its range.
     """
-    require(0 <= alpha <= 1, f"'property_attack.alpha' must be in [0, 1]; got {alpha:g}")
+    require(0 <= alpha <= 1, f"'alpha' must be in [0, 1]; got {alpha:g}")
     schedule = schedule_of(federation)
-    classes = _last(model.network()).out_features
+    classes = _last_layer(model.network()).out_features
     return ActivePropertyAttacker(
         client=schedule.attacker,
-        model=Model(partial(_grow, model.build), partial(_both, model.loss, classes, alpha)),
+        model=Model(partial(_build_with_head, model.build), partial(_multi_task_loss, model.loss, classes, alpha)),
         plain=model,
         labels=federation.clients.y.cpu() + classes * schedule.holds.long(),
         gamma=gamma,
-        teaches_head=teaches_head,
+        train_head=train_head,
     )
 
 
-def _both(loss: Loss, classes: int, alpha: float, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The multi-task loss (B,) of outputs (B, C + 2) and labels (B,) as in `ActivePropertyAttacker.labels`."""
+def _multi_task_loss(loss: Loss, classes: int, alpha: float, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The loss (B,) of outputs (B, C + HEAD_OUTPUTS) and labels (B,) as in `ActivePropertyAttacker.labels`."""
     main = loss(outputs[:, :classes], labels % classes)
     return alpha * main + (1 - alpha) * cross_entropy(outputs[:, classes:], labels // classes)
 
 
-def _last(network: nn.Module) -> nn.Linear:
+def _last_layer(network: nn.Module) -> nn.Linear:
     layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
     require(bool(layers), "an active property attack needs a network whose last layer is a torch.nn.Linear")
     return layers[-1]
 
 
-def _grow(build: Callable[[], nn.Module]) -> nn.Module:
-    """The network with `ANSWERS` more outputs."""
+def _build_with_head(build: Callable[[], nn.Module]) -> nn.Module:
     network = build()
-    last = _last(network)
-    fresh = nn.Linear(last.in_features, last.out_features + ANSWERS, bias=last.bias is not None)
-    # In place, so that what hangs on the layer (dropout) stays there.
-    last.out_features, last.weight, last.bias = fresh.out_features, fresh.weight, fresh.bias
+    last = _last_layer(network)
+    larger = nn.Linear(last.in_features, last.out_features + HEAD_OUTPUTS, bias=last.bias is not None)
+    # In place, to keep the hooks that the layer has (dropout).
+    last.out_features, last.weight, last.bias = larger.out_features, larger.weight, larger.bias
     return network

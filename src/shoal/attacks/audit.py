@@ -1,6 +1,6 @@
-"""The simulator's full knowledge: every member and non-member scored by the attack on its model.
+"""Attack scores of every member and non-member, from the simulator's full knowledge of who was trained on what.
 
-For measuring. An algorithm sees none of it unless the red team's estimator is "audit" by name.
+For measurement. The algorithms see none of it unless the red team's estimator is "audit".
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks.membership import FittedAttack
+from shoal.attacks.membership import FittedAttack, Query, Records
 from shoal.data.federation import Federation
 from shoal.engine import Engine
 from shoal.metrics import MembershipMetrics, membership_metrics
@@ -21,75 +21,115 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ModelOutputs:
-    """What the models say about members and about held-out examples.
+    """The models' outputs on training examples and on test examples.
 
     Args:
-        members: (T, C), on each training example, the model that its client chose.
+        members: (T, C), on each training example, of the model that its client chose.
         labels: (T,) of the training examples.
-        owner: (T,) the client that holds each.
-        choice: (N,) each client's model; -1 for none, whose examples no model has seen.
-        held_out: (K, M, C), every model on every test example.
+        owner: (T,) the client that holds each training example.
+        assignment: (N,) each client's model; -1: none.
+        test: (K, M, C), of every model on every test example.
+        test_labels: (M,).
+        reference_members: of each model k with reference models, their outputs (R, T_k, C) on the training examples of
+            the clients that chose k.
+        reference_test: of each model k with reference models, their outputs (R, M, C) on the test examples.
     """
 
     members: Tensor
     labels: Tensor
     owner: Tensor
     assignment: Tensor
-    held_out: Tensor
+    test: Tensor
+    test_labels: Tensor
+    reference_members: dict[int, Tensor]
+    reference_test: dict[int, Tensor]
+
+    def chosen(self, k: int) -> Tensor:
+        """(T,) bool, the training examples of the clients that chose model k."""
+        return self.assignment[self.owner] == k
+
+    def member_query(self, k: int) -> Query:
+        """The training examples of the clients that chose model k."""
+        chosen = self.chosen(k)
+        return Query.unseen(self.members[chosen], self.labels[chosen], self.reference_members.get(k))
+
+    def test_query(self, k: int) -> Query:
+        """The test examples, on model k."""
+        return Query.unseen(self.test[k], self.test_labels, self.reference_test.get(k))
 
 
-def evaluate_models(models: Tensor, assignment: Tensor, federation: Federation, engine: Engine) -> ModelOutputs:
-    """Evaluate ``models`` (K, P) on the examples of the clients that chose them, and on the test set."""
-    clients = federation.clients
-    held_out = torch.stack([engine.outputs(row, federation.test.x).cpu() for row in models])
-    members = torch.zeros(len(clients.rows), held_out.shape[-1])
-    for k, row in enumerate(models):
-        theirs = assignment[clients.owners()] == k
-        if theirs.any():
-            rows = clients.rows[theirs].to(clients.y.device)
-            members[theirs] = engine.outputs_at(row, clients.x, rows).cpu()
+def evaluate_models(
+    models: Tensor, assignment: Tensor, federation: Federation, engine: Engine, records: Sequence[Records] = ()
+) -> ModelOutputs:
+    """Evaluate each model on the training examples of the clients that chose it, and on the test set.
+
+    Args:
+        models: (K, P).
+        assignment: (N,) each client's model; -1: none.
+        federation: whose examples these are.
+        engine: computes it.
+        records: that the attacks on the K models were fitted on; their reference models are evaluated on the same
+            examples.
+    """
+    clients, test = federation.clients, federation.test
+    of_test = torch.stack([engine.outputs(model, test.x).cpu() for model in models])
+    members = torch.zeros(len(clients.rows), of_test.shape[-1])
+    reference_members: dict[int, Tensor] = {}
+    reference_test: dict[int, Tensor] = {}
+    for k, model in enumerate(models):
+        reference = records[k].reference if records else None
+        chosen = assignment[clients.owners()] == k
+        if chosen.any():
+            rows = clients.rows[chosen].to(clients.y.device)
+            members[chosen] = engine.outputs_at(model, clients.x, rows).cpu()
+            if reference is not None:
+                reference_members[k] = reference.evaluate(clients.x, rows, engine)
+        if reference is not None:
+            reference_test[k] = reference.evaluate(test.x, torch.arange(len(test), device=test.y.device), engine)
     return ModelOutputs(
         members=members,
         labels=clients.y[clients.rows.to(clients.y.device)].cpu(),
         owner=clients.owners(),
         assignment=assignment,
-        held_out=held_out,
+        test=of_test,
+        test_labels=test.y.cpu(),
+        reference_members=reference_members,
+        reference_test=reference_test,
     )
 
 
 @dataclass(frozen=True, eq=False)
 class MembershipAudit:
-    """Margins (score - threshold, above 0 says member) of one attack on each model.
+    """Margins of one attack on each model: score - threshold, positive where the attack says member.
 
     Args:
-        members: (T,) of the training examples, on their client's model; NaN for a client without one.
-        outsiders: (K, M) of the test examples, on every model.
+        members: (T,) of the training examples, on the model their client chose; NaN for a client without a model.
+        non_members: (K, M) of the test examples, on every model.
         owner: (T,) the client that holds each training example.
-        choice: (N,) each client's model.
+        assignment: (N,) each client's model; -1: none.
     """
 
     members: Floats
-    outsiders: Floats
+    non_members: Floats
     owner: NDArray[np.int64]
     assignment: NDArray[np.int64]
 
     @staticmethod
-    def of(observed: ModelOutputs, attacks: Sequence[FittedAttack], federation: Federation) -> "MembershipAudit":
-        """Let ``attacks`` (one for each model) score everything that was observed."""
-        members = np.full(len(observed.labels), np.nan)
-        outsiders = np.empty(observed.held_out.shape[:2])
-        test_labels = federation.test.y.cpu()
+    def of(outputs: ModelOutputs, attacks: Sequence[FittedAttack]) -> "MembershipAudit":
+        """Score all of ``outputs`` by ``attacks``, one per model."""
+        members = np.full(len(outputs.labels), np.nan)
+        non_members = np.empty(outputs.test.shape[:2])
         for k, attack in enumerate(attacks):
-            theirs = observed.assignment[observed.owner] == k
-            if theirs.any():
-                scores = attack.score(observed.members[theirs], observed.labels[theirs])
-                members[theirs.numpy()] = scores - attack.threshold
-            outsiders[k] = attack.score(observed.held_out[k], test_labels) - attack.threshold
-        return MembershipAudit(members, outsiders, observed.owner.numpy(), observed.assignment.numpy())
+            chosen = outputs.chosen(k)
+            if chosen.any():
+                members[chosen.numpy()] = attack.score(outputs.member_query(k)) - attack.threshold
+            non_members[k] = attack.score(outputs.test_query(k)) - attack.threshold
+        return MembershipAudit(members, non_members, outputs.owner.numpy(), outputs.assignment.numpy())
 
     def of_cluster(self, k: int, federation: Federation) -> MembershipMetrics:
-        """Model k: members of the clients that chose it, against test examples weighted to as many, with the same mix
-        of groups. A group that the test set has nothing of is left out.
+        """Model k: training examples of the clients that chose it, against test examples with the same mix of groups.
+
+        The test examples are weighted to as many. A group without test examples is left out.
         """
         group = federation.group.numpy()[self.owner]
         inside = (self.assignment[self.owner] == k) & np.isin(group, federation.test.group.numpy())
@@ -97,14 +137,17 @@ class MembershipAudit:
         return self._of_cluster(k, inside, _weights(federation, counts.astype(float)))
 
     def of_cluster_in_population(self, k: int, federation: Federation) -> MembershipMetrics:
-        """Model k: members of the clients that chose it, against test examples of all groups by share."""
+        """Model k: training examples of the clients that chose it, against test examples of all groups.
+
+        The test examples are weighted by the groups' shares of the clients.
+        """
         return self._of_cluster(
             k, self.assignment[self.owner] == k, _weights(federation, federation.group_fractions.numpy())
         )
 
     def _of_cluster(self, k: int, inside: NDArray[np.bool_], weight: Floats) -> MembershipMetrics:
-        members, outsiders = self.members[inside], self.outsiders[k, weight > 0]
-        scores = np.concatenate([members, outsiders])
+        members, non_members = self.members[inside], self.non_members[k, weight > 0]
+        scores = np.concatenate([members, non_members])
         weights = np.concatenate([np.ones(len(members)), weight[weight > 0]])
         return membership_metrics(scores, 0.0, np.arange(len(scores)) < len(members), weights)
 
@@ -113,35 +156,35 @@ class MembershipAudit:
 
         Args:
             g: whose training examples.
-            federation: that was observed.
-            mix: (G,) in what proportions the test examples are of each group. `only` that group's measure memory
-                alone; others measure "which group are you in" along with "did you train".
+            federation: that was audited.
+            mix: (G,) the proportions of the groups among the test examples. `one_group_mix` of g measures memorisation
+                alone; with others, an attack that only recognises groups has an advantage too.
         """
         scores, member, weight = self.group_scores(g, federation, mix)
         return membership_metrics(scores, 0.0, member, weight)
 
     def group_scores(self, g: int, federation: Federation, mix: Floats) -> tuple[Floats, NDArray[np.bool_], Floats]:
-        """Margins, whether of a member, and weights, behind `of_group`."""
+        """The margins, their membership and their weights from which `of_group` computes its metrics."""
         clients = (federation.group.numpy() == g) & (self.assignment >= 0)
         inside = clients[self.owner]
         of_example = _weights(federation, mix)
+        counted = of_example > 0
         scores, weights = [self.members[inside]], [np.ones(int(inside.sum()))]
         for k in np.unique(self.assignment[clients]):
-            using = float((self.assignment[clients] == k).mean())
-            counted = of_example > 0
-            scores.append(self.outsiders[k, counted])
-            weights.append(of_example[counted] * using)
+            fraction = float((self.assignment[clients] == k).mean())
+            scores.append(self.non_members[k, counted])
+            weights.append(of_example[counted] * fraction)
         joined = np.concatenate(scores)
         return joined, np.arange(len(joined)) < len(scores[0]), np.concatenate(weights)
 
 
 def one_group_mix(g: int, federation: Federation) -> Floats:
-    """(G,) the mix of groups that is of group g alone."""
+    """The mix (G,) of group g alone."""
     return np.eye(len(federation.groups))[g]
 
 
-def _weights(federation: Federation, shares: Floats) -> Floats:
-    """(M,) weights that mix the test examples of the groups in the proportions ``shares`` (G,)."""
+def _weights(federation: Federation, fractions: Floats) -> Floats:
+    """Weights (M,) that give the groups' test examples the total weights ``fractions`` (G,)."""
     group = federation.test.group.numpy()
     sizes = np.bincount(group, minlength=len(federation.groups))
-    return (shares / np.maximum(1, sizes))[group]
+    return (fractions / np.maximum(1, sizes))[group]

@@ -1,7 +1,12 @@
-"""What a membership-inference attack is: something fitted on shadow models' records that scores outputs."""
+"""Membership-inference attacks: the protocol they implement, and the values they are fitted on and queried with.
 
-from dataclasses import dataclass
-from typing import Protocol
+An attack is fitted on the records of shadow models (`MembershipAttack.fit`), then scores examples
+(`FittedAttack.score`). The shadow models may also serve as reference models, whose outputs on the same examples say how
+difficult these are; `MembershipAttack.needs` declares what is computed for an attack.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -9,64 +14,155 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.core.randomness import Stream
+from shoal.engine import Engine
+
+Needs = Literal["nothing", "records", "reference models"]
+"""What an attack is fitted on: nothing, the shadow models' records, or records with `Records.reference`, in which case
+every query has the reference models' outputs too."""
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """Examples to be scored, by the outputs of the attacked model and of the reference models.
+
+    Args:
+        outputs: (M, C) float32, the attacked model's outputs before softmax.
+        labels: (M,) int64, true classes.
+        reference: (R, M, C) float32, the reference models' outputs on the same examples; None unless the attack needs
+            reference models.
+        trained_on: (R, M) bool, whether each reference model was trained on each example; None like ``reference``.
+    """
+
+    outputs: Tensor
+    labels: Tensor
+    reference: Tensor | None = None
+    trained_on: Tensor | None = None
+
+    @staticmethod
+    def unseen(outputs: Tensor, labels: Tensor, reference: Tensor | None) -> "Query":
+        """A query about examples that no reference model was trained on (an offline attack)."""
+        trained_on = None if reference is None else torch.zeros(reference.shape[:2], dtype=torch.bool)
+        return Query(outputs, labels, reference, trained_on)
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceModels:
+    """The shadow models of one cluster, kept to be evaluated on the examples that an attack scores.
+
+    Args:
+        models: (R, P) float32 on the CPU.
+        trained_on: (R, S) bool, which examples of the shadow set each was trained on.
+        outputs: (R, S, C) float32, the outputs of each on the whole shadow set.
+    """
+
+    models: Tensor
+    trained_on: Tensor
+    outputs: Tensor
+
+    def evaluate(self, x: Tensor, rows: Tensor, engine: Engine) -> Tensor:
+        """Outputs (R, m, C) float32 on the CPU for the inputs of x at ``rows`` (m,), one model after another."""
+        return torch.stack([engine.outputs_at(model, x, rows).cpu() for model in self.models])
+
+    def without(self, model: int) -> "ReferenceModels":
+        """All but one; the later ones move up."""
+        kept = torch.arange(len(self.models)) != model
+        return ReferenceModels(self.models[kept], self.trained_on[kept], self.outputs[kept])
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """What shadow models said about examples they were trained on, and about others.
+    """Outputs of the shadow models of one cluster on examples they were trained on, and on others.
 
     Args:
         outputs: (M, C) float32, outputs before softmax.
         labels: (M,) int64, true classes.
         member: (M,) bool, whether the shadow model was trained on the example.
-        shadow: (M,) int64, which shadow model it was.
+        shadow: (M,) int64, which shadow model gave the outputs, from 0.
+        example: (M,) int64, the example's position in the shadow set.
+        reference: these shadow models; None unless the attack needs reference models.
     """
 
     outputs: Tensor
     labels: Tensor
     member: Tensor
     shadow: Tensor
+    example: Tensor
+    reference: ReferenceModels | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def where(self, mask: Tensor) -> "Records":
         """The records at ``mask`` (M,) bool."""
-        return Records(self.outputs[mask], self.labels[mask], self.member[mask], self.shadow[mask])
+        return Records(
+            self.outputs[mask],
+            self.labels[mask],
+            self.member[mask],
+            self.shadow[mask],
+            self.example[mask],
+            self.reference,
+        )
+
+    def without(self, model: int) -> "Records":
+        """The records of the other shadow models; their numbers and the reference models are without this one."""
+        others = self.where(self.shadow != model)
+        reference = None if self.reference is None else self.reference.without(model)
+        return replace(others, shadow=others.shadow - (others.shadow > model).long(), reference=reference)
+
+    def query(self, model: int) -> Query:
+        """One shadow model's records as a query against this model, with the others as reference models.
+
+        Its members are ``member[shadow == model]``.
+        """
+        own = self.where(self.shadow == model)
+        if self.reference is None:
+            return Query(own.outputs, own.labels)
+        others = self.reference.without(model)
+        return Query(own.outputs, own.labels, others.outputs[:, own.example], others.trained_on[:, own.example])
 
     @staticmethod
     def none() -> "Records":
-        """No records, for an attack that does not learn."""
+        """No records, for an attack that needs nothing."""
         nothing = torch.empty(0, dtype=torch.int64)
-        return Records(torch.empty(0, 0), nothing, nothing.bool(), nothing)
+        return Records(torch.empty(0, 0), nothing, nothing.bool(), nothing, nothing)
 
 
 class FittedAttack(Protocol):
-    """Scores examples by what a model says about them; above ``threshold`` it says member."""
+    """Scores examples; those with a score above ``threshold`` are called members."""
 
     @property
     def threshold(self) -> float:
-        """Where "member" begins."""
+        """The largest score of a non-member."""
         ...
 
-    def score(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
-        """(M,) from outputs (M, C) and labels (M,); higher means more likely a member."""
+    def score(self, query: Query) -> NDArray[np.float64]:
+        """Scores (M,) of the M examples; higher means more likely a member."""
         ...
 
 
+@runtime_checkable
 class MembershipAttack(Protocol):
-    """An attack as a value, to be fitted on records."""
+    """An attack before it is fitted: a frozen dataclass of its hyper-parameters.
 
-    @property
-    def learns(self) -> bool:
-        """Whether it needs records, and so shadow models."""
-        ...
+    To add one: its file, and its name in `shoal.attacks.MembershipAttacks`.
+    """
+
+    needs: ClassVar[Needs]
 
     def fit(self, records: Records, stream: Stream) -> FittedAttack:
-        """The attack that ``records`` teach."""
+        """Fit the attack on one model of the federation.
+
+        Args:
+            records: of shadow models of that model, with as much in them as ``needs`` says.
+            stream: of all that is random in fitting.
+        """
         ...
 
 
 def losses(outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
-    """(M,) cross-entropy in nats."""
+    """Cross-entropy (M,) in nats of outputs (M, C) and labels (M,).
+
+    >>> losses(torch.zeros(1, 4), torch.tensor([2])).round(3)
+    array([1.386])
+    """
     return torch.nn.functional.cross_entropy(outputs.double(), labels, reduction="none").numpy()

@@ -1,23 +1,26 @@
-"""Property inference by a client: does somebody train on examples with a property in this round?
+"""Property inference by a client: in which rounds does another client train on examples with a property?
 
 Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
-2023, Algorithm 3, after Melis et al. 2019, arXiv:1805.04049. The attacker sees what every client sees, the models
-before and after each round. Their differences are the aggregated updates. It simulates such updates with and without
-the property on examples of its own (`simulated.py`), and a random forest learns to tell their features (`pooling.py`)
-apart (`forest.py`). In `active.py` it also sends updates of its own making.
+2023, Algorithm 3, after Melis et al. 2019, arXiv:1805.04049. The attacker receives what every client receives, the
+models before and after each round; their differences are the aggregated updates. It simulates such updates with and
+without the property on examples of its own (`simulated_updates.py`), and a random forest learns to classify their
+features (`update_features.py`, `property_classifier.py`). An active attacker also sends malicious updates
+(`active_property.py`).
 """
 
 import logging
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from shoal.attacks.simulated_updates import Auxiliary, aggregates, local_updates, schedule_of
-from shoal.attacks.update_features import pooled
+from shoal.attacks.simulated_updates import Auxiliary, aggregated_updates, local_updates, schedule_of
+from shoal.attacks.update_features import extract_features
 from shoal.core.errors import require
+from shoal.core.settings import Count, Flag, Positive, settings
 from shoal.data.federation import Federation
 from shoal.engine import DivergenceError, RoundReport, State, Training
 
@@ -26,144 +29,145 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class RoundObservation:
-    """What the attacker made of a round, and what only a simulator knows of it.
+    """One round as the attacker sees it, with the ground truth beside it.
+
+    S simulated and A observed aggregated updates, each of one cluster's model, with F features.
 
     Args:
-        round: whose updates these are.
-        simulated: (S, F) float16, features of simulated aggregated updates.
-        with_property: (S,) bool, which of them contain examples with the property.
-        simulated_of: (S,) int64, the model that each was simulated for.
-        seen: (A, F) float16, features of the round's aggregated updates.
-        seen_of: (A,) int64, the model that each moved.
-        present: (A,) bool, whether the victim trained that model on the property in this round.
-        clients: (A,) int64, how many clients trained that model.
-        cosine: (A,) float64, of the update with the one before of the same model; NaN where there was none.
+        round: the round's number.
+        simulated_features: (S, F) float16.
+        simulated_has_property: (S,) bool, whether examples with the property are in each simulated update.
+        simulated_clusters: (S,) int64.
+        features: (A, F) float16, of the round's aggregated updates.
+        clusters: (A,) int64.
+        has_property: (A,) bool, the truth: whether the victim trained that model on the property in this round.
+        clients: (A,) int64, the number of clients that trained that model.
+        cosine: (A,) float64, of each update with the previous one of the same model; NaN where there was none.
     """
 
     round: int
-    simulated: Tensor
-    with_property: Tensor
-    simulated_of: Tensor
-    seen: Tensor
-    seen_of: Tensor
-    present: Tensor
+    simulated_features: Tensor
+    simulated_has_property: Tensor
+    simulated_clusters: Tensor
+    features: Tensor
+    clusters: Tensor
+    has_property: Tensor
     clients: Tensor
     cosine: Tensor
 
 
-@dataclass(frozen=True)
+@settings
 class PropertyAttack:
-    """What the attacker does beside training.
+    """Simulates updates in a round, and observes the aggregated updates; it changes nothing.
 
-    The paper states neither how much is simulated nor its random forest; for these two the defaults are those of the
-    published codes.
+    The paper states neither how much is simulated nor the settings of its random forest; for these, the defaults are
+    those of the published codes.
 
     Args:
-        sees: "all" models, as IFCA sends them to every client, here also in rounds in which it takes no part; or its
-            "own", the one that it trains in the round.
+        visible_models: "all", which IFCA sends to every client, here also in rounds in which the attacker takes no
+            part; or its "own", the model that it trains in the round.
         simulate_every: rounds from one simulation to the next.
-        simulated_clients: local updates that are simulated of each kind, at least.
-        simulated_updates: aggregated updates that are made of them, of each kind.
-        aggregate_of: local updates in an aggregated one; None: as many as other clients train a model on average,
-            n // K - 1 of n clients in a round and at least one, which is all that a client can know (as the authors'
-            code).
-        mixes: shares of property in the simulated batches that contain it, in turn (Melis et al.'s code: 1, 0.4, 0.6,
-            0.8).
-        auxiliary: "attacker", what it trains on (the paper), or "attacker+test" (the published codes).
-        matches_labels: simulate on examples whose labels are in the same proportions with and without the property.
-        removes_own: take the attacker's own part out of the update of the model that it trained, as the published codes
-            do. It must know how many clients share that model; in the paper it does not.
+        simulated_clients: simulated local updates of each kind, with and without the property, per model; more without
+            it where an aggregated update needs more.
+        simulated_updates: aggregated updates made of these, of each kind, per model.
+        aggregate_of: local updates per simulated aggregated update; "cluster": as many as other clients train a model
+            on average, n // K - 1 of n clients in a round and at least one, which is all that a client can know (the
+            authors' code).
+        property_fractions: fractions of the examples that have the property, in the simulated clients that have it, in
+            turn (Melis et al.'s code: 1, 0.4, 0.6, 0.8).
+        auxiliary: examples to simulate with: those that the "attacker" trains on (the paper), or "attacker+test" (the
+            published codes).
+        match_labels: simulate on as many examples of each label with the property as without it.
+        remove_own_update: subtract the attacker's own contribution from the update of the model that it trained, as the
+            published codes do. It must know how many clients share that model; in the paper it does not.
         warm_up: rounds before the first that is attacked.
         forests: a "single" random forest for all models (the paper), or one "per-cluster".
         trees: of a random forest.
-
-    Raises:
-        InputError: a value outside its range.
     """
 
-    sees: Literal["all", "own"] = "all"
-    simulate_every: int = 1
-    simulated_clients: int = 8
-    simulated_updates: int = 8
-    aggregate_of: int | None = None
-    mixes: tuple[float, ...] = (1.0,)
+    visible_models: Literal["all", "own"] = "all"
+    simulate_every: Positive = 1
+    simulated_clients: Positive = 8
+    simulated_updates: Positive = 8
+    aggregate_of: Positive | Literal["cluster"] = "cluster"
+    property_fractions: Annotated[tuple[Annotated[float, Field(gt=0, le=1, strict=True)], ...], Field(min_length=1)] = (
+        1.0,
+    )
     auxiliary: Literal["attacker", "attacker+test"] = "attacker"
-    matches_labels: bool = False
-    removes_own: bool = False
-    warm_up: int = 0
+    match_labels: Flag = False
+    remove_own_update: Flag = False
+    warm_up: Count = 0
     forests: Literal["single", "per-cluster"] = "single"
-    trees: int = 100
+    trees: Positive = 100
 
-    def __post_init__(self) -> None:
-        for name in ("simulate_every", "simulated_clients", "simulated_updates", "trees"):
-            require(getattr(self, name) >= 1, f"'property_attack.{name}' must be at least 1; got {getattr(self, name)}")
-        within = bool(self.mixes) and all(0 < mix <= 1 for mix in self.mixes)
-        require(within, f"'property_attack.mixes' must be shares above 0 and at most 1; got {list(self.mixes)}")
-
-    def examples(self, federation: Federation) -> Auxiliary:
-        """What the attacker simulates with.
+    def auxiliary_examples(self, federation: Federation) -> Auxiliary:
+        """The examples that the attacker simulates with.
 
         Raises:
-            InputError: nothing with the property, or nothing without it.
+            InputError: there are none with the property, or none without it.
         """
-        known = Auxiliary.own if self.auxiliary == "attacker" else Auxiliary.with_test
-        found = known(federation, schedule_of(federation))
+        collect = Auxiliary.of_attacker if self.auxiliary == "attacker" else Auxiliary.of_attacker_and_test
+        examples = collect(federation, schedule_of(federation))
         require(
-            len(found.held) > 0 and len(found.others) > 0,
+            len(examples.with_property) > 0 and len(examples.without_property) > 0,
             "a property attack needs examples with the property and without it; the attacker has "
-            f"{len(found.held):,} and {len(found.others):,}",
+            f"{len(examples.with_property):,} and {len(examples.without_property):,}",
         )
-        if not self.matches_labels:
-            return found
-        matched = found.matched()
+        if not self.match_labels:
+            return examples
+        matched = examples.matched()
         require(
-            len(matched.held) > 0,
-            "'property_attack.matches_labels' needs an attacker that has some label both with and without the property",
+            len(matched.with_property) > 0,
+            "'match_labels' needs an attacker that has some label both with and without the property",
         )
         return matched
 
-    def members(self, clients: int, models: int) -> int:
-        """Local updates in a simulated aggregated update, of n clients in a round and K models."""
-        return self.aggregate_of if self.aggregate_of is not None else max(1, clients // models - 1)
+    def aggregate_size(self, clients: int, models: int) -> int:
+        """Local updates per simulated aggregated update, with n clients in a round and K models."""
+        return max(1, clients // models - 1) if self.aggregate_of == "cluster" else self.aggregate_of
 
-    def watch(
+    def observe(
         self, before: State, after: State, report: RoundReport, last: Tensor, auxiliary: Auxiliary, training: Training
     ) -> tuple[RoundObservation, Tensor]:
-        """What is to be seen of a round; nothing is changed by looking.
+        """Observe a round, and simulate updates for it.
 
         A model that nobody but the attacker trained is not attacked: it knows that update.
 
         Args:
-            before: the federation before the round.
-            after: the federation after it.
+            before: the state before the round.
+            after: the state after it.
             report: of the round.
-            last: (K, P), the last update of each model; zeros where there was none.
-            auxiliary: what the attacker simulates with.
-            training: that is watched.
+            last: (K, P), the previous update of each model; zeros where there was none.
+            auxiliary: the examples to simulate with.
+            training: that is observed.
 
         Returns:
-            The observation, and the last updates (K, P) by now.
+            The observation, and ``last`` for the next round.
         """
         schedule = schedule_of(training.federation)
         ids, models = training.federation.ids[report.cohort], len(before.models)
-        visible = list(range(models)) if self.sees == "all" else report.assignment[ids == schedule.attacker].tolist()
+        visible = list(range(models))
+        if self.visible_models == "own":
+            visible = report.assignment[ids == schedule.attacker].tolist()
         if after.round <= self.warm_up:
             visible = []
         others = torch.bincount(report.assignment[ids != schedule.attacker], minlength=models)
         attacked = [k for k in visible if others[k] > 0]
         updates = (after.models - before.models)[attacked]
-        told = self._others_alone(before, after, report, training)[attacked] if self.removes_own else updates
-        holder = report.assignment[ids == schedule.victim].tolist() if schedule.present(after.round) else []
-        simulated = self._simulations(visible, before, auxiliary, training) if self._simulates(after.round) else {}
-        each = self.simulated_updates
+        seen = updates
+        if self.remove_own_update:
+            seen = self._updates_of_others(before, after, report, training)[attacked]
+        of_victim = report.assignment[ids == schedule.victim].tolist() if schedule.present(after.round) else []
+        simulated = self._simulated(visible, before, auxiliary, training) if self._simulates(after.round) else {}
+        each, layout = self.simulated_updates, training.engine.model.layout
         observation = RoundObservation(
             round=after.round,
-            simulated=torch.cat([pooled(training.engine.model.layout, updates[:0]), *simulated.values()]),
-            with_property=(torch.arange(2 * each) < each).repeat(len(simulated)),
-            simulated_of=torch.tensor(list(simulated), dtype=torch.int64).repeat_interleave(2 * each),
-            seen=pooled(training.engine.model.layout, told),
-            seen_of=torch.tensor(attacked, dtype=torch.int64),
-            present=torch.tensor([k in holder for k in attacked], dtype=torch.bool),
+            simulated_features=torch.cat([extract_features(layout, updates[:0]), *simulated.values()]),
+            simulated_has_property=(torch.arange(2 * each) < each).repeat(len(simulated)),
+            simulated_clusters=torch.tensor(list(simulated), dtype=torch.int64).repeat_interleave(2 * each),
+            features=extract_features(layout, seen),
+            clusters=torch.tensor(attacked, dtype=torch.int64),
+            has_property=torch.tensor([k in of_victim for k in attacked], dtype=torch.bool),
             clients=torch.bincount(report.assignment, minlength=models)[attacked],
             cosine=_cosine(updates, last[attacked]),
         )
@@ -171,8 +175,8 @@ class PropertyAttack:
         last[attacked] = updates
         return observation, last
 
-    def _others_alone(self, before: State, after: State, report: RoundReport, training: Training) -> Tensor:
-        """Updates (K, P) of the clients but the attacker."""
+    def _updates_of_others(self, before: State, after: State, report: RoundReport, training: Training) -> Tensor:
+        """Updates (K, P) without the attacker's contribution."""
         updates = after.models - before.models
         for k, share, update in training.client_updates(before, report, schedule_of(training.federation).attacker):
             if share < 1:
@@ -182,42 +186,46 @@ class PropertyAttack:
     def _simulates(self, number: int) -> bool:
         return (number - self.warm_up - 1) % self.simulate_every == 0
 
-    def _simulations(
-        self, models: list[int], before: State, auxiliary: Auxiliary, training: Training
+    def _simulated(
+        self, clusters: list[int], before: State, auxiliary: Auxiliary, training: Training
     ) -> dict[int, Tensor]:
-        """`_simulated` by model, without those for which it diverged: that must not end a training that goes well."""
-        found = {}
-        for k in models:
+        """`_simulated_features` by cluster, without those that diverged: that must not end the training observed."""
+        features = {}
+        for k in clusters:
             try:
-                found[k] = self._simulated(k, before, auxiliary, training)
+                features[k] = self._simulated_features(k, before, auxiliary, training)
             except DivergenceError:
                 LOG.warning("round %d: simulated updates of model %d became NaN; left out", before.round + 1, k)
-        return found
+        return features
 
-    def _simulated(self, k: int, before: State, auxiliary: Auxiliary, training: Training) -> Tensor:
-        """Features of simulated aggregated updates of model k: with the property, then as many without."""
+    def _simulated_features(self, k: int, before: State, auxiliary: Auxiliary, training: Training) -> Tensor:
+        """Features of simulated aggregated updates of model k: with the property, then as many without it."""
         stream = training.stream("property attack", before.round + 1, "model", k)
         local, federation = training.local_of(before, k), training.federation
-        # What others have the attacker does not know: a simulated client has as many examples as the attacker uses.
+        # The attacker does not know how many examples others have: a simulated client has as many as it trains on.
         own = int(federation.clients.sizes[federation.ids == schedule_of(federation).attacker])
-        members = self.members(round(training.participation * len(federation)), len(before.models))
-        mixes = [self.mixes[i % len(self.mixes)] for i in range(self.simulated_clients)]
-        mixes += [0.0] * max(self.simulated_clients, members)
+        size = self.aggregate_size(round(training.participation * len(federation)), len(before.models))
+        fractions = [self.property_fractions[i % len(self.property_fractions)] for i in range(self.simulated_clients)]
         updates = local_updates(
             before.models[k],
             auxiliary,
-            mixes,
+            fractions + [0.0] * max(self.simulated_clients, size),
             size=min(own, local.batch(own) * local.steps_of(own)),
             local=local,
             engine=training.engine,
             stream=stream,
         )
-        held, others = updates[: self.simulated_clients], updates[self.simulated_clients :]
-        made = aggregates(held, others, members, self.simulated_updates, stream("aggregates"))
-        return pooled(training.engine.model.layout, made)
+        made = aggregated_updates(
+            updates[: self.simulated_clients],
+            updates[self.simulated_clients :],
+            size,
+            self.simulated_updates,
+            stream("aggregates"),
+        )
+        return extract_features(training.engine.model.layout, made)
 
 
 def _cosine(updates: Tensor, last: Tensor) -> Tensor:
-    """Of each update with the one before; (A, P) both -> (A,) float64."""
+    """Cosine (A,) float64 of each update (A, P) with the previous one; NaN where either is zero."""
     known = (updates != 0).any(dim=1) & (last != 0).any(dim=1)
     return torch.where(known, functional.cosine_similarity(updates.double(), last.double(), dim=1), torch.nan)

@@ -1,7 +1,7 @@
-"""Tells aggregated updates with a property from others, by a random forest that learned from simulated ones.
+"""A random forest that classifies aggregated updates by whether they contain a property.
 
-Source: Melis et al. 2019, arXiv:1805.04049, section VII, and its published code for the settings; one forest for all
-models, Kim et al., RAID 2023, section 3.3.3.
+It is trained on simulated updates. Source: Melis et al. 2019, arXiv:1805.04049, section VII, and its published code for
+the settings; one forest for all models: Kim et al., RAID 2023, section 3.3.3.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.preprocessing import StandardScaler
 
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.core.randomness import Stream
@@ -20,74 +18,80 @@ from shoal.core.randomness import Stream
 Floats = NDArray[np.float32]
 
 CONTROLS = 5
-"""Forests that learn from shuffled labels, each of a third of the trees; the control's AUC is the mean of theirs."""
+"""Forests trained on shuffled labels, each with a third of the trees; the control's AUC is the mean of theirs."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
-    """Updates: scaled features (R, F), the model of each (R,), and whether it has the property (R,)."""
+class _Updates:
+    """U updates: scaled features (U, F), the cluster of each (U,), and whether it has the property (U,)."""
 
     features: Floats
-    model: NDArray[np.int64]
-    label: NDArray[np.bool_]
+    cluster: NDArray[np.int64]
+    has_property: NDArray[np.bool_]
 
 
 def classify_updates(
     attack: PropertyAttack, observations: Sequence[RoundObservation], stream: Stream, *, jobs: int = 1
 ) -> pd.DataFrame:
-    """What the attacker says of each aggregated update of a whole training.
+    """Score each aggregated update of a whole training by how likely it contains the property.
 
     Args:
-        attack: whose observations these are.
+        attack: that made the observations.
         observations: of all rounds.
-        stream: of the forests' draws.
+        stream: of the forests.
         jobs: threads.
 
     Returns:
-        A row an update: ``round``, ``cluster``, ``clients``, ``present``, ``cosine``, ``score``, the forest's
-        probability of the property, and ``control.0`` and so on, the same by forests that learned from shuffled labels.
-        Scores are missing where nothing was simulated.
+        One row per update: ``round``, ``cluster``, ``clients``, ``present``, ``cosine``, ``score``, the forest's
+        probability of the property, and ``control.0`` to ``control.4``, those of forests trained on shuffled labels.
+        Without simulated updates there are no scores.
     """
-    simulated, updates = _scaled(
-        torch.cat([each.simulated for each in observations]), torch.cat([each.seen for each in observations])
+    simulated_features, features = _scaled(
+        torch.cat([each.simulated_features for each in observations]),
+        torch.cat([each.features for each in observations]),
     )
-    learned = _Rows(
-        simulated,
-        torch.cat([each.simulated_of for each in observations]).numpy(),
-        torch.cat([each.with_property for each in observations]).numpy(),
+    simulated = _Updates(
+        simulated_features,
+        torch.cat([each.simulated_clusters for each in observations]).numpy(),
+        torch.cat([each.simulated_has_property for each in observations]).numpy(),
     )
-    seen = _Rows(
-        updates,
-        torch.cat([each.seen_of for each in observations]).numpy(),
-        torch.cat([each.present for each in observations]).numpy(),
+    observed = _Updates(
+        features,
+        torch.cat([each.clusters for each in observations]).numpy(),
+        torch.cat([each.has_property for each in observations]).numpy(),
     )
-    found = pd.DataFrame(
+    rounds = [np.full(len(each.features), each.round) for each in observations]
+    updates = pd.DataFrame(
         {
-            "round": np.concatenate([np.full(len(each.seen), each.round) for each in observations]).astype(np.int64),
-            "cluster": seen.model,
+            "round": np.concatenate(rounds).astype(np.int64),
+            "cluster": observed.cluster,
             "clients": torch.cat([each.clients for each in observations]).numpy(),
-            "present": seen.label.astype(np.int64),
+            "present": observed.has_property.astype(np.int64),
             "cosine": torch.cat([each.cosine for each in observations]).numpy(),
         }
     )
-    if len(learned.label) and len(seen.label):
-        found["score"] = _scores(attack, learned, learned.label, seen, stream("forest"), jobs)
+    if len(simulated.cluster) and len(observed.cluster):
+        updates["score"] = _scores(attack, simulated, observed, stream("forest"), jobs)
         smaller = replace(attack, trees=max(1, attack.trees // 3))
         for i in range(CONTROLS):
-            shuffled = _shuffled(learned.label, stream("shuffled", i).numpy())
-            found[f"control.{i}"] = _scores(smaller, learned, shuffled, seen, stream("control", i), jobs)
-    return found
+            shuffled = replace(simulated, has_property=_shuffled(simulated.has_property, stream("shuffled", i).numpy()))
+            updates[f"control.{i}"] = _scores(smaller, shuffled, observed, stream("control", i), jobs)
+    return updates
 
 
-def _scores(
-    attack: PropertyAttack, learned: _Rows, label: NDArray[np.bool_], seen: _Rows, stream: Stream, jobs: int
-) -> Floats:
-    """Probabilities (A,) of the property, by forests that learned ``label`` (S,); NaN where none could."""
-    scores = np.full(len(seen.label), np.nan, dtype=np.float32)
+def _scores(attack: PropertyAttack, training: _Updates, observed: _Updates, stream: Stream, jobs: int) -> Floats:
+    """Probabilities of the property for the observed updates; NaN where a forest has only one kind to train on."""
+    # Here, since scikit-learn takes long to import.
+    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
+
+    scores = np.full(len(observed.cluster), np.nan, dtype=np.float32)
     single = attack.forests == "single"
-    for k in [-1] if single else np.unique(seen.model).tolist():
-        of, among = (slice(None), slice(None)) if single else (learned.model == k, seen.model == k)
-        if len(np.unique(label[of])) < 2:
+    for k in [-1] if single else np.unique(observed.cluster).tolist():
+        of_training, of_observed = (
+            (slice(None), slice(None)) if single else (training.cluster == k, observed.cluster == k)
+        )
+        label = training.has_property[of_training]
+        if len(np.unique(label)) < 2:
             continue
         forest = RandomForestClassifier(
             attack.trees,
@@ -96,26 +100,29 @@ def _scores(
             n_jobs=jobs,
             random_state=stream("cluster", k).key() % 2**32,
         )
-        scores[among] = forest.fit(learned.features[of], label[of]).predict_proba(seen.features[among])[:, 1]
+        fitted = forest.fit(training.features[of_training], label)
+        scores[of_observed] = fitted.predict_proba(observed.features[of_observed])[:, 1]
     return scores
 
 
-def _scaled(simulated: torch.Tensor, seen: torch.Tensor) -> tuple[Floats, Floats]:
-    """Features (S, F) and (A, F), of which the first have mean 0 and variance 1; as they are where one has no row."""
-    known, asked = simulated.float().numpy(), seen.float().numpy()
-    if not len(known) or not len(asked):
-        return known, asked
-    scaler = StandardScaler().fit(known)
-    return np.asarray(scaler.transform(known)), np.asarray(scaler.transform(asked))
+def _scaled(simulated: torch.Tensor, observed: torch.Tensor) -> tuple[Floats, Floats]:
+    """Features (S, F) and (A, F), scaled so that the first have mean 0 and variance 1; unscaled if S or A is 0."""
+    first, second = simulated.float().numpy(), observed.float().numpy()
+    if not len(first) or not len(second):
+        return first, second
+    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+
+    scaler = StandardScaler().fit(first)
+    return np.asarray(scaler.transform(first)), np.asarray(scaler.transform(second))
 
 
-def _shuffled(label: NDArray[np.bool_], draw: np.random.Generator) -> NDArray[np.bool_]:
-    """Labels that say nothing: half of each kind is called with, half without.
+def _shuffled(label: NDArray[np.bool_], generator: np.random.Generator) -> NDArray[np.bool_]:
+    """Labels without information: half of each kind is labelled "with", half "without".
 
-    Not a plain permutation, under which the kinds would still differ a little, and a forest would find that.
+    A plain permutation would leave the two kinds slightly different in their features, and a forest would learn that.
     """
     shuffled = np.zeros_like(label)
     for kind in (False, True):
         rows = np.flatnonzero(label == kind)
-        shuffled[draw.permutation(rows)[: len(rows) // 2]] = True
+        shuffled[generator.permutation(rows)[: len(rows) // 2]] = True
     return shuffled

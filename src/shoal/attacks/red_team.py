@@ -1,15 +1,15 @@
-"""The red team: the server attacks each model and says how exposed its members are.
+"""The red team: the server attacks each model, and so estimates how exposed its members are.
 
 Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which does not say on which data the accuracy is computed.
-The server holds no members, so there are three answers, each an estimator:
+The server holds no members, so there are three estimators:
 
 - "shadow": on the shadow models themselves, each left out in turn while the attack is fitted on the others.
-- "federated": the server sends the attack; each client scores its own members and its own hold-out examples
-  on the model it chose, and only counts come back.
-- "audit": on all members and on test examples, which only a simulator knows.
+- "federated": the server sends the attack, with the reference models that it needs; each client scores its own
+  training examples and its own hold-out examples on the model it chose, and only counts come back.
+- "audit": on all training examples and on test examples, which only a simulator knows.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from shoal.attacks.audit import MembershipAudit, evaluate_models
-from shoal.attacks.membership import FittedAttack, MembershipAttack, Records
+from shoal.attacks.membership import FittedAttack, MembershipAttack, Query, Records, ReferenceModels
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.core.settings import Count, settings
 from shoal.data.federation import Federation
 from shoal.engine import Engine, LocalSGD, State
 from shoal.metrics import balanced_accuracy
@@ -29,43 +30,53 @@ from shoal.metrics import balanced_accuracy
 Estimator = Literal["shadow", "federated", "audit"]
 
 
-@dataclass(frozen=True)
+@settings
 class RedTeam:
-    """Estimates each model's risk every so many rounds.
+    """Estimates each model's risk every so many rounds; implements the engine's protocol `RiskEstimator`.
 
     Args:
-        every: rounds between estimates (IFCA-MIR: 5); 0: never.
-        estimator: "shadow", "federated" or "audit".
-        attack: what is fitted on the shadow models' records.
-        shadow_models: how shadow models are trained.
+        every: rounds from one estimate to the next (IFCA-MIR: 5); 0: never.
+        estimator: "shadow": on shadow models left out in turn; "federated": the clients count, on their training and
+            hold-out examples; "audit": on all training and test examples, which only a simulator knows.
+        attack: what each model is attacked with, also at the end of a run.
+        shadow_models: the training of the shadow models that the attack needs.
     """
 
-    every: int = 5
+    every: Count = 5
     estimator: Estimator = "shadow"
     attack: MembershipAttack = ShadowModelAttack()
     shadow_models: ShadowModels = ShadowModels()
 
     def __post_init__(self) -> None:
-        require(self.every >= 0, f"'red_team.every' must be at least 0; got {self.every}")
+        # To fit an attack with reference models, one of them takes the place of the attacked model; the "shadow"
+        # estimator leaves out another one.
+        least = 3 if self.estimator == "shadow" and self.every > 0 else 2
+        require(
+            self.attack.needs != "reference models" or self.shadow_models.number >= least,
+            f"an attack that needs reference models, with the '{self.estimator}' estimator, needs at least {least} "
+            f"shadow models; got {self.shadow_models.number}",
+        )
 
     def risks(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> Tensor:
-        """(K,) float64, membership-inference accuracy by model.
+        """The membership-inference accuracy on each of the K models of ``state``: (K,) float64.
 
         A model without clients keeps its last estimate where the estimator needs members.
         """
         if self.estimator == "shadow":
-            records = self.shadow_models.train(state, federation, engine, local, stream("shadow models"))
-            estimates = [self._left_out(each, stream("attack", k)) for k, each in enumerate(records)]
+            records = self._records(state, federation, engine, local, stream)
+            estimates = [self._cross_validated_accuracy(each, stream("attack", k)) for k, each in enumerate(records)]
             return torch.tensor(estimates, dtype=torch.float64)
-        attacks, _ = self.fit(state, federation, engine, local, stream)
+        attacks, records = self.fit(state, federation, engine, local, stream)
         if self.estimator == "federated":
-            estimates = [_counted(k, attacks[k], state, federation, engine) for k in range(len(attacks))]
+            estimates = [
+                _federated_accuracy(k, attack, records[k].reference, state, federation, engine)
+                for k, attack in enumerate(attacks)
+            ]
         else:
-            audit = MembershipAudit.of(
-                evaluate_models(state.models, state.assignment, federation, engine), attacks, federation
-            )
+            outputs = evaluate_models(state.models, state.assignment, federation, engine, records)
+            audit = MembershipAudit.of(outputs, attacks)
             estimates = [audit.of_cluster(k, federation).accuracy for k in range(len(attacks))]
         measured = torch.tensor(estimates, dtype=torch.float64)
         return torch.where(measured.isnan(), state.risks, measured)
@@ -73,42 +84,56 @@ class RedTeam:
     def fit(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> tuple[list[FittedAttack], list[Records]]:
-        """The attack on each of the K models of ``state``, and the records each was fitted on."""
-        if self.attack.learns:
-            records = self.shadow_models.train(state, federation, engine, local, stream("shadow models"))
-        else:
+        """The attack on each of the K models of ``state``, and the records that each was fitted on."""
+        if self.attack.needs == "nothing":
             records = [Records.none()] * len(state.models)
+        else:
+            records = self._records(state, federation, engine, local, stream)
         return [self.attack.fit(each, stream("attack", k)) for k, each in enumerate(records)], records
 
-    def _left_out(self, records: Records, stream: Stream) -> float:
-        """Balanced accuracy on each shadow model of the attack fitted on the others; with one, on halves of it."""
-        fold = records.shadow
-        if int(fold.max()) == 0:
-            fold = torch.arange(len(records)) % 2
+    def _records(
+        self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
+    ) -> list[Records]:
+        """The shadow models' records; with the models themselves only where the attack needs them."""
+        shadows = self.shadow_models
+        train = shadows.train if self.attack.needs == "reference models" else shadows.records
+        return train(state, federation, engine, local, stream("shadow models"))
+
+    def _cross_validated_accuracy(self, records: Records, stream: Stream) -> float:
+        """Mean over shadow models of the balanced accuracy on each of the attack fitted on the others."""
+        if int(records.shadow.max()) == 0:
+            # One shadow model: two halves of its records take turns.
+            records = replace(records, shadow=torch.arange(len(records)) % 2)
         accuracies = []
-        for left_out in fold.unique().tolist():
-            attack = self.attack.fit(records.where(fold != left_out), stream("left out", left_out))
-            seen = records.where(fold == left_out)
-            said = attack.score(seen.outputs, seen.labels) > attack.threshold
-            accuracies.append(balanced_accuracy(said, seen.member.numpy()))
+        for model in records.shadow.unique().tolist():
+            attack = self.attack.fit(records.without(model), stream("left out", model))
+            said_member = attack.score(records.query(model)) > attack.threshold
+            accuracies.append(balanced_accuracy(said_member, records.member[records.shadow == model].numpy()))
         return float(np.mean(accuracies))
 
 
-def _counted(k: int, attack: FittedAttack, state: State, federation: Federation, engine: Engine) -> float:
-    """The federated estimate: counts of rightly called members and hold-out examples, summed over clients."""
+def _federated_accuracy(
+    k: int,
+    attack: FittedAttack,
+    reference: ReferenceModels | None,
+    state: State,
+    federation: Federation,
+    engine: Engine,
+) -> float:
+    """Balanced accuracy from the counts of all clients of model k; NaN without training or hold-out examples."""
     require(
         len(federation.holdout.rows) > 0,
-        "'red_team.estimator' = \"federated\" needs hold-out examples; set 'data.holdout_examples' to at least 1",
+        "the 'federated' estimator needs hold-out examples of the clients ('holdout_examples'); got none",
     )
-    right, asked = np.zeros(2), np.zeros(2)
+    rates = []
     clients = torch.nonzero(state.assignment == k).flatten()
-    for column, shards in enumerate((federation.clients, federation.holdout)):
+    for shards, members in ((federation.clients, True), (federation.holdout, False)):
         theirs = shards.take(clients)
         if len(theirs.rows) == 0:
             return float("nan")
         rows = theirs.rows.to(theirs.y.device)
         outputs = engine.outputs_at(state.models[k], theirs.x, rows).cpu()
-        said_member = attack.score(outputs, theirs.y[rows].cpu()) > attack.threshold
-        right[column] = (said_member == (column == 0)).sum()
-        asked[column] = len(said_member)
-    return float((right / asked).mean())
+        of_reference = None if reference is None else reference.evaluate(theirs.x, rows, engine)
+        said_member = attack.score(Query.unseen(outputs, theirs.y[rows].cpu(), of_reference)) > attack.threshold
+        rates.append((said_member == members).sum() / len(said_member))
+    return float(np.mean(rates))

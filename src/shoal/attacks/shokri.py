@@ -1,69 +1,70 @@
-"""The shadow-model attack: a classifier of posteriors, trained on what shadow models say.
+"""The shadow-model attack: a classifier of posteriors, trained on the records of shadow models.
 
 Source: Shokri, Stronati, Song, Shmatikov 2017, arXiv:1610.05820; sorted posteriors: Salem et al. 2019,
-arXiv:1806.01246. IFCA-MIR's Algorithm 2, lines 2 to 7.
+arXiv:1806.01246; as in IFCA-MIR's Algorithm 2, lines 2 to 7.
 """
 
 import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from shoal.attacks.membership import Records
+from shoal.attacks.membership import Needs, Query, Records
 from shoal.core.randomness import Stream
+from shoal.core.settings import Flag, settings
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 Classifier = Literal["logistic", "mlp", "random-forest"]
 
 
-@dataclass(frozen=True)
+@settings
 class ShadowModelAttack:
-    """Classifies posteriors into members and non-members.
+    """Classifies a model's posteriors on an example into those of members and of non-members.
 
     Args:
         classifier: "logistic" regression, "mlp" (64 hidden neurons) or "random-forest" (100 trees).
-        per_class: one classifier for each true class, as in the paper; otherwise one for all, which gets the
-            true class as further inputs, one-hot. A linear classifier for all classes cannot know which
-            posterior belongs to the true class, so "logistic" goes with ``per_class``.
-        sorted_posteriors: posteriors in descending order, which forgets what the classes are.
+        per_class: one classifier per true class, as in the paper; otherwise one for all, with the true class as a
+            one-hot input. A linear classifier for all classes cannot know which posterior belongs to the true class, so
+            "logistic" needs ``per_class`` or ``sorted_posteriors``.
+        sorted_posteriors: posteriors in descending order, without their classes.
+        name: of this attack in a configuration.
     """
 
-    classifier: Classifier = "logistic"
-    per_class: bool = True
-    sorted_posteriors: bool = False
+    needs: ClassVar[Needs] = "records"
+    title: ClassVar[str] = "shadow models"
 
-    @property
-    def learns(self) -> bool:
-        """It needs records."""
-        return True
+    classifier: Classifier = "logistic"
+    per_class: Flag = True
+    sorted_posteriors: Flag = False
+    name: Literal["shadow"] = "shadow"
 
     def fit(self, records: Records, stream: Stream) -> "FittedShadowModelAttack":
-        """One classifier, or one for each class on whose records there are members and non-members."""
-        features = self._features(records.outputs, records.labels)
+        """Train one classifier, or one per class whose records have both members and non-members."""
+        features = self.features(records.outputs, records.labels)
         member = records.member.numpy()
         labels = records.labels.numpy()
         if not self.per_class:
-            return FittedShadowModelAttack(self, {-1: _fitted(self.classifier, features, member, stream("all"))})
+            return FittedShadowModelAttack(self, {-1: _classifier(self.classifier, features, member, stream("all"))})
         fitted: dict[int, Pipeline] = {}
         for label in np.unique(labels):
-            mine = labels == label
-            if 0 < member[mine].sum() < mine.sum():
-                fitted[int(label)] = _fitted(self.classifier, features[mine], member[mine], stream("class", int(label)))
+            of_class = labels == label
+            if 0 < member[of_class].sum() < of_class.sum():
+                fitted[int(label)] = _classifier(
+                    self.classifier, features[of_class], member[of_class], stream("class", int(label))
+                )
         return FittedShadowModelAttack(self, fitted)
 
-    def _features(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    def features(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
+        """The classifiers' inputs (M, F) for outputs (M, C) and labels (M,)."""
         posteriors = torch.softmax(outputs.double(), dim=1)
         if self.sorted_posteriors:
             posteriors = posteriors.sort(dim=1, descending=True).values
@@ -75,27 +76,32 @@ class ShadowModelAttack:
 
 @dataclass(frozen=True, eq=False)
 class FittedShadowModelAttack:
-    """Scores are the classifier's probability of "member"; a class without a classifier scores 0.5, "no"."""
+    """Scores by the classifiers' probability of "member"; 0.5, so non-member, where a class has no classifier.
+
+    Args:
+        attack: that was fitted.
+        classifiers: by class; -1 is the one for all classes.
+    """
 
     attack: ShadowModelAttack
-    classifiers: dict[int, Pipeline]
+    classifiers: dict[int, "Pipeline"]
     threshold: float = 0.5
 
-    def score(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
-        """(M,) probabilities from outputs (M, C) and labels (M,)."""
-        features = self.attack._features(outputs, labels)
-        scores = np.full(len(labels), 0.5)
+    def score(self, query: Query) -> NDArray[np.float64]:
+        """Probabilities (M,) that the examples are members."""
+        features = self.attack.features(query.outputs, query.labels)
+        scores = np.full(len(query.labels), 0.5)
         for label, classifier in self.classifiers.items():
-            mine = np.ones(len(labels), dtype=bool) if label < 0 else labels.numpy() == label
-            if mine.any():
+            of_class = np.ones(len(scores), dtype=bool) if label < 0 else query.labels.numpy() == label
+            if of_class.any():
                 with _one_thread():
-                    scores[mine] = classifier.predict_proba(features[mine])[:, 1]
+                    scores[of_class] = classifier.predict_proba(features[of_class])[:, 1]
         return scores
 
 
 @cache
 def _controller() -> ThreadpoolController:
-    # Made once: finding the process's libraries takes as long as fitting a classifier.
+    # Once per process: to search its libraries takes as long as to fit a classifier.
     return ThreadpoolController()
 
 
@@ -103,7 +109,18 @@ def _one_thread() -> AbstractContextManager[object]:
     return _controller().limit(limits=1)
 
 
-def _fitted(kind: Classifier, features: NDArray[np.float64], member: NDArray[np.bool_], stream: Stream) -> Pipeline:
+def _classifier(
+    kind: Classifier, features: NDArray[np.float64], member: NDArray[np.bool_], stream: Stream
+) -> "Pipeline":
+    """A classifier of ``features`` (M, F) into ``member`` (M,), fitted."""
+    # Here, since scikit-learn takes long to import.
+    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
+    from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
+    from sklearn.neural_network import MLPClassifier  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+
     seed = stream.key() % 2**31
     estimator: Any
     match kind:
@@ -114,8 +131,8 @@ def _fitted(kind: Classifier, features: NDArray[np.float64], member: NDArray[np.
         case "random-forest":
             estimator = RandomForestClassifier(100, min_samples_leaf=5, random_state=seed)
     pipeline = make_pipeline(StandardScaler(), estimator)
-    # These problems are small: more BLAS threads only wait for each other, and may change the last bits.
+    # Such small problems are slower on several BLAS threads, which may also change the last bits.
     with warnings.catch_warnings(), _one_thread():
-        # An attack model stopped at its limit of iterations is still an attack.
+        # A classifier stopped at its limit of iterations is still an attack.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return pipeline.fit(features, member)

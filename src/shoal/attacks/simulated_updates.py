@@ -1,4 +1,4 @@
-"""Simulated updates: what a client can make of its own examples that looks like what the server sends.
+"""Simulated updates: local and aggregated updates that a client computes on examples of its own.
 
 Source: Kim et al., RAID 2023, Algorithm 3, lines 10 to 17.
 """
@@ -17,122 +17,138 @@ from shoal.engine import Engine, LocalSGD
 
 
 def schedule_of(federation: Federation) -> PropertySchedule:
-    """Who holds what in a federation.
+    """The federation's property schedule.
 
     Raises:
-        InputError: nobody.
+        InputError: it has none.
     """
     if federation.property_schedule is None:
-        raise InputError("a property attack needs a federation in which a client holds a property (Federation.holding)")
+        raise InputError(
+            "a property attack needs a federation in which a client holds a property (Federation.property_schedule)"
+        )
     return federation.property_schedule
 
 
 @dataclass(frozen=True, eq=False)
 class Auxiliary:
-    """The attacker's labelled examples: x (M, ...), y (M,), and the rows with and without the property."""
+    """The examples that the attacker simulates updates on.
+
+    Args:
+        x: (M, ...).
+        y: (M,) int64.
+        with_property: rows of x and y with the property.
+        without_property: rows without it.
+    """
 
     x: Tensor
     y: Tensor
-    held: Tensor
-    others: Tensor
+    with_property: Tensor
+    without_property: Tensor
 
     def matched(self) -> "Auxiliary":
-        """The same number of rows of each label with and without the property, as many as there are.
+        """As many rows of each label with the property as without it: the smaller of the two numbers.
 
-        An attacker whose two kinds differ in their labels learns to tell labels apart.
+        Otherwise a classifier of simulated updates may learn the labels instead of the property.
         """
         labels = self.y.cpu()
-        held, others = [self.held[:0]], [self.others[:0]]
-        for label in labels[self.held].unique():
-            pair = self.held[labels[self.held] == label], self.others[labels[self.others] == label]
+        with_property, without_property = [self.with_property[:0]], [self.without_property[:0]]
+        for label in labels[self.with_property].unique():
+            pair = [rows[labels[rows] == label] for rows in (self.with_property, self.without_property)]
             count = min(map(len, pair))
-            held.append(pair[0][:count])
-            others.append(pair[1][:count])
-        return replace(self, held=torch.cat(held), others=torch.cat(others))
+            with_property.append(pair[0][:count])
+            without_property.append(pair[1][:count])
+        return replace(self, with_property=torch.cat(with_property), without_property=torch.cat(without_property))
 
     @staticmethod
-    def own(federation: Federation, schedule: PropertySchedule) -> "Auxiliary":
-        """What the attacker trains on (the paper)."""
+    def of_attacker(federation: Federation, schedule: PropertySchedule) -> "Auxiliary":
+        """The attacker's training examples (the paper)."""
         clients = federation.clients
-        mine = clients.owned(int(torch.nonzero(federation.ids == schedule.attacker)))
-        return Auxiliary(clients.x, clients.y, mine[schedule.holds[mine]], mine[~schedule.holds[mine]])
+        rows = clients.owned(int(torch.nonzero(federation.ids == schedule.attacker)))
+        holds = schedule.holds[rows]
+        return Auxiliary(clients.x, clients.y, rows[holds], rows[~holds])
 
     @staticmethod
-    def with_test(federation: Federation, schedule: PropertySchedule) -> "Auxiliary":
-        """Its own examples with the property, and the test set's with and without it (the published codes)."""
-        own, test = Auxiliary.own(federation, schedule), federation.test
-        held = own.held.to(own.y.device)
+    def of_attacker_and_test(federation: Federation, schedule: PropertySchedule) -> "Auxiliary":
+        """The attacker's examples with the property, and all test examples (the published codes)."""
+        own, test = Auxiliary.of_attacker(federation, schedule), federation.test
+        held = own.with_property.to(own.y.device)
         rows = len(held) + torch.arange(len(test))
         return Auxiliary(
             x=torch.cat([own.x[held], test.x]),
             y=torch.cat([own.y[held], test.y]),
-            held=torch.cat([torch.arange(len(held)), rows[schedule.test_holds]]),
-            others=rows[~schedule.test_holds],
+            with_property=torch.cat([torch.arange(len(held)), rows[schedule.test_holds]]),
+            without_property=rows[~schedule.test_holds],
         )
 
 
 def local_updates(
     model: Tensor,
     auxiliary: Auxiliary,
-    mixes: list[float],
+    property_fractions: list[float],
     *,
     size: int,
     local: LocalSGD,
     engine: Engine,
     stream: Stream,
 ) -> Tensor:
-    """What clients would make of ``model`` (P,), each with examples of its own: (n, P).
+    """The updates (n, P) of n simulated clients that start from ``model`` (P,).
 
-    All start from the same parameters, so each is trained once, all of them together, however many aggregated updates
-    will contain it.
+    However many aggregated updates contain a local update, it is computed once, together with the others.
 
     Args:
         model: (P,).
-        auxiliary: where the examples are drawn from.
-        mixes: of each of n clients, the share of its examples that hold the property.
-        size: examples of a client, fewer where there are not as many.
-        local: what a client does.
+        auxiliary: the examples to sample from, without replacement for each client.
+        property_fractions: n, the fraction of each client's examples that has the property; if it is above 0, at least
+            one example has.
+        size: examples per client; fewer where ``auxiliary`` has fewer.
+        local: the clients' local training.
         engine: computes it.
-        stream: of the draws.
+        stream: of the samples and of local training.
     """
-    draw = stream("examples").generator()
+    generator = stream("examples").generator()
     rows = []
-    for mix in mixes:
-        # An update that is said to contain the property contains it.
-        held = min(max(round(mix * size), int(mix > 0)), len(auxiliary.held))
-        others = min(size - held, len(auxiliary.others)) if mix < 1 else 0
-        rows += [_some(auxiliary.held, held, draw), _some(auxiliary.others, others, draw)]
+    for fraction in property_fractions:
+        held = min(max(round(fraction * size), int(fraction > 0)), len(auxiliary.with_property))
+        others = min(size - held, len(auxiliary.without_property)) if fraction < 1 else 0
+        rows += [
+            _sample(auxiliary.with_property, held, generator),
+            _sample(auxiliary.without_property, others, generator),
+        ]
     sizes = torch.tensor([len(each) for each in rows]).reshape(-1, 2).sum(dim=1)
     shards = Shards.dealt(auxiliary.x, auxiliary.y, torch.cat(rows), sizes)
-    clients = torch.arange(len(mixes))
+    clients = torch.arange(len(property_fractions))
     randomness = local.randomness(shards, clients, stream("batches"))
-    updates = torch.empty(len(mixes), len(model))
+    updates = torch.empty(len(clients), len(model))
     for owners, ends in engine.train(model[None], torch.zeros_like(clients), shards, randomness, local):
         updates[owners] = ends.cpu() - model
     return updates
 
 
-def aggregates(held: Tensor, others: Tensor, members: int, count: int, stream: Stream) -> Tensor:
-    """Aggregated updates, ``count`` with the property and then as many without: (2 * count, P).
+def aggregated_updates(
+    with_property: Tensor, without_property: Tensor, size: int, count: int, stream: Stream
+) -> Tensor:
+    """Simulated aggregated updates (2 * count, P): ``count`` with the property, then as many without it.
 
-    Each is the mean of ``members`` local updates. One of those with the property is a client's that has it.
+    Each is the mean of ``size`` local updates; in each of the first half, one of these has the property.
 
     Args:
-        held: (n, P), local updates on examples with the property.
-        others: (m, P), local updates on examples without it, at least as many as ``members``.
-        members: local updates in an aggregated one.
-        count: of each kind.
-        stream: of the draws.
+        with_property: (n, P), local updates on examples with the property.
+        without_property: (m, P), local updates on examples without it, m >= ``size``.
+        size: local updates per aggregated update.
+        count: aggregated updates of each kind.
+        stream: of the samples.
     """
-    draw = stream.generator()
-    weights = torch.zeros(2 * count, len(held) + len(others))
+    generator = stream.generator()
+    held = len(with_property)
+    weights = torch.zeros(2 * count, held + len(without_property))
     for a in range(2 * count):
-        rest = members - (a < count)
-        weights[a, len(held) + torch.randperm(len(others), generator=draw)[:rest]] = 1 / members
+        others = size - (a < count)
+        weights[a, held + torch.randperm(len(without_property), generator=generator)[:others]] = 1 / size
         if a < count:
-            weights[a, a % len(held)] = 1 / members
-    return weights[:, : len(held)] @ held + weights[:, len(held) :] @ others
+            weights[a, a % held] = 1 / size
+    return weights[:, :held] @ with_property + weights[:, held:] @ without_property
 
 
-def _some(rows: Tensor, count: int, draw: torch.Generator) -> Tensor:
-    return rows[torch.randperm(len(rows), generator=draw)[:count]] if count else rows[:0]
+def _sample(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    # A sample of none must not advance the generator: the samples after it would change.
+    return rows[torch.randperm(len(rows), generator=generator)[:count]] if count else rows[:0]

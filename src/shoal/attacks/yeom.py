@@ -4,28 +4,34 @@ Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from shoal.attacks.membership import Records, losses
+from shoal.attacks.membership import Needs, Query, Records, losses
 from shoal.core.randomness import Stream
+from shoal.core.settings import settings
 
 
-@dataclass(frozen=True)
+@settings
 class LossThreshold:
-    """Says member when the loss is below the mean loss of members (Adversary 1 with that threshold), the mean
-    being taken over the shadow models' members, since an outsider knows no others.
+    """Calls an example a member when the model's loss on it is below the mean loss of members.
+
+    Adversary 1 with that threshold. The mean is over the members of the shadow models, since an outsider knows no
+    others.
+
+    Args:
+        name: of this attack in a configuration.
     """
 
-    @property
-    def learns(self) -> bool:
-        """It needs records."""
-        return True
+    needs: ClassVar[Needs] = "records"
+    title: ClassVar[str] = "loss threshold"
+
+    name: Literal["loss-threshold"] = "loss-threshold"
 
     def fit(self, records: Records, stream: Stream) -> "FittedLossThreshold":
-        """The threshold that members of ``records`` set."""
+        """Set the threshold to minus the mean loss of the members in ``records``; infinite where there are none."""
         del stream
         of_members = losses(records.outputs, records.labels)[records.member.numpy()]
         return FittedLossThreshold(-float(of_members.mean()) if len(of_members) else np.inf)
@@ -33,31 +39,42 @@ class LossThreshold:
 
 @dataclass(frozen=True)
 class FittedLossThreshold:
-    """Scores are negative losses in nats."""
+    """Scores by minus the loss, in nats."""
 
     threshold: float
 
-    def score(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
-        """Negative losses (M,) from outputs (M, C) and labels (M,)."""
-        return -losses(outputs, labels)
+    def score(self, query: Query) -> NDArray[np.float64]:
+        """Negative losses (M,)."""
+        return -losses(query.outputs, query.labels)
+
+
+@settings
+class Gap:
+    """Calls an example a member when the model classifies it correctly; nothing has to be fitted.
+
+    Its balanced accuracy is 0.5 + (train accuracy - test accuracy) / 2.
+
+    Args:
+        name: of this attack in a configuration.
+    """
+
+    needs: ClassVar[Needs] = "nothing"
+    title: ClassVar[str] = "gap"
+
+    name: Literal["gap"] = "gap"
+
+    def fit(self, records: Records, stream: Stream) -> "FittedGap":
+        """The same for all models."""
+        del records, stream
+        return FittedGap()
 
 
 @dataclass(frozen=True)
-class Gap:
-    """Says member when the model classifies the example rightly; needs no shadow models."""
+class FittedGap:
+    """Scores by whether the model classifies an example correctly."""
 
     threshold: float = 0.5
 
-    @property
-    def learns(self) -> bool:
-        """It needs no records."""
-        return False
-
-    def fit(self, records: Records, stream: Stream) -> "Gap":
-        """Itself."""
-        del records, stream
-        return self
-
-    def score(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
-        """1 where outputs (M, C) are right about labels (M,), else 0."""
-        return (outputs.argmax(dim=1) == labels).double().numpy()
+    def score(self, query: Query) -> NDArray[np.float64]:
+        """1 for each of the M examples that is classified correctly, else 0."""
+        return (query.outputs.argmax(dim=1) == query.labels).double().numpy()

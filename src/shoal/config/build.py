@@ -49,7 +49,7 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
     federation = _federation(config, images)
     section, attack = config.property_attack, build_property_attack(config)
     if attack is not None:
-        attack.examples(federation)
+        attack.auxiliary_examples(federation)
     simulation = Simulation(
         federation=federation,
         setup=setup,

@@ -110,8 +110,8 @@ def build_red_team(config: Config) -> RedTeam:
             attack = Gap()
     shadow_models = ShadowModels(
         number=section.shadow_models,
-        size=None if section.shadow_size == "cluster" else section.shadow_size,
-        epochs=None if section.shadow_epochs == "round" else section.shadow_epochs,
+        size=section.shadow_size,
+        epochs=section.shadow_epochs,
         warm_start=section.warm_start,
     )
     return RedTeam(section.every, section.estimator, attack, shadow_models)
@@ -123,15 +123,15 @@ def build_property_attack(config: Config) -> PropertyAttack | None:
     if section is None:
         return None
     return PropertyAttack(
-        sees=section.sees,
+        visible_models=section.sees,
         simulate_every=section.simulate_every,
         simulated_clients=section.simulated_clients,
         simulated_updates=section.simulated_updates,
-        aggregate_of=None if section.aggregate_of == "cluster" else section.aggregate_of,
-        mixes=tuple(section.mixes),
+        aggregate_of=section.aggregate_of,
+        property_fractions=tuple(section.mixes),
         auxiliary=section.auxiliary,
-        matches_labels=section.matches_labels,
-        removes_own=section.removes_own,
+        match_labels=section.matches_labels,
+        remove_own_update=section.removes_own,
         warm_up=section.warm_up,
         forests=section.forests,
         trees=section.trees,
@@ -148,5 +148,5 @@ def build_insider(config: Config, model: Model, federation: Federation) -> Malic
         federation,
         alpha=section.alpha,
         gamma=section.gamma if section.mode == "scaled" else 1.0,
-        teaches_head=section.teaches_head,
+        train_head=section.teaches_head,
     )

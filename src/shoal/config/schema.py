@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 import tomli_w
 from pydantic import Field
 
-from shoal.attacks import ATTACKS
+from shoal.attacks import MembershipAttacks
 from shoal.config.validation import Count, Positive, Range, Section, Share, change_key, key_parts, parse, read_toml
 from shoal.core.errors import InputError
 from shoal.models import MODELS
@@ -199,7 +199,7 @@ class Config(Section):
 
 
 assert get_args(ModelSection.model_fields["name"].annotation) == MODELS
-assert get_args(RedTeamSection.model_fields["attack"].annotation) == ATTACKS
+assert get_args(RedTeamSection.model_fields["attack"].annotation) == tuple(a.name for a in get_args(MembershipAttacks))
 
 
 def read_config(path: Path, changes: Iterable[str] = ()) -> Config:

@@ -149,7 +149,7 @@ def _checkable(hint: Any) -> Any:  # noqa: ANN401
     """An annotation that pydantic can check: without aliases, which are of files, and with dataclasses and protocols
     as classes of objects.
     """
-    if is_dataclass(hint) or getattr(hint, "_is_protocol", False):
+    if isinstance(hint, type) and (is_dataclass(hint) or getattr(hint, "_is_protocol", False)):
         return Annotated[Any, _Instance(hint if is_dataclass(hint) else checkable(hint))]
     inside = get_args(hint)
     match get_origin(hint):
@@ -159,7 +159,7 @@ def _checkable(hint: Any) -> Any:  # noqa: ANN401
         case origin if origin in (Union, UnionType):
             return Union[tuple(map(_checkable, inside))]  # noqa: UP007 (of a tuple)
         case origin if origin in (dict, list, tuple):
-            return origin[tuple(map(_checkable, inside))]
+            return origin[tuple(map(_checkable, inside))]  # pyright: ignore[reportInvalidTypeArguments]
         case _:
             return hint
 

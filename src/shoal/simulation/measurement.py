@@ -63,20 +63,20 @@ def measure(
     deployed, losses = training.deployed(state)
     assignment = deployed.assignment
     state = replace(state, assignment=assignment)
-    observed = evaluate_models(state.models, assignment, federation, engine)
     attacks, records = red_team.fit(state, federation, engine, training.local_of_clusters(state), stream("attack"))
+    observed = evaluate_models(state.models, assignment, federation, engine, records)
     final = _Final(
         federation=federation,
         state=state,
         observed=observed,
-        audit=MembershipAudit.of(observed, attacks, federation),
-        test_right=observed.held_out.argmax(dim=2) == federation.test.y.cpu(),
+        audit=MembershipAudit.of(observed, attacks),
+        test_right=observed.test.argmax(dim=2) == observed.test_labels,
     )
     exposure = [final.audit.of_cluster(k, federation) for k in range(len(state.models))]
     clients = _clients(final, losses, np.array([each.accuracy for each in exposure]))
     if all(len(each) for each in records):
         thresholds = [LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)]
-        by_loss = MembershipAudit.of(observed, thresholds, federation)
+        by_loss = MembershipAudit.of(observed, thresholds)
     else:
         by_loss = None
     summary = _accuracy(final, clients) | membership_metrics.of_groups(final.audit, by_loss, federation)
@@ -84,7 +84,7 @@ def measure(
         final, clients, exposure
     )
     if federation.property_schedule is not None:
-        summary |= property_metrics.main_task_metrics(observed.held_out, final.assignment, federation)
+        summary |= property_metrics.main_task_metrics(observed.test, final.assignment, federation)
     rule = private_rule(training.local_of(state, 0))
     if rule is not None:
         cohorts = [training.cohort(number) for number in range(1, state.round + 1)]
@@ -146,7 +146,7 @@ def _fairness(final: _Final) -> Summary:
     for g in final.federation.groups_with_clients:
         rows = (test.group == g).numpy()
         for k in np.unique(assignment[group == g]):
-            predicted = final.observed.held_out[k].argmax(dim=1).numpy()[rows]
+            predicted = final.observed.test[k].argmax(dim=1).numpy()[rows]
             labels.append(test.y.cpu().numpy()[rows])
             predictions.append(predicted)
             of_group.append(np.full(len(predicted), g))

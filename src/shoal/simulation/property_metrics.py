@@ -37,7 +37,7 @@ def updates_of(
     """
     found = classify_updates(attack, observations, stream, jobs=jobs)
     if maps:
-        features = torch.cat([each.seen for each in observations]).float().numpy()
+        features = torch.cat([each.features for each in observations]).float().numpy()
         early = found["round"].to_numpy() <= EARLY * max(each.round for each in observations)
         for name, rows in (("all", np.ones(len(found), dtype=bool)), ("early", early)):
             places = np.full((len(found), 2), np.nan)

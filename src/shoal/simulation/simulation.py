@@ -219,7 +219,7 @@ def run_rounds(
     began = time.perf_counter()
     before = now.seconds["total"]
     training, attack = simulation.on(engine), simulation.property_attack
-    auxiliary = None if attack is None else attack.examples(simulation.federation)
+    auxiliary = None if attack is None else attack.auxiliary_examples(simulation.federation)
     for state, report in training.rounds(now.state, simulation.rounds):
         if len(report.cohort) == 0:
             LOG.warning("round %d: no client took part; nothing changed", state.round)
@@ -228,7 +228,7 @@ def run_rounds(
         spent = report.seconds
         if attack is not None and auxiliary is not None and now.updates is not None:
             watching = time.perf_counter()
-            observation, updates = attack.watch(now.state, state, report, now.updates, auxiliary, training)
+            observation, updates = attack.observe(now.state, state, report, now.updates, auxiliary, training)
             now = replace(now, updates=updates, observation=observation)
             spent = spent | {"property_attack": time.perf_counter() - watching}
         seconds = {key: now.seconds[key] + value for key, value in spent.items()}
