@@ -2,16 +2,20 @@
 
 The hyper-parameters of an algorithm, attack or defence are declared once, as the fields of its dataclass: type, range
 and default in the annotation, meaning in the docstring. Python code that makes such a value and a TOML file that
-describes one are checked by the same declaration.
+describes one are checked by the same declaration, and the tables of docs/configuration.md are generated from it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
+from itertools import chain
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import runtime_checkable as checkable
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from shoal.core.errors import InputError
 
@@ -21,8 +25,14 @@ Count = Annotated[int, Field(ge=0, strict=True)]
 Positive = Annotated[int, Field(ge=1, strict=True)]
 """A whole number, at least 1."""
 
+Number = Annotated[float, Field(strict=True)]
+"""A number; whole ones become floats."""
+
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
 """A number in [0, 1]."""
+
+OpenFraction = Annotated[float, Field(gt=0, lt=1, strict=True)]
+"""A number above 0 and below 1."""
 
 PositiveFloat = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 """A finite number above 0."""
@@ -33,17 +43,40 @@ NonNegativeFloat = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False
 Flag = Annotated[bool, Field(strict=True)]
 """True or false."""
 
-Range = Annotated[tuple[float, float], Field(strict=False)]
-"""Two numbers, [low, high]."""
+Range = tuple[Number, Number]
+"""Two numbers, [low, high]; a list becomes a tuple."""
+
+
+@dataclass(frozen=True)
+class Inline:
+    """Marks a field whose own keys stand in its parent's table: ``ifca: Annotated[IFCA, Inline()] = IFCA()``.
+
+    Args:
+        key: where values of several kinds fit the field, the key that names the kind; None: the field's own.
+    """
+
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class Internal:
+    """Marks a field that only Python code sets; it is no key of a file."""
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """Marks a field that a file must state although Python has a default for it."""
+
 
 _Settings = TypeVar("_Settings")
+_MARK = "__settings__"
 
-_CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def settings(cls: type[_Settings]) -> type[_Settings]:
     """A frozen dataclass that checks its fields; its own ``__post_init__``, if any, runs after that.
+
+    Values take the form that their annotation says: whole numbers become floats and lists tuples where it says so.
 
     Raises:
         InputError: when a value is made with a field outside its range; the sentence names the argument.
@@ -56,32 +89,79 @@ def settings(cls: type[_Settings]) -> type[_Settings]:
     ...
     shoal.core.errors.InputError: 'clusters' must be at least 1; got 0
     """
-    relations: Callable[[Any], None] | None = cls.__dict__.get("__post_init__")
+    relations: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
 
     def check(self: Any) -> None:  # noqa: ANN401
-        for name, adapter in _adapters(type(self)).items():
-            value = getattr(self, name)
-            try:
-                adapter.validate_python(value)
-            except ValidationError as error:
-                raise InputError(f"'{name}' must be {allowed(error.errors())}; got {spelled(value)}") from error
+        for each in fields(self):
+            object.__setattr__(self, each.name, checked(type(self), each.name, getattr(self, each.name)))
         if relations is not None:
             relations(self)
 
-    cls.__post_init__ = check  # pyright: ignore[reportAttributeAccessIssue]
-    cls.__pydantic_config__ = _CONFIG  # pyright: ignore[reportAttributeAccessIssue]
+    setattr(cls, "__post_init__", check)  # noqa: B010 (the type has no such attribute)
+    setattr(cls, _MARK, True)
     return dataclass(frozen=True)(cls)
+
+
+def is_settings(kind: object) -> bool:
+    """Whether ``kind`` is a class made by `settings`."""
+    return isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, _MARK)
+
+
+def checked(cls: type, name: str, value: object, called: str | None = None) -> Any:  # noqa: ANN401
+    """A value for the field ``name`` of the settings ``cls``, in the form that its annotation says.
+
+    Args:
+        cls: settings.
+        name: of one of its fields.
+        value: for that field.
+        called: what the sentence calls it; None: by its name.
+
+    Raises:
+        InputError: the value does not fit.
+    """
+    try:
+        return _adapters(cls)[name].validate_python(value)
+    except ValidationError as error:
+        errors = error.errors()
+        given = spelled(errors[0]["input"])
+        raise InputError(f"'{called or name}' must be {allowed(errors)}; got {given}") from error
 
 
 @cache
 def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
+    config = ConfigDict(arbitrary_types_allowed=True)
     hints = get_type_hints(cls, include_extras=True)
-    return {each.name: TypeAdapter(hints[each.name], config=_config_of(hints[each.name])) for each in fields(cls)}
+    return {each.name: TypeAdapter(_checkable(hints[each.name]), config=config) for each in fields(cls)}
 
 
-def _config_of(hint: object) -> ConfigDict | None:
-    # pydantic takes no configuration for a type that has its own.
-    return None if hasattr(hint, "__pydantic_config__") else ConfigDict(arbitrary_types_allowed=True)
+@dataclass(frozen=True)
+class _Instance:
+    """Tells pydantic to take objects of a class as they are."""
+
+    kind: type
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        del source, handler
+        return core_schema.is_instance_schema(self.kind)
+
+
+def _checkable(hint: Any) -> Any:  # noqa: ANN401
+    """An annotation that pydantic can check: without aliases, which are of files, and with dataclasses and protocols
+    as classes of objects.
+    """
+    if isinstance(hint, type) and (is_dataclass(hint) or getattr(hint, "_is_protocol", False)):
+        return Annotated[Any, _Instance(hint if is_dataclass(hint) else checkable(hint))]
+    inside = get_args(hint)
+    match get_origin(hint):
+        case origin if origin is Annotated:
+            marks = [each.metadata if isinstance(each, FieldInfo) else [each] for each in inside[1:]]
+            return Annotated[(_checkable(inside[0]), *chain.from_iterable(marks), None)]
+        case origin if origin in (Union, UnionType):
+            return Union[tuple(map(_checkable, inside))]  # noqa: UP007 (of a tuple)
+        case origin if origin in (dict, list, tuple):
+            return origin[tuple(map(_checkable, inside))]  # pyright: ignore[reportInvalidTypeArguments]
+        case _:
+            return hint
 
 
 def spelled(value: object) -> str:
@@ -93,9 +173,21 @@ def spelled(value: object) -> str:
     return "a table" if isinstance(value, dict) else repr(value)
 
 
+def one_of(words: Sequence[str]) -> str:
+    """Words in an error sentence.
+
+    >>> one_of(["a", "b", "c"])
+    "'a', 'b' or 'c'"
+    """
+    *others, last = map(repr, words)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def allowed(errors: Sequence[ErrorDetails]) -> str:
     """What pydantic expected of one value, as the rest of a sentence after "must be"."""
-    return " or ".join(dict.fromkeys(map(_allowed, errors)))
+    # Where an element of a list does not fit, pydantic also misses it in the list's length.
+    of_elements = [error for error in errors if error["type"] not in ("too_short", "too_long")]
+    return " or ".join(dict.fromkeys(map(_allowed, of_elements or errors)))
 
 
 def _allowed(error: ErrorDetails) -> str:
@@ -104,27 +196,31 @@ def _allowed(error: ErrorDetails) -> str:
         case "too_short" | "too_long":
             length = int(context.get("max_length", context.get("min_length", 1)))
             return {1: "not empty", 2: "two numbers, [low, high]"}.get(length, f"a list of {length}")
-        case "string_pattern_mismatch":
-            return "'cpu' or 'cuda'"
+        case "missing":
+            return "two numbers, [low, high]"
         case "literal_error":
             return context["expected"]
         case "greater_than":
-            return f"above {context['gt']}"
+            return f"above {context['gt']:g}"
         case "greater_than_equal":
-            return f"at least {context['ge']}"
+            return f"at least {context['ge']:g}"
         case "less_than":
-            return f"below {context['lt']}"
+            return f"below {context['lt']:g}"
         case "less_than_equal":
-            return f"at most {context['le']}"
-        case "model_type" | "dict_type" | "dataclass_type":
-            return "a table"
-        case _:
+            return f"at most {context['le']:g}"
+        case "value_error":
+            return str(context["error"])
+        case "is_instance_of":
+            return f"an instance of {context['class']}"
+        case kind:
             kinds = {
                 "int_type": "a whole number",
                 "float_type": "a number",
                 "string_type": "a string",
                 "list_type": "a list",
+                "tuple_type": "a list",
+                "dict_type": "a table",
                 "bool_type": "true or false",
                 "finite_number": "a finite number",
             }
-            return kinds.get(error["type"], error["msg"].removeprefix("Input should be "))
+            return kinds.get(kind, error["msg"].removeprefix("Input should be "))
