@@ -3,18 +3,18 @@
 Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas 2017, arXiv:1602.05629, Algorithm 1.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from shoal.core.randomness import Stream
+from shoal.core.settings import settings
 from shoal.data.federation import Federation, Preferences
-from shoal.engine import Engine, averaging_weights
+from shoal.engine import Engine, LocalSGD, averaging_weights
 
 
-@dataclass(frozen=True)
+@settings
 class FedAvg:
     """Every client trains the one model; the server averages the ends.
 
@@ -22,7 +22,13 @@ class FedAvg:
         weighting: of clients: by "examples" (the paper), or "equal".
     """
 
+    title: ClassVar[str] = "FedAvg"
+
     weighting: Literal["examples", "equal"] = "examples"
+    name: Literal["fedavg"] = "fedavg"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Nothing that FedAvg cannot do with."""
 
     @property
     def clusters(self) -> int:

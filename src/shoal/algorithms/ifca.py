@@ -4,23 +4,21 @@ Source: Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, Algorithm 1.
 """
 
 import logging
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.federation import Federation, Preferences
-from shoal.engine import Engine, averaging_weights
+from shoal.engine import Engine, LocalSGD, averaging_weights
 
 LOG = logging.getLogger(__name__)
 
-_CHOICES = {"averaging": ("model", "gradient"), "weighting": ("equal", "examples"), "choose_by": ("all", "batch")}
 
-
-@dataclass(frozen=True)
+@settings
 class Redraw:
     """The official code's rule for initial models: draw all K anew until each wins enough clients.
 
@@ -30,17 +28,12 @@ class Redraw:
         attempts: draws before the last is taken anyway, with a warning.
     """
 
-    share: float = 0.35
-    clients: int = 20
-    attempts: int = 100
-
-    def __post_init__(self) -> None:
-        require(0 < self.share < 1, f"'algorithm.redraw.share' must be in (0, 1); got {self.share:g}")
-        require(self.clients >= 1, f"'algorithm.redraw.clients' must be at least 1; got {self.clients}")
-        require(self.attempts >= 1, f"'algorithm.redraw.attempts' must be at least 1; got {self.attempts}")
+    share: OpenFraction = 0.35
+    clients: Positive = 20
+    attempts: Positive = 100
 
 
-@dataclass(frozen=True)
+@settings
 class IFCA:
     """Every client trains the model that loses least on its own examples; the server averages by cluster.
 
@@ -57,21 +50,29 @@ class IFCA:
         InputError: fewer than one cluster.
     """
 
-    clusters: int = 2
+    title: ClassVar[str] = "IFCA"
+
+    clusters: Positive = 2
     averaging: Literal["model", "gradient"] = "model"
     weighting: Literal["equal", "examples"] = "equal"
     choose_by: Literal["all", "batch"] = "all"
     redraw: Redraw | None = None
+    name: Literal["ifca"] = "ifca"
 
     def __post_init__(self) -> None:
-        require(self.clusters >= 1, f"'algorithm.clusters' must be at least 1; got {self.clusters}")
-        for key, allowed in _CHOICES.items():
-            given = getattr(self, key)
-            require(given in allowed, f"'algorithm.{key}' must be '{allowed[0]}' or '{allowed[1]}'; got '{given}'")
         share = 0.0 if self.redraw is None else self.redraw.share
         require(
             share * self.clusters <= 1,
-            f"'algorithm.redraw.share' = {share:g} for each of {self.clusters} models is more than all clients",
+            f"'redraw.share' = {share:g} for each of {self.clusters} models is more than all clients",
+        )
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Raise `InputError` where gradients are averaged, but a round has not one of each client."""
+        del risk_period
+        require(
+            self.averaging == "model" or local.steps == 1,
+            "'averaging' = \"gradient\" takes one gradient from each client in a round, so local training must have "
+            "'steps' = 1",
         )
 
     @property

@@ -4,18 +4,19 @@ Source: Jung, Biswas, Palamidessi, "Mitigating Membership Inference Vulnerabilit
 Learning", Algorithm 1. The risk l(theta) is the red team's (Algorithm 2; `attacks.red_team`), sent with the models.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
 from shoal.algorithms.ifca import IFCA
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.core.settings import Inline, settings
 from shoal.data.federation import Federation, Preferences
-from shoal.engine import Engine
+from shoal.engine import Engine, LocalSGD
 
 
-@dataclass(frozen=True)
+@settings
 class IFCAMIR:
     """Client i trains the model of least ``alpha_i * loss_ik + beta_i * risk_k`` (Algorithm 1, line 12).
 
@@ -26,7 +27,15 @@ class IFCAMIR:
         ifca: everything else.
     """
 
-    ifca: IFCA = IFCA()
+    title: ClassVar[str] = "IFCA-MIR"
+
+    ifca: Annotated[IFCA, Inline()] = IFCA()
+    name: Literal["ifca-mir"] = "ifca-mir"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """It needs estimates of risk."""
+        require(risk_period > 0, "IFCA-MIR chooses by risk, so the red team's 'every' must be at least 1; got 0")
+        self.ifca.check(local, risk_period)
 
     @property
     def clusters(self) -> int:

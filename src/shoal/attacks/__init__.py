@@ -1,7 +1,7 @@
 """Attacks on the models of a federation, one paper a file, each a frozen dataclass; and the red team.
 
 May import `engine` and below, never `algorithms`. An attack fills the socket `MembershipAttack`; the red team
-fills the engine's socket `RiskEstimator`. To add an attack: a new file, its name in `ATTACKS` and in the config.
+fills the engine's socket `RiskEstimator`. To add an attack: a new file, and its class in `MembershipAttacks`.
 """
 
 from shoal.attacks.active_property import ActivePropertyAttacker, active_property_attacker
@@ -15,15 +15,16 @@ from shoal.attacks.shokri import ShadowModelAttack
 from shoal.attacks.update_features import pooled
 from shoal.attacks.yeom import Gap, LossThreshold
 
-ATTACKS = ("shadow", "loss-threshold", "gap")
+MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
+"""The membership-inference attacks that a file can name."""
 
 __all__ = [
-    "ATTACKS",
     "ActivePropertyAttacker",
     "FittedAttack",
     "Gap",
     "LossThreshold",
     "MembershipAttack",
+    "MembershipAttacks",
     "MembershipAudit",
     "ModelOutputs",
     "PropertyAttack",

@@ -9,15 +9,17 @@ apart (`forest.py`). In `active.py` it also sends updates of its own making.
 
 import logging
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from shoal.attacks.simulated_updates import Auxiliary, aggregates, local_updates, schedule_of
 from shoal.attacks.update_features import pooled
 from shoal.core.errors import require
+from shoal.core.settings import Count, Flag, Positive, settings
 from shoal.data.federation import Federation
 from shoal.engine import DivergenceError, RoundReport, State, Training
 
@@ -51,7 +53,7 @@ class RoundObservation:
     cosine: Tensor
 
 
-@dataclass(frozen=True)
+@settings
 class PropertyAttack:
     """What the attacker does beside training.
 
@@ -59,20 +61,20 @@ class PropertyAttack:
     published codes.
 
     Args:
-        sees: "all" models, as IFCA sends them to every client, here also in rounds in which it takes no part; or its
-            "own", the one that it trains in the round.
+        visible_models: "all" models, as IFCA sends them to every client, here also in rounds in which it takes no part;
+            or its "own", the one that it trains in the round.
         simulate_every: rounds from one simulation to the next.
         simulated_clients: local updates that are simulated of each kind, at least.
         simulated_updates: aggregated updates that are made of them, of each kind.
-        aggregate_of: local updates in an aggregated one; None: as many as other clients train a model on average,
+        aggregate_of: local updates in an aggregated one; "cluster": as many as other clients train a model on average,
             n // K - 1 of n clients in a round and at least one, which is all that a client can know (as the authors'
             code).
-        mixes: shares of property in the simulated batches that contain it, in turn (Melis et al.'s code: 1, 0.4, 0.6,
-            0.8).
+        property_fractions: shares of property in the simulated batches that contain it, in turn (Melis et al.'s code:
+            1, 0.4, 0.6, 0.8).
         auxiliary: "attacker", what it trains on (the paper), or "attacker+test" (the published codes).
-        matches_labels: simulate on examples whose labels are in the same proportions with and without the property.
-        removes_own: take the attacker's own part out of the update of the model that it trained, as the published codes
-            do. It must know how many clients share that model; in the paper it does not.
+        match_labels: simulate on examples whose labels are in the same proportions with and without the property.
+        remove_own_update: take the attacker's own part out of the update of the model that it trained, as the published
+            codes do. It must know how many clients share that model; in the paper it does not.
         warm_up: rounds before the first that is attacked.
         forests: a "single" random forest for all models (the paper), or one "per-cluster".
         trees: of a random forest.
@@ -81,24 +83,20 @@ class PropertyAttack:
         InputError: a value outside its range.
     """
 
-    sees: Literal["all", "own"] = "all"
-    simulate_every: int = 1
-    simulated_clients: int = 8
-    simulated_updates: int = 8
-    aggregate_of: int | None = None
-    mixes: tuple[float, ...] = (1.0,)
+    visible_models: Literal["all", "own"] = "all"
+    simulate_every: Positive = 1
+    simulated_clients: Positive = 8
+    simulated_updates: Positive = 8
+    aggregate_of: Positive | Literal["cluster"] = "cluster"
+    property_fractions: Annotated[tuple[Annotated[float, Field(gt=0, le=1, strict=True)], ...], Field(min_length=1)] = (
+        1.0,
+    )
     auxiliary: Literal["attacker", "attacker+test"] = "attacker"
-    matches_labels: bool = False
-    removes_own: bool = False
-    warm_up: int = 0
+    match_labels: Flag = False
+    remove_own_update: Flag = False
+    warm_up: Count = 0
     forests: Literal["single", "per-cluster"] = "single"
-    trees: int = 100
-
-    def __post_init__(self) -> None:
-        for name in ("simulate_every", "simulated_clients", "simulated_updates", "trees"):
-            require(getattr(self, name) >= 1, f"'property_attack.{name}' must be at least 1; got {getattr(self, name)}")
-        within = bool(self.mixes) and all(0 < mix <= 1 for mix in self.mixes)
-        require(within, f"'property_attack.mixes' must be shares above 0 and at most 1; got {list(self.mixes)}")
+    trees: Positive = 100
 
     def examples(self, federation: Federation) -> Auxiliary:
         """What the attacker simulates with.
@@ -113,18 +111,18 @@ class PropertyAttack:
             "a property attack needs examples with the property and without it; the attacker has "
             f"{len(found.held):,} and {len(found.others):,}",
         )
-        if not self.matches_labels:
+        if not self.match_labels:
             return found
         matched = found.matched()
         require(
             len(matched.held) > 0,
-            "'property_attack.matches_labels' needs an attacker that has some label both with and without the property",
+            "'match_labels' needs an attacker that has some label both with and without the property",
         )
         return matched
 
     def members(self, clients: int, models: int) -> int:
         """Local updates in a simulated aggregated update, of n clients in a round and K models."""
-        return self.aggregate_of if self.aggregate_of is not None else max(1, clients // models - 1)
+        return self.aggregate_of if self.aggregate_of != "cluster" else max(1, clients // models - 1)
 
     def watch(
         self, before: State, after: State, report: RoundReport, last: Tensor, auxiliary: Auxiliary, training: Training
@@ -146,13 +144,14 @@ class PropertyAttack:
         """
         schedule = schedule_of(training.federation)
         ids, models = training.federation.ids[report.cohort], len(before.models)
-        visible = list(range(models)) if self.sees == "all" else report.assignment[ids == schedule.attacker].tolist()
+        own = report.assignment[ids == schedule.attacker].tolist()
+        visible = list(range(models)) if self.visible_models == "all" else own
         if after.round <= self.warm_up:
             visible = []
         others = torch.bincount(report.assignment[ids != schedule.attacker], minlength=models)
         attacked = [k for k in visible if others[k] > 0]
         updates = (after.models - before.models)[attacked]
-        told = self._others_alone(before, after, report, training)[attacked] if self.removes_own else updates
+        told = self._others_alone(before, after, report, training)[attacked] if self.remove_own_update else updates
         holder = report.assignment[ids == schedule.victim].tolist() if schedule.present(after.round) else []
         simulated = self._simulations(visible, before, auxiliary, training) if self._simulates(after.round) else {}
         each = self.simulated_updates
@@ -201,7 +200,7 @@ class PropertyAttack:
         # What others have the attacker does not know: a simulated client has as many examples as the attacker uses.
         own = int(federation.clients.sizes[federation.ids == schedule_of(federation).attacker])
         members = self.members(round(training.participation * len(federation)), len(before.models))
-        mixes = [self.mixes[i % len(self.mixes)] for i in range(self.simulated_clients)]
+        mixes = [self.property_fractions[i % len(self.property_fractions)] for i in range(self.simulated_clients)]
         mixes += [0.0] * max(self.simulated_clients, members)
         updates = local_updates(
             before.models[k],

@@ -9,8 +9,7 @@ The server holds no members, so there are three answers, each an estimator:
 - "audit": on all members and on test examples, which only a simulator knows.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.core.settings import Count, Inline, settings
 from shoal.data.federation import Federation
 from shoal.engine import Engine, LocalSGD, State
 from shoal.metrics import balanced_accuracy
@@ -29,7 +29,7 @@ from shoal.metrics import balanced_accuracy
 Estimator = Literal["shadow", "federated", "audit"]
 
 
-@dataclass(frozen=True)
+@settings
 class RedTeam:
     """Estimates each model's risk every so many rounds.
 
@@ -40,13 +40,10 @@ class RedTeam:
         shadow_models: how shadow models are trained.
     """
 
-    every: int = 5
+    every: Count = 5
     estimator: Estimator = "shadow"
-    attack: MembershipAttack = ShadowModelAttack()
-    shadow_models: ShadowModels = ShadowModels()
-
-    def __post_init__(self) -> None:
-        require(self.every >= 0, f"'red_team.every' must be at least 0; got {self.every}")
+    attack: Annotated[MembershipAttack, Inline()] = ShadowModelAttack()
+    shadow_models: Annotated[ShadowModels, Inline()] = ShadowModels()
 
     def risks(self, state: State, federation: Federation, engine: Engine, local: LocalSGD, stream: Stream) -> Tensor:
         """(K,) float64, membership-inference accuracy by model.

@@ -4,14 +4,17 @@ Source: Shokri et al. 2017, arXiv:1610.05820, section V-C; IFCA-MIR, Algorithm 2
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from shoal.attacks.membership import Records
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.core.settings import Flag, Positive, settings
 from shoal.data.federation import Examples, Federation
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD, State
@@ -19,7 +22,7 @@ from shoal.engine import Engine, LocalSGD, State
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@settings
 class ShadowModels:
     """How shadow models are trained. All of one evaluation train together, as clients of the engine do.
 
@@ -28,29 +31,24 @@ class ShadowModels:
 
     Args:
         number: shadow models of each cluster's model (IFCA-MIR: 3).
-        size: examples each trains on; None: as many as the cluster's clients hold together (at least one
+        size: examples each trains on; "cluster": as many as the cluster's clients hold together (at least one
             average client's), since the risk could not depend on the cluster's size otherwise. At most half
             the shadow set either way.
-        epochs: passes over them; None: as many as a client makes in a round.
+        epochs: passes over them; "round": as many as a client makes in a round.
         warm_start: start from the cluster's model; otherwise from a random one.
 
     Raises:
         InputError: a number below 1.
     """
 
-    number: int = 3
-    size: int | None = None
-    epochs: int | None = None
-    warm_start: bool = True
+    number: Annotated[Positive, Field(alias="shadow_models")] = 3
+    size: Annotated[Positive | Literal["cluster"], Field(alias="shadow_size")] = "cluster"
+    epochs: Annotated[Positive | Literal["round"], Field(alias="shadow_epochs")] = "round"
+    warm_start: Flag = True
 
     def __post_init__(self) -> None:
-        require(self.number >= 1, f"'red_team.shadow_models' must be at least 1; got {self.number}")
-        require(self.size is None or self.size >= 1, f"'red_team.shadow_size' must be at least 1; got {self.size}")
         alone = self.number == 1 and self.size == 1
-        require(not alone, "'red_team.shadow_size' must be at least 2 with one shadow model; got 1")
-        require(
-            self.epochs is None or self.epochs >= 1, f"'red_team.shadow_epochs' must be at least 1; got {self.epochs}"
-        )
+        require(not alone, "a single shadow model must train on at least 2 examples; got 1")
 
     def train(
         self, state: State, federation: Federation, engine: Engine, local: LocalSGD, stream: Stream
@@ -75,7 +73,7 @@ class ShadowModels:
             starts, which = state.models, names // self.number
         else:
             starts, which = torch.stack([engine.model.init(stream("start", int(i))) for i in names]), names
-        passes = self.epochs if self.epochs is not None else local.passes_of(int(federation.clients.sizes.max()))
+        passes = self.epochs if self.epochs != "round" else local.passes_of(int(federation.clients.sizes.max()))
         training = replace(local.at(max(1, state.round)), epochs=passes, steps=None)
         randomness = training.randomness(shards, names, stream("batches"))
         collected: dict[int, Records] = {}
@@ -86,7 +84,7 @@ class ShadowModels:
 
     def _size(self, state: State, federation: Federation, k: int) -> int:
         sizes = federation.clients.sizes
-        if self.size is not None:
+        if self.size != "cluster":
             wanted = self.size
         else:
             wanted = max(int(sizes[state.assignment == k].sum()), round(float(sizes.double().mean())))

@@ -8,7 +8,7 @@ import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,11 +24,12 @@ from torch import Tensor
 
 from shoal.attacks.membership import Records
 from shoal.core.randomness import Stream
+from shoal.core.settings import Flag, settings
 
 Classifier = Literal["logistic", "mlp", "random-forest"]
 
 
-@dataclass(frozen=True)
+@settings
 class ShadowModelAttack:
     """Classifies posteriors into members and non-members.
 
@@ -40,9 +41,12 @@ class ShadowModelAttack:
         sorted_posteriors: posteriors in descending order, which forgets what the classes are.
     """
 
+    title: ClassVar[str] = "shadow models"
+
     classifier: Classifier = "logistic"
-    per_class: bool = True
-    sorted_posteriors: bool = False
+    per_class: Flag = True
+    sorted_posteriors: Flag = False
+    name: Literal["shadow"] = "shadow"
 
     @property
     def learns(self) -> bool:

@@ -4,6 +4,7 @@ Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +12,18 @@ from torch import Tensor
 
 from shoal.attacks.membership import Records, losses
 from shoal.core.randomness import Stream
+from shoal.core.settings import settings
 
 
-@dataclass(frozen=True)
+@settings
 class LossThreshold:
     """Says member when the loss is below the mean loss of members (Adversary 1 with that threshold), the mean
     being taken over the shadow models' members, since an outsider knows no others.
     """
+
+    title: ClassVar[str] = "loss threshold"
+
+    name: Literal["loss-threshold"] = "loss-threshold"
 
     @property
     def learns(self) -> bool:
@@ -42,11 +48,18 @@ class FittedLossThreshold:
         return -losses(outputs, labels)
 
 
-@dataclass(frozen=True)
+@settings
 class Gap:
     """Says member when the model classifies the example rightly; needs no shadow models."""
 
-    threshold: float = 0.5
+    title: ClassVar[str] = "gap"
+
+    name: Literal["gap"] = "gap"
+
+    @property
+    def threshold(self) -> float:
+        """Between right and wrong."""
+        return 0.5
 
     @property
     def learns(self) -> bool:

@@ -1,14 +1,16 @@
 """Local training as a value: plain SGD for some epochs or steps."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.core.settings import Internal, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data.shards import Shards
 
 
@@ -44,16 +46,17 @@ class LocalRandomness:
     seeds: Tensor
 
 
-@dataclass(frozen=True)
+@settings
 class LocalSGD:
     """What a client does with its data in a round: SGD from the model it starts at.
 
     Args:
-        epochs: passes over the local data, each in a new random order. Exactly one of ``epochs`` and ``steps``.
-        steps: gradient steps, passing over the data in random orders as often as it takes.
-        batch_size: examples a step, the last batch of a pass being smaller; None: all local data.
+        epochs: passes over the local data, each in a new random order; 1 where neither ``epochs`` nor ``steps`` is
+            given.
+        steps: gradient steps instead of epochs, passing over the data in random orders as often as it takes.
+        batch_size: examples a step, the last batch of a pass being smaller; "all": all local data.
         learning_rate: of the first round.
-        decay: factor on the learning rate from one round to the next.
+        decay: factor on the learning rate from one round to the next, in (0, 1].
         weight_decay: L2 coefficient, added to the gradient as ``weight_decay * parameters``.
         gradient_privacy: what makes the steps differentially private; None: nothing.
 
@@ -64,27 +67,21 @@ class LocalSGD:
     15
     """
 
-    epochs: int | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    learning_rate: float = 0.1
-    decay: float = 1.0
-    weight_decay: float = 0.0
-    gradient_privacy: GradientPrivacy | None = None
+    epochs: Positive | None = None
+    steps: Positive | None = None
+    batch_size: Positive | Literal["all"] = 32
+    learning_rate: PositiveFloat = 0.1
+    decay: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
+    weight_decay: NonNegativeFloat = 0.0
+    gradient_privacy: Annotated[GradientPrivacy | None, Internal()] = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         require(
-            (self.epochs is None) != (self.steps is None),
-            f"'local' takes either epochs or steps; got epochs = {self.epochs} and steps = {self.steps}",
+            self.epochs is None or self.steps is None,
+            f"give either epochs or steps; got epochs = {self.epochs} and steps = {self.steps}",
         )
-        for name in ("epochs", "steps", "batch_size"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"'local.{name}' must be at least 1; got {value}")
-        require(0 < self.learning_rate < math.inf, f"'local.learning_rate' must be above 0; got {self.learning_rate:g}")
-        require(0 < self.decay <= 1, f"'local.decay' must be above 0 and at most 1; got {self.decay:g}")
-        require(
-            0 <= self.weight_decay < math.inf, f"'local.weight_decay' must be at least 0; got {self.weight_decay:g}"
-        )
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 1)
 
     @property
     def private(self) -> bool:
@@ -102,7 +99,7 @@ class LocalSGD:
 
     def batch(self, size: int) -> int:
         """Examples in a full batch of an owner of ``size`` examples."""
-        return size if self.batch_size is None else min(self.batch_size, size)
+        return size if self.batch_size == "all" else min(self.batch_size, size)
 
     def steps_of(self, size: int) -> int:
         """Gradient steps that an owner of ``size`` examples takes in a round."""
@@ -117,7 +114,7 @@ class LocalSGD:
 
     def batches(self, sizes: Tensor) -> Tensor:
         """`batch` of each of n owners: sizes (n,) -> (n,) int64."""
-        return sizes if self.batch_size is None else sizes.clamp(max=self.batch_size)
+        return sizes if self.batch_size == "all" else sizes.clamp(max=self.batch_size)
 
     def steps_each(self, sizes: Tensor) -> Tensor:
         """`steps_of` each of n owners: sizes (n,) -> (n,) int64."""

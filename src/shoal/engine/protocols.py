@@ -53,6 +53,12 @@ class RoundReport:
 class Algorithm(Protocol):
     """A federated algorithm is a value with three pure methods; the engine plays the rounds."""
 
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Raise `InputError` where this algorithm cannot do with that local training, or with risks that are estimated
+        every ``risk_period`` rounds (0: never).
+        """
+        ...
+
     @property
     def clusters(self) -> int:
         """K, the number of models."""
