@@ -1,4 +1,4 @@
-"""The one shape of a defence: from what is trained and how to what is trained and how."""
+"""The protocol of defences: each maps a `TrainingSetup` to a `TrainingSetup`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from shoal.models import Model
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What a defence may change.
+    """The parts of training that a defence may change.
 
     Args:
-        model: what is trained.
-        local: what a client does in a round.
-        screen: what the server does to updates before it merges them; None: nothing.
+        model: that is trained.
+        local: local training.
+        update_filter: applied by the server to each update before aggregation; None: nothing is.
     """
 
     model: Model
@@ -24,10 +24,14 @@ class TrainingSetup:
 
 
 class Defense(Protocol):
-    """A defence against what clients and the server can learn from updates, or do by them; a value."""
+    """A defence against what can be learned from updates or done by them: settings with one method."""
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with this defence; `InputError` where it has no place there."""
+        """The setup with this defence.
+
+        Raises:
+            InputError: the defence does not fit the setup.
+        """
         ...
 
 
