@@ -1,24 +1,8 @@
-"""What of a run's values makes sense together."""
+"""Whether the accountant of DP-SGD can say what a run's clients spend."""
 
-from shoal.algorithms import IFCA, IFCAMIR
-from shoal.attacks import RedTeam
-from shoal.core.errors import require
 from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
-from shoal.engine import Algorithm, LocalSGD
-
-
-def check_together(algorithm: Algorithm, local: LocalSGD, red_team: RedTeam) -> None:
-    """Raise `InputError` where an algorithm cannot do with this local training or red team."""
-    ifca = algorithm.ifca if isinstance(algorithm, IFCAMIR) else algorithm
-    require(
-        not isinstance(algorithm, IFCAMIR) or red_team.every > 0,
-        "'algorithm.name' = \"ifca-mir\" chooses by risk, so 'red_team.every' must be at least 1; got 0",
-    )
-    require(
-        not isinstance(ifca, IFCA) or ifca.averaging == "model" or local.steps == 1,
-        "'algorithm.averaging' = \"gradient\" takes one gradient a round, so 'local.steps' must be 1",
-    )
+from shoal.engine import LocalSGD
 
 
 def check_spending(federation: Federation, rounds: int, local: LocalSGD) -> None:

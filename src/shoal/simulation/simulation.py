@@ -29,7 +29,7 @@ from shoal.engine import (
 )
 from shoal.models import Model
 from shoal.simulation import property_metrics
-from shoal.simulation.compatibility import check_spending, check_together
+from shoal.simulation.compatibility import check_spending
 from shoal.simulation.measurement import measure
 from shoal.simulation.result import Result
 from shoal.simulation.round_metrics import Row, round_metrics
@@ -74,7 +74,7 @@ class Simulation:
     def __post_init__(self) -> None:
         require(self.rounds >= 1, f"'algorithm.rounds' must be at least 1; got {self.rounds}")
         require(self.evaluate_every >= 1, f"'evaluation.every' must be at least 1; got {self.evaluate_every}")
-        check_together(self.algorithm, self.local, self.red_team)
+        self.algorithm.check(self.local, self.red_team.every)
         check_spending(self.federation, self.rounds, self.local)
 
     def on(self, engine: Engine) -> Training:

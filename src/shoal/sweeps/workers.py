@@ -5,7 +5,7 @@ import os
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,5 +129,4 @@ def _play_for(
 
 
 def _threads(config: Config, most: int) -> Config:
-    threads: Any = {"threads": min(config.engine.threads, most)}
-    return config.model_copy(update={"engine": config.engine.model_copy(update=threads)})
+    return replace(config, engine=replace(config.engine, threads=min(config.engine.threads, most)))
