@@ -25,10 +25,10 @@ def again(run: Path) -> dict:
     before = json.loads((run / "summary.json").read_text())
     config, simulation = build(read_config(run / "config.toml"))
     named = load_file(run / "models.safetensors")
-    layout, clusters = simulation.model.layout, config.algorithm.clusters
+    layout, clusters = simulation.model.layout, len({name.partition(".")[0] for name in named})
     rows = [layout.pack({slot.name: named[f"{k}.{slot.name}"] for slot in layout.slots}) for k in range(clusters)]
     risks = torch.tensor([before[f"clusters.{k}.risk"] for k in range(clusters)], dtype=torch.float64)
-    state = State(before["rounds"], torch.stack(rows), risks, torch.full((config.data.clients,), -1))
+    state = State(before["rounds"], torch.stack(rows), risks, torch.full((config.data.partition.clients,), -1))
     with Engine(simulation.model, threads=config.engine.threads) as engine:
         training = prepare(simulation, engine).on(engine)
         result = measure(state, training, simulation.red_team, training.stream("final"), [])

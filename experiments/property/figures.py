@@ -53,10 +53,10 @@ class Course:
 
 def read(out: Path, *, clustered: bool) -> tuple[Config, pd.DataFrame]:
     """Configuration and updates of a finished run with a property attack, of many models or of one."""
-    read_run(out)
+    figures = read_run(out)
     config = read_config(out / "config.toml")
     require(config.property_attack is not None, f"{out}: has no property attack; run it with [property_attack]")
-    many = config.algorithm.name != "fedavg" and config.algorithm.clusters > 1
+    many = "clusters.1.clients" in figures
     wanted, other = ("CFL, with several models", "one model") if clustered else ("FL, with one model", "several models")
     require(many == clustered, f"{out}: must be a run of {wanted}; it has {other}")
     return config, read_table(out / "property.csv", PROPERTY_COLUMNS)
@@ -66,7 +66,7 @@ def draw_maps(found: dict[str, pd.DataFrame], title: str | None) -> Forms:
     """A row of panels each of FL and CFL."""
     maps = {name: dict(early_and_all(updates)) for name, updates in found.items()}
     for name, each in maps.items():
-        require(bool(each), f"the run of {name} has no maps; run it with property_attack.maps = true and more rounds")
+        require(bool(each), f"the run of {name} has no maps; run it with property_attack.tsne = true and more rounds")
 
     def paint(figure: Figure) -> None:
         cells = figure.subplots(2, 2)

@@ -48,10 +48,10 @@ def main() -> None:
         told = json.loads(path.read_text())
         config = read_config(path.parent / "config.toml")
         section, defenses = config.property_attack, config.defenses
-        plain = section is not None and section.mode == "passive" and not section.matches_labels
-        if plain and section.auxiliary == "attacker" and defenses.model_dump(exclude_none=True) == {}:
+        plain = section is not None and section.mode == "passive" and not section.attack.match_labels
+        if plain and section.attack.auxiliary == "attacker" and not defenses.all():
             name = "FL" if told["algorithm"] == "fedavg" else "CFL" if told["algorithm"] == "ifca" else ""
-            if name and "property.auc_within" in told and config.data.dirichlet_alpha == 0.5:
+            if name and "property.auc_within" in told and config.data.partition.dirichlet_alpha == 0.5:
                 rows.append((name, config.data.task, told["seed"], agreement(path.parent), told["property.auc_within"]))
     found = pd.DataFrame(rows, columns=["algorithm", "task", "seed", "agreement", "auc"]).sort_values(
         ["algorithm", "agreement"]

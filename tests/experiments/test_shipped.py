@@ -62,7 +62,7 @@ def test_it_fits_the_official_data(path, monkeypatch):
         monkeypatch.setattr("shoal.config.build.load_dataset", lambda *_, **__: images)
         monkeypatch.setattr("shoal.data.partition.Shifter.pixels", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1))
     decided, simulation = build(config)
-    assert len(simulation.federation) == config.data.clients
+    assert len(simulation.federation) == config.data.partition.clients
     assert decided.model.classes == simulation.federation.classes
     assert decided.engine.backend in ("loop", "vmap")
 

@@ -94,16 +94,16 @@ def test_it_has_the_parameters_counted_by_hand():
 def test_gru_is_fitted_to_texts_and_refused_for_images():
     network = create_model("gru", TextShape(20, 3)).network()
     assert network(torch.tensor([[20, 1, 0]])).shape == (1, 3)
-    with pytest.raises(InputError, match=r"model.name = 'gru' takes texts, but the data are images"):
+    with pytest.raises(InputError, match=r"'gru' takes texts, but the data are images"):
         create_model("gru", Shape(1, 28, 28, 10))
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "gru"])
 def test_networks_of_images_are_refused_for_texts(name):
-    with pytest.raises(InputError, match=rf"model.name = '{name}' takes images, but the data are texts"):
+    with pytest.raises(InputError, match=rf"'{name}' takes images, but the data are texts"):
         create_model(name, TextShape(20, 3))
 
 
 def test_an_unknown_name_is_refused_for_texts_too():
-    with pytest.raises(InputError, match=r"model.name = 'gnu' is not a model; did you mean 'gru'\?"):
+    with pytest.raises(InputError, match=r"there is no network 'gnu'; did you mean 'gru'\?"):
         create_model("gnu", TextShape(20, 3))

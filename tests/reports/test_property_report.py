@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from test_run_report import clients_of, config_of, page_of, roc_of, rounds_of, s
 
 from html_page import Page
 from shoal.config.schema import Config, PropertyAttackSection
+from shoal.config.tables import read
 from shoal.core.errors import InputError
 from shoal.reports.run.property_curves import drawn_of, early_and_all, of_control, rolling_mean, running_auc
 from shoal.reports.run.property_figures import MOST, auc_over_rounds, cosines, maps, paint_map
@@ -30,8 +32,8 @@ SCRIPT = Path(__file__).parents[2] / "experiments" / "property" / "figures.py"
 
 def attacked(clusters: int = 2, **attack: object) -> Config:
     config = config_of(GROUPS, clusters)
-    data = config.data.model_copy(update={"task": "smiling/sunglasses"})
-    return config.model_copy(update={"data": data, "property_attack": PropertyAttackSection.model_validate(attack)})
+    data = replace(config.data, task="smiling/sunglasses")
+    return replace(config, data=data, property_attack=read(PropertyAttackSection, attack))
 
 
 def updates_of(clusters: int = 2, rounds: int = 20) -> pd.DataFrame:
@@ -139,7 +141,11 @@ def test_figures_that_are_missing_are_dashes() -> None:
         ({"mode": "passive"}, ["only watches", "all models"], ["times as large", "0.9"]),
         ({"mode": "active", "alpha": 0.75}, ["0.75 times", "0.25 times", "active"], ["times as large"]),
         ({"mode": "scaled", "gamma": 10.0, "alpha": 0.7}, ["10 times as large", "0.3 times"], ["only watches"]),
-        ({"sees": "own", "every": 4}, ["only the model that it trains", "multiple of 4"], ["all models before"]),
+        (
+            {"visible_models": "own", "period": 4},
+            ["only the model that it trains", "multiple of 4"],
+            ["all models before"],
+        ),
         ({"auxiliary": "attacker+test", "forests": "per-cluster"}, ["test examples", "for each model"], []),
         ({"warm_up": 7}, ["from round 8 on"], []),
     ],
@@ -390,7 +396,7 @@ def damaged(fl: Path, cfl: Path) -> tuple[Path, Path]:
         (unfinished, "is not a finished run"),
         (unattacked, "has no property attack"),
         (other_task, "another task than"),
-        (no_maps, "property_attack.maps = true"),
+        (no_maps, "property_attack.tsne = true"),
         (damaged, "property.csv: is damaged"),
     ],
 )

@@ -29,7 +29,7 @@ def settings(**changes):
         "algorithm": {"name": "ifca", "rounds": 12, "choose_by": "batch"},
         "local": {"steps": 1, "batch_size": 16, "learning_rate": 0.1},
         "red_team": {"every": 0, "attack": "gap"},
-        "property_attack": {"mode": "scaled", "every": 3, "trees": 10, "simulated_clients": 3},
+        "property_attack": {"mode": "scaled", "period": 3, "trees": 10, "simulated_clients": 3},
     }
     for key, value in changes.items():
         section = table
@@ -129,7 +129,7 @@ def test_sightings_without_a_checkpoint_are_forgotten(finished, tmp_path):
 
 
 def test_a_warm_up_may_end_right_before_a_round_with_the_property():
-    build(config_of(algorithm__rounds=6, property_attack__every=3, property_attack__warm_up=5))
+    build(config_of(algorithm__rounds=6, property_attack__period=3, property_attack__warm_up=5))
 
 
 def test_a_passive_attack_leaves_the_models_as_they_are(tmp_path):
@@ -137,8 +137,8 @@ def test_a_passive_attack_leaves_the_models_as_they_are(tmp_path):
     close, hardly = (
         runs.run(config_of(property_attack=section), tmp_path / name)
         for name, section in (
-            ("close", {"every": 3, "trees": 5}),
-            ("hardly", {"every": 3, "trees": 5, "simulate_every": 100, "warm_up": 9, "sees": "own"}),
+            ("close", {"period": 3, "trees": 5}),
+            ("hardly", {"period": 3, "trees": 5, "simulate_every": 100, "warm_up": 9, "visible_models": "own"}),
         )
     )
     assert (close / "models.safetensors").read_bytes() == (hardly / "models.safetensors").read_bytes()
@@ -163,8 +163,8 @@ def test_the_written_configuration_says_everything(finished):
         ({"property_attack__alpha": -0.2}, "'property_attack.alpha' must be at least 0"),
         ({"property_attack__mode": "sneaky"}, "'property_attack.mode' must be 'passive', 'active' or 'scaled'"),
         ({"property_attack__gama": 3.0}, "did you mean 'gamma'"),
-        ({"property_attack__every": 13}, "'algorithm.rounds' must be at least 13"),
-        ({"property_attack__every": 5, "property_attack__warm_up": 10}, "'algorithm.rounds' must be at least 15"),
+        ({"property_attack__period": 13}, "'algorithm.rounds' must be at least 13"),
+        ({"property_attack__period": 5, "property_attack__warm_up": 10}, "'algorithm.rounds' must be at least 15"),
         ({"local__batch_size": 100}, "fewer than a batch of 100"),
         ({"data__groups": {"a": {"share": 0.5}, "b": {"share": 0.5}}}, "'data.groups' must be left out"),
         ({"data__groups": {"a": {"share": 1.0, "rotation": [0, 9]}}}, "'data.groups' must be left out"),
@@ -179,10 +179,10 @@ def test_what_cannot_run_is_one_sentence_before_anything_is_written(tmp_path, ch
 
 def test_weights_are_the_papers_unless_said_otherwise():
     decided = {
-        name: build(config_of(algorithm={"name": name, "rounds": 9, **more}))[0].algorithm.weighting
+        name: build(config_of(algorithm={"name": name, "rounds": 9, **more}))[0].algorithm.value.weighting
         for name, more in (("fedavg", {}), ("ifca", {}))
     }
     assert decided == {"fedavg": "examples", "ifca": "equal"}
     equal = build(config_of(algorithm={"name": "fedavg", "rounds": 9, "weighting": "equal"}))
-    assert equal[0].algorithm.weighting == "equal"
+    assert equal[0].algorithm.value.weighting == "equal"
     assert equal[1].algorithm.shares(torch.tensor([0, 0]), torch.tensor([1, 3])).tolist() == [[0.5, 0.5]]

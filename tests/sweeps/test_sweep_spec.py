@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from shoal.attacks import ShadowModelAttack
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.sweeps import read_sweep
@@ -91,8 +92,8 @@ def test_lists_and_booleans_can_be_settings(written):
     )
     sweep = read_sweep(written(asked))
     assert sweep.axes["data.groups.minority.rotation"] == ("[0, 10]", "[0, 20]")
-    assert sweep.runs[0].config.data.groups["minority"].rotation == [0, 10]
-    assert sweep.runs[0].config.red_team.per_class is True
+    assert sweep.runs[0].config.data.groups["minority"].rotation == (0, 10)
+    assert sweep.runs[0].config.red_team.attack == ShadowModelAttack(per_class=True)
 
 
 def test_a_run_is_named_by_what_it_runs_and_not_by_how_fast(written, tmp_path):
@@ -245,13 +246,13 @@ def test_a_wrong_file_gets_one_sentence(written, text, said):
 
 def test_what_only_the_data_show_is_said_before_anything_runs(written):
     many = SWEEP.replace("[0.1, 0.4]", "[0.1]").replace("[changes]", '[changes]\n"data.clients" = 1000')
-    with pytest.raises(InputError, match=r"share = 0.1, algorithm = plain, seed 4: 'data' asks for 12,100 images"):
+    with pytest.raises(InputError, match=r"share = 0.1, algorithm = plain, seed 4: \[data\]: .*12,100 images"):
         plan(read_sweep(written(many)))
     for key, value, said in (
-        ("data.clients", "4", "minority.share' = 0.1 of 4 clients is no client"),
-        ("data.groups.majority.share", "0.9", "the shares of 'data.groups' must sum to 1"),
-        ("privacy.thresholds", "[0.8, 0.5]", r"'privacy.thresholds' must be \[low, high\]"),
-        ("privacy.beta", "[0.5]", "'privacy.beta' must be one number or one for each of 10 clients"),
+        ("data.clients", "4", r"\[data\]: .*0.1 of 4 clients.* is no client"),
+        ("data.groups.majority.share", "0.9", r"\[data\]: .*shares.* must sum to 1"),
+        ("privacy.thresholds", "[0.8, 0.5]", r"\[privacy\]: .*thresholds' must be \[low, high\]"),
+        ("privacy.beta", "[0.5]", r"\[privacy\]: .*beta' must be one number or one for each of 10 clients"),
     ):
         with pytest.raises(InputError, match=f"algorithm = plain, seed 4: .*{said}"):
             plan(read_sweep(written(SWEEP.replace("[changes]", f'[changes]\n"{key}" = {value}'))))

@@ -10,7 +10,7 @@ The server holds no members, so there are three estimators:
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.core.settings import Count, settings
+from shoal.core.settings import Count, Inline, settings
 from shoal.data.federation import Federation
 from shoal.engine import Engine, LocalSGD, State
 from shoal.metrics import balanced_accuracy
@@ -44,8 +44,8 @@ class RedTeam:
 
     every: Count = 5
     estimator: Estimator = "shadow"
-    attack: MembershipAttack = ShadowModelAttack()
-    shadow_models: ShadowModels = ShadowModels()
+    attack: Annotated[MembershipAttack, Inline()] = ShadowModelAttack()
+    shadow_models: Annotated[ShadowModels, Inline()] = ShadowModels()
 
     def __post_init__(self) -> None:
         # To fit an attack with reference models, one of them takes the place of the attacked model; the "shadow"

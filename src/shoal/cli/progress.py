@@ -10,8 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from shoal.engine import RoundReport
-from shoal.simulation.simulation import SimulationState
-from shoal.simulation.simulation import Simulation
+from shoal.simulation.simulation import Simulation, SimulationState
 
 
 class Display:

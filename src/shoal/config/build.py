@@ -1,40 +1,99 @@
-"""From a configuration to a simulation: its data dealt out, its keys checked against each other."""
+"""From a configuration to a simulation: resolved against its data once, then partitioned."""
 
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from shoal.config.components import (
-    build_algorithm,
-    build_insider,
-    build_local,
-    build_property_attack,
-    build_red_team,
-    build_setup,
-    weighting_of,
-)
-from shoal.config.schema import Config, DataSection, ModelSection
-from shoal.core.errors import require
+from shoal.attacks import active_property_attacker
+from shoal.config.kinds import load, name_of
+from shoal.config.schema import Config, DataSection
+from shoal.config.tables import in_table, table_of
+from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import (
     Federation,
-    Group,
+    ImageDataset,
     LabelledDataset,
-    Partition,
     Preferences,
     PropertyPartition,
+    TextDataset,
     draw_preferences,
     draw_property_partition,
     load_dataset,
-    partition_by_property,
     partition_dataset,
 )
-from shoal.engine import check_backend, resolve_backend
-from shoal.models import FILTERS, HIDDEN
-from shoal.simulation.compatibility import check_algorithm
+from shoal.data.property_partition import PartitionIndices, federation_of
+from shoal.defenses import TrainingSetup, defended
+from shoal.engine import MaliciousClients, check_backend, resolve_backend
+from shoal.models import Model, Network, Shape, TextShape
 from shoal.simulation.simulation import Simulation
 
 
+@dataclass(frozen=True, eq=False)
+class Resolved:
+    """A configuration that fits its data.
+
+    Args:
+        config: with everything that was left open decided.
+        data: all examples.
+        setup: model and local training, with all defences.
+        preferences: of the clients.
+        indices: who gets which examples, where a property is looked for; None: a partition by group, not yet drawn.
+    """
+
+    config: Config
+    data: LabelledDataset
+    setup: TrainingSetup
+    preferences: Preferences
+    indices: PartitionIndices | None
+
+    def simulation(self) -> Simulation:
+        """The simulation, with the federation's tensors.
+
+        Raises:
+            InputError: a property attacker without examples to simulate on, or with a network that it cannot extend.
+        """
+        config, section = self.config, self.config.property_attack
+        federation = self._federation()
+        if section is not None:
+            with in_table("property_attack"):
+                section.attack.auxiliary_examples(federation)
+        return Simulation(
+            federation=federation,
+            setup=self.setup,
+            algorithm=config.algorithm.value,
+            rounds=config.algorithm.rounds,
+            seed=config.seed,
+            participation=config.algorithm.participation,
+            red_team=config.red_team,
+            evaluate_every=config.evaluation.every,
+            property_attack=None if section is None else section.attack,
+            malicious_clients=self._malicious_clients(federation),
+            tsne=section is not None and section.tsne,
+        )
+
+    def _federation(self) -> Federation:
+        data, stream = self.config.data, Stream(self.config.seed, ("data",))
+        if self.indices is None:
+            return partition_dataset(self.data, data.partition, [*data.groups.values()], self.preferences, stream)
+        return federation_of(self.data, _property_partition(self.config), self.indices, self.preferences, stream)
+
+    def _malicious_clients(self, federation: Federation) -> MaliciousClients | None:
+        section = self.config.property_attack
+        if section is None or section.mode == "passive":
+            return None
+        with in_table("property_attack"):
+            return active_property_attacker(
+                self.setup.model,
+                federation,
+                alpha=section.alpha,
+                gamma=section.gamma if section.mode == "scaled" else 1.0,
+                train_head=section.train_head,
+            )
+
+
 def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulation]:
-    """The simulation that ``config`` describes, and the configuration with everything it left open decided.
+    """The configuration with everything it left open decided, and the simulation that it describes.
 
     Args:
         config: what to run.
@@ -43,176 +102,127 @@ def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulat
     Raises:
         InputError: data that is missing, damaged or too small, or keys that contradict each other.
     """
-    images = images_of(config, data_dir)
-    decided = decide(config, images)
-    setup = build_setup(decided, images)
-    federation = _federation(config, images)
-    section, attack = config.property_attack, build_property_attack(config)
-    if attack is not None:
-        attack.auxiliary_examples(federation)
-    simulation = Simulation(
-        federation=federation,
-        setup=setup,
-        algorithm=build_algorithm(config),
-        rounds=config.algorithm.rounds,
-        seed=config.seed,
-        participation=config.algorithm.participation,
-        red_team=build_red_team(config),
-        evaluate_every=config.evaluation.every,
-        property_attack=attack,
-        malicious_clients=build_insider(config, setup.model, federation),
-        tsne=section is not None and section.maps,
-    )
-    return decided, simulation
+    resolved = resolve(config, load_data(config.data, data_dir))
+    return resolved.config, resolved.simulation()
 
 
-def images_of(config: Config, data_dir: Path | None = None) -> LabelledDataset:
-    """The images or texts of [data], from where they lie."""
-    path = None if config.data.path is None else Path(config.data.path)
-    return load_dataset(config.data.source, data_dir=data_dir, path=path, task=config.data.task)
-
-
-def decide(config: Config, images: LabelledDataset) -> Config:
-    """``config`` with everything it left open decided, without dealing out any image.
+def load_data(section: DataSection, data_dir: Path | None = None) -> LabelledDataset:
+    """The examples of [data].
 
     Raises:
-        InputError: images that are too few, or keys that contradict each other.
+        InputError: they are not on this machine, or damaged.
     """
-    classes = config.model.classes if config.model.classes is not None else images.classes
-    largest = int(images.labels.max())
+    path = None if section.path is None else Path(section.path)
+    with in_table("data"):
+        if ":" not in section.source:
+            return load_dataset(section.source, data_dir=data_dir, path=path, task=section.task)
+        found = load(section.source, "source")(path, section.task)
+        if not isinstance(found, ImageDataset | TextDataset):
+            returned = type(found).__name__
+            raise InputError(f"'{section.source}' must return an ImageDataset or a TextDataset; got {returned}")
+        return found
+
+
+def resolve(config: Config, data: LabelledDataset) -> Resolved:
+    """Check a configuration against its data, and decide what it leaves open; no example is copied.
+
+    Raises:
+        InputError: too few examples, or keys that contradict each other.
+    """
+    largest, classes = int(data.labels.max()), config.model.classes or data.classes
     require(
         largest < classes,
-        f"{images.name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to "
+        f"{data.name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to "
         f"{largest + 1} or more",
     )
-    config = config.model_copy(update={"model": _decided(config.model, classes)})
-    setup = build_setup(config, images)
-    algorithm, local = build_algorithm(config), setup.first_local()
-    _agree(config)
-    check_backend(None if config.engine.backend == "auto" else config.engine.backend, setup.model, local)
-    check_algorithm(algorithm, local, build_red_team(config))
+    network, stream = config.model.sized(classes), Stream(config.seed, ("data",))
+    with in_table("model"):
+        model = _model(network, data)
+    with in_table("defenses"):
+        setup = defended(TrainingSetup(model, config.local), config.defenses.all())
+    _check_tables(config)
+    with in_table("engine"):
+        backend = config.engine.backend
+        check_backend(None if backend == "auto" else backend, setup.model, setup.first_local())
+    with in_table("algorithm"):
+        config.algorithm.value.check(setup.first_local(), config.red_team.every)
+    with in_table("privacy"):
+        thresholds, beta = config.privacy.thresholds, config.privacy.beta
+        preferences = draw_preferences(config.data.partition.clients, thresholds, beta, stream("preferences"))
+    indices = None
     if config.property_attack is None:
-        _plan(config.data).check(images, _groups(config.data))
+        with in_table("data"):
+            config.data.partition.check(data, [*config.data.groups.values()])
     else:
-        draw_property_partition(images, _property_plan(config), Stream(config.seed, ("data",)))
-        build_property_attack(config)
-    _preferences(config)
-    return config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"path": _absolute(config.data.path)}),
-            "algorithm": config.algorithm.model_copy(
-                update={
-                    "clusters": 1 if config.algorithm.name == "fedavg" else config.algorithm.clusters,
-                    "weighting": weighting_of(config),
-                }
-            ),
-            "local": config.local.model_copy(update={"epochs": local.epochs}),
-            "engine": config.engine.model_copy(
-                update={
-                    "backend": resolve_backend(setup.model, local)
-                    if config.engine.backend == "auto"
-                    else config.engine.backend
-                }
-            ),
-        }
+        with in_table("property_attack"):
+            indices = draw_property_partition(data, _property_partition(config), stream)
+    path = config.data.path
+    decided = replace(
+        config,
+        # So that a written configuration runs from anywhere.
+        data=replace(config.data, path=None if path is None else str(Path(path).expanduser().resolve())),
+        model=network,
+        engine=replace(
+            config.engine, backend=resolve_backend(setup.model, setup.first_local()) if backend == "auto" else backend
+        ),
     )
+    return Resolved(decided, data, setup, preferences, indices)
 
 
-def _decided(section: ModelSection, classes: int) -> ModelSection:
-    """The section with the sizes of the model it names, and without those of others."""
-    sizes: dict[str, int | list[int] | None] = {"classes": classes, "hidden": None, "filters": None}
-    if section.name in HIDDEN:
-        sizes["hidden"] = HIDDEN[section.name] if section.hidden is None else section.hidden
-    if section.name in FILTERS:
-        sizes["filters"] = list(FILTERS[section.name]) if section.filters is None else section.filters
-    return section.model_copy(update=sizes)
+def _model(network: Network, data: LabelledDataset) -> Model:
+    """The model of [model], fitted to the data."""
+    assert network.classes is not None
+    if isinstance(data, TextDataset):
+        shape = TextShape(data.vocabulary, network.classes)
+    else:
+        _, channels, height, width = data.pixels.shape
+        shape = Shape(channels, height, width, network.classes)
+    if ":" in network.name:
+        return Model(partial(load(network.name, "name"), shape))
+    return network.model(shape)
 
 
-def _federation(config: Config, images: LabelledDataset) -> Federation:
-    stream, preferences = Stream(config.seed, ("data",)), _preferences(config)
-    if config.property_attack is not None:
-        return partition_by_property(images, _property_plan(config), preferences, stream)
-    return partition_dataset(images, _plan(config.data), _groups(config.data), preferences, stream)
-
-
-def _property_plan(config: Config) -> PropertyPartition:
-    section, local = config.property_attack, build_local(config)
+def _property_partition(config: Config) -> PropertyPartition:
+    section, partition = config.property_attack, config.data.partition
     assert section is not None
-    return PropertyPartition(
-        split=_plan(config.data),
-        attacker_share=section.attacker_share,
-        every=section.every,
-        least=local.batch(config.data.examples_per_client),
-    )
+    least = config.local.batch(partition.examples_per_client)
+    return PropertyPartition(partition, section.attacker_share, section.period, least)
 
 
-def _absolute(path: str | None) -> str | None:
-    """The path as it can be found from anywhere, so that a written configuration runs again."""
-    return None if path is None else str(Path(path).expanduser().resolve())
-
-
-def _plan(data: DataSection) -> Partition:
-    return Partition(
-        clients=data.clients,
-        examples_per_client=data.examples_per_client,
-        shadow_examples=data.shadow_examples,
-        test_examples=data.test_examples,
-        holdout_examples=data.holdout_examples,
-        dirichlet_alpha=data.dirichlet_alpha,
-        reuse_images=data.reuse_images,
-    )
-
-
-def _preferences(config: Config) -> Preferences:
-    low, high = config.privacy.thresholds
-    stream = Stream(config.seed, ("data",))
-    return draw_preferences(config.data.clients, (low, high), config.privacy.beta, stream("preferences"))
-
-
-def _groups(data: DataSection) -> list[Group]:
-    return [
-        Group(
-            name=name,
-            share=section.share,
-            rotation=None if section.rotation is None else (section.rotation[0], section.rotation[1]),
-            brightness=None if section.brightness is None else (section.brightness[0], section.brightness[1]),
-        )
-        for name, section in data.groups.items()
-    ]
-
-
-def _agree(config: Config) -> None:
-    """Keys that make no sense together."""
-    shadows = config.red_team.attack != "gap" or (config.red_team.estimator == "shadow" and config.red_team.every > 0)
+def _check_tables(config: Config) -> None:
+    """Raise `InputError` where keys of several tables contradict each other."""
+    team, data = config.red_team, config.data.partition
+    shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
     require(
-        config.data.shadow_examples >= 2 or not shadows,
-        f'\'red_team.attack\' = "{config.red_team.attack}" with the "{config.red_team.estimator}" estimator trains '
-        f"shadow models, so 'data.shadow_examples' must be at least 2; got {config.data.shadow_examples}",
+        data.shadow_examples >= 2 or not shadows,
+        f'\'red_team.attack\' = "{name_of(type(team.attack))}" with the "{team.estimator}" estimator trains shadow '
+        f"models, so 'data.shadow_examples' must be at least 2; got {data.shadow_examples}",
     )
     require(
-        config.red_team.estimator != "federated" or config.data.holdout_examples > 0 or config.red_team.every == 0,
+        team.estimator != "federated" or data.holdout_examples > 0 or team.every == 0,
         "'red_team.estimator' = \"federated\" needs 'data.holdout_examples' to be at least 1; got 0",
     )
+    clusters = table_of(config.algorithm.value).get("clusters", 1)
     require(
-        config.algorithm.name == "fedavg" or config.algorithm.clusters <= config.data.clients,
-        f"'algorithm.clusters' must be at most 'data.clients' = {config.data.clients}; got {config.algorithm.clusters}",
+        clusters <= data.clients,
+        f"'algorithm.clusters' must be at most 'data.clients' = {data.clients}; got {clusters}",
+    )
+    groups = config.data.groups
+    require(
+        data.test_examples >= len(groups),
+        f"'data.test_examples' must be at least one for each of {len(groups)} groups; got {data.test_examples}",
     )
     section = config.property_attack
-    if section is not None:
-        only = list(config.data.groups.values())
-        require(
-            len(only) == 1 and only[0].rotation is None and only[0].brightness is None,
-            "'property_attack' deals examples out by label and property, so 'data.groups' must be left out",
-        )
-        require(not config.data.reuse_images, "'property_attack' does not go together with 'data.reuse_images'")
-        first = (section.warm_up // section.every + 1) * section.every
-        require(
-            first <= config.algorithm.rounds,
-            f"'algorithm.rounds' must be at least {first}, or the victim never trains on the "
-            f"property in an attacked round and the AUC is undefined; got {config.algorithm.rounds}",
-        )
+    if section is None:
+        return
     require(
-        config.data.test_examples >= len(config.data.groups),
-        f"'data.test_examples' must be at least one for each of {len(config.data.groups)} groups; "
-        f"got {config.data.test_examples}",
+        [(each.rotation, each.brightness) for each in groups.values()] == [(None, None)],
+        "'property_attack' partitions examples by label and property, so 'data.groups' must be left out",
+    )
+    require(not data.reuse_images, "'property_attack' does not go together with 'data.reuse_images'")
+    first = (section.attack.warm_up // section.period + 1) * section.period
+    require(
+        first <= config.algorithm.rounds,
+        f"'algorithm.rounds' must be at least {first}, or the victim never trains on the property in an attacked round "
+        f"and the AUC is undefined; got {config.algorithm.rounds}",
     )

@@ -1,41 +1,63 @@
-"""A run's configuration: what a TOML file may say, checked before anything is done."""
+"""The schema of a run's configuration: the tables of its TOML file, made of the declarations of what they describe."""
 
-import tomllib
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import tomli_w
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from shoal.attacks import MembershipAttacks
-from shoal.config.validation import Count, Positive, Range, Section, Share, change_key, key_parts, parse, read_toml
-from shoal.core.errors import InputError
-from shoal.models import MODELS
+from shoal.attacks import PropertyAttack, RedTeam
+from shoal.config.kinds import name_of
+from shoal.config.tables import table_of
+from shoal.config.validation import change, parse, read_toml
+from shoal.core.settings import (
+    Count,
+    Flag,
+    Fraction,
+    Inline,
+    OpenFraction,
+    Positive,
+    PositiveFloat,
+    Range,
+    settings,
+)
+from shoal.data import Group, Partition
+from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
+from shoal.engine import Algorithm, LocalSGD
+from shoal.models import Network
 
 
-class GroupSection(Section):
-    """[data.groups.NAME]: clients whose images are shifted in the same way; with share 0, held-out images alone."""
-
-    share: Share
-    rotation: Range | None = None
-    brightness: Range | None = None
+def _device(name: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError("'cpu' or 'cuda', or one of several such as 'cuda:1'")
+    return name
 
 
-class DataSection(Section):
-    """[data]: which images, and who holds them."""
+@settings
+class DataSection:
+    """The examples, and how they are partitioned.
+
+    Args:
+        source: of images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``faces``
+            (drawn, where there are no photographs) or ``idx`` (any folder in MNIST's format, given by ``path``); of
+            texts: ``yelp`` or ``reviews`` (synthetic); or your own, ``module:Name``. ``shoal data`` lists which of them
+            are on this machine.
+        partition: how many examples go where.
+        path: folder or archive of the source; by default it is looked for in ``--data-dir``, ``SHOAL_DATA``, the user's
+            cache and Debian's folder.
+        task: ``MAIN/PROPERTY``, the label to learn and the property to infer, or ``MAIN``; see [tasks](#tasks). By
+            default the labels, except that ``faces`` and ``lfw`` need one.
+        groups: the groups of clients, ``[data.groups.NAME]`` each; by default one, ``all``.
+    """
 
     source: str
+    partition: Annotated[Partition, Inline()]
     path: str | None = None
     task: str | None = None
-    clients: Positive
-    examples_per_client: Positive
-    holdout_examples: Count = 0
-    shadow_examples: Count = 0
-    test_examples: Positive
-    dirichlet_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    reuse_images: bool = False
-    groups: dict[str, GroupSection] = Field(default={"all": GroupSection(share=1.0)}, min_length=1)
+    groups: Annotated[dict[str, Group], Field(min_length=1)] = field(default_factory=lambda: {"all": Group("all", 1.0)})
 
     @property
     def groups_with_clients(self) -> list[str]:
@@ -43,163 +65,175 @@ class DataSection(Section):
         return [name for name, group in self.groups.items() if group.share > 0]
 
 
-class ModelSection(Section):
-    """[model]: the network."""
+@settings
+class AlgorithmSection:
+    """The federated algorithm, and how long it runs. Keys of other algorithms than the named one are ignored.
 
-    name: Literal[
-        "digits-cnn",
-        "mnist-cnn",
-        "femnist-cnn",
-        "vgg11",
-        "vgg13",
-        "vgg16",
-        "mlp",
-        "logistic",
-        "faces-cnn",
-        "gru",
-    ]
-    classes: Annotated[int, Field(ge=2)] | None = None
-    hidden: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    filters: Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=3, max_length=3)] | None = None
-    norm: Literal["batch", "group"] = "batch"
-    padding: Annotated[int, Field(ge=0, le=1)] = 0
+    Args:
+        value: which algorithm; each has keys of its own.
+        rounds: number of rounds.
+        participation: fraction of the clients in a round; a round without clients changes nothing and is logged.
+    """
 
-
-class RedrawSection(Section):
-    """[algorithm.redraw]: IFCA's official rule for initial models."""
-
-    share: Annotated[float, Field(gt=0, lt=1)] = 0.35
-    clients: Positive = 20
-    attempts: Positive = 100
-
-
-class AlgorithmSection(Section):
-    """[algorithm]: who trains which model, and for how long."""
-
-    name: Literal["fedavg", "ifca", "ifca-mir"]
-    clusters: Positive = 2
+    value: Annotated[Algorithm, Inline("name")]
     rounds: Positive
-    participation: Share = 1.0
-    averaging: Literal["model", "gradient"] = "model"
-    weighting: Literal["equal", "examples"] | None = None
-    choose_by: Literal["all", "batch"] = "all"
-    redraw: RedrawSection | None = None
+    participation: Fraction = 1.0
+
+    @property
+    def name(self) -> str:
+        """The algorithm's name in a file."""
+        return name_of(type(self.value))
 
 
-class LocalSection(Section):
-    """[local]: what a client does in a round."""
+@settings
+class PrivacySection:
+    """What clients tolerate.
 
-    epochs: Positive | None = None
-    steps: Positive | None = None
-    batch_size: Positive | Literal["all"] = 32
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    Args:
+        thresholds: membership-inference accuracy that clients tolerate, uniform over clients.
+        beta: weight of risk: a number, a list with one for each client, or ``threshold``, which is
+            ``(high - t_i) / (high - low)``; alpha = 1 - beta weighs the loss.
+    """
 
-
-class RedTeamSection(Section):
-    """[red_team]: how the models are attacked."""
-
-    every: Count = 5
-    estimator: Literal["shadow", "federated", "audit"] = "shadow"
-    attack: Literal["shadow", "loss-threshold", "gap"] = "shadow"
-    shadow_models: Positive = 3
-    shadow_size: Positive | Literal["cluster"] = "cluster"
-    shadow_epochs: Positive | Literal["round"] = "round"
-    warm_start: bool = True
-    classifier: Literal["logistic", "mlp", "random-forest"] = "logistic"
-    per_class: bool = True
-    sorted_posteriors: bool = False
+    thresholds: Range = (0.5, 0.8)
+    beta: Fraction | Literal["threshold"] | tuple[Fraction, ...] = "threshold"
 
 
-class DPSGDSection(Section):
-    """[defenses.dp_sgd]: private local steps."""
+@settings
+class PropertyAttackSection:
+    """Property inference by a client. The victim has examples with the property of ``data.task``, and the attacker
+    wants to know in which rounds it trains on them; see [property inference](#property-inference).
 
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    accountant: Literal["rdp", "prv"] = "rdp"
-    sampling: Literal["shuffled", "poisson"] = "shuffled"
+    Args:
+        mode: ``passive``; ``active``: the attacker also trains for the property; ``scaled``: it also sends ``gamma``
+            times its update.
+        alpha: weight of the main loss in the attacker's training, unless it is passive; the property's has the rest.
+        gamma: factor on the attacker's update when ``scaled``.
+        period: rounds from one in which the victim trains on the property only to the next; in the others it trains on
+            examples without it.
+        attacker_share: fraction of the property's training examples that the attacker has; the victim has the rest (the
+            authors' code: 0.3).
+        train_head: whether the attacker's outputs for the property learn; in the code of Melis et al. they stay as
+            initialised.
+        tsne: whether the updates are laid out by t-SNE at the end.
+        attack: what the attacker infers.
+    """
 
-
-class DefensesSection(Section):
-    """[defenses]: what is done against those who learn from updates; what is left out is not done."""
-
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
-    l2: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    dp_sgd: DPSGDSection | None = None
-    max_update_norm: Annotated[float, Field(gt=0)] | None = None
-
-
-class PrivacySection(Section):
-    """[privacy]: what clients tolerate."""
-
-    thresholds: Range = Field(default=[0.5, 0.8])
-    beta: Share | Literal["threshold"] | list[Share] = "threshold"
-
-
-class PropertyAttackSection(Section):
-    """[property_attack]: one client holds the property of [data] task, and another looks for it."""
+    renamed: ClassVar[Mapping[str, str]] = {
+        "every": "period",
+        "sees": "visible_models",
+        "mixes": "property_fractions",
+        "matches_labels": "match_labels",
+        "removes_own": "remove_own_update",
+        "teaches_head": "train_head",
+        "maps": "tsne",
+    }
 
     mode: Literal["passive", "active", "scaled"] = "passive"
-    alpha: Share = 0.9
-    gamma: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
-    every: Annotated[int, Field(ge=2)] = 5
-    attacker_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    sees: Literal["all", "own"] = "all"
-    simulate_every: Positive = 1
-    simulated_clients: Positive = 8
-    simulated_updates: Positive = 8
-    aggregate_of: Positive | Literal["cluster"] = "cluster"
-    mixes: list[Annotated[float, Field(gt=0, le=1)]] = Field(default=[1.0], min_length=1)
-    auxiliary: Literal["attacker", "attacker+test"] = "attacker"
-    matches_labels: bool = False
-    removes_own: bool = False
-    warm_up: Count = 0
-    forests: Literal["single", "per-cluster"] = "single"
-    trees: Positive = 100
-    teaches_head: bool = True
-    maps: bool = True
+    alpha: Fraction = 0.9
+    gamma: PositiveFloat = 5.0
+    period: Annotated[int, Field(ge=2, strict=True)] = 5
+    attacker_share: OpenFraction = 0.5
+    train_head: Flag = True
+    tsne: Flag = True
+    attack: Annotated[PropertyAttack, Inline()] = PropertyAttack()
 
 
-class EngineSection(Section):
-    """[engine]: on what it is computed."""
+@settings
+class DefensesSection:
+    """Defences of clients and server; those that are left out are not applied.
 
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    Args:
+        dropout: dropout.
+        l2: an L2 penalty.
+        norm_clipping: clipping of updates.
+        dp_sgd: see [differential privacy](#differential-privacy).
+        custom: your own defences, a table ``[defenses.custom.NAME]`` for each, with ``name = "module:Name"`` and the
+            keys of that class.
+    """
+
+    dropout: Annotated[Dropout | None, Inline()] = None
+    l2: Annotated[L2 | None, Inline()] = None
+    norm_clipping: Annotated[NormClipping | None, Inline()] = None
+    dp_sgd: DPSGD | None = None
+    custom: dict[str, Defense] | None = None
+
+    def all(self) -> tuple[Defense, ...]:
+        """The defences, in the order in which they are applied."""
+        shipped = (self.dropout, self.l2, self.dp_sgd, self.norm_clipping)
+        return (*(each for each in shipped if each is not None), *(self.custom or {}).values())
+
+
+@settings
+class EngineSection:
+    """What computes. ``threads`` changes no bit of any result; ``device`` and ``backend`` change the last bits only.
+
+    Args:
+        device: ``cpu``, ``cuda``, or one of several such as ``cuda:1``.
+        threads: of the processor.
+        precision: ``fp32``, or ``bf16``, which has 8 bits of mantissa and keeps parameters in float32: faster on
+            processors with bf16 matrix units (Intel's AMX, GPUs), slower on others.
+        backend: ``loop`` or ``vmap``; ``auto`` is resolved by the model, and config.toml has what it became.
+    """
+
+    device: Annotated[str, AfterValidator(_device)] = "cpu"
     threads: Positive = 2
     precision: Literal["fp32", "bf16"] = "fp32"
     backend: Literal["auto", "loop", "vmap"] = "auto"
 
 
-class EverySection(Section):
-    """[evaluation] and [checkpoint]: how often, in rounds."""
+@settings
+class EvaluationSection:
+    """Evaluation while training.
+
+    Args:
+        every: rounds between evaluations on the test set.
+    """
 
     every: Positive = 1
 
 
-class Config(Section):
-    """One run."""
+@settings
+class CheckpointSection:
+    """Checkpoints, from which an interrupted run is resumed.
 
-    seed: Count = 0
+    Args:
+        every: rounds between checkpoints.
+    """
+
+    every: Positive = 1
+
+
+@settings
+class Config:
+    """A run's configuration.
+
+    Args:
+        data, model, algorithm, local, red_team, privacy, property_attack, defenses, engine, evaluation, checkpoint: see
+            their declarations.
+        seed: of everything random.
+    """
+
     data: DataSection
-    model: ModelSection
+    model: Network
     algorithm: AlgorithmSection
-    local: LocalSection = LocalSection()
-    red_team: RedTeamSection = RedTeamSection()
+    local: LocalSGD = LocalSGD()
+    red_team: RedTeam = RedTeam()
     privacy: PrivacySection = PrivacySection()
     property_attack: PropertyAttackSection | None = None
     defenses: DefensesSection = DefensesSection()
     engine: EngineSection = EngineSection()
-    evaluation: EverySection = EverySection()
-    checkpoint: EverySection = EverySection()
+    evaluation: EvaluationSection = EvaluationSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    seed: Count = 0
+
+    def table(self) -> dict[str, Any]:
+        """The whole configuration as a table that gives it back; keys without a value are left out."""
+        return table_of(self)
 
     def toml(self) -> str:
-        """The whole configuration as a file that gives it back; keys without a value are left out."""
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
-
-
-assert get_args(ModelSection.model_fields["name"].annotation) == MODELS
-assert get_args(RedTeamSection.model_fields["attack"].annotation) == tuple(a.name for a in get_args(MembershipAttacks))
+        """`table` as a file."""
+        return tomli_w.dumps(self.table())
 
 
 def read_config(path: Path, changes: Iterable[str] = ()) -> Config:
@@ -209,26 +243,11 @@ def read_config(path: Path, changes: Iterable[str] = ()) -> Config:
         InputError: the file is missing or not TOML, a key is unknown or has a value that is not allowed.
     """
     given = read_toml(path)
-    for change in changes:
-        _change(given, change)
+    for each in changes:
+        change(given, each)
     return parse_config(given, str(path))
 
 
 def parse_config(given: Mapping[str, Any], where: str) -> Config:
     """The configuration that a table says; ``where`` names it in error sentences."""
     return parse(Config, given, where)
-
-
-def _change(given: dict[str, Any], change: str) -> None:
-    key, equals, text = change.partition("=")
-    parts = key_parts(key)
-    if not equals or not parts:
-        raise InputError(f"--set takes KEY=VALUE, such as algorithm.rounds=10; got '{change}'")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    try:
-        change_key(given, parts, value)
-    except InputError as error:
-        raise InputError(f"--set {change}: {error}") from error

@@ -3,27 +3,12 @@
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from shoal.config.tables import read
+from shoal.core.errors import InputError, require
 
-from shoal.core.errors import InputError, nearest, require
-from shoal.core.settings import allowed, spelled
-
-Range = Annotated[list[float], Field(min_length=2, max_length=2)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Section(BaseModel):
-    """A table of a file: unknown keys are errors, and types are taken as they are written."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-Root = TypeVar("Root", bound=Section)
+Root = TypeVar("Root")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -57,17 +42,15 @@ def _large(value: object) -> Iterator[int]:
 
 
 def parse(root: type[Root], given: Mapping[str, Any], where: str) -> Root:
-    """What a table says, as ``root``; ``where`` names the table in error sentences.
+    """What a file's table says, as the settings ``root``; ``where`` names the file in error sentences.
 
     Raises:
         InputError: a key is unknown or missing, or has a value that is not allowed.
     """
     try:
-        return root.model_validate(dict(given))
-    except ValidationError as error:
-        # A mistyped key is often the reason why another is missing, so it comes first.
-        errors = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-        raise InputError(f"{where}: {_sentence(root, errors)}") from error
+        return read(root, dict(given))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def key_parts(key: str) -> list[str]:
@@ -104,48 +87,20 @@ def change_key(table: dict[str, Any], parts: Sequence[str], value: object) -> No
     table[parts[-1]] = value
 
 
-def _sentence(root: type[Section], errors: list[ErrorDetails]) -> str:
-    first = errors[0]
-    path = _keys(root, first)
-    key = ".".join(path)
-    match first["type"]:
-        case "extra_forbidden":
-            section, _ = _at(root, path[:-1])
-            known = section.model_fields if section is not None else ()
-            return f"unknown key '{key}'; {nearest(path[-1], known)}"
-        case "missing":
-            return f"the key '{key}' is missing"
-        case _:
-            same = [error for error in errors if _keys(root, error) == path]
-            return f"'{key}' must be {allowed(same)}; got {spelled(first['input'])}"
+def change(table: dict[str, Any], wish: str) -> None:
+    """Make a change such as "algorithm.rounds=10" to ``table``; a value that is not TOML is text.
 
-
-def _keys(root: type[Section], error: ErrorDetails) -> list[str]:
-    """The keys that lead to an error, without what pydantic adds: the type it tried, and positions in lists."""
-    kept: list[str] = []
-    for part in error["loc"]:
-        section, named = _at(root, kept)
-        known = named or (section is not None and str(part) in section.model_fields)
-        if not known and error["type"] != "extra_forbidden":
-            break
-        kept.append(str(part))
-    return kept
-
-
-def _at(root: type[Section], path: Sequence[str]) -> tuple[type[Section] | None, bool]:
-    """What a path of keys leads to: a section, or none; and whether to a table whose keys are names."""
-    section: type[Section] | None = root
-    names = False
-    for part in path:
-        if names:
-            names = False
-            continue
-        if section is None or part not in section.model_fields:
-            return None, False
-        annotation = section.model_fields[part].annotation
-        kinds = [annotation, *get_args(annotation)]
-        table = next((kind for kind in kinds if get_origin(kind) is dict), None)
-        names = table is not None
-        inside = kinds if table is None else get_args(table)
-        section = next((kind for kind in inside if isinstance(kind, type) and issubclass(kind, Section)), None)
-    return (None if names else section), names
+    Raises:
+        InputError: it is no such change, or one of its names leads to a value that is no table.
+    """
+    key, equals, text = wish.partition("=")
+    parts = key_parts(key)
+    require(bool(equals and parts), f"--set takes KEY=VALUE, such as algorithm.rounds=10; got '{wish}'")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    try:
+        change_key(table, parts, value)
+    except InputError as error:
+        raise InputError(f"--set {wish}: {error}") from error

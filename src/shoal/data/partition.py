@@ -13,13 +13,14 @@ from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.core.settings import Count, Flag, Positive, PositiveFloat, settings
 from shoal.data.datasets import LabelledDataset, TextDataset
 from shoal.data.federation import Examples, Federation, Preferences
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group
 
 
-@dataclass(frozen=True)
+@settings
 class Partition:
     """How many images go where.
 
@@ -37,13 +38,13 @@ class Partition:
     the shadow set takes what lies between.
     """
 
-    clients: int
-    examples_per_client: int
-    shadow_examples: int
-    test_examples: int
-    holdout_examples: int = 0
-    dirichlet_alpha: float | None = None
-    reuse_images: bool = False
+    clients: Positive
+    examples_per_client: Positive
+    test_examples: Positive
+    shadow_examples: Count = 0
+    holdout_examples: Count = 0
+    dirichlet_alpha: PositiveFloat | None = None
+    reuse_images: Flag = False
 
     def __post_init__(self) -> None:
         require(

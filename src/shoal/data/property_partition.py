@@ -4,13 +4,16 @@ Source: Kim et al., RAID 2023, section 4.1.1; the balanced Dirichlet draw is Wan
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
+from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation, Preferences
 from shoal.data.partition import Partition, Shifter, shuffled
@@ -24,7 +27,7 @@ ATTACKER, VICTIM = 0, 1
 _ATTEMPTS = 1_000
 
 
-@dataclass(frozen=True)
+@settings
 class PropertyPartition:
     """How examples with and without a property are dealt out.
 
@@ -32,32 +35,27 @@ class PropertyPartition:
     to the attacker and the victim, those without to all clients, skewed by label where ``dirichlet_alpha`` says so.
 
     Args:
-        split: how many examples go where.
+        partition: how many examples go where.
         attacker_share: of the property's training examples; the victim has the rest (the paper: half; its authors'
             code: 0.3).
-        every: rounds from one in which the victim trains on the property to the next.
+        period: rounds from one in which the victim trains on the property to the next.
         least: examples that each client needs of each kind it trains on, a batch.
 
     Raises:
         InputError: fewer than three clients, or a value outside its range.
     """
 
-    split: Partition
-    attacker_share: float = 0.5
-    every: int = 5
-    least: int = 32
+    partition: Partition
+    attacker_share: OpenFraction = 0.5
+    period: Annotated[int, Field(ge=2, strict=True)] = 5
+    least: Positive = 32
 
     def __post_init__(self) -> None:
         require(
-            self.split.clients >= 3,
+            self.partition.clients >= 3,
             "a property attack needs an attacker, a victim and somebody else, so 'data.clients' must be at least 3; "
-            f"got {self.split.clients}",
+            f"got {self.partition.clients}",
         )
-        require(
-            0 < self.attacker_share < 1,
-            f"'property_attack.attacker_share' must be above 0 and below 1; got {self.attacker_share:g}",
-        )
-        require(self.every >= 2, f"'property_attack.every' must be at least 2; got {self.every}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +76,7 @@ def draw_property_partition(given: LabelledDataset, plan: PropertyPartition, str
             than a batch, or label skew under which a client gets no batch.
     """
     holds = _held(given)
-    split = plan.split
+    split = plan.partition
     asked = split.clients * (split.examples_per_client + split.holdout_examples)
     asked += split.shadow_examples + split.test_examples
     require(
@@ -116,13 +114,19 @@ def partition_by_property(
     given: LabelledDataset, plan: PropertyPartition, preferences: Preferences, stream: Stream
 ) -> Federation:
     """The federation that ``plan`` makes of ``given``; raises as `draw_property_partition`."""
-    dealt = draw_property_partition(given, plan, stream)
+    return federation_of(given, plan, draw_property_partition(given, plan, stream), preferences, stream)
+
+
+def federation_of(
+    given: LabelledDataset, plan: PropertyPartition, dealt: PartitionIndices, preferences: Preferences, stream: Stream
+) -> Federation:
+    """The federation of ``given`` in which clients, shadow set and test set have the examples that ``dealt`` says."""
     rows = torch.cat(dealt.clients)
-    count = plan.split.clients
+    count = plan.partition.clients
     holds = _held(given)
     everybody = Group("all", 1.0)
     shifter = Shifter(given, (everybody,), stream)
-    kept = torch.full((count,), plan.split.holdout_examples)
+    kept = torch.full((count,), plan.partition.holdout_examples)
     return Federation(
         clients=Shards.contiguous(
             shifter.pixels(rows, torch.zeros_like(rows)),
@@ -140,7 +144,7 @@ def partition_by_property(
         preferences=preferences,
         classes=given.classes,
         property_schedule=PropertySchedule(
-            holds[rows], holds[dealt.test], victim=VICTIM, attacker=ATTACKER, every=plan.every
+            holds[rows], holds[dealt.test], victim=VICTIM, attacker=ATTACKER, every=plan.period
         ),
     )
 
@@ -164,7 +168,7 @@ def _held(given: LabelledDataset) -> Tensor:
 
 def _owners(labels: np.ndarray, plan: PropertyPartition, draw: np.random.Generator) -> np.ndarray:
     """The client of each example without the property: (M,)."""
-    clients, alpha = plan.split.clients, plan.split.dirichlet_alpha
+    clients, alpha = plan.partition.clients, plan.partition.dirichlet_alpha
     require(
         len(labels) >= clients * plan.least,
         f"there are {len(labels):,} training examples without the property, fewer than a batch of {plan.least} for "

@@ -1,13 +1,13 @@
 """Shifts of the input distribution that make groups of clients differ: rotation and brightness."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from shoal.core.errors import require
+from shoal.core.settings import Fraction, Range, settings
 
 _CHUNK = 4096
 """Images rotated at a time, so that the sampling grid stays in tens of megabytes."""
@@ -16,7 +16,7 @@ RESERVED = ("overall", "total")
 """Names that no group may have: `accuracy.overall` and `violations.total` are of all groups."""
 
 
-@dataclass(frozen=True)
+@settings
 class Group:
     """A share of the clients whose images are shifted in the same way; with share 0, held-out images alone.
 
@@ -31,9 +31,9 @@ class Group:
     """
 
     name: str
-    share: float
-    rotation: tuple[float, float] | None = None
-    brightness: tuple[float, float] | None = None
+    share: Fraction
+    rotation: Range | None = None
+    brightness: Range | None = None
 
     def __post_init__(self) -> None:
         where = f"data.groups.{self.name}"
@@ -41,7 +41,6 @@ class Group:
             bool(self.name) and self.name not in RESERVED,
             f"'{where}' cannot be a group's name; {' and '.join(RESERVED)} stand for all groups in summary keys",
         )
-        require(0 <= self.share <= 1, f"'{where}.share' must be at least 0 and at most 1; got {self.share:g}")
         for key, bounds in (("rotation", self.rotation), ("brightness", self.brightness)):
             if bounds is not None:
                 ordered = len(bounds) == 2 and all(map(math.isfinite, bounds)) and bounds[0] <= bounds[1]

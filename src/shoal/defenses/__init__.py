@@ -1,6 +1,7 @@
-"""What clients and the server can do against those who learn from updates: values that change a `TrainingSetup`.
+"""Defences of clients and server against inference from updates: values that change a `TrainingSetup`.
 
-May import `engine` and the rooms below it. To add a defence: a frozen dataclass with a method `applied`.
+May import `engine` and the packages below it. To add one: settings with a method `applied`, and its field in
+`shoal.config.schema.DefensesSection`.
 """
 
 from shoal.defenses import accounting

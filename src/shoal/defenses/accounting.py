@@ -1,9 +1,8 @@
-"""What DP-SGD guarantees: the epsilon of each client over the rounds it took part in, by Opacus' accountants.
+"""The guarantee of DP-SGD: the epsilon of each client over its rounds, by Opacus' accountants.
 
-Two things to know about these figures. Accountants assume that each example is in a step by a coin of its own
-(`DPSGD.sampling` = "poisson"); for shuffled batches the same figure is reported, as is usual, and is an approximation.
-And epsilon is of the updates alone: where clients choose a model, as in IFCA, which one they chose is computed on their
-data without noise and sent, and no epsilon covers it.
+Two limits of these values. Accountants assume Poisson subsampling (`DPSGD.sampling` = "poisson"); for shuffled batches
+the same value is reported, as is usual, and is an approximation. And epsilon covers the updates only: where clients
+choose a model, as in IFCA, the choice is computed on their data without noise and sent, and no epsilon covers it.
 """
 
 import math
@@ -20,32 +19,32 @@ from shoal.defenses.dp_sgd import DPSGD, Accountant
 from shoal.engine import LocalSGD
 
 Spent = tuple[float, int]
-"""A share of the examples that each step takes, in (0, 1], and a number of such steps."""
+"""The sampling rate of a step, in (0, 1], and a number of such steps."""
 
 
 def epsilon(spent: Sequence[Spent], noise_multiplier: float, delta: float, accountant: Accountant = "rdp") -> float:
-    """The epsilon of subsampled Gaussian steps, as Opacus' accountant of that name says.
+    """The epsilon of composed subsampled Gaussian mechanisms, by Opacus' accountants.
 
     Args:
-        spent: shares and steps, composed one after another.
+        spent: sampling rates and steps.
         noise_multiplier: sigma of all steps; 0: epsilon is infinite.
         delta: in (0, 1).
         accountant: "rdp", at Opacus' default orders, or "prv".
 
     Raises:
-        InputError: more than the "prv" accountant can compute.
+        InputError: the "prv" accountant would need too much memory.
 
     >>> epsilon([], 1.0, 1e-5), epsilon([(0.1, 5)], 0.0, 1e-5)
     (0.0, inf)
     >>> round(epsilon([(0.01, 1000)], 1.0, 1e-5), 3)
     2.101
     """
-    used = tuple((share, steps) for share, steps in spent if steps > 0)
+    used = tuple((rate, steps) for rate, steps in spent if steps > 0)
     if not used:
         return 0.0
     if noise_multiplier == 0:
         return math.inf
-    return _asked(used, noise_multiplier, delta, accountant)
+    return _epsilon_of_history(used, noise_multiplier, delta, accountant)
 
 
 def per_client(sizes: Tensor, attended: Tensor, local: LocalSGD, rule: DPSGD) -> Tensor:
@@ -54,8 +53,8 @@ def per_client(sizes: Tensor, attended: Tensor, local: LocalSGD, rule: DPSGD) ->
     Args:
         sizes: (N,) int64, examples of each.
         attended: (N,) int64, rounds that each took part in.
-        local: what a client does in a round.
-        rule: how its steps are made private.
+        local: local training.
+        rule: the privacy of its steps.
 
     Returns:
         (N,) float64, at least 0; infinite without noise.
@@ -65,21 +64,21 @@ def per_client(sizes: Tensor, attended: Tensor, local: LocalSGD, rule: DPSGD) ->
         if (size, rounds) not in known:
             spent = [(local.batch(size) / size, rounds * local.steps_of(size))] if size and rounds else []
             known[size, rounds] = epsilon(spent, rule.noise_multiplier, rule.delta, rule.accountant)
-    found = [known[pair] for pair in zip(sizes.tolist(), attended.tolist(), strict=True)]
-    return torch.tensor(found, dtype=torch.float64)
+    values = [known[pair] for pair in zip(sizes.tolist(), attended.tolist(), strict=True)]
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def of_federation(federation: Federation, cohorts: Sequence[Tensor], local: LocalSGD, rule: DPSGD) -> Tensor:
     """The epsilon of each of a federation's N clients after some rounds.
 
-    A victim that takes turns uses an example in every k-th round alone, or in all the others alone: its epsilon is the
+    The victim of a property attack uses an example either in every k-th round or in all others: its epsilon is the
     larger of the two.
 
     Args:
         federation: the clients.
         cohorts: positions of the clients of each round, from the first.
-        local: what a client does in a round.
-        rule: how its steps are made private.
+        local: local training.
+        rule: the privacy of its steps.
 
     Returns:
         (N,) float64.
@@ -88,57 +87,57 @@ def of_federation(federation: Federation, cohorts: Sequence[Tensor], local: Loca
     attended = torch.zeros(len(cohorts), count, dtype=torch.int64)
     for here, cohort in zip(attended, cohorts, strict=True):
         here[cohort] = 1
-    found = per_client(federation.clients.sizes, attended.sum(dim=0), local, rule)
+    epsilons = per_client(federation.clients.sizes, attended.sum(dim=0), local, rule)
     schedule = federation.property_schedule
     if schedule is None:
-        return found
+        return epsilons
     present = torch.tensor([schedule.present(number) for number in range(1, len(cohorts) + 1)], dtype=torch.bool)
     for i in torch.nonzero(federation.ids == schedule.victim).flatten().tolist():
         holds = schedule.holds[federation.clients.owned(i)]
         sizes = torch.stack([holds.sum(), (~holds).sum()])
         rounds = torch.stack([attended[present, i].sum(), attended[~present, i].sum()])
-        found[i] = per_client(sizes, rounds, local, rule).max()
-    return found
+        epsilons[i] = per_client(sizes, rounds, local, rule).max()
+    return epsilons
 
 
 @lru_cache(maxsize=4096)
-def _asked(used: tuple[Spent, ...], noise_multiplier: float, delta: float, accountant: Accountant) -> float:
+def _epsilon_of_history(
+    used: tuple[Spent, ...], noise_multiplier: float, delta: float, accountant: Accountant
+) -> float:
     with warnings.catch_warnings():
-        # Opacus warns of orders at the end of its list, where its figure is still a bound.
+        # Opacus warns of orders at the end of its list, where its value is still a bound.
         warnings.simplefilter("ignore")
         # Imported here because it takes seconds.
         from opacus.accountants import PRVAccountant, RDPAccountant  # noqa: PLC0415
 
         counting = RDPAccountant() if accountant == "rdp" else PRVAccountant()
-        counting.history = [(noise_multiplier, share, steps) for share, steps in used]
+        counting.history = [(noise_multiplier, rate, steps) for rate, steps in used]
         try:
-            found = float(counting.get_epsilon(delta))
+            value = float(counting.get_epsilon(delta))
         except (RuntimeError, ValueError, MemoryError, OverflowError) as error:
             raise InputError(_TOO_MUCH) from error
-    require(math.isfinite(found), _TOO_MUCH)
-    return found
+    require(math.isfinite(value), _TOO_MUCH)
+    return value
 
 
-_TOO_MUCH = (
-    '\'defenses.dp_sgd.accountant\' = "prv" takes too much memory for so many steps with so little noise; use "rdp"'
-)
+_TOO_MUCH = 'the accountant "prv" takes too much memory for so many steps with so little noise; use "rdp"'
 _POINTS = 3e7
-"""Of the mesh of "prv", above which it takes minutes and gigabytes."""
+"""Points of the mesh of "prv", above which it takes minutes and gigabytes."""
 
 
 def check_computable(sizes: Tensor, rounds: int, local: LocalSGD, rule: DPSGD) -> None:
-    """Raise `InputError` where the accountant of ``rule`` could not say what clients spent.
+    """Raise `InputError` where the accountant of ``rule`` would need too much memory.
 
     Args:
         sizes: (N,) int64, examples of each client.
         rounds: that a client may take part in.
-        local: what a client does in a round.
-        rule: how its steps are made private.
+        local: local training.
+        rule: the privacy of its steps.
     """
     if rule.accountant == "rdp" or rule.noise_multiplier == 0 or not len(sizes):
         return
     kinds = sizes[sizes > 0].unique().tolist()
-    share, steps = max(local.batch(size) / size for size in kinds), rounds * max(map(local.steps_of, kinds))
-    # As Opacus chooses it: twice the largest loss, in meshes of a hundredth over the root of this.
-    meshes = math.sqrt(steps * math.log(12_000 / rule.delta) / 2) / 0.01
-    require(2 * epsilon([(share, steps)], rule.noise_multiplier, rule.delta) * meshes <= _POINTS, _TOO_MUCH)
+    rate, steps = max(local.batch(size) / size for size in kinds), rounds * max(map(local.steps_of, kinds))
+    # As Opacus chooses its mesh: twice the largest privacy loss, in cells of 0.01 over this root.
+    cells = math.sqrt(steps * math.log(12_000 / rule.delta) / 2) / 0.01
+    require(2 * epsilon([(rate, steps)], rule.noise_multiplier, rule.delta) * cells <= _POINTS, _TOO_MUCH)

@@ -1,13 +1,16 @@
-"""DP-SGD at the client: each example's gradient is clipped, noise is added, and a client says how much it spent.
+"""DP-SGD at the clients: each example's gradient is clipped, and noise is added.
 
 Source: Abadi et al. 2016, arXiv:1607.00133, Algorithm 1; at the clients as in Kim et al., RAID 2023, section 5.2.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from shoal.core.errors import require
+from shoal.core.settings import Explicit, NonNegativeFloat, OpenFraction, settings
 from shoal.defenses.defense import TrainingSetup
 from shoal.engine import ClusterRound, LocalSGD, require_per_example_gradients
 
@@ -15,52 +18,43 @@ Accountant = Literal["rdp", "prv"]
 Sampling = Literal["shuffled", "poisson"]
 
 
-@dataclass(frozen=True)
+@settings
 class DPSGD:
-    """Differentially private local steps.
+    """Differentially private local steps: the sum over a batch B of clipped gradients, plus noise.
 
-    A step adds up its examples' gradients, each cut to an L2 norm of C = ``max_grad_norm``, adds noise
-    N(0, (sigma C)^2) to every coordinate, and divides by the batch size. With neither clipping nor noise, and shuffled
-    batches, it is the plain step, bit for bit.
+    A step is ``theta <- theta - learning_rate / |B| * (sum_i g_i * min(1, C / |g_i|) + N(0, (sigma * C)^2 I))``.
+    Without clipping and noise, and with shuffled batches, it is the plain step, bit for bit. Not with batch norm
+    (the VGGs have ``group`` norm), and in the ``loop`` backend only.
 
     Args:
-        max_grad_norm: C; may be infinite where there is no noise.
-        noise_multiplier: sigma; 0: no noise, and no guarantee.
+        max_grad_norm: C, the bound on the L2 norm of each example's gradient; ``inf``: no clipping, allowed without
+            noise only.
+        noise_multiplier: sigma, the standard deviation of the noise in units of C; 0: no noise, and no guarantee.
         delta: of the (epsilon, delta) that is reported.
-        accountant: how epsilon is found: "rdp" (Renyi) or "prv" (tighter and slower).
-        sampling: "shuffled": batches as plain SGD takes them, for which epsilon is an approximation; "poisson": each
-            example is in a step by a coin of its own, as the accountants assume, and a step divides by the expected
-            batch size.
+        accountant: of epsilon: ``rdp`` (Renyi, at Opacus' default orders), or ``prv`` (tighter, slower, and refused
+            where it would take gigabytes of memory).
+        sampling: ``shuffled``: batches as plain SGD takes them, for which epsilon is an approximation; ``poisson``:
+            Poisson subsampling, as the accountants assume, where a step divides by the expected batch size.
 
     Raises:
         InputError: a value outside its range, or noise without clipping.
     """
 
-    max_grad_norm: float = 1.0
-    noise_multiplier: float = 0.0
-    delta: float = 1e-5
+    max_grad_norm: Annotated[float, Field(gt=0, strict=True)] = 1.0
+    noise_multiplier: Annotated[NonNegativeFloat, Explicit()] = 0.0
+    delta: OpenFraction = 1e-5
     accountant: Accountant = "rdp"
     sampling: Sampling = "shuffled"
 
     def __post_init__(self) -> None:
-        require(self.max_grad_norm > 0, f"'defenses.dp_sgd.max_grad_norm' must be above 0; got {self.max_grad_norm:g}")
-        require(
-            0 <= self.noise_multiplier < math.inf,
-            f"'defenses.dp_sgd.noise_multiplier' must be at least 0 and finite; got {self.noise_multiplier:g}",
-        )
         require(
             self.noise_multiplier == 0 or self.max_grad_norm < math.inf,
-            f"noise needs clipping: 'defenses.dp_sgd.noise_multiplier' is {self.noise_multiplier:g}, so "
-            "'defenses.dp_sgd.max_grad_norm' must be finite",
+            f"noise needs clipping: 'noise_multiplier' is {self.noise_multiplier:g}, so 'max_grad_norm' must be finite",
         )
-        require(0 < self.delta < 1, f"'defenses.dp_sgd.delta' must be above 0 and below 1; got {self.delta:g}")
-        for name, known in (("accountant", ("rdp", "prv")), ("sampling", ("shuffled", "poisson"))):
-            value = getattr(self, name)
-            require(value in known, f"'defenses.dp_sgd.{name}' must be {known[0]!r} or {known[1]!r}; got {value!r}")
 
     @property
     def poisson(self) -> bool:
-        """Whether a step takes each example by a coin of its own."""
+        """Whether batches are Poisson subsamples instead of parts of shuffled passes."""
         return self.sampling == "poisson"
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
@@ -70,7 +64,7 @@ class DPSGD:
             InputError: the network has batch norm, or local steps are private already.
         """
         private = setup.local.gradient_privacy is not None or any(isinstance(each, DPSGD) for each in setup.defenses)
-        require(not private, "DP-SGD is given, but local training is private already")
+        require(not private, "DP-SGD is applied, but local training is private already")
         if replace(setup.local, gradient_privacy=self).private:
             require_per_example_gradients(setup.model.network())
         return replace(setup, defenses=(*setup.defenses, self))

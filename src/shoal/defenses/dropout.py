@@ -1,40 +1,40 @@
-"""Dropout as a defence: before every linear layer but the input's."""
+"""Dropout as a defence: on the inputs of linear layers, while clients train."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from shoal.core.errors import require
+from shoal.core.settings import settings
 from shoal.defenses.defense import TrainingSetup
 from shoal.models import Model, SeededDropout
 
 
-@dataclass(frozen=True)
+@settings
 class Dropout:
-    """Drops inputs of linear layers while clients train.
+    """Dropout of the inputs of linear layers while clients train.
 
-    The first layer with parameters sees the raw inputs and keeps them all. Names and order of the parameters stay those
-    of the network without dropout, so models of the two have the same rows.
+    The first layer with parameters keeps all its inputs, which are the data. Names and order of the parameters stay
+    those of the network without dropout, so models of the two have the same parameter vectors.
 
     Args:
-        rate: share of a layer's inputs that are dropped, in [0, 1).
+        rate: fraction of the inputs of linear layers that are dropped while clients train; a first layer keeps all.
 
     Raises:
-        InputError: a rate outside that range.
+        InputError: a rate outside [0, 1).
     """
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        require(0 <= self.rate < 1, f"'defenses.dropout' must be at least 0 and below 1; got {self.rate:g}")
+    rate: Annotated[float, Field(ge=0, lt=1, strict=True, alias="dropout")]
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with a model that drops.
+        """The setup with dropout in its model.
 
         Raises:
-            InputError: its network has no linear layer to drop inputs of.
+            InputError: the network has no linear layer after its first one.
         """
         if self.rate == 0:
             return setup
@@ -44,15 +44,15 @@ class Dropout:
         """``model`` with this dropout."""
         require(
             bool(_linear(model.network())),
-            "'defenses.dropout' drops inputs of linear layers, but the network has none after its first layer",
+            "dropout is of inputs of linear layers, but the network has none after its first layer",
         )
         return replace(model, build=partial(_dropping, model.build, self.rate))
 
 
 def _linear(network: nn.Module) -> list[nn.Linear]:
-    """The linear layers but one that comes first of all layers with parameters."""
+    """The linear layers, except one that is the first of all layers with parameters."""
     layers = [module for module in network.modules() if any(True for _ in module.parameters(recurse=False))]
-    # Others of their kind are called by name only, not as layers.
+    # Subclasses are used by their weights only and never called, so that a hook on them would do nothing.
     return [layer for layer in layers[1:] if type(layer) is nn.Linear]
 
 

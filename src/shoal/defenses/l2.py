@@ -1,39 +1,40 @@
-"""L2 regularisation as a defence: it keeps weights small, and updates with them."""
+"""L2 regularisation as a defence: small weights have small updates."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
 
 from shoal.core.errors import require
+from shoal.core.settings import NonNegativeFloat, settings
 from shoal.defenses.defense import TrainingSetup
 from shoal.engine import ClusterRound, LocalSGD
 
 
-@dataclass(frozen=True)
+@settings
 class L2:
-    """Adds ``penalty * parameters`` to every gradient: the weight decay of `LocalSGD`.
+    """An L2 penalty: adds ``penalty * parameters`` to every gradient.
 
     Args:
-        penalty: at least 0.
+        penalty: coefficient of the L2 penalty on the parameters; the same thing as ``weight_decay`` of local training,
+            so only one of them may be given.
 
     Raises:
-        InputError: a penalty outside that range.
+        InputError: a penalty that is negative or not finite.
     """
 
-    penalty: float
-
-    def __post_init__(self) -> None:
-        require(0 <= self.penalty < math.inf, f"'defenses.l2' must be at least 0; got {self.penalty:g}")
+    penalty: Annotated[NonNegativeFloat, Field(alias="l2")]
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with that weight decay.
+        """The setup with the penalty as weight decay.
 
         Raises:
-            InputError: it has one already.
+            InputError: local training has weight decay already.
         """
         decay = setup.local.weight_decay
         require(
             decay == 0,
-            f"'defenses.l2' = {self.penalty:g} and 'local.weight_decay' = {decay:g} are the same thing; give one",
+            f"an L2 penalty of {self.penalty:g} and a weight decay of {decay:g} are the same thing; give one",
         )
         return replace(setup, defenses=(*setup.defenses, self))
 

@@ -1,26 +1,29 @@
-"""Norm clipping at the server: no client moves its model further than the others may.
+"""Norm clipping at the server: a bound on the L2 norm of each update.
 
 Source: Sun, Kairouz, Suresh, McMahan 2019, arXiv:1911.07963, section 3.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor
 
 from shoal.core.errors import require
+from shoal.core.settings import settings
 from shoal.defenses.defense import TrainingSetup
 
 
-@dataclass(frozen=True)
+@settings
 class NormClipping:
-    """Cuts every update to an L2 norm before the server merges it.
+    """Scales every update to at most a given L2 norm before aggregation.
 
     Args:
-        max_norm: above 0; infinite: nothing is cut.
+        max_norm: largest L2 norm of an update at the server, above 0; ``inf``: no clipping.
 
     Raises:
-        InputError: a norm that is not.
+        InputError: a norm that is not above 0.
 
     >>> import torch
     >>> ends = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
@@ -29,10 +32,7 @@ class NormClipping:
             [0.3000, 0.4000]])
     """
 
-    max_norm: float
-
-    def __post_init__(self) -> None:
-        require(self.max_norm > 0, f"'defenses.max_update_norm' must be above 0; got {self.max_norm:g}")
+    max_norm: Annotated[float, Field(gt=0, strict=True, alias="max_update_norm")]
 
     def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
         """``start + (end - start) * min(1, max_norm / |end - start|)`` of starts and ends (u, P)."""
@@ -41,7 +41,7 @@ class NormClipping:
             return ends
         moved = ends - starts
         norms = moved.norm(dim=1, keepdim=True)
-        # Where nothing is cut the end stays what it is, to the last bit.
+        # An update within the norm stays as it is, to the last bit.
         cut = starts + moved * (self.max_norm / norms.clamp(min=1e-30))
         return cut.where(norms > self.max_norm, ends)
 
@@ -49,7 +49,7 @@ class NormClipping:
         """The setup with this filter.
 
         Raises:
-            InputError: it has another one.
+            InputError: the setup has another filter.
         """
-        require(setup.update_filter is None, "'defenses.max_update_norm' is given, but updates are filtered already")
+        require(setup.update_filter is None, "updates are clipped, but another filter is applied to them already")
         return replace(setup, update_filter=self)

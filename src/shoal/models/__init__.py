@@ -3,15 +3,13 @@
 May import `core`. To add a network: write it in `networks.py` (texts: `recurrent.py`) and name it in `catalog.py`.
 """
 
-from shoal.models.catalog import FILTERS, HIDDEN, MODELS, Shape, TextShape, create_model
+from shoal.models.catalog import MODELS, Network, Shape, TextShape, create_model
 from shoal.models.dropout import SeededDropout
 from shoal.models.model import Model, cross_entropy
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 from shoal.models.recurrent import ReviewGRU
 
 __all__ = [
-    "FILTERS",
-    "HIDDEN",
     "MLP",
     "MODELS",
     "VGG",
@@ -21,6 +19,7 @@ __all__ = [
     "Logistic",
     "MnistCNN",
     "Model",
+    "Network",
     "ReviewGRU",
     "SeededDropout",
     "Shape",

@@ -1,32 +1,36 @@
-"""The networks that a config can name."""
+"""The networks that a file can name."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated, Literal, get_args
 
+from pydantic import AfterValidator, Field
 from torch import nn
 
 from shoal.core.errors import nearest, require
+from shoal.core.settings import settings
 from shoal.models.model import Model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 from shoal.models.recurrent import ReviewGRU
 
-MODELS = (
-    "digits-cnn",
-    "mnist-cnn",
-    "femnist-cnn",
-    "vgg11",
-    "vgg13",
-    "vgg16",
-    "mlp",
-    "logistic",
-    "faces-cnn",
-    "gru",
-)
+Shipped = Literal[
+    "digits-cnn", "mnist-cnn", "femnist-cnn", "vgg11", "vgg13", "vgg16", "mlp", "logistic", "faces-cnn", "gru"
+]
+MODELS: tuple[str, ...] = get_args(Shipped)
 HIDDEN = {"mlp": 200, "faces-cnn": 256}
-"""Hidden neurons of the models that let one choose, if nothing is said."""
+"""Hidden neurons of the networks that let one choose, by default."""
 FILTERS = {"faces-cnn": (32, 64, 128)}
-"""Filters of the convolutions of the models that let one choose, if nothing is said."""
+"""Filters of the convolutions of the networks that let one choose, by default."""
+LEAST_SIDE = {"mnist-cnn": 4, "femnist-cnn": 6, "digits-cnn": 2, "vgg11": 32, "vgg13": 32, "vgg16": 32}
+"""Pixels of the smallest images of the networks that take square ones alone."""
+
+
+def _own(name: str) -> str:
+    """The name of a user's own network."""
+    if ":" not in name:
+        raise ValueError("'module:Name'")
+    return name
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,92 @@ class TextShape:
     classes: int
 
 
+@settings
+class Network:
+    """The network that is trained. Sizes that it does not have are left out.
+
+    Args:
+        name: of images: ``digits-cnn``, ``mnist-cnn``, ``femnist-cnn``, ``vgg11``, ``vgg13``, ``vgg16``, ``mlp``,
+            ``logistic`` or ``faces-cnn`` (images need not be square); of texts: ``gru``; or your own, ``module:Name``,
+            a class or function that takes a `Shape` or `TextShape` and returns a `torch.nn.Module`.
+        classes: outputs; by default as many as the data has classes.
+        hidden: hidden neurons of ``mlp`` (by default 200) and ``faces-cnn`` (256); other networks have their own.
+        filters: of the three convolutions of ``faces-cnn``, by default [32, 64, 128].
+        norm: of the VGGs: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD needs.
+        padding: of the convolutions of ``femnist-cnn``; its paper states none.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    name: Shipped | Annotated[str, AfterValidator(_own)]
+    classes: Annotated[int, Field(ge=2, strict=True)] | None = None
+    hidden: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = None
+    filters: (
+        Annotated[tuple[Annotated[int, Field(ge=1, le=10_000, strict=True)], ...], Field(min_length=3, max_length=3)]
+        | None
+    ) = None
+    norm: Literal["batch", "group"] = "batch"
+    padding: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
+
+    def sized(self, classes: int) -> "Network":
+        """This network with all its sizes, and without those that it does not have."""
+        hidden = (self.hidden or HIDDEN[self.name]) if self.name in HIDDEN else None
+        filters = (self.filters or FILTERS[self.name]) if self.name in FILTERS else None
+        return replace(self, classes=classes, hidden=hidden, filters=filters)
+
+    def model(self, shape: Shape | TextShape) -> Model:
+        """The model, its input and output layers fitted to ``shape``; a user's own network is none of these.
+
+        Raises:
+            InputError: an unknown name, or images or texts that the network cannot take.
+        """
+        require(self.name in MODELS, f"'{self.name}' is not one of Shoal's networks, and is built without it")
+        if isinstance(shape, TextShape):
+            require(self.name == "gru", f"'{self.name}' takes images, but the data are texts; 'gru' takes those")
+            return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
+        require(self.name != "gru", "'gru' takes texts, but the data are images; choose another network for those")
+        return Model(self._of_images(shape))
+
+    def _of_images(self, shape: Shape) -> Callable[[], nn.Module]:
+        """What builds the network, which is one of images."""
+        name, size = self.name, f"{shape.height}x{shape.width}"
+        least = LEAST_SIDE.get(name, 1)
+        require(
+            least == 1 or (shape.height == shape.width and shape.height >= least),
+            f"'{name}' takes square images of at least {least}x{least} pixels; the data has {size}",
+        )
+        require(
+            name != "faces-cnn" or min(shape.height, shape.width) >= 22,
+            f"'faces-cnn' takes images of at least 22x22 pixels; the data has {size}",
+        )
+        hidden = self.hidden or HIDDEN.get(name, 1)
+        image = {"channels": shape.channels, "side": shape.height, "classes": shape.classes}
+        match name:
+            case "mnist-cnn":
+                return partial(MnistCNN, **image)
+            case "femnist-cnn":
+                return partial(FemnistCNN, **image, padding=self.padding)
+            case "digits-cnn":
+                return partial(DigitsCNN, **image)
+            case "faces-cnn":
+                sides = (shape.channels, shape.height, shape.width, shape.classes)
+                return partial(FacesCNN, *sides, filters=self.filters or FILTERS[name], hidden=hidden)
+            case "mlp":
+                return partial(MLP, inputs=shape.inputs, hidden=hidden, classes=shape.classes)
+            case "logistic":
+                return partial(Logistic, inputs=shape.inputs, classes=shape.classes)
+            case _:
+                return partial(VGG, **image, depth=int(name[3:]), norm=self.norm)
+
+
 def create_model(
     name: str,
     shape: Shape | TextShape,
     *,
     hidden: int | None = None,
     filters: Sequence[int] | None = None,
-    norm: str = "batch",
+    norm: Literal["batch", "group"] = "batch",
     padding: int = 0,
 ) -> Model:
     """The model called ``name``, its input and output layers fitted to ``shape``.
@@ -66,10 +149,7 @@ def create_model(
     Args:
         name: one of `MODELS`.
         shape: images or texts, and classes, that it must take.
-        hidden: hidden neurons of "mlp" (None: 200) and "faces-cnn" (None: 256).
-        filters: of the three convolutions of "faces-cnn" (None: 32, 64 and 128).
-        norm: "batch" or "group", for the VGGs.
-        padding: padding of the convolutions of "femnist-cnn" (the paper states none).
+        hidden, filters, norm, padding: see `Network`.
 
     Raises:
         InputError: an unknown name, or images or texts that the network cannot take.
@@ -77,46 +157,6 @@ def create_model(
     >>> create_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
     50186
     """
-    require(name in MODELS, f"model.name = '{name}' is not a model; {nearest(name, MODELS)}")
-    if isinstance(shape, TextShape):
-        require(name == "gru", f"model.name = '{name}' takes images, but the data are texts; 'gru' takes those")
-        return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
-    require(name != "gru", "model.name = 'gru' takes texts, but the data are images; choose another model for those")
-    return Model(_of_images(name, shape, hidden=hidden, filters=filters, norm=norm, padding=padding))
-
-
-def _of_images(
-    name: str, shape: Shape, *, hidden: int | None, filters: Sequence[int] | None, norm: str, padding: int
-) -> Callable[[], nn.Module]:
-    """What builds the network of images called ``name``."""
-    least = {"mnist-cnn": 4, "femnist-cnn": 6, "digits-cnn": 2, "vgg11": 32, "vgg13": 32, "vgg16": 32}.get(name, 1)
-    if least > 1:
-        require(
-            shape.height == shape.width and shape.height >= least,
-            f"model.name = '{name}' takes square images of at least {least}x{least} pixels; "
-            f"the data has {shape.height}x{shape.width}",
-        )
-    require(
-        name != "faces-cnn" or min(shape.height, shape.width) >= 22,
-        f"model.name = 'faces-cnn' takes images of at least 22x22 pixels; the data has {shape.height}x{shape.width}",
-    )
-    hidden = HIDDEN.get(name, 0) if hidden is None else hidden
-    image = {"channels": shape.channels, "side": shape.height, "classes": shape.classes}
-    match name:
-        case "mnist-cnn":
-            return partial(MnistCNN, **image)
-        case "femnist-cnn":
-            return partial(FemnistCNN, **image, padding=padding)
-        case "digits-cnn":
-            return partial(DigitsCNN, **image)
-        case "faces-cnn":
-            filters = FILTERS[name] if filters is None else tuple(filters)
-            require(len(filters) == 3, f"'model.filters' must be three numbers for 'faces-cnn'; got {len(filters)}")
-            size = (shape.channels, shape.height, shape.width, shape.classes)
-            return partial(FacesCNN, *size, filters=filters, hidden=hidden)
-        case "mlp":
-            return partial(MLP, inputs=shape.inputs, hidden=hidden, classes=shape.classes)
-        case "logistic":
-            return partial(Logistic, inputs=shape.inputs, classes=shape.classes)
-        case _:
-            return partial(VGG, **image, depth=int(name[3:]), norm=norm)
+    require(name in MODELS, f"there is no network '{name}'; {nearest(name, MODELS)}")
+    sizes = None if filters is None else tuple(filters)
+    return Network(name, hidden=hidden, filters=sizes, norm=norm, padding=padding).model(shape)

@@ -17,6 +17,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -35,8 +36,8 @@ from shoal.reports.run.page import write_report
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
 from shoal.simulation.result import CLIENT_COLUMNS, Result
 from shoal.simulation.simulation import (
-    SimulationState,
     Simulation,
+    SimulationState,
     Watch,
     initial_state,
     measure_final,
@@ -144,10 +145,10 @@ def _same_run(out: Path, config: Config) -> None:
         require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
         return
     before, now = read_config(written), config
-    threads = before.engine.model_copy(update={"threads": now.engine.threads})
-    before = before.model_copy(update={"engine": threads, "checkpoint": now.checkpoint})
+    engine = replace(before.engine, threads=now.engine.threads)
+    before = replace(before, engine=engine, checkpoint=now.checkpoint)
     if before != now:
-        key, old, new = next(_differences(before.model_dump(), now.model_dump()))
+        key, old, new = next(_differences(before.table(), now.table()))
         raise InputError(f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another --out")
 
 

@@ -5,14 +5,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.config.build import decide, images_of
+from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config
 from shoal.core.errors import InputError
 from shoal.data import LabelledDataset
 from shoal.sweeps.spec import Run, Sweep
-
-FAST = {"engine": {"threads"}, "checkpoint": True}
-"""What only decides how fast a run goes, and has no part in its name."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +34,14 @@ def plan(sweep: Sweep, data_dir: Path | None = None) -> tuple[Planned, ...]:
         InputError: a run that cannot be, or two runs that would be the same.
     """
     # Loaded once for all runs on the same data.
-    images: dict[tuple[str | None, ...], LabelledDataset] = {}
+    loaded: dict[tuple[str | None, ...], LabelledDataset] = {}
     planned: dict[str, Planned] = {}
     for run in sweep.runs:
         where = run.config.data.source, run.config.data.path, run.config.data.task
         try:
-            if where not in images:
-                images[where] = images_of(run.config, data_dir)
-            config = decide(run.config, images[where])
+            if where not in loaded:
+                loaded[where] = load_data(run.config.data, data_dir)
+            config = resolve(run.config, loaded[where]).config
         except InputError as error:
             raise InputError(f"{sweep.name}, {run}: {error}") from error
         digest = digest_of(config)
@@ -55,6 +52,8 @@ def plan(sweep: Sweep, data_dir: Path | None = None) -> tuple[Planned, ...]:
 
 
 def digest_of(config: Config) -> str:
-    """64 bits that name a decided configuration, but for what only decides how fast it goes."""
-    text = json.dumps(config.model_dump(exclude=FAST, exclude_none=True), sort_keys=True)
+    """64 bits that name a resolved configuration, but for the keys that only decide how fast a run goes."""
+    table = config.table()
+    del table["engine"]["threads"], table["checkpoint"]
+    text = json.dumps(table, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

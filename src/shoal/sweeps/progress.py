@@ -36,7 +36,7 @@ def standing(planned: Sequence[Planned], runs: Path, failed: int) -> SweepProgre
 
 def _work(planned: Planned, rounds: int) -> float:
     """Images that so many rounds of a run go through: how long they take, but for what is the same in all runs."""
-    data = planned.config.data
+    data = planned.config.data.partition
     return rounds * data.clients * data.examples_per_client * planned.config.algorithm.participation + rounds
 
 

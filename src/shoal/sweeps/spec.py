@@ -5,7 +5,7 @@ docs/sweeps.md has an example of every key.
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,25 +13,27 @@ import tomli_w
 from pydantic import Field
 
 from shoal.config.schema import Config
-from shoal.config.validation import Count, Section, parse, read_toml
+from shoal.config.validation import parse, read_toml
 from shoal.core.errors import require
+from shoal.core.settings import Count, settings
 from shoal.reports.sweep.spec import Axes, Shown, Value, read_shown
 from shoal.sweeps.grid import Changes, changed, check_apart, read_axis
 
 
-class SweepSection(Section):
+@settings
+class SweepSection:
     """The whole file."""
 
-    title: str = ""
     base: str
     seeds: Annotated[list[Count], Field(min_length=1)]
-    changes: dict[str, Any] = Field(default={})
     grid: dict[str, list[Any] | dict[str, Any]]
+    title: str = ""
+    changes: dict[str, Any] = field(default_factory=dict)
     shown: str | None = None
     """A file beside this one with further tables, figures and labels, which several sweeps may share."""
-    tables: dict[str, Any] = Field(default={})
-    figures: dict[str, Any] = Field(default={})
-    labels: dict[str, Any] = Field(default={})
+    tables: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,12 +134,12 @@ def _with_shown(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _runs(
     section: SweepSection, axes: Mapping[str, Mapping[Value, Changes]], base: Mapping[str, Any], where: str
 ) -> Iterator[Run]:
-    for combination in itertools.product(*(settings.items() for settings in axes.values())):
-        settings = {name: setting for name, (setting, _) in zip(axes, combination, strict=True)}
+    for combination in itertools.product(*(axis.items() for axis in axes.values())):
+        place = {name: setting for name, (setting, _) in zip(axes, combination, strict=True)}
         changes = dict(section.changes)
         for _, each in combination:
             changes |= each
-        place = ", ".join(f"{axis} = {value}" for axis, value in settings.items())
+        words = ", ".join(f"{axis} = {value}" for axis, value in place.items())
         for seed in section.seeds:
-            config = changed(base, changes | {"seed": seed}, f"{where} with {place}")
-            yield Run(settings, seed, config)
+            config = changed(base, changes | {"seed": seed}, f"{where} with {words}")
+            yield Run(place, seed, config)

@@ -5,7 +5,7 @@ import os
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.engine import RoundReport
 from shoal.runs.run import run
-from shoal.simulation.simulation import SimulationState, Simulation, Watch
+from shoal.simulation.simulation import Simulation, SimulationState, Watch
 from shoal.sweeps.plan import Planned
 
 
@@ -129,5 +129,4 @@ def _play_for(
 
 
 def _threads(config: Config, most: int) -> Config:
-    threads: Any = {"threads": min(config.engine.threads, most)}
-    return config.model_copy(update={"engine": config.engine.model_copy(update=threads)})
+    return replace(config, engine=replace(config.engine, threads=min(config.engine.threads, most)))

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from shoal.config.schema import Config, GroupSection
+from shoal.config.kinds import name_of
+from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
+from shoal.data import Group
 from shoal.reports.frames import column
 from shoal.reports.html import render
 from shoal.reports.plotting import png
@@ -81,7 +83,7 @@ def write_report(
         "verdict": _verdict(config, known),
         "drained": cluster_sizes.drained({k: int((cluster == k).sum()) for k in range(clusters)}),
         "key_figures": _key_figures(known, clients, groups),
-        "attack": ATTACK_WORDS[config.red_team.attack],
+        "attack": ATTACK_WORDS[name_of(type(config.red_team.attack))],
         "groups": tables.by_group(known, clients, groups, others),
         "clusters": tables.by_cluster(known, clients, groups, clusters, estimated=estimated),
         "inference": inference(config, known, updates),
@@ -142,7 +144,7 @@ def _drawings(
     yield from (drawing for drawing in found if drawing is not None)
 
 
-def _samples(path: Path, groups: Mapping[str, GroupSection]) -> list[Samples]:
+def _samples(path: Path, groups: Mapping[str, Group]) -> list[Samples]:
     """Rows of images; none where the data are not images."""
     if not path.exists():
         return []
@@ -157,7 +159,7 @@ def _samples(path: Path, groups: Mapping[str, GroupSection]) -> list[Samples]:
     ]
 
 
-def _shift(group: GroupSection) -> str:
+def _shift(group: Group) -> str:
     """What was done to a group's images, in words."""
     told = [f"{100 * group.share:g} % of the clients" if group.share > 0 else "held-out images only, of no client"]
     if group.rotation is not None:

@@ -42,7 +42,7 @@ def inference(config: Config, figures: Mapping[str, Any], updates: pd.DataFrame 
     attack = config.property_attack
     if attack is None:
         return None
-    models = 1 if config.algorithm.name == "fedavg" else config.algorithm.clusters
+    models = config.algorithm.value.clusters
     drawings: tuple[Drawing | None, ...] = ()
     if updates is not None and len(updates):
         drawings = (
@@ -63,7 +63,7 @@ def _victim(config: Config, attack: PropertyAttackSection) -> str:
     what = f"the property {held} (the models learn {main}, which is another matter)" if held else "a property"
     return (
         f"One client, the victim, holds examples with {what}. In every round whose number is a multiple of "
-        f"{attack.every} it trains on these alone, in all others on its other examples alone. Somebody else wants to "
+        f"{attack.period} it trains on these alone, in all others on its other examples alone. Somebody else wants to "
         "know in which rounds the property was there."
     )
 
@@ -76,10 +76,11 @@ def _attacker(attack: PropertyAttackSection) -> str:
         "scaled": f"trains on {taught}, so that the models learn to tell the property apart, and sends its update "
         f"{attack.gamma:g} times as large (an active attack, scaled)",
     }[attack.mode]
-    sees = "all models" if attack.sees == "all" else "only the model that it trains in a round,"
-    own = "examples of its own" if attack.auxiliary == "attacker" else "examples of its own and the test examples"
-    forest = "a random forest" if attack.forests == "single" else "a random forest for each model"
-    late = f" from round {attack.warm_up + 1} on" if attack.warm_up else ""
+    seen = attack.attack
+    sees = "all models" if seen.visible_models == "all" else "only the model that it trains in a round,"
+    own = "examples of its own" if seen.auxiliary == "attacker" else "examples of its own and the test examples"
+    forest = "a random forest" if seen.forests == "single" else "a random forest for each model"
+    late = f" from round {seen.warm_up + 1} on" if seen.warm_up else ""
     return (
         f"That is another client, the attacker, who {does}. It sees {sees} before and after each round{late}; their "
         f"difference is the aggregated update of those who trained the model. On {own} it simulates such updates with "

@@ -5,14 +5,15 @@ Every axis of a sweep must be spoken for in each table and figure: shown, held a
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from shoal.config.validation import Range, Section, parse
+from shoal.config.validation import parse
 from shoal.core.errors import InputError, nearest, require
+from shoal.core.settings import Range, settings
 
 Value = str | int | float | bool
 """One setting of an axis, as results.csv has it."""
@@ -26,25 +27,27 @@ Spread = Literal["sd", "ci"]
 Keys = Annotated[list[str], Field(min_length=1)]
 
 
-class Selection(Section):
+@settings
+class Selection:
     """What tables and figures have in common.
 
     `y` are keys of results.csv; for courses, columns of rounds.csv.
     """
 
+    y: Keys
     title: str = ""
     caption: str = ""
-    y: Keys
-    where: dict[str, Value] = Field(default={})
-    average: list[str] = Field(default=[])
+    where: dict[str, Value] = field(default_factory=dict)
+    average: list[str] = field(default_factory=list)
     spread: Spread = "sd"
 
 
+@settings
 class TableSection(Selection):
     """[tables.NAME]: a cell is mean and spread over seeds. The keys of `y` are rows or columns, inside the axes."""
 
-    rows: list[str] = Field(default=[])
-    columns: list[str] = Field(default=[])
+    rows: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
     y_in: Literal["rows", "columns"] = "rows"
     best: Literal["highest", "lowest"] | None = None
     """Which mean is set in bold among those that differ by the columns' axes only."""
@@ -55,6 +58,7 @@ class TableSection(Selection):
         return (*self.rows, *self.columns)
 
 
+@settings
 class FigureSection(Selection):
     """[figures.NAME]: boxes, bars or lines over an axis, a panel for each key of `y`, or courses over rounds.
 
@@ -62,7 +66,7 @@ class FigureSection(Selection):
     and a setting of `by`.
     """
 
-    kind: Literal["boxes", "bars", "lines", "courses"]
+    kind: Literal["boxes", "bars", "lines", "courses"] = field(kw_only=True)
     x: str | None = None
     by: str | None = None
     y_label: str = ""
@@ -77,12 +81,13 @@ class FigureSection(Selection):
         return tuple(axis for axis in (self.x, self.by) if axis is not None)
 
 
-class ShownSection(Section):
+@settings
+class ShownSection:
     """[tables], [figures] and [labels] together. Labels are words for axes, their settings, and keys."""
 
-    tables: dict[str, TableSection] = Field(default={})
-    figures: dict[str, FigureSection] = Field(default={})
-    labels: dict[str, str] = Field(default={})
+    tables: dict[str, TableSection] = field(default_factory=dict)
+    figures: dict[str, FigureSection] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ def _fit(asked: TableSection | FigureSection, axes: Axes) -> None:
         else:
             require(asked.x is not None, f"'x' is missing: the axis that the {asked.kind} stand over")
         low, high = asked.y_range or (0, 1)
-        require(isfinite(low) and isfinite(high) and low < high, f"'y_range' must be [low, high]; got {asked.y_range}")
+        require(isfinite(low) and isfinite(high) and low < high, f"'y_range' must be [low, high]; got [{low}, {high}]")
     spoken = [*asked.shown, *asked.where, *asked.average]
     for axis in spoken:
         require(axis in axes, f"the sweep does not vary '{axis}'; {_known(axis, axes)}")

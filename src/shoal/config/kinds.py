@@ -1,0 +1,104 @@
+"""What a file names: the shipped algorithms, attacks and defences by a word, a user's own by ``module:Name``."""
+
+import importlib
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from shoal.algorithms import Algorithms
+from shoal.attacks import MembershipAttack, MembershipAttacks
+from shoal.core.errors import InputError, nearest, require
+from shoal.core.settings import is_settings, one_of, spelled
+from shoal.defenses import Defense
+from shoal.engine import Algorithm
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Settings that a file chooses between by name.
+
+    Args:
+        title: of one of them, in sentences.
+        protocol: that they implement.
+        shipped: the classes that have a name of their own.
+    """
+
+    title: str
+    protocol: type
+    shipped: tuple[Any, ...]
+
+    def named(self, name: object, where: str) -> type:
+        """The class called ``name``; ``where`` is the key that says so.
+
+        Raises:
+            InputError: no class of this kind has that name.
+        """
+        names = {each.name: each for each in self.shipped}
+        if isinstance(name, str) and name in names:
+            return names[name]
+        if not isinstance(name, str) or ":" not in name:
+            raise InputError(f"'{where}' must be {one_of([*names, 'module:Name'])}; got {spelled(name)}")
+        found = load(name, where)
+        require(is_settings(found), f"'{where}' = '{name}' must be a class with the decorator @settings; got {found!r}")
+        known = {*dir(found), *(each.name for each in fields(found))}
+        missing = [member for member in vars(self.protocol) if not member.startswith("_") and member not in known]
+        require(not missing, f"'{where}' = '{name}' is not {self.title}: it has no '{missing[0] if missing else ''}'")
+        own = name_of(found)
+        # The name is written into config.toml, from where it must lead to the same class.
+        require(own == name, f"'{where}' = '{name}' is defined elsewhere; call it '{own}'")
+        return found
+
+
+KINDS = {
+    kind.protocol: kind
+    for kind in (
+        Kind("an algorithm", Algorithm, get_args(Algorithms)),
+        Kind("a membership-inference attack", MembershipAttack, get_args(MembershipAttacks)),
+        Kind("a defence", Defense, ()),
+    )
+}
+"""By the protocol with which fields are annotated."""
+
+
+def kind_of(hint: object) -> Kind | None:
+    """The kind of which a field with this annotation holds one; None: of none."""
+    return KINDS.get(hint) if isinstance(hint, type) else None
+
+
+def name_of(cls: type) -> str:
+    """What a file calls a class.
+
+    >>> from shoal.algorithms import IFCAMIR
+    >>> name_of(IFCAMIR)
+    'ifca-mir'
+    """
+    shipped = any(cls in kind.shipped for kind in KINDS.values())
+    return getattr(cls, "name") if shipped else f"{cls.__module__}:{cls.__qualname__}"  # noqa: B009
+
+
+def load(name: str, where: str) -> Any:  # noqa: ANN401
+    """The class or function ``module:Name``, from the current directory or wherever Python finds modules.
+
+    Args:
+        name: of module and object.
+        where: the key that has the name.
+
+    Raises:
+        InputError: the module cannot be imported, or has no class or function of that name.
+    """
+    module, _, member = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        # Stays there, for what the module imports later and for worker processes.
+        sys.path.append(str(Path.cwd()))
+    try:
+        found = vars(importlib.import_module(module))
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"'{where}' = '{name}': cannot import '{module}': {type(error).__name__}: {reason}") from error
+    require(
+        callable(found.get(member)),
+        f"'{where}' = '{name}': the module has no class or function '{member}'; "
+        f"{nearest(member, [each for each in found if callable(found[each]) and each[0] != '_'])}",
+    )
+    return found[member]

@@ -1,0 +1,161 @@
+"""The reference of all keys in docs/configuration.md, generated from the declarations.
+
+``python -m shoal.config.reference docs/configuration.md`` writes it between the two markers of that file.
+"""
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic.fields import FieldInfo
+
+from shoal.config.kinds import KINDS, kind_of, name_of
+from shoal.config.schema import Config
+from shoal.config.tables import Key, keys_of, unmarked
+from shoal.core.errors import require
+from shoal.core.settings import is_settings
+
+BEGIN, END = "<!-- keys: written by python -m shoal.config.reference -->", "<!-- end of keys -->"
+_HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
+
+
+def reference() -> str:
+    """All tables of a configuration and their keys, as Markdown."""
+    keys = keys_of(Config)
+    parts = [_HEAD + "\n".join(_row(Config, key) for key in keys if not is_settings(key.hint))]
+    parts += [part for key in keys if is_settings(key.hint) for part in _section(key.hint, key.name, f"[{key.name}]")]
+    return "\n\n".join(parts)
+
+
+def update(text: str) -> str:
+    """The text of a file with the reference between its markers.
+
+    Raises:
+        InputError: it has not both markers.
+    """
+    require(BEGIN in text and END in text, f"the file must have the lines '{BEGIN}' and '{END}'")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{reference()}\n\n{END}{rest.split(END)[1]}"
+
+
+def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool = False) -> Iterator[str]:
+    """A table of the file, then the tables in it, and the classes that it can name.
+
+    Args:
+        cls: settings.
+        table: its dotted key.
+        title: of the section.
+        level: of its heading.
+        named: whether the key of the table is the field ``name``.
+    """
+    yield f"{'#' * level} `{title}`"
+    yield _text(re.split(r"\n\n(?:Args|Raises):\n|\n\n>>> ", inspect.getdoc(cls) or "")[0])
+    keys = [(owner, key) for owner, key in _flat(cls) if not (named and key.field == "name")]
+    others = [key.hint for key in keys_of(cls) if key.inline and _is_shipped(key.hint)]
+    if others:
+        yield "Its keys are those of " + _or([f"`{name_of(each)}`" for each in others]) + "."
+    if keys:
+        yield _HEAD + "\n".join(_row(owner, key) for owner, key in keys)
+    for _, key in keys:
+        inside, kind = key.hint, kind_of(key.hint)
+        if get_origin(inside) is dict and is_settings(get_args(inside)[1]):
+            name = f"{table}.{key.name}.NAME"
+            yield from _section(get_args(inside)[1], name, f"[{name}]", level + 1, named=True)
+        elif is_settings(inside):
+            yield from _section(inside, f"{table}.{key.name}", f"[{table}.{key.name}]", level + 1)
+        elif kind is not None and key.inline:
+            for each in kind.shipped:
+                yield from _section(each, table, f'[{table}] {key.name} = "{name_of(each)}"', level + 1)
+
+
+def _flat(cls: type) -> Iterator[tuple[type, Key]]:
+    """The keys of settings, those of inline fields in their place, each with the class that declares it."""
+    for key in keys_of(cls):
+        if not key.inline or kind_of(key.hint) is not None:
+            yield cls, key
+        elif not _is_shipped(key.hint):
+            # What may be missing altogether is not required.
+            yield from ((cls, replace(each, default=None) if key.optional else each) for cls, each in _flat(key.hint))
+
+
+def _is_shipped(cls: object) -> bool:
+    """Whether settings have a section of their own, since a file can name them."""
+    return any(cls in kind.shipped for kind in KINDS.values())
+
+
+def _row(cls: type, key: Key) -> str:
+    cells = (f"`{key.name}`", _value(cls, key), _default(key), _meanings(cls)[key.field])
+    return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
+
+
+def _value(cls: type, key: Key) -> str:
+    kind = kind_of(key.hint)
+    if kind is None:
+        return _spelled(get_type_hints(cls, include_extras=True)[key.field])
+    return _or([f"`{name}`" for name in (*map(name_of, kind.shipped), "module:Name")]) if key.inline else "table"
+
+
+def _spelled(hint: Any) -> str:  # noqa: ANN401
+    """An annotation in words.
+
+    >>> from shoal.core.settings import Fraction, Positive
+    >>> _spelled(Positive | Literal["all"]), _spelled(tuple[Fraction, ...])
+    ('whole number, at least 1, or `all`', 'list, each a number in [0, 1]')
+    """
+    hint, marks = unmarked(hint)
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return _or([f"`{each}`" for each in inside])
+    if origin in (Union, UnionType):
+        return ", or ".join(_spelled(each) for each in inside if each is not NoneType)
+    if origin is tuple:
+        return f"list, each a {_spelled(inside[0])}" if Ellipsis in inside else "[low, high]"
+    if origin is dict or is_settings(hint):
+        return "table"
+    return {int: "whole number", float: "number", bool: "true or false", str: "text"}[hint] + _range(marks)
+
+
+def _range(marks: Sequence[Any]) -> str:
+    bounds = [each for mark in marks if isinstance(mark, FieldInfo) for each in mark.metadata]
+    found = {name: getattr(each, name) for each in bounds for name in ("ge", "gt", "le", "lt") if hasattr(each, name)}
+    low, high = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
+    if low is None or high is None:
+        return "" if low is None else f", {'at least' if 'ge' in found else 'above'} {low}"
+    return f" in {'[' if 'ge' in found else '('}{low}, {high}{']' if 'le' in found else ')'}"
+
+
+def _default(key: Key) -> str:
+    if key.default is MISSING:
+        return "required"
+    if kind_of(key.hint) is not None and key.default is not None:
+        return f"`{json.dumps(name_of(type(key.default)))}`"
+    shown = key.default is not None and not is_settings(key.hint) and not isinstance(key.default, dict)
+    return f"`{json.dumps(key.default)}`" if shown else ""
+
+
+def _meanings(cls: type) -> dict[str, str]:
+    """The entries of a docstring's Args, by field."""
+    block = re.search(r"^Args:\n((?: +.*\n?|\n(?= ))+)", inspect.getdoc(cls) or "", flags=re.MULTILINE)
+    entries = re.split(r"^ {4}(?! )", block[1] if block else "", flags=re.MULTILINE)[1:]
+    return {name: _text(" ".join(text.split())) for name, _, text in (each.partition(": ") for each in entries)}
+
+
+def _text(docstring: str) -> str:
+    """A docstring's text as Markdown, for readers of a file, where nothing is None."""
+    text = re.sub(r"``(.+?)``", r"`\1`", docstring, flags=re.DOTALL)
+    return text.replace(". None: ", ". Left out: ").replace("None: ", "left out: ")
+
+
+def _or(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+if __name__ == "__main__":
+    PATH = Path(sys.argv[1])
+    PATH.write_text(update(PATH.read_text(encoding="utf-8")), encoding="utf-8")

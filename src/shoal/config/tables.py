@@ -1,0 +1,226 @@
+"""Tables of a file as settings, and settings as tables: the keys are the fields of the declaration.
+
+A field whose annotation is a protocol of `KINDS` holds one of several classes, and its table names which by ``name``.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic.fields import FieldInfo
+
+from shoal.config.kinds import Kind, kind_of, name_of
+from shoal.core.errors import InputError, nearest, require
+from shoal.core.settings import Explicit, Inline, Internal, checked, is_settings, spelled
+
+_Settings = TypeVar("_Settings")
+
+
+@dataclass(frozen=True)
+class Key:
+    """A field of settings as a file has it.
+
+    Args:
+        field: its name in Python.
+        name: its name in the file; of an inline field of several kinds, the key that names the kind.
+        hint: its annotation, without marks and without None.
+        inline: whether the keys of its own fields stand in the same table.
+        optional: whether it may be None.
+        default: if the file says nothing; `MISSING`: the file must say something.
+    """
+
+    field: str
+    name: str
+    hint: Any
+    inline: bool
+    optional: bool
+    default: Any
+
+
+@cache
+def keys_of(cls: type) -> tuple[Key, ...]:
+    """The keys that describe settings, in order."""
+    hints = get_type_hints(cls, include_extras=True)
+    keys = []
+    for field in fields(cls):
+        hint, marks = unmarked(hints[field.name])
+        optional = NoneType in get_args(hint)
+        inside = [each for each in get_args(hint) if each is not NoneType]
+        if optional and len(inside) == 1:
+            hint, more = unmarked(inside[0])
+            marks += more
+        # The name by which a file chooses the class.
+        discriminator = field.name == "name" and get_origin(hint) is Literal and len(get_args(hint)) == 1
+        if discriminator or any(isinstance(mark, Internal) for mark in marks):
+            continue
+        aliases = [mark.alias for mark in marks if isinstance(mark, FieldInfo) and mark.alias is not None]
+        aliases += [mark.key for mark in marks if isinstance(mark, Inline) and mark.key is not None]
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        keys.append(
+            Key(
+                field=field.name,
+                name=[*aliases, field.name][0],
+                hint=hint,
+                inline=any(isinstance(mark, Inline) for mark in marks),
+                optional=optional,
+                default=MISSING if any(isinstance(mark, Explicit) for mark in marks) else default,
+            )
+        )
+    return tuple(keys)
+
+
+def unmarked(hint: Any) -> tuple[Any, list[Any]]:  # noqa: ANN401
+    """An annotation, and its marks."""
+    return (get_args(hint)[0], list(get_args(hint)[1:])) if get_origin(hint) is Annotated else (hint, [])
+
+
+def names_of(cls: type, table: Mapping[str, Any] | None = None, where: str = "") -> list[str]:
+    """The keys that may stand in the table of settings.
+
+    Where a class is chosen in it these are the keys of all classes, so that a file can vary the name alone.
+    """
+    found = []
+    for key in keys_of(cls):
+        kind = kind_of(key.hint)
+        if not key.inline or kind is not None:
+            found.append(key.name)
+        if key.inline:
+            inside = [key.hint] if kind is None else list(kind.shipped)
+            if kind is not None and table is not None and key.name in table:
+                inside.append(kind.named(table[key.name], dotted(where, key.name)))
+            found += [name for each in inside for name in names_of(each, table, where)]
+    return list(dict.fromkeys(found))
+
+
+def read(cls: type[_Settings], value: object, where: str = "", *, name: str | None = None) -> _Settings:
+    """The settings that a table describes.
+
+    Args:
+        cls: settings.
+        value: the table.
+        where: its dotted key; "" for the whole file.
+        name: value of the field ``name``, where that is a key above the table and none in it.
+
+    Raises:
+        InputError: a key is unknown or missing, or has a value that is not allowed.
+    """
+    table = _table(value, where)
+    known = [each for each in names_of(cls, table, where) if name is None or each != "name"]
+    _refuse_unknown(table, known, where, getattr(cls, "renamed", {}))
+    return _made(cls, table if name is None else table | {"name": name}, where)
+
+
+def _made(cls: type[_Settings], table: Mapping[str, Any], where: str, default: _Settings | None = None) -> _Settings:
+    """The settings of ``cls`` from their keys in ``table``, others as in ``default``; other keys are left alone."""
+    given = {}
+    for key in keys_of(cls):
+        old = key.default if default is None else getattr(default, key.field)
+        path = dotted(where, key.name)
+        if key.inline:
+            value = _inline(key, table, where, old)
+        elif key.name in table:
+            value = _value(key.hint, table[key.name], path, old)
+        else:
+            require(old is not MISSING, f"the key '{path}' is missing")
+            continue
+        given[key.field] = checked(cls, key.field, value, path)
+    with in_table(where):
+        return cls(**given) if default is None else replace(default, **given)  # pyright: ignore
+
+
+def _inline(key: Key, table: Mapping[str, Any], where: str, old: Any) -> Any:  # noqa: ANN401
+    kind = kind_of(key.hint)
+    if kind is None and key.optional and not set(names_of(key.hint)) & set(table):
+        return old
+    cls = key.hint if kind is None else _chosen(kind, key.name, table, where, old)
+    return _made(cls, table, where, old if type(old) is cls else None)
+
+
+def _value(hint: Any, value: object, where: str, old: Any, name: str | None = None) -> Any:  # noqa: ANN401
+    """What a key says, by its annotation."""
+    kind = kind_of(hint)
+    if kind is not None:
+        table = _table(value, where)
+        cls = _chosen(kind, "name", table, where, old)
+        _refuse_unknown(table, ["name", *(each for one in (*kind.shipped, cls) for each in names_of(one))], where, {})
+        return _made(cls, table, where)
+    if is_settings(hint):
+        return read(hint, value, where, name=name if any(each.name == "name" for each in fields(hint)) else None)
+    if get_origin(hint) is dict:
+        inside = get_args(hint)[1]
+        return {key: _value(inside, each, dotted(where, key), None, key) for key, each in _table(value, where).items()}
+    return value
+
+
+def _chosen(kind: Kind, key: str, table: Mapping[str, Any], where: str, old: Any) -> Any:  # noqa: ANN401
+    """The class that the table names, or that of the default ``old``."""
+    if key in table:
+        return kind.named(table[key], dotted(where, key))
+    require(old is not MISSING and old is not None, f"the key '{dotted(where, key)}' is missing")
+    return type(old)
+
+
+def _table(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"'{where}' must be a table; got {spelled(value)}")
+    return value
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: list[str], where: str, renamed: Mapping[str, str]) -> None:
+    for name in table:
+        if name not in known:
+            hint = f"it is now '{renamed[name]}'" if name in renamed else nearest(name, known)
+            raise InputError(f"unknown key '{dotted(where, name)}'; {hint}")
+
+
+def dotted(where: str, name: str) -> str:
+    """The key ``name`` of a table."""
+    return f"{where}.{name}" if where else name
+
+
+@contextmanager
+def in_table(where: str) -> Iterator[None]:
+    """Say in `InputError`s of which table their arguments are.
+
+    >>> with in_table("local"):
+    ...     raise InputError("'epochs' must be at least 1; got 0")
+    Traceback (most recent call last):
+    ...
+    shoal.core.errors.InputError: [local]: 'epochs' must be at least 1; got 0
+    """
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"[{where}]: {error}" if where else str(error)) from error
+
+
+def table_of(value: object) -> dict[str, Any]:
+    """The table that describes settings, with every key that has a value; `read` gives the settings back."""
+    table: dict[str, Any] = {}
+    for key in keys_of(type(value)):
+        found = getattr(value, key.field)
+        if found is not None and key.inline:
+            table |= ({} if kind_of(key.hint) is None else {key.name: name_of(type(found))}) | table_of(found)
+        elif found is not None:
+            table[key.name] = _written(key.hint, found)
+    return table
+
+
+def _written(hint: Any, value: Any) -> Any:  # noqa: ANN401
+    """What a file has for a value, by its annotation."""
+    if kind_of(hint) is not None:
+        return {"name": name_of(type(value))} | table_of(value)
+    if is_settings(hint):
+        return table_of(value)
+    if get_origin(hint) is dict:
+        inside = get_args(hint)[1]
+        tables = {name: _written(inside, each) for name, each in value.items()}
+        return {name: _without_name(each) if is_settings(inside) else each for name, each in tables.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _without_name(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key != "name"}
