@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.preprocessing import StandardScaler
 
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.core.randomness import Stream
@@ -83,6 +81,9 @@ def _scores(
     attack: PropertyAttack, learned: _Rows, label: NDArray[np.bool_], seen: _Rows, stream: Stream, jobs: int
 ) -> Floats:
     """Probabilities (A,) of the property, by forests that learned ``label`` (S,); NaN where none could."""
+    # Here, since scikit-learn takes long to import.
+    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
+
     scores = np.full(len(seen.label), np.nan, dtype=np.float32)
     single = attack.forests == "single"
     for k in [-1] if single else np.unique(seen.model).tolist():
@@ -105,6 +106,8 @@ def _scaled(simulated: torch.Tensor, seen: torch.Tensor) -> tuple[Floats, Floats
     known, asked = simulated.float().numpy(), seen.float().numpy()
     if not len(known) or not len(asked):
         return known, asked
+    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+
     scaler = StandardScaler().fit(known)
     return np.asarray(scaler.transform(known)), np.asarray(scaler.transform(asked))
 

@@ -8,22 +8,19 @@ import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from shoal.attacks.membership import Records
 from shoal.core.randomness import Stream
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 Classifier = Literal["logistic", "mlp", "random-forest"]
 
@@ -78,7 +75,7 @@ class FittedShadowModelAttack:
     """Scores are the classifier's probability of "member"; a class without a classifier scores 0.5, "no"."""
 
     attack: ShadowModelAttack
-    classifiers: dict[int, Pipeline]
+    classifiers: dict[int, "Pipeline"]
     threshold: float = 0.5
 
     def score(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
@@ -103,7 +100,15 @@ def _one_thread() -> AbstractContextManager[object]:
     return _controller().limit(limits=1)
 
 
-def _fitted(kind: Classifier, features: NDArray[np.float64], member: NDArray[np.bool_], stream: Stream) -> Pipeline:
+def _fitted(kind: Classifier, features: NDArray[np.float64], member: NDArray[np.bool_], stream: Stream) -> "Pipeline":
+    # Here, since scikit-learn takes long to import.
+    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
+    from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
+    from sklearn.neural_network import MLPClassifier  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+
     seed = stream.key() % 2**31
     estimator: Any
     match kind:

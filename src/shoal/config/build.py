@@ -33,17 +33,20 @@ from shoal.simulation.compatibility import check_together
 from shoal.simulation.simulation import Simulation
 
 
-def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulation]:
+def build(
+    config: Config, data_dir: Path | None = None, dataset: LabelledDataset | None = None
+) -> tuple[Config, Simulation]:
     """The simulation that ``config`` describes, and the configuration with everything it left open decided.
 
     Args:
         config: what to run.
         data_dir: where to look for data first.
+        dataset: the examples of [data], where they are loaded already.
 
     Raises:
         InputError: data that is missing, damaged or too small, or keys that contradict each other.
     """
-    images = images_of(config, data_dir)
+    images = images_of(config, data_dir) if dataset is None else dataset
     decided = decide(config, images)
     setup = build_setup(decided, images)
     federation = _federation(config, images)
