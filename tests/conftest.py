@@ -1,16 +1,75 @@
-"""Toy federations that train in milliseconds."""
+"""Toy federations that train in milliseconds, and toy runs and sweeps that take less than a second."""
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from torch import nn
 
+from shoal.config.schema import Config, parse_config
 from shoal.core.randomness import Stream
 from shoal.data import Examples, Federation
 from shoal.models import Model
 
 Build = Callable[..., Federation]
+
+TOY = {
+    "seed": 3,
+    "data": {
+        "source": "digits",
+        "clients": 10,
+        "examples_per_client": 12,
+        "shadow_examples": 60,
+        "test_examples": 40,
+        "groups": {
+            "minority": {"share": 0.3, "rotation": [0, 20]},
+            "majority": {"share": 0.7, "rotation": [60, 90]},
+        },
+    },
+    "model": {"name": "mlp", "hidden": 16},
+    "algorithm": {"name": "ifca-mir", "rounds": 4},
+    "local": {"batch_size": 6},
+    "red_team": {"every": 2, "attack": "loss-threshold", "shadow_models": 2},
+}
+"""Two groups of handwritten digits, two models, a red team: the cheapest run that has every file and every figure."""
+
+
+def toy_table(**changes: Any) -> dict[str, Any]:
+    """`TOY` with changes: ``algorithm__rounds=2`` sets algorithm.rounds, and None removes a key."""
+    table = copy.deepcopy(TOY)
+    for key, value in changes.items():
+        section = table
+        *path, last = key.split("__")
+        for part in path:
+            section = section.setdefault(part, {})
+        if value is None:
+            del section[last]
+        else:
+            section[last] = copy.deepcopy(value)
+    return table
+
+
+@pytest.fixture(scope="session")
+def toy_config() -> Callable[..., Config]:
+    """Makes the configuration of a small run, from the changes that `toy_table` takes."""
+    return lambda **changes: parse_config(toy_table(**changes), "test")
+
+
+@pytest.fixture(scope="session")
+def toy_sweep() -> Callable[..., Path]:
+    """Writes the text of a sweep's file beside its base, a small run with changes, and returns the file's path."""
+
+    def write(folder: Path, text: str, **changes: Any) -> Path:
+        (folder / "base.toml").write_text(tomli_w.dumps(toy_table(**changes)))
+        path = folder / "sweep.toml"
+        path.write_text(text)
+        return path
+
+    return write
 
 
 class TinyCNN(nn.Module):

@@ -11,34 +11,11 @@ import pytest
 
 from shoal.cli.app import main
 
-RUN = """
-seed = 1
-[data]
-source = "digits"
-clients = 6
-examples_per_client = 12
-shadow_examples = 60
-test_examples = 40
-groups.minority = { share = 0.3, rotation = [0, 20] }
-groups.majority = { share = 0.7, rotation = [60, 90] }
-[model]
-name = "mlp"
-hidden = 16
-[algorithm]
-name = "ifca-mir"
-rounds = 2
-[local]
-epochs = 1
-[red_team]
-every = 1
-shadow_models = 2
-"""
-
 
 @pytest.fixture
-def config(tmp_path):
+def config(toy_config, tmp_path):
     path = tmp_path / "small.toml"
-    path.write_text(RUN)
+    path.write_text(toy_config(data__clients=6, algorithm__rounds=2, red_team__every=1).toml())
     return path
 
 
@@ -60,14 +37,18 @@ def test_run_compare_report(config, tmp_path, capsys):
     printed = capsys.readouterr().out
     for words in ("MIA accuracy, minority", "accuracy, majority", "violations", "migrated", "Against IFCA, IFCA-MIR"):
         assert words in printed
-    page = (tmp_path / "ifca" / "report.html").read_bytes()
-    (tmp_path / "ifca" / "report.html").unlink()
-    assert main(["report", str(tmp_path / "ifca")]) == 0
-    assert (tmp_path / "ifca" / "report.html").read_bytes() == page
+    again = ["report", str(tmp_path / "ifca")], ["run", str(config), "--out", str(tmp_path / "ifca-mir"), "--resume"]
+    for name, command in zip(("ifca", "ifca-mir"), again, strict=True):
+        path = tmp_path / name / "report.html"
+        page = path.read_bytes()
+        path.unlink()
+        assert main(command) == 0
+        assert path.read_bytes() == page
 
 
 def test_the_default_directory_is_named_after_the_file(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shoal.cli.app.report_of", lambda out: out / "report.html")
     assert main(["run", str(config)]) == 0
     assert json.loads((tmp_path / "runs/small/summary.json").read_text())["algorithm"] == "ifca-mir"
     assert main(["run", str(config)]) == 2
@@ -130,17 +111,25 @@ def test_bad_input_is_one_sentence_and_code_2(arguments, words, config, tmp_path
     assert sorted(tmp_path.rglob("*")) == before, "something was written"
 
 
+# `python -m shoal`, also where the tests run in the background of a shell, which ignores Ctrl-C.
+PROCESS = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("shoal", run_name="__main__")
+"""
+
+
 def test_interrupted_is_130_and_can_be_resumed(config, tmp_path):
     out = tmp_path / "out"
-    arguments = ["run", str(config), "--out", str(out), "--set", "algorithm.rounds=400"]
-    with subprocess.Popen([sys.executable, "-m", "shoal", *arguments], stderr=subprocess.PIPE, text=True) as process:
+    arguments = ["run", str(config), "--out", str(out), "--set", "algorithm.rounds=4000"]
+    with subprocess.Popen([sys.executable, "-c", PROCESS, *arguments], stderr=subprocess.PIPE, text=True) as process:
         while not list((out / "checkpoint").glob("round-*")):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate()
+        _, printed = process.communicate()
     assert process.returncode == 130
-    assert told == "shoal: interrupted; a run goes on with --resume, a sweep when it is started again\n"
+    assert printed == "shoal: interrupted; a run goes on with --resume, a sweep when it is started again\n"
     assert list((out / "checkpoint").glob("round-*"))
 
 

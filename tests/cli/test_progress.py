@@ -2,41 +2,34 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from shoal.cli.progress import Display
-from shoal.config.schema import parse_config
 from shoal.runs.run import run
 
-SMALL = {
-    "data": {
-        "source": "digits",
-        "clients": 6,
-        "examples_per_client": 10,
-        "shadow_examples": 40,
-        "test_examples": 20,
-        "groups": {"few": {"share": 0.3}, "nobody": {"share": 0.0}, "many": {"share": 0.7, "rotation": [60, 90]}},
-    },
-    "model": {"name": "logistic"},
-    "algorithm": {"name": "ifca", "rounds": 3},
-    "red_team": {"every": 2, "shadow_models": 1},
-}
+
+@pytest.fixture
+def printed(toy_config, tmp_path):
+    """Returns what the display of a run prints."""
+    groups = {"few": {"share": 0.3}, "nobody": {"share": 0.0}, "many": {"share": 0.7, "rotation": [60, 90]}}
+    config = toy_config(data__groups=groups, algorithm={"name": "ifca", "rounds": 3}, red_team__attack="gap")
+
+    def display_run(*, terminal: bool) -> str:
+        output = io.StringIO()
+        with Display(Console(file=output, force_terminal=terminal, width=100)) as display:
+            run(config, tmp_path / "out", watch=display)
+        return output.getvalue()
+
+    return display_run
 
 
-def shown(tmp_path, *, terminal: bool) -> str:
-    written = io.StringIO()
-    console = Console(file=written, force_terminal=terminal, width=100)
-    with Display(console) as display:
-        run(parse_config(SMALL, "test"), tmp_path / "out", watch=display)
-    return written.getvalue()
-
-
-def test_a_terminal_sees_rounds_clusters_accuracy_risk_and_time_left(tmp_path):
-    printed = shown(tmp_path, terminal=True)
+def test_a_terminal_sees_rounds_clusters_accuracy_risk_and_time_left(printed):
+    live = printed(terminal=True)
     for words in ("round", "3/3", "left", "cluster", "few", "many", "accuracy", "risk"):
-        assert words in printed
-    assert "nobody" not in printed, "a group without clients is in no cluster"
+        assert words in live
+    assert "nobody" not in live, "a group without clients is in no cluster"
 
 
-def test_elsewhere_it_is_silent(tmp_path):
-    assert shown(tmp_path, terminal=False) == ""
+def test_elsewhere_it_is_silent(printed):
+    assert printed(terminal=False) == ""

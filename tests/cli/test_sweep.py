@@ -2,8 +2,6 @@
 
 import io
 import logging
-import subprocess
-import sys
 
 import pytest
 from rich.console import Console
@@ -11,26 +9,6 @@ from rich.console import Console
 from shoal.cli.app import main
 from shoal.cli.sweep import SweepDisplay
 from shoal.sweeps import SweepProgress
-
-BASE = """
-[data]
-source = "digits"
-clients = 6
-examples_per_client = 12
-shadow_examples = 60
-test_examples = 40
-groups.minority = { share = 0.3, rotation = [0, 20] }
-groups.majority = { share = 0.7, rotation = [60, 90] }
-[model]
-name = "mlp"
-hidden = 16
-[algorithm]
-name = "ifca"
-rounds = 2
-[red_team]
-every = 0
-shadow_models = 2
-"""
 
 SWEEP = """
 base = "base.toml"
@@ -44,11 +22,12 @@ y = ["accuracy.overall"]
 
 
 @pytest.fixture
-def sweep(tmp_path):
-    (tmp_path / "base.toml").write_text(BASE)
-    path = tmp_path / "rates.toml"
-    path.write_text(SWEEP)
-    return path
+def sweep(toy_sweep, tmp_path, monkeypatch):
+    """The path of a sweep of two runs of one group, which leave out their own pages."""
+    monkeypatch.setattr("shoal.sweeps.workers.report_of", lambda out: (out / "report.html").touch())
+    changes = {"data__groups": {"all": {"share": 1.0}}, "algorithm": {"name": "ifca", "rounds": 2}}
+    path = toy_sweep(tmp_path, SWEEP, **changes, red_team={"every": 0, "attack": "gap"})
+    return path.rename(tmp_path / "rates.toml")
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +53,7 @@ def test_a_sweep_says_how_far_it_is_and_where_its_report_is(sweep, tmp_path, cap
     assert (tmp_path / "again/results.csv").read_bytes() == (tmp_path / "runs/rates/results.csv").read_bytes()
 
 
-def test_a_failed_run_is_told_and_the_exit_code_is_1(sweep, tmp_path, capsys):
+def test_a_failed_run_is_printed_and_the_exit_code_is_1(sweep, tmp_path, capsys):
     sweep.write_text(SWEEP.replace("0.5]", "1e30]"))
     assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 1
     printed = capsys.readouterr()
@@ -98,13 +77,13 @@ def test_a_failed_run_is_told_and_the_exit_code_is_1(sweep, tmp_path, capsys):
 def test_a_bad_file_gets_one_sentence_and_exit_code_2(sweep, tmp_path, capsys, text, said):
     sweep.write_text(text)
     assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert printed.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_a_key_that_no_run_has_is_told_after_the_runs_and_nothing_is_lost(sweep, tmp_path, capsys):
+def test_a_key_that_no_run_has_is_named_after_the_runs_and_nothing_is_lost(sweep, tmp_path, capsys):
     sweep.write_text(SWEEP.replace('"accuracy.overall"', '"acuracy.overall"'))
     assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 2
     assert "did you mean 'accuracy.overall'?" in capsys.readouterr().err
@@ -128,21 +107,11 @@ def test_interrupted_it_says_how_to_go_on(sweep, tmp_path, capsys, monkeypatch):
     assert "a sweep when it is started again" in capsys.readouterr().err
 
 
-def test_the_live_display_counts_runs_and_tells_the_time_left():
+def test_the_live_display_counts_runs_and_prints_the_time_left():
     now = SweepProgress(runs=8, finished=2, failed=0, done=0.25)
     stream = io.StringIO()
     with SweepDisplay(Console(file=stream, force_terminal=True, width=100)) as display:
-        display.begun(lambda: now)
+        display.started(lambda: now)
         now = SweepProgress(runs=8, finished=3, failed=1, done=0.375)
-    shown = stream.getvalue()
-    assert "3/8" in shown
-    assert "1 failed; about" in shown
-
-
-def test_the_console_script_sweeps(sweep, tmp_path):
-    out = str(tmp_path / "out")
-    done = subprocess.run(
-        [sys.executable, "-m", "shoal", "sweep", str(sweep), "--out", out, "--jobs", "2"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.count("2 of 2 runs are done")) == (0, 1), done.stderr
+    assert "3/8" in stream.getvalue()
+    assert "1 failed; about" in stream.getvalue()

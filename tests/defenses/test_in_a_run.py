@@ -8,26 +8,23 @@ import pandas as pd
 import pytest
 
 from shoal.config.build import build, resolve
-from shoal.config.schema import parse_config, read_config
+from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
 from shoal.defenses import DPSGD, NormClipping
+from shoal.runs.report import report_of
 from shoal.runs.run import run
 
 
-def config_of(defenses, **sections):
-    table = {
-        "seed": 3,
-        "data": {
-            "source": "digits", "clients": 6, "examples_per_client": 20, "shadow_examples": 60, "test_examples": 60
-        },
-        "model": {"name": "mlp", "hidden": 8},
-        "algorithm": {"name": "ifca", "rounds": 2},
-        "local": {"epochs": 1, "batch_size": 10},
+@pytest.fixture(scope="module")
+def config_of(toy_config):
+    """Makes the configuration of a run of one group, with these defences."""
+    plain = {
+        "data__groups": {"all": {"share": 1.0}}, "data__clients": 6, "data__examples_per_client": 20,
+        "algorithm": {"name": "ifca", "rounds": 2}, "local": {"epochs": 1, "batch_size": 10},
         "red_team": {"every": 0, "attack": "gap"},
-        "defenses": defenses,
     }  # fmt: skip
-    return parse_config(table | sections, "test")
+    return lambda defenses, **changes: toy_config(defenses=defenses, **plain | changes)
 
 
 ALL = {
@@ -44,7 +41,7 @@ ALL = {
 }
 
 
-def test_what_is_left_out_is_not_done():
+def test_what_is_left_out_is_not_done(config_of):
     config, simulation = build(config_of({}))
     assert (simulation.local.gradient_privacy, simulation.local.weight_decay, simulation.update_filter) == (
         None,
@@ -54,7 +51,7 @@ def test_what_is_left_out_is_not_done():
     assert config.engine.backend == "vmap"
 
 
-def test_all_of_them_reach_the_simulation(tmp_path):
+def test_all_of_them_reach_the_simulation(config_of, tmp_path):
     config, simulation = build(config_of(ALL))
     assert simulation.local.gradient_privacy == DPSGD(2.0, 0.5, 1e-4, "rdp", "poisson")
     assert simulation.local.weight_decay == 0.01
@@ -66,13 +63,13 @@ def test_all_of_them_reach_the_simulation(tmp_path):
 
 
 @pytest.mark.parametrize("defenses", [{"dropout": 0.1}, {"dp_sgd": {"noise_multiplier": 0.5}}], ids=str)
-def test_dropout_and_private_steps_are_the_loop_s(defenses):
+def test_dropout_and_private_steps_are_the_loop_s(config_of, defenses):
     assert build(config_of(defenses))[0].engine.backend == "loop"
     with pytest.raises(InputError, match=r"'engine.backend' = \"vmap\" cannot"):
         build(config_of(defenses, engine={"backend": "vmap"}))
 
 
-def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private():
+def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private(config_of):
     config, simulation = build(config_of({"dp_sgd": {"noise_multiplier": 0.0, "max_grad_norm": math.inf}}))
     assert not simulation.local.private
     assert config.engine.backend == "vmap"
@@ -99,16 +96,15 @@ def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private():
         ({"dp_sgd": {"noise_multiplier": 0.05, "accountant": "prv"}}, r"takes too much memory"),
     ],
 )
-def test_values_that_cannot_be(defenses, sentence):
+def test_values_that_cannot_be(config_of, defenses, sentence):
     big = {"algorithm": {"name": "fedavg", "rounds": 5000}}
     with pytest.raises(InputError, match=sentence):
         build(config_of(defenses, **big))
 
 
-def test_a_network_with_batch_norm_is_refused_with_the_remedy():
+def test_a_network_with_batch_norm_is_refused_with_the_remedy(config_of):
     defenses = {"dp_sgd": {"noise_multiplier": 1.0}}
-    data = {"source": "digits", "clients": 6, "examples_per_client": 20, "test_examples": 60}
-    sections = {"data": data | {"shadow_examples": 0}}
+    sections = {"data__shadow_examples": 0}
     images = load_dataset("digits")
     wide = replace(images, pixels=images.pixels.repeat_interleave(4, 2).repeat_interleave(4, 3))
     model = {"name": "vgg11", "norm": "batch"}
@@ -117,18 +113,18 @@ def test_a_network_with_batch_norm_is_refused_with_the_remedy():
     resolve(config_of(defenses, **sections, model=model | {"norm": "group"}), wide)
 
 
-def test_l2_and_weight_decay_are_the_same_thing():
+def test_l2_and_weight_decay_are_the_same_thing(config_of):
     with pytest.raises(InputError, match="are the same thing; give one"):
         build(config_of({"l2": 0.01}, local={"batch_size": 10, "weight_decay": 0.1}))
 
 
-def test_a_private_run_says_what_it_spent(tmp_path):
+def test_a_private_run_reports_what_it_spent(config_of, tmp_path):
     run(config_of(ALL), tmp_path / "private")
     clients = pd.read_csv(tmp_path / "private" / "clients.csv")
     summary = json.loads((tmp_path / "private" / "summary.json").read_text())
     assert clients.columns[-1] == "epsilon"
     assert summary["epsilon"] == pytest.approx(clients["epsilon"].max())
     assert summary["delta"] == 1e-4
-    assert "Epsilon" in (tmp_path / "private" / "report.html").read_text()
+    assert "Epsilon" in report_of(tmp_path / "private").read_text()
     run(config_of({"dropout": 0.1}), tmp_path / "plain")
     assert "epsilon" not in pd.read_csv(tmp_path / "plain" / "clients.csv")

@@ -10,7 +10,7 @@ from shoal.config.schema import read_config
 from shoal.config.validation import read_toml
 from shoal.data import ImageDataset, TextDataset, load_dataset
 from shoal.sweeps import read_sweep
-from shoal.sweeps.plan import plan
+from shoal.sweeps.plan import plan_runs
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 SIZES = {
@@ -72,7 +72,7 @@ def test_every_run_of_a_sweep_fits_the_official_data(path, monkeypatch):
     def load(source, task, **_):
         return load_dataset(source, task=task) if source in EMBEDDED else blank(source, task)
 
-    monkeypatch.setattr("shoal.config.build.load_dataset", load)
+    monkeypatch.setattr("shoal.sweeps.plan.load_dataset", load)
     sweep = read_sweep(path)
-    assert len(plan(sweep)) == len(sweep.runs)
+    assert len(plan_runs(sweep)) == len(sweep.runs)
     assert len(sweep.seeds) == 5

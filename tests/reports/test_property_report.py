@@ -18,12 +18,13 @@ from html_page import Page
 from shoal.config.schema import Config, PropertyAttackSection
 from shoal.config.tables import read
 from shoal.core.errors import InputError
+from shoal.reports.run.page import write_report
 from shoal.reports.run.property_curves import drawn_of, early_and_all, of_control, rolling_mean, running_auc
 from shoal.reports.run.property_figures import MOST, auc_over_rounds, cosines, maps, paint_map
 from shoal.reports.run.property_section import inference
 from shoal.reports.run.tables import DASH, overall, seconds
 from shoal.reports.summary_text import verdict
-from shoal.runs.report import report_of, write_report
+from shoal.runs.report import report_of
 from shoal.simulation.property_metrics import figures_of
 
 GROUPS = ["a", "b"]

@@ -11,8 +11,9 @@ from safetensors.numpy import save_file
 from html_page import Page
 from shoal.config.schema import Config, parse_config
 from shoal.core.errors import InputError
+from shoal.reports.run.page import write_report
 from shoal.reports.run.tables import DASH
-from shoal.runs.report import report_of, write_report
+from shoal.runs.report import report_of
 from shoal.simulation.result import CLIENT_COLUMNS
 
 ROUNDS = 4

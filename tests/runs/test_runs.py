@@ -1,69 +1,32 @@
 """Run directories: what they hold, and what survives a crash. Real processes, real kill -9."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from run_files import content
 from shoal.config.build import build
-from shoal.config.schema import parse_config, read_config
+from shoal.config.schema import read_config
 from shoal.core.errors import InputError
+from shoal.data import load_dataset
+from shoal.runs.report import report_of
 from shoal.runs.run import run
-
-COMPARED = ("config.toml", "rounds.csv", "clients.csv", "roc.csv", "models.safetensors", "samples.safetensors")
-
-
-def settings(**changes):
-    """A small run on digits, as a table; keys like algorithm__rounds change it."""
-    table = {
-        "seed": 3,
-        "data": {
-            "source": "digits",
-            "clients": 10,
-            "examples_per_client": 20,
-            "shadow_examples": 120,
-            "test_examples": 100,
-            "groups": {
-                "minority": {"share": 0.3, "rotation": [0, 20]},
-                "majority": {"share": 0.7, "rotation": [60, 90]},
-            },
-        },
-        "model": {"name": "digits-cnn"},
-        "algorithm": {"name": "ifca-mir", "rounds": 6},
-        "local": {"epochs": 1, "batch_size": 10},
-        "red_team": {"every": 2, "shadow_models": 2},
-    }
-    for key, value in changes.items():
-        section = table
-        *path, last = key.split("__")
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = value
-    return table
-
-
-def config_of(**changes):
-    return parse_config(settings(**changes), "test")
-
-
-def content(out: Path) -> dict[str, bytes]:
-    """Everything in a run directory that the clock does not change."""
-    found = {name: (out / name).read_bytes() for name in COMPARED}
-    summary = json.loads((out / "summary.json").read_text())
-    found["summary"] = json.dumps({k: v for k, v in summary.items() if not k.startswith("seconds.")}).encode()
-    return found
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return run(config_of(), tmp_path_factory.mktemp("runs") / "whole")
+def finished(toy_config, tmp_path_factory):
+    """A run of six rounds, with its report."""
+    out = run(toy_config(algorithm__rounds=6), tmp_path_factory.mktemp("runs") / "whole")
+    report_of(out)
+    return out
 
 
 def test_a_run_directory_holds_what_was_promised(finished):
@@ -72,6 +35,15 @@ def test_a_run_directory_holds_what_was_promised(finished):
         "run.log", "samples.safetensors", "summary.json",
     ]  # fmt: skip
     assert list((finished / "checkpoint").iterdir()) == []
+
+
+def test_a_run_and_its_report_are_two_steps(finished, toy_config, tmp_path):
+    out = run(toy_config(algorithm__rounds=1), tmp_path / "out")
+    assert not (out / "report.html").exists()
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    (copy / "report.html").unlink()
+    assert report_of(copy) == copy / "report.html"
+    assert (copy / "report.html").read_bytes() == (finished / "report.html").read_bytes()
 
 
 def test_the_summary_has_every_key_with_a_number_or_a_short_string(finished):
@@ -136,15 +108,30 @@ def test_the_written_configuration_runs_again_to_the_same_end(finished, tmp_path
     assert content(again) == content(finished)
 
 
-def test_threads_change_no_byte(finished, tmp_path):
-    one = run(config_of(engine__threads=1), tmp_path / "one")
-    for name in ("rounds.csv", "clients.csv", "models.safetensors"):
-        assert (one / name).read_bytes() == (finished / name).read_bytes()
+def test_data_that_are_loaded_already_change_no_byte(finished, tmp_path, monkeypatch):
+    config = read_config(finished / "config.toml")
+    dataset = load_dataset("digits")
+    monkeypatch.setattr("shoal.config.build.load_dataset", None)
+    assert content(run(config, tmp_path / "again", dataset=dataset)) == content(finished)
+
+
+def test_threads_change_no_byte(toy_config, tmp_path):
+    # The classifier of the attack, and a network that the loop trains, on one thread and on two.
+    one, two = (
+        run(
+            toy_config(
+                engine__threads=threads, model={"name": "digits-cnn"}, algorithm__rounds=2, red_team__attack="shadow"
+            ),
+            tmp_path / f"{threads}",
+        )
+        for threads in (1, 2)
+    )
+    for name in ("rounds.csv", "clients.csv", "roc.csv", "models.safetensors", "summary"):
+        assert content(one)[name] == content(two)[name]
 
 
 PROCESS = """
 import sys, pathlib
-from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.runs.run import run
 run(read_config(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), resume=True)
@@ -161,37 +148,47 @@ def until_killed(arguments: list[str], when) -> None:
         assert process.wait() == -signal.SIGKILL
 
 
-def test_killed_between_and_inside_rounds_and_resumed_is_never_killed(finished, tmp_path):
-    config, out = tmp_path / "config.toml", tmp_path / "killed"
-    config.write_text(config_of().toml())
-    arguments = [str(config), str(out)]
+def test_killed_while_it_writes_a_checkpoint_and_resumed_is_never_killed(finished, tmp_path):
+    out = tmp_path / "killed"
 
-    def checkpoints():
-        return sorted(path.name for path in (out / "checkpoint").glob("round-*"))
+    def third_round_is_logged():
+        return (out / "run.log").exists() and "round 3:" in (out / "run.log").read_text()
 
-    # As soon as the second round is on disk: inside the third. Then just after the log says that a round is done,
-    # which is before or while its checkpoint is written.
-    until_killed(arguments, lambda: any(name.startswith("round-000002") for name in checkpoints()))
+    # The log names a round before its checkpoint is written, which may be absent then, half written, or whole.
+    until_killed([str(finished / "config.toml"), str(out)], third_round_is_logged)
     assert not (out / "summary.json").exists()
-    until_killed(arguments, lambda: "round 4:" in (out / "run.log").read_text())
-    run(config_of(), out, resume=True)
+    run(read_config(finished / "config.toml"), out, resume=True)
     assert content(out) == content(finished)
     assert "resume after round" in (out / "run.log").read_text()
     assert not list(out.rglob(".*")), "a temporary file was left behind"
 
 
-@pytest.fixture
-def halted(tmp_path, monkeypatch):
-    """A run that stopped after its fourth round, with its checkpoints."""
-    out = tmp_path / "halted"
+def stop_after(number):
+    """Interrupts a run after a round."""
 
-    def stop(simulation, progress, report):
-        if progress.state.round == 4:
+    def watch(simulation, progress, report):
+        if progress.state.round == number and report is not None:
             raise KeyboardInterrupt
 
+    return watch
+
+
+@pytest.fixture(scope="module")
+def interrupted(finished, tmp_path_factory):
+    out = tmp_path_factory.mktemp("interrupted") / "out"
     with pytest.raises(KeyboardInterrupt):
-        run(config_of(), out, watch=stop)
+        run(read_config(finished / "config.toml"), out, watch=stop_after(4))
     return out
+
+
+@pytest.fixture
+def halted(interrupted, tmp_path):
+    """A run that stopped after its fourth round, with its checkpoints."""
+    return shutil.copytree(interrupted, tmp_path / "halted")
+
+
+def resume(out, **changes):
+    return run(read_config(out / "config.toml"), out, resume=True, **changes)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied"])
@@ -201,7 +198,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(halted, f
     raw = bytearray(last.read_bytes())
     raw[len(raw) // 2] ^= 1
     last.write_bytes({"truncated": bytes(raw[:-100]), "flipped": bytes(raw), "emptied": b""}[damage])
-    run(config_of(), halted, resume=True)
+    resume(halted)
     assert "is damaged; going back to the one before" in caplog.text
     assert content(halted) == content(finished)
 
@@ -209,13 +206,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(halted, f
 def test_a_round_played_again_replaces_its_damaged_checkpoint(halted):
     damaged = sorted((halted / "checkpoint").iterdir())[-1]
     damaged.write_bytes(b"")
-
-    def stop(simulation, progress, report):
-        if progress.state.round == 4:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(config_of(), halted, resume=True, watch=stop)
+        resume(halted, watch=stop_after(4))
     left = sorted(path.name[:12] for path in (halted / "checkpoint").iterdir())
     assert left == ["round-000003", "round-000004"]
     assert not damaged.exists() or damaged.stat().st_size > 0
@@ -225,138 +217,140 @@ def test_with_every_checkpoint_damaged_it_says_so_and_loses_nothing(halted):
     for path in (halted / "checkpoint").iterdir():
         path.write_bytes(b"nonsense")
     with pytest.raises(InputError, match="every checkpoint is damaged"):
-        run(config_of(), halted, resume=True)
+        resume(halted)
     assert len(list((halted / "checkpoint").iterdir())) == 2
 
 
-def test_checkpoints_every_few_rounds(tmp_path):
-    seen = []
+def test_checkpoints_every_few_rounds(toy_config, tmp_path):
+    kept = []
 
-    def look(simulation, progress, report):
-        seen.append([path.name[:12] for path in sorted((tmp_path / "out/checkpoint").iterdir())])
+    def watch(simulation, progress, report):
+        kept.append([path.name[:12] for path in sorted((tmp_path / "out/checkpoint").iterdir())])
 
-    run(config_of(checkpoint__every=4), tmp_path / "out", watch=look)
-    assert seen == [[], [], [], [], ["round-000004"], ["round-000004"], ["round-000004", "round-000006"]]
+    run(toy_config(algorithm__rounds=6, checkpoint__every=4), tmp_path / "out", watch=watch)
+    assert kept == [[], [], [], [], ["round-000004"], ["round-000004"], ["round-000004", "round-000006"]]
 
 
-def test_an_existing_directory_is_left_alone(finished):
+def test_an_existing_directory_is_left_alone(finished, toy_config):
     before = content(finished)
     with pytest.raises(InputError, match="exists already"):
-        run(config_of(), finished)
+        run(toy_config(algorithm__rounds=6), finished)
     with pytest.raises(InputError, match=r"algorithm\.rounds = 6, but the config says 7"):
-        run(config_of(algorithm__rounds=7), finished, resume=True)
+        run(toy_config(algorithm__rounds=7), finished, resume=True)
     assert content(finished) == before
 
 
 def test_resuming_a_finished_run_changes_nothing(finished):
     before = content(finished)
-    assert run(config_of(), finished, resume=True) == finished
+    assert resume(finished) == finished
     assert content(finished) == before
 
 
-def test_somebody_else_s_directory_is_not_resumed(tmp_path):
+def test_somebody_else_s_directory_is_not_resumed(toy_config, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(InputError, match="is not a run directory"):
-        run(config_of(), tmp_path, resume=True)
+        run(toy_config(), tmp_path, resume=True)
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
-def test_an_unwritable_place_is_refused(tmp_path):
+def test_an_unwritable_place_is_refused(toy_config, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
-        run(config_of(), tmp_path / "file" / "out")
+        run(toy_config(), tmp_path / "file" / "out")
 
 
-def test_nothing_is_written_when_the_data_does_not_suffice(tmp_path):
+def test_nothing_is_written_when_the_data_does_not_suffice(toy_config, tmp_path):
     with pytest.raises(InputError, match="asks for"):
-        run(config_of(data__clients=1000), tmp_path / "out")
+        run(toy_config(data__clients=1000), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_divergence_stops_with_round_client_and_rate_and_keeps_the_last_checkpoint(tmp_path):
+def test_divergence_stops_with_round_client_and_rate_and_keeps_the_last_checkpoint(toy_config, tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(InputError, match=r"NaN in round \d+ at client \d+ with learning rate 1e\+06"):
-        run(config_of(local__learning_rate=1e6, algorithm__rounds=40), out)
-    assert (out / "config.toml").exists()
+    # One step to weights of about 1e20, in which the losses of the second round overflow.
+    local = {"steps": 1, "batch_size": "all", "learning_rate": 1e20}
+    with pytest.raises(InputError, match=r"NaN in round 2 at client \d+ with learning rate 1e\+20"):
+        run(toy_config(local=local), out)
+    assert [path.name[:12] for path in (out / "checkpoint").iterdir()] == ["round-000001"]
     assert not (out / "summary.json").exists()
 
 
-def test_divergence_in_the_last_round_is_one_sentence_too(tmp_path):
+def test_divergence_in_the_last_round_is_one_sentence_too(toy_config, tmp_path):
     changes = {"algorithm__name": "fedavg", "algorithm__rounds": 1, "local": {"steps": 1, "batch_size": "all"}}
     with pytest.raises(InputError, match=r"became NaN in round 1 at client \d+"):
-        run(config_of(**changes | {"local__learning_rate": 1e30}), tmp_path / "out")
+        run(toy_config(**changes | {"local__learning_rate": 1e30}), tmp_path / "out")
 
 
-def test_an_interrupted_run_keeps_its_last_round_whatever_the_interval(tmp_path):
-    def stop(simulation, progress, report):
-        if progress.state.round == 3:
-            raise KeyboardInterrupt
-
+def test_an_interrupted_run_keeps_its_last_round_whatever_the_interval(toy_config, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        run(config_of(checkpoint__every=100), tmp_path / "out", watch=stop)
+        run(toy_config(checkpoint__every=100), tmp_path / "out", watch=stop_after(3))
     assert [path.name[:12] for path in (tmp_path / "out/checkpoint").iterdir()] == ["round-000003"]
 
 
-def test_a_file_is_not_resumed(tmp_path):
+def test_a_file_is_not_resumed(toy_config, tmp_path):
     (tmp_path / "file").write_text("precious")
     with pytest.raises(InputError, match="is not a directory"):
-        run(config_of(), tmp_path / "file", resume=True)
+        run(toy_config(), tmp_path / "file", resume=True)
 
 
-def test_rounds_without_a_client_are_logged(tmp_path):
-    out = run(config_of(algorithm__participation=0.01, algorithm__rounds=2), tmp_path / "out")
+def test_rounds_without_a_client_are_logged(toy_config, tmp_path):
+    out = run(toy_config(algorithm__participation=0.01, algorithm__rounds=2), tmp_path / "out")
     assert "round 1: no client took part" in (out / "run.log").read_text()
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "ifca", "ifca-mir"])
-def test_every_algorithm_runs_on_one_group(tmp_path, algorithm):
+def test_every_algorithm_runs_on_one_group(toy_config, tmp_path, algorithm):
     groups = {"all": {"share": 1.0}}
-    out = run(config_of(algorithm__name=algorithm, algorithm__rounds=2, data__groups=groups), tmp_path / "out")
+    out = run(toy_config(algorithm__name=algorithm, algorithm__rounds=2, data__groups=groups), tmp_path / "out")
     summary = json.loads((out / "summary.json").read_text())
     assert summary["fairness.demographic_parity"] == 0
     assert ("clusters.1.clients" in summary) == (algorithm != "fedavg")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"red_team__estimator": "federated", "data__holdout_examples": 5},
-        {"red_team__estimator": "audit", "red_team__attack": "loss-threshold"},
-        {"red_team__attack": "gap", "red_team__every": 0, "algorithm__name": "ifca", "data__shadow_examples": 0},
-        {"red_team__classifier": "random-forest", "red_team__per_class": False},
-        {"data__dirichlet_alpha": 0.5, "algorithm__weighting": "examples", "algorithm__choose_by": "batch"},
-        {"model__name": "mlp", "engine__backend": "vmap", "local__weight_decay": 0.01, "local__decay": 0.9},
-        {
-            "algorithm__averaging": "gradient",
-            "algorithm__redraw": {"share": 0.1},
-            "local": {"steps": 1, "batch_size": "all"},
+OPTIONS = [
+    {"red_team__attack": "shadow"},
+    {"red_team__attack": "shadow", "red_team__classifier": "random-forest", "red_team__per_class": False},
+    {"red_team__estimator": "federated", "data__holdout_examples": 5},
+    {"red_team__estimator": "audit"},
+    {"red_team__attack": "gap", "red_team__every": 0, "algorithm__name": "ifca", "data__shadow_examples": 0},
+    {"data__dirichlet_alpha": 0.5, "algorithm__weighting": "examples", "algorithm__choose_by": "batch"},
+    {"engine__backend": "vmap", "local__weight_decay": 0.01, "local__decay": 0.9},
+    {
+        "algorithm__averaging": "gradient",
+        "algorithm__redraw": {"share": 0.1},
+        "local": {"steps": 1, "batch_size": "all"},
+    },
+    {
+        "model": {"name": "digits-cnn"},
+        "engine__precision": "bf16",
+        "evaluation__every": 3,
+        "privacy__beta": 0.3,
+        "data__groups": {
+            "dim": {"share": 0.5, "brightness": [0.5, 0.8]},
+            "bright": {"share": 0.3, "brightness": [0.9, 1.2]},
+            "as is": {"share": 0.2},
         },
-        {
-            "engine__precision": "bf16",
-            "evaluation__every": 3,
-            "privacy__beta": 0.3,
-            "data__groups": {
-                "dim": {"share": 0.5, "brightness": [0.5, 0.8]},
-                "bright": {"share": 0.3, "brightness": [0.9, 1.2]},
-                "as is": {"share": 0.2},
-            },
-        },
-    ],
-    ids=str,
-)
-def test_every_option_runs_to_its_end(tmp_path, changes):
-    out = run(config_of(**{"algorithm__rounds": 2} | changes), tmp_path / "out")
+    },
+]
+REPORTED = (2, 4, 8)
+"""Those of `OPTIONS` whose pages differ: an estimator that abstains, no estimates, other groups with gaps in rounds."""
+
+
+@pytest.mark.parametrize("changes", OPTIONS, ids=str)
+def test_every_option_runs_to_its_end(toy_config, tmp_path, changes):
+    out = run(toy_config(**{"algorithm__rounds": 2} | changes), tmp_path / "out")
     summary = json.loads((out / "summary.json").read_text())
-    assert 0 < summary["accuracy.overall"] <= 1
-    assert (out / "report.html").exists()
+    assert 0 <= summary["accuracy.overall"] <= 1
+    if changes in [OPTIONS[i] for i in REPORTED]:
+        assert report_of(out).exists()
 
 
-def test_a_run_on_real_fashion_mnist(tmp_path):
+def test_a_run_on_real_fashion_mnist(toy_config, tmp_path):
     changes = {
-        "data__source": "fashion-mnist", "data__clients": 6, "data__shadow_examples": 100,
-        "model__name": "mnist-cnn", "algorithm__rounds": 2, "red_team__every": 1,
+        "data__source": "fashion-mnist", "data__clients": 4, "model": {"name": "mnist-cnn"}, "algorithm__name": "ifca",
+        "algorithm__rounds": 1, "red_team": {"every": 0, "attack": "gap"},
     }  # fmt: skip
-    out = run(config_of(**changes), tmp_path / "out")
+    out = run(toy_config(**changes), tmp_path / "out")
     summary = json.loads((out / "summary.json").read_text())
     assert summary["dataset"] == "fashion-mnist"
     assert load_file(out / "models.safetensors")["0.output.weight"].shape == torch.Size([10, 3136])

@@ -1,6 +1,5 @@
 """Groups without clients, and attacks against the non-members of other groups."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,12 @@ import torch
 from safetensors.torch import load_file
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
+from run_files import metrics
 from shoal.config.build import build
-from shoal.config.schema import parse_config, read_config
+from shoal.config.schema import read_config
 from shoal.reports.summary_text import groups_of
 from shoal.runs.comparison import compare
+from shoal.runs.report import report_of
 from shoal.runs.run import run
 
 GROUPS = {
@@ -25,54 +26,34 @@ NOBODY = {"share": 0.0, "rotation": [150, 180]}
 SAME = ("clients.csv", "roc.csv", "models.safetensors")
 
 
-def table(groups, test_examples, **changes):
-    """A small run on digits in which each group gets 30 test images, as a table."""
-    return {
-        "seed": 3,
-        "data": {
-            "source": "digits",
-            "clients": 10,
-            "examples_per_client": 20,
-            "shadow_examples": 120,
-            "test_examples": test_examples,
-            "groups": groups,
-            **changes.pop("data", {}),
-        },
-        "model": {"name": "digits-cnn"},
-        "algorithm": {"name": "ifca-mir", "rounds": 5},
-        "local": {"epochs": 2, "batch_size": 10},
-        "red_team": {"every": 2, "shadow_models": 2, **changes.pop("red_team", {})},
-        **changes,
-    }
+@pytest.fixture(scope="module")
+def finish(toy_config):
+    """Does a run with these groups, each of which gets as many test images."""
 
+    def finish(out: Path, groups, each=30, **changes) -> Path:
+        return run(toy_config(data__groups=groups, data__test_examples=each * len(groups), **changes), out)
 
-def finish(out: Path, groups, test_examples, **changes) -> Path:
-    return run(parse_config(table(groups, test_examples, **changes), "test"), out)
-
-
-def figures(out: Path) -> dict:
-    return json.loads((out / "summary.json").read_text())
+    return finish
 
 
 @pytest.fixture(scope="module")
-def without(tmp_path_factory):
-    return finish(tmp_path_factory.mktemp("against") / "without", GROUPS, 90)
+def without(finish, tmp_path_factory):
+    return finish(tmp_path_factory.mktemp("against") / "without", GROUPS)
 
 
 @pytest.fixture(scope="module")
-def outsiders(tmp_path_factory):
+def outsiders(finish, tmp_path_factory):
     """A run with a group of share 0 between the others."""
     names = ("few", "nobody", "some", "many")
     groups = {name: (GROUPS | {"nobody": NOBODY})[name] for name in names}
-    return finish(tmp_path_factory.mktemp("against") / "with", groups, 120)
+    return finish(tmp_path_factory.mktemp("against") / "with", groups)
 
 
 def same_but_for_nobody(found: Path, before: Path) -> None:
     for name in SAME:
         assert (found / name).read_bytes() == (before / name).read_bytes(), name
-    ours, theirs = figures(found), figures(before)
-    known = [key for key in theirs if not key.startswith("seconds.")]
-    assert {key: ours[key] for key in known} == {key: theirs[key] for key in known}
+    ours, theirs = metrics(found), metrics(before)
+    assert {key: ours[key] for key in theirs} == theirs
     kinds = ("mia_against_nobody", "mia_auc_against_nobody", "loss_threshold_against_nobody")
     assert set(ours) - set(theirs) == {f"{kind}.{group}" for kind in kinds for group in GROUPS}
     rounds = (pd.read_csv(out / "rounds.csv") for out in (found, before))
@@ -87,21 +68,20 @@ def test_a_group_without_clients_changes_nothing_else(outsiders, without):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_wherever_it_stands(without, tmp_path, first):
+def test_wherever_it_stands(finish, without, tmp_path, first):
     groups = {"nobody": NOBODY} | GROUPS if first else GROUPS | {"nobody": NOBODY}
-    same_but_for_nobody(finish(tmp_path / "out", groups, 120), without)
+    same_but_for_nobody(finish(tmp_path / "out", groups), without)
 
 
-def test_also_where_images_are_reused(tmp_path):
-    reused = {"data": {"reuse_images": True}}
-    before = finish(tmp_path / "before", GROUPS, 90, **reused)
-    found = finish(tmp_path / "found", {"nobody": NOBODY} | GROUPS, 120, **reused)
+def test_also_where_images_are_reused(finish, tmp_path):
+    before = finish(tmp_path / "before", GROUPS, data__reuse_images=True)
+    found = finish(tmp_path / "found", {"nobody": NOBODY} | GROUPS, data__reuse_images=True)
     same_but_for_nobody(found, before)
 
 
 def test_population_non_members_are_the_mixture_of_all_groups_non_members(outsiders):
     """At a fixed threshold the false positive rate of a mixture is the mixture of the rates; so is the accuracy."""
-    found = figures(outsiders)
+    found = metrics(outsiders)
     for group in GROUPS:
         against = {other: found[f"mia_against_{other}.{group}"] for other in GROUPS if other != group}
         parts = against | {group: found[f"mia.{group}"]}
@@ -111,12 +91,11 @@ def test_population_non_members_are_the_mixture_of_all_groups_non_members(outsid
 
 
 @pytest.mark.parametrize("name", ["ifca-mir", "fedavg"])
-def test_non_members_of_another_group_by_hand(tmp_path, name):
+def test_non_members_of_another_group_by_hand(finish, tmp_path, name):
     """The gap attack from the saved models, choices and images."""
-    changes = {"red_team": {"attack": "gap"}, "algorithm": {"name": name, "rounds": 5}}
-    out = finish(tmp_path / "out", GROUPS | {"nobody": NOBODY}, 120, **changes)
+    out = finish(tmp_path / "out", GROUPS | {"nobody": NOBODY}, red_team__attack="gap", algorithm__name=name)
     _, simulation = build(read_config(out / "config.toml"))
-    federation, named, found = simulation.federation, load_file(out / "models.safetensors"), figures(out)
+    federation, named, found = simulation.federation, load_file(out / "models.safetensors"), metrics(out)
     assignment = pd.read_csv(out / "clients.csv")["cluster"].to_numpy()
 
     def right(k: int, x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
@@ -147,7 +126,7 @@ def test_non_members_of_another_group_by_hand(tmp_path, name):
 
 
 def test_nothing_is_said_by_group_of_a_group_without_clients(outsiders):
-    found = figures(outsiders)
+    found = metrics(outsiders)
     assert not [key for key in found if key.endswith(".nobody")]
     assert groups_of(found) == list(GROUPS)
     assert set(pd.read_csv(outsiders / "roc.csv")["group"]) == set(GROUPS)
@@ -155,8 +134,8 @@ def test_nothing_is_said_by_group_of_a_group_without_clients(outsiders):
 
 
 def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders, without):
-    page = (outsiders / "report.html").read_text()
-    figure = figures(outsiders)["mia_against_nobody.few"]
+    page = report_of(outsiders).read_text()
+    figure = metrics(outsiders)["mia_against_nobody.few"]
     line = next(line for line in page.splitlines() if "MIA accuracy against nobody" in line)
     assert f">{figure:.3f}<" in line
     assert '<th scope="col" class="number">nobody</th>' not in page
@@ -164,7 +143,7 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
     assert "held-out images only, of no client" in page
     assert page.count('role="img" aria-label="8 held-out images of') == 4
     assert "of nobody" not in page.replace("held-out images of nobody", "")
-    before = (without / "report.html").read_text()
+    before = report_of(without).read_text()
     assert "against" not in before.partition("Figures by cluster")[0].partition("Figures by group")[2]
     drawn = [text.partition("</svg>")[0] for text in page.split("<svg")[1:]]
     assert drawn == [text.partition("</svg>")[0] for text in before.split("<svg")[1:]]
@@ -175,13 +154,18 @@ def test_runs_with_and_without_it_compare(outsiders, without):
     assert "nobody" not in " ".join(map(str, frame.index)) + words
 
 
-def test_one_group_with_clients_and_one_without(tmp_path):
+def test_one_group_with_clients_and_one_without(finish, tmp_path):
     groups = {"all": {"share": 1.0}, "turned": {"share": 0, "rotation": [90, 90]}}
-    learnt = {"algorithm": {"name": "fedavg", "rounds": 10}, "local": {"epochs": 5, "batch_size": 10}}
-    out = finish(tmp_path / "out", groups, 60, **learnt)
-    found = figures(out)
+    changes = {
+        "data__examples_per_client": 40, "model__hidden": 32, "algorithm": {"name": "fedavg", "rounds": 10},
+        "local": {"epochs": 5, "batch_size": 10, "learning_rate": 0.5}, "red_team__every": 0,
+    }  # fmt: skip
+    out = finish(tmp_path / "out", groups, each=200, **changes)
+    found = metrics(out)
     assert found["mia_population.all"] == found["mia.all"]
-    assert found["accuracy.all"] > 0.7
-    assert found["loss_threshold_against_turned.all"] > found["loss_threshold.all"] + 0.1
+    # Over ten seeds the accuracy is 0.94 with a standard deviation of 0.01, and the difference of the AUCs 0.40 with one
+    # of 0.02: ten of them lie between these and the bounds.
+    assert found["accuracy.all"] > 0.8
+    assert found["mia_auc_against_turned.all"] > found["mia_auc.all"] + 0.2
     assert found["fairness.equalized_odds"] == 0.0
-    assert "highest of the groups" not in (out / "report.html").read_text()
+    assert "highest of the groups" not in report_of(out).read_text()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,32 +13,10 @@ import pandas as pd
 import pytest
 
 from shoal.core.errors import InputError
-from shoal.runs import run as single
-from shoal.sweeps import Workers, read_sweep, report_of_sweep, run_sweep
-from shoal.sweeps import workers as playing
+from shoal.data import load_dataset
+from shoal.runs.run import run
+from shoal.sweeps import Workers, plan, read_sweep, report_of_sweep, run_sweep, workers
 from shoal.sweeps.results import by_size
-
-BASE = """
-[data]
-source = "digits"
-clients = 10
-examples_per_client = 12
-shadow_examples = 60
-test_examples = 40
-groups.minority = { share = 0.3, rotation = [0, 20] }
-groups.majority = { share = 0.7, rotation = [60, 90] }
-[model]
-name = "mlp"
-hidden = 16
-[algorithm]
-name = "ifca-mir"
-rounds = 4
-[red_team]
-every = 2
-shadow_models = 2
-[engine]
-threads = 1
-"""
 
 SWEEP = """
 title = "A try"
@@ -60,12 +39,24 @@ y = ["accuracy"]
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def written(toy_sweep, tmp_path_factory):
     """The path of a sweep of four runs."""
-    folder = tmp_path_factory.mktemp("sweep")
-    (folder / "base.toml").write_text(BASE)
-    (folder / "sweep.toml").write_text(SWEEP)
-    return folder / "sweep.toml"
+    return toy_sweep(tmp_path_factory.mktemp("sweep"), SWEEP, engine={"threads": 1})
+
+
+@pytest.fixture
+def two_runs(written, tmp_path):
+    """The path of a sweep of two of them, without tables and figures."""
+    (tmp_path / "two").mkdir()
+    path = change(written, tmp_path / "two", "[0, 1]", "[0]")
+    path.write_text(path.read_text().partition("[tables")[0])
+    return path
+
+
+@pytest.fixture
+def _no_run_pages(monkeypatch):
+    """The pages of single runs are empty, which saves most of a toy sweep's time."""
+    monkeypatch.setattr(workers, "report_of", lambda out: (out / "report.html").touch())
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +68,14 @@ def finished(written, tmp_path_factory):
 
 
 def content(out: Path) -> dict[str, bytes]:
-    """Every file that a sweep writes of its runs together, but the wall times and the page, which links to the runs."""
+    """Every file that a sweep writes of its runs together, but the wall times and the page, which shows them."""
     files = [out / "results.csv", *sorted((out / "tables").iterdir()), *sorted((out / "figures").iterdir())]
     return {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
 def change(written: Path, folder: Path, old: str, new: str) -> Path:
     """The sweep with its text changed, in another folder."""
-    (folder / "base.toml").write_text((written.parent / "base.toml").read_text())
+    shutil.copy(written.parent / "base.toml", folder)
     text = written.read_text()
     assert old in text
     (folder / "sweep.toml").write_text(text.replace(old, new))
@@ -101,6 +92,7 @@ def test_a_sweep_directory_holds_what_was_promised(finished):
     assert sorted(path.name for path in (finished / "figures").iterdir()) == [
         "accuracy.pdf", "accuracy.svg", "course.pdf", "course.svg",
     ]  # fmt: skip
+    assert len(list(finished.glob("runs/*/summary.json"))) == len(list(finished.glob("runs/*/report.html"))) == 4
 
 
 def test_a_row_has_the_settings_and_the_run_s_own_figures(finished):
@@ -145,24 +137,19 @@ def test_of_clusters_of_one_size_figures_decide_and_no_number(decides):
         assert {key: sized[f"smaller.{key}"] for key in same} == same
 
 
-def test_two_at_a_time_give_the_same_bytes(written, finished, tmp_path):
-    run_sweep(read_sweep(written), tmp_path / "two", workers=Workers(2))
-    assert content(tmp_path / "two") == content(finished)
-
-
+@pytest.mark.usefixtures("_no_run_pages")
 def test_what_is_finished_is_not_done_again(written, finished, tmp_path, monkeypatch):
     def never(*_, **__):
         raise AssertionError("a finished run was done again")
 
-    monkeypatch.setattr(playing, "run", never)
     before = content(finished)
-    assert run_sweep(read_sweep(written), finished).finished == 4
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "run", never)
+        assert run_sweep(read_sweep(written), finished).finished == 4
     assert content(finished) == before
-    monkeypatch.undo()
     # Another seed is two more runs, and leaves the others alone.
     done = {path: path.stat().st_mtime_ns for path in finished.glob("runs/*/summary.json")}
-    copy = tmp_path / "more"
-    subprocess.run(["cp", "-a", finished, copy], check=True)
+    copy = shutil.copytree(finished, tmp_path / "more")
     more = run_sweep(read_sweep(change(written, tmp_path, "[0, 1]", "[0, 1, 2]")), copy)
     assert more.finished == 6
     now = {path: path.stat().st_mtime_ns for path in copy.glob("runs/*/summary.json")}
@@ -170,67 +157,141 @@ def test_what_is_finished_is_not_done_again(written, finished, tmp_path, monkeyp
     assert all(now[copy / path.relative_to(finished)] == time for path, time in done.items())
 
 
-PROCESS = """
-import sys, pathlib
-from shoal.cli.app import main
-sys.exit(main(["sweep", sys.argv[1], "--out", sys.argv[2], "--jobs", sys.argv[3]]))
-"""
+@pytest.mark.usefixtures("_no_run_pages")
+def test_a_page_that_is_missing_is_written_and_its_run_is_not_done_again(written, finished, tmp_path):
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    page = next(copy.glob("runs/*/report.html"))
+    page.unlink()
+    before = {path: path.stat().st_mtime_ns for path in copy.glob("runs/*/*") if path != page}
+    assert run_sweep(read_sweep(written), copy).finished == 4
+    assert page.exists()
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_killed_twice_it_ends_with_the_same_bytes(written, finished, tmp_path, jobs):
+def workers_of(out: Path) -> set[int]:
+    """The processes that did the runs, from what they logged."""
+    logs = [path.read_text() for path in out.glob("runs/*/run.log")]
+    return {int(line.split()[2]) for log in logs for line in log.splitlines()}
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until_ended(processes: set[int]) -> bool:
+    """Whether all these processes end; a minute is more than they need on any machine."""
+    for _ in range(600):
+        if not any(is_alive(each) for each in processes):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_two_at_a_time_killed_and_started_again_give_the_same_bytes(written, finished, tmp_path):
     out = tmp_path / "killed"
-
-    def rounds_on_disk():
-        done = [path.name for path in out.glob("runs/*/checkpoint/round-*.safetensors")]
-        return len(done) + 10 * len(list(out.glob("runs/*/summary.json")))
-
-    for enough in (2, 12):
-        arguments = [sys.executable, "-c", PROCESS, str(written), str(out), str(jobs)]
-        with subprocess.Popen(arguments, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-            while rounds_on_disk() < enough:
-                assert process.poll() is None, "it ended before it could be killed"
-                time.sleep(0.005)
-            process.send_signal(signal.SIGKILL)
-            assert process.wait() == -signal.SIGKILL
+    command = [sys.executable, "-m", "shoal", "sweep", str(written), "--out", str(out), "--jobs", "2"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        # The first run is finished, and the next has begun.
+        while not (list(out.glob("runs/*/summary.json")) and len(list(out.glob("runs/*/run.log"))) > 2):
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
     assert not (out / "results.csv").exists()
-    assert run_sweep(read_sweep(written), out, workers=Workers(jobs)).finished == 4
+    orphans = workers_of(out)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("4 of 4 runs are done")) == (0, 1), done.stderr
     assert content(out) == content(finished)
     assert not [path for path in out.rglob(".*") if path.suffix != ".lock"], "a temporary file was left behind"
+    assert workers_of(out) - orphans, "other workers went on"
+    assert until_ended(orphans)
 
 
-ORPHAN = """
-import pathlib, sys
-from shoal.sweeps import read_sweep
-from shoal.sweeps.plan import plan
-from shoal.sweeps.workers import _play_for
-first = plan(read_sweep(pathlib.Path(sys.argv[1])))[0]
-nobody = -1
-_play_for(nobody, first.config, first.digest, pathlib.Path(sys.argv[2]), None)
-print("went on")
-"""
+def test_a_worker_whose_sweep_is_gone_ends_in_its_next_round(written, tmp_path, monkeypatch):
+    class Ended(BaseException):
+        pass
+
+    def end(code):
+        raise Ended(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    first = plan.plan_runs(read_sweep(written))[0]
+    nobody = -1
+    with pytest.raises(Ended, match="1"):
+        workers.run_one_for_parent(nobody, first.config, first.digest, tmp_path, None)
+    assert "begin" in (tmp_path / first.digest / "run.log").read_text()
+    assert not list(tmp_path.glob("*/checkpoint/round-*"))
 
 
-def test_a_worker_whose_sweep_is_gone_ends_in_its_next_round(written, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", ORPHAN, str(written), str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
-    assert not list(tmp_path.glob("*/summary.json"))
-
-
-def test_there_are_no_more_workers_than_runs(written, tmp_path, monkeypatch):
-    asked = []
+@pytest.mark.usefixtures("_no_run_pages")
+def test_there_are_no_more_workers_than_runs(two_runs, tmp_path, monkeypatch):
+    numbers = []
 
     def parallel(n_jobs, **_):
-        asked.append(n_jobs)
-        return lambda calls: [playing.play(*arguments[1:]) for _, arguments, _ in calls]
+        numbers.append(n_jobs)
+        return lambda calls: [workers.run_one(*arguments[1:]) for _, arguments, _ in calls]
 
-    monkeypatch.setattr(playing, "Parallel", parallel)
-    assert run_sweep(read_sweep(written), tmp_path / "out", workers=Workers(64)).finished == 4
-    assert asked == [4]
+    monkeypatch.setattr(workers, "Parallel", parallel)
+    assert run_sweep(read_sweep(two_runs), tmp_path / "out", workers=Workers(64)).finished == 2
+    assert numbers == [2]
 
 
+@pytest.fixture
+def loads(monkeypatch):
+    """The tasks of the data sets that are loaded, one after the other."""
+    tasks = []
+
+    def load(source, *, task, **other):
+        tasks.append(task)
+        return load_dataset(source, task=task, **other)
+
+    monkeypatch.setattr(plan, "load_dataset", load)
+    monkeypatch.setattr("shoal.config.build.load_dataset", None)
+    return tasks
+
+
+@pytest.mark.usefixtures("_no_run_pages")
+def test_a_process_loads_the_data_of_a_sweep_once(two_runs, loads, tmp_path):
+    sweep = read_sweep(two_runs)
+    assert run_sweep(sweep, tmp_path / "one").finished == 2
+    assert len(loads) == 1
+    # Another sweep loads anew: its files may be others by now.
+    planned = plan.plan_runs(sweep)
+    assert len(loads) == 2
+    # As a worker process, which has not planned.
+    plan.forget_datasets()
+    for each in planned:
+        assert workers.run_one(each.config, each.digest, tmp_path, None) == (each.digest, None)
+    assert len(loads) == 3
+
+
+def test_a_process_keeps_few_data_sets(toy_config, loads):
+    tasks = [None, "class/thick", "class/slanted"]
+    assert len(tasks) == plan.LOADED_DATASETS + 1
+    plan.forget_datasets()
+    for task in (*tasks, *tasks):
+        plan.dataset_of(toy_config(data__task=task) if task else toy_config(), None)
+    assert loads == [*tasks, *tasks], "the oldest makes room"
+    plan.dataset_of(toy_config(data__task=tasks[-1]), None)
+    assert len(loads) == 6
+    plan.forget_datasets()
+
+
+def test_relative_and_absolute_paths_are_one_data_set(toy_config, monkeypatch, tmp_path):
+    paths = []
+    monkeypatch.setattr(plan, "load_dataset", lambda *_, path, **__: paths.append(path))
+    monkeypatch.chdir(tmp_path)
+    plan.forget_datasets()
+    for path in ("digits", str(tmp_path / "digits")):
+        plan.dataset_of(toy_config(data__source="idx", data__path=path), None)
+    assert paths == [tmp_path / "digits"]
+    plan.forget_datasets()
+
+
+@pytest.mark.usefixtures("_no_run_pages")
 def test_a_run_that_fails_is_told_and_the_others_go_on(written, finished, tmp_path):
     sweep = read_sweep(change(written, tmp_path, "[0.1, 0.5]", "[0.1, 1e30, 0.5]"))
     outcome = run_sweep(sweep, tmp_path / "out")
@@ -244,25 +305,26 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(written, finished, tmp_pa
     pd.testing.assert_frame_equal(kept, pd.read_csv(finished / "results.csv"))
 
 
-def test_a_defect_leaves_its_traceback_until_the_run_succeeds(written, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("_no_run_pages")
+def test_a_defect_leaves_its_traceback_until_the_run_succeeds(two_runs, tmp_path, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("of all things")
 
     out = tmp_path / "out"
-    monkeypatch.setattr(playing, "run", broken)
-    outcome = run_sweep(read_sweep(written), out)
+    monkeypatch.setattr(workers, "run", broken)
+    outcome = run_sweep(read_sweep(two_runs), out)
     assert (outcome.finished, set(outcome.failed.values())) == (0, {"ZeroDivisionError: of all things"})
-    told = sorted(out.glob("runs/*.error.txt"))
-    assert len(told) == 4
-    assert all("in broken" in path.read_text() for path in told)
-    monkeypatch.setattr(playing, "run", single.run)
-    assert run_sweep(read_sweep(written), out).finished == 4
+    tracebacks = sorted(out.glob("runs/*.error.txt"))
+    assert len(tracebacks) == 2
+    assert all("in broken" in path.read_text() for path in tracebacks)
+    monkeypatch.setattr(workers, "run", run)
+    assert run_sweep(read_sweep(two_runs), out).finished == 2
     assert not list(out.glob("runs/*.error.txt"))
 
 
+@pytest.mark.usefixtures("_no_run_pages")
 def test_a_damaged_run_is_told_and_the_others_are_shown(written, finished, tmp_path):
-    copy = tmp_path / "copy"
-    subprocess.run(["cp", "-a", finished, copy], check=True)
+    copy = shutil.copytree(finished, tmp_path / "copy")
     first, second = sorted((copy / "runs").glob("*/"))[:2]
     (first / "clients.csv").unlink()
     (second / "summary.json").write_text("{")
@@ -273,25 +335,28 @@ def test_a_damaged_run_is_told_and_the_others_are_shown(written, finished, tmp_p
     for damaged, name in ((first, "clients.csv"), (second, "summary.json")):
         assert f"{damaged / name}: cannot be read" in reasons
         assert f"remove {damaged} to do the run again" in reasons
-        subprocess.run(["rm", "-r", damaged], check=True)
+        shutil.rmtree(damaged)
     assert len(pd.read_csv(copy / "results.csv")) == 2
     assert run_sweep(read_sweep(written), copy).finished == 4
     assert content(copy) == content(finished)
 
 
-def test_a_sweep_killed_before_its_first_run_goes_on(written, finished, tmp_path):
+@pytest.mark.usefixtures("_no_run_pages")
+def test_a_sweep_killed_before_its_first_run_goes_on(two_runs, finished, tmp_path):
     (tmp_path / "out/runs").mkdir(parents=True)
-    (tmp_path / "out/base.toml").write_text(BASE)
-    assert run_sweep(read_sweep(written), tmp_path / "out").finished == 4
-    assert content(tmp_path / "out") == content(finished)
+    shutil.copy(two_runs.parent / "base.toml", tmp_path / "out")
+    assert run_sweep(read_sweep(two_runs), tmp_path / "out").finished == 2
+    done = pd.read_csv(finished / "results.csv")
+    pd.testing.assert_frame_equal(
+        pd.read_csv(tmp_path / "out/results.csv"), done[done["seed"] == 0].reset_index(drop=True)
+    )
 
 
 def test_of_two_sweeps_at_once_the_last_to_write_is_shown(written, finished, tmp_path):
-    copy = tmp_path / "copy"
-    subprocess.run(["cp", "-a", finished, copy], check=True)
+    copy = shutil.copytree(finished, tmp_path / "copy")
     fewer = read_sweep(change(written, tmp_path, "seeds = [0, 1]", "seeds = [1]"))
     # The other starts, and ends, while the first is at work.
-    run_sweep(read_sweep(written), copy, begun=lambda _: run_sweep(fewer, copy) and None)
+    run_sweep(read_sweep(written), copy, on_start=lambda _: run_sweep(fewer, copy) and None)
     assert read_sweep(copy / "sweep.toml").seeds == (0, 1)
     assert report_of_sweep(copy)
     assert content(copy) == content(finished)
@@ -308,7 +373,8 @@ def test_other_people_s_directories_are_left_alone(written, finished, tmp_path):
     with pytest.raises(InputError, match="is not a directory"):
         run_sweep(read_sweep(written), tmp_path / "file")
     other = change(written, tmp_path, "A try", "Another try")
-    (tmp_path / "base.toml").write_text(BASE.replace("hidden = 16", "hidden = 17"))
+    base = tmp_path / "base.toml"
+    base.write_text(base.read_text().replace("hidden = 16", "hidden = 17"))
     with pytest.raises(InputError, match="is not a sweep's"):
         run_sweep(read_sweep(other), tmp_path)
     assert "Another try" in other.read_text()
@@ -319,11 +385,11 @@ def test_other_people_s_directories_are_left_alone(written, finished, tmp_path):
 
 
 def test_a_sweep_is_shown_again_without_its_data(finished, tmp_path, monkeypatch):
-    copy = tmp_path / "copy"
-    subprocess.run(["cp", "-a", finished, copy], check=True)
+    copy = shutil.copytree(finished, tmp_path / "copy")
     for path in (*(copy / "tables").iterdir(), *(copy / "figures").iterdir(), copy / "report.html"):
         path.unlink()
     monkeypatch.setattr("shoal.config.build.load_dataset", None)
+    monkeypatch.setattr(plan, "load_dataset", None)
     assert report_of_sweep(copy) == copy / "report.html"
     assert content(copy) == content(finished)
     assert (copy / "report.html").read_bytes() == (finished / "report.html").read_bytes()
@@ -340,8 +406,7 @@ def test_a_sweep_is_shown_again_without_its_data(finished, tmp_path, monkeypatch
     ],
 )
 def test_a_damaged_sweep_is_told(finished, tmp_path, damage, said):
-    copy = tmp_path / "copy"
-    subprocess.run(["cp", "-a", finished, copy], check=True)
+    copy = shutil.copytree(finished, tmp_path / "copy")
     damage(copy)
     with pytest.raises(InputError, match=said):
         report_of_sweep(copy)
@@ -367,10 +432,8 @@ def test_on_a_ray_cluster_of_two_workers_it_gives_the_same_bytes(written, finish
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["4"]
     assert content(tmp_path / "swept") == content(finished)
-    logs = (tmp_path / "swept").glob("runs/*/run.log")
-    workers = {line.split()[2] for log in logs for line in log.read_text().splitlines()}
-    assert len(workers) == 2
-    assert str(os.getpid()) not in workers
+    assert len(workers_of(tmp_path / "swept")) == 2
+    assert os.getpid() not in workers_of(tmp_path / "swept")
 
 
 def test_a_cluster_needs_ray_and_an_address_that_answers(monkeypatch):
@@ -381,14 +444,13 @@ def test_a_cluster_needs_ray_and_an_address_that_answers(monkeypatch):
         Workers(2, "auto")
 
 
-def test_the_work_that_is_done_counts_images_and_not_runs(written, tmp_path):
+@pytest.mark.usefixtures("_no_run_pages")
+def test_the_work_that_is_done_counts_images_and_not_runs(two_runs, tmp_path):
     # A round of the first run has a twelfth of the second's images.
-    asked = change(written, tmp_path, '"local.learning_rate" = [0.1, 0.5]', '"data.examples_per_client" = [1, 12]')
-    text = asked.read_text().replace("[0, 1]", "[0]").replace("local.learning_rate", "data.examples_per_client")
-    asked.write_text(text)
-    seen = []
-    run_sweep(read_sweep(asked), tmp_path / "out", begun=lambda now: seen.append(now()), ended=seen.append)
-    assert [(now.finished, now.failed) for now in seen] == [(0, 0), (1, 0), (2, 0)]
-    assert seen[0].done == 0
-    assert seen[1].done == pytest.approx(1 / 13, abs=0.02)
-    assert seen[2].done == 1
+    path = change(two_runs, tmp_path, '"local.learning_rate" = [0.1, 0.5]', '"data.examples_per_client" = [1, 12]')
+    states = []
+    run_sweep(read_sweep(path), tmp_path / "out", on_start=lambda now: states.append(now()), on_run_end=states.append)
+    assert [(now.finished, now.failed) for now in states] == [(0, 0), (1, 0), (2, 0)]
+    assert states[0].done == 0
+    assert states[1].done == pytest.approx(1 / 13, abs=0.02)
+    assert states[2].done == 1

@@ -1,6 +1,7 @@
 """A sweep's file: what becomes of it, and what is said of a wrong one."""
 
 import itertools
+import shutil
 
 import pytest
 
@@ -8,28 +9,15 @@ from shoal.attacks import ShadowModelAttack
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.sweeps import read_sweep
-from shoal.sweeps.plan import digest_of, plan
+from shoal.sweeps.plan import digest_of, plan_runs
 
-BASE = """
-[data]
-source = "digits"
-clients = 10
-examples_per_client = 12
-shadow_examples = 60
-test_examples = 40
-groups.minority = { share = 0.3, rotation = [0, 20] }
-groups.middle = { share = 0.2, rotation = [20, 40] }
-groups.majority = { share = 0.5, rotation = [60, 90] }
-[model]
-name = "mlp"
-hidden = 16
-[algorithm]
-name = "ifca-mir"
-rounds = 2
-[red_team]
-every = 1
-shadow_models = 2
-"""
+GROUPS = {
+    "minority": {"share": 0.3, "rotation": [0, 20]},
+    "middle": {"share": 0.2, "rotation": [20, 40]},
+    "majority": {"share": 0.5, "rotation": [60, 90]},
+}
+BASE = {"data__groups": GROUPS, "algorithm__rounds": 2, "red_team": {"every": 1, "shadow_models": 2}}
+"""Changes of the toy run."""
 
 SWEEP = """
 base = "base.toml"
@@ -45,17 +33,10 @@ seeds = [4, 2]
 
 
 @pytest.fixture
-def written(tmp_path):
+def written(toy_sweep, tmp_path):
     """Writes a sweep's file beside its base, and returns its path."""
-    (tmp_path / "base.toml").write_text(BASE)
     (tmp_path / "number.toml").write_text("data = 5")
-
-    def write(text):
-        path = tmp_path / "sweep.toml"
-        path.write_text(text)
-        return path
-
-    return write
+    return lambda text: toy_sweep(tmp_path, text, **BASE)
 
 
 def test_the_runs_are_the_product_in_the_order_of_the_file(written):
@@ -97,26 +78,26 @@ def test_lists_and_booleans_can_be_settings(written):
 
 
 def test_a_run_is_named_by_what_it_runs_and_not_by_how_fast(written, tmp_path):
-    digests = [each.digest for each in plan(read_sweep(written(SWEEP)))]
+    digests = [each.digest for each in plan_runs(read_sweep(written(SWEEP)))]
     assert len(set(digests)) == 8
     faster = SWEEP.replace("[changes]", '[changes]\n"engine.threads" = 1\n"checkpoint.every" = 5')
-    assert [each.digest for each in plan(read_sweep(written(faster)))] == digests
-    decided = plan(read_sweep(written(SWEEP)))[0].config
+    assert [each.digest for each in plan_runs(read_sweep(written(faster)))] == digests
+    decided = plan_runs(read_sweep(written(SWEEP)))[0].config
     config = tmp_path / "config.toml"
     config.write_text(decided.toml())
     assert digest_of(read_config(config)) == digests[0], "the configuration on disk has the same name"
     other = SWEEP.replace('"local.batch_size" = 7', '"local.batch_size" = 8')
-    assert not set(digests) & {each.digest for each in plan(read_sweep(written(other)))}
+    assert not set(digests) & {each.digest for each in plan_runs(read_sweep(written(other)))}
 
 
 def test_the_copy_of_a_sweep_asks_for_the_same_runs(written, tmp_path):
     sweep = read_sweep(written(SWEEP))
     copy = tmp_path / "copy"
     copy.mkdir()
-    (copy / "base.toml").write_text(BASE)
+    shutil.copy(tmp_path / "base.toml", copy)
     (copy / "sweep.toml").write_text(sweep.toml("base.toml"))
     again = read_sweep(copy / "sweep.toml")
-    assert [each.digest for each in plan(again)] == [each.digest for each in plan(sweep)]
+    assert [each.digest for each in plan_runs(again)] == [each.digest for each in plan_runs(sweep)]
     assert (again.axes, again.seeds, again.shown) == (sweep.axes, sweep.seeds, sweep.shown)
 
 
@@ -247,7 +228,7 @@ def test_a_wrong_file_gets_one_sentence(written, text, said):
 def test_what_only_the_data_show_is_said_before_anything_runs(written):
     many = SWEEP.replace("[0.1, 0.4]", "[0.1]").replace("[changes]", '[changes]\n"data.clients" = 1000')
     with pytest.raises(InputError, match=r"share = 0.1, algorithm = plain, seed 4: \[data\]: .*12,100 images"):
-        plan(read_sweep(written(many)))
+        plan_runs(read_sweep(written(many)))
     for key, value, said in (
         ("data.clients", "4", r"\[data\]: .*0.1 of 4 clients.* is no client"),
         ("data.groups.majority.share", "0.9", r"\[data\]: .*shares.* must sum to 1"),
@@ -255,7 +236,7 @@ def test_what_only_the_data_show_is_said_before_anything_runs(written):
         ("privacy.beta", "[0.5]", r"\[privacy\]: .*beta' must be one number or one for each of 10 clients"),
     ):
         with pytest.raises(InputError, match=f"algorithm = plain, seed 4: .*{said}"):
-            plan(read_sweep(written(SWEEP.replace("[changes]", f'[changes]\n"{key}" = {value}'))))
+            plan_runs(read_sweep(written(SWEEP.replace("[changes]", f'[changes]\n"{key}" = {value}'))))
     same = SWEEP.replace('"algorithm.name" = "ifca-mir"', '"algorithm.name" = "ifca", "red_team.every" = 2')
     with pytest.raises(InputError, match=r"are the same run; leave one out"):
-        plan(read_sweep(written(same)))
+        plan_runs(read_sweep(written(same)))

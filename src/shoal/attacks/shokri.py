@@ -23,6 +23,9 @@ from shoal.core.settings import Flag, settings
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
+
 Classifier = Literal["logistic", "mlp", "random-forest"]
 
 

@@ -64,12 +64,13 @@ def run(
     data_dir: DataDir = None,
 ) -> None:
     """Train one federation, attack it, and measure both: one run, one directory."""
-    asked = read_config(config, changes or ())
+    given = read_config(config, changes or ())
     directory = out if out is not None else Path("runs") / config.stem
     with Display(Console(stderr=True)) as display:
-        run_config(asked, directory, resume=resume, data_dir=data_dir, watch=display)
+        run_config(given, directory, resume=resume, data_dir=data_dir, watch=display)
+    page = report_of(directory)
     typer.echo(verdict(read_run(directory)))
-    typer.echo(f"Report: {directory / 'report.html'}")
+    typer.echo(f"Report: {page}")
 
 
 @app.command()
@@ -84,20 +85,20 @@ def sweep(
     data_dir: DataDir = None,
 ) -> None:
     """Do many runs, and show them in tables and figures; what is finished is never done twice."""
-    asked = read_sweep(sweep)
+    given = read_sweep(sweep)
     directory = out if out is not None else Path("runs") / sweep.stem
     with SweepDisplay(Console(stderr=True)) as display:
         outcome = run_sweep(
-            asked,
+            given,
             directory,
             workers=Workers(jobs, cluster),
             data_dir=data_dir,
-            begun=display.begun,
-            ended=display.ended,
+            on_start=display.started,
+            on_run_end=display.run_ended,
         )
     for run, reason in outcome.failed.items():
         typer.echo(f"shoal: {run}: failed: {' '.join(reason.split())}", err=True)
-    typer.echo(f"{outcome.finished} of {len(asked.runs)} runs are done: {directory / 'results.csv'}")
+    typer.echo(f"{outcome.finished} of {len(given.runs)} runs are done: {directory / 'results.csv'}")
     typer.echo(f"Report: {outcome.report}")
     if outcome.failed:
         raise typer.Exit(1)

@@ -92,17 +92,21 @@ class Resolved:
             )
 
 
-def build(config: Config, data_dir: Path | None = None) -> tuple[Config, Simulation]:
+def build(
+    config: Config, data_dir: Path | None = None, dataset: LabelledDataset | None = None
+) -> tuple[Config, Simulation]:
     """The configuration with everything it left open decided, and the simulation that it describes.
 
     Args:
         config: what to run.
         data_dir: where to look for data first.
+        dataset: the examples of [data], where they are loaded already; None: they are loaded.
+        dataset: the examples of [data], where they are loaded already.
 
     Raises:
         InputError: data that is missing, damaged or too small, or keys that contradict each other.
     """
-    resolved = resolve(config, load_data(config.data, data_dir))
+    resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     return resolved.config, resolved.simulation()
 
 
@@ -112,15 +116,22 @@ def load_data(section: DataSection, data_dir: Path | None = None) -> LabelledDat
     Raises:
         InputError: they are not on this machine, or damaged.
     """
-    path = None if section.path is None else Path(section.path)
+    return load_source(section.source, section.path, section.task, data_dir)
+
+
+def load_source(
+    source: str, path: str | None = None, task: str | None = None, data_dir: Path | None = None
+) -> LabelledDataset:
+    """The examples of a shipped source, or of a user's own by ``module:Name``; see `load_data`."""
+    where = None if path is None else Path(path).expanduser()
     with in_table("data"):
-        if ":" not in section.source:
-            return load_dataset(section.source, data_dir=data_dir, path=path, task=section.task)
-        found = load(section.source, "source")(path, section.task)
-        if not isinstance(found, ImageDataset | TextDataset):
-            returned = type(found).__name__
-            raise InputError(f"'{section.source}' must return an ImageDataset or a TextDataset; got {returned}")
-        return found
+        if ":" not in source:
+            return load_dataset(source, data_dir=data_dir, path=where, task=task)
+        dataset = load(source, "source")(where, task)
+        if not isinstance(dataset, ImageDataset | TextDataset):
+            returned = type(dataset).__name__
+            raise InputError(f"'{source}' must return an ImageDataset or a TextDataset; got {returned}")
+        return dataset
 
 
 def resolve(config: Config, data: LabelledDataset) -> Resolved:

@@ -2,7 +2,6 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import adjusted_rand_score
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -10,6 +9,9 @@ Bools = NDArray[np.bool_]
 
 def adjusted_rand_index(group: Ints, assignment: Ints) -> float:
     """Adjusted Rand index of the clusters against the true groups: 1 the same partition, about 0 chance."""
+    # Here, since scikit-learn takes long to import.
+    from sklearn.metrics import adjusted_rand_score  # noqa: PLC0415
+
     return float(adjusted_rand_score(group, assignment))
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from fairlearn.metrics import demographic_parity_difference, equal_opportunity_difference
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -34,6 +33,9 @@ def fairness(labels: Ints, predictions: Ints, group: Ints, weight: NDArray[np.fl
         group: (M,) the example's group.
         weight: (M,) how many clients the row stands for.
     """
+    # Here, since fairlearn takes long to import.
+    from fairlearn.metrics import demographic_parity_difference, equal_opportunity_difference  # noqa: PLC0415
+
     rows = []
     for label in np.unique(labels):
         truth, said = (labels == label).astype(int), (predictions == label).astype(int)

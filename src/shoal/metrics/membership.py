@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score, roc_curve
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -45,6 +44,9 @@ def membership_metrics(
     if count in (0, len(member)):
         nan = float("nan")
         return MembershipMetrics(nan, nan, nan, nan, count, len(member) - count)
+    # Here, since scikit-learn takes long to import.
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415
+
     fpr, tpr = roc(scores, member, weight)
     return MembershipMetrics(
         accuracy=balanced_accuracy(scores > threshold, member, weight),
@@ -70,6 +72,8 @@ def balanced_accuracy(said_member: Bools, member: Bools, weight: Floats | None =
 
 def roc(scores: Floats, member: Bools, weight: Floats | None = None) -> tuple[Floats, Floats]:
     """The ROC curve: false and true positive rates at every threshold, both increasing."""
+    from sklearn.metrics import roc_curve  # noqa: PLC0415
+
     fpr, tpr, _ = roc_curve(member, scores, sample_weight=weight, drop_intermediate=False)
     return fpr, tpr
 

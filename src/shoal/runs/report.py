@@ -4,7 +4,6 @@ from pathlib import Path
 
 from shoal.config.schema import read_config
 from shoal.core.errors import require
-from shoal.reports.run.page import ROC_COLUMNS, ROUND_COLUMNS, write_report
 from shoal.runs.files import read_run, read_table
 from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 from shoal.simulation.result import CLIENT_COLUMNS
@@ -16,6 +15,9 @@ def report_of(out: Path) -> Path:
     Raises:
         InputError: ``out`` is not the directory of a finished run, or one of its files is missing or damaged.
     """
+    # Here, so that a run that nobody wants a page of does not load matplotlib and jinja2.
+    from shoal.reports.run.page import ROC_COLUMNS, ROUND_COLUMNS, write_report  # noqa: PLC0415
+
     summary = read_run(out)
     config = read_config(out / "config.toml")
     rounds = read_table(out / "rounds.csv", ROUND_COLUMNS)

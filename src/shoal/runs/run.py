@@ -9,7 +9,7 @@ roc.csv              the attack's ROC curves by group
 property.csv         a row an aggregated update, where somebody looks for a property
 samples.safetensors  a few test images of each group, for the report
 models.safetensors   the K final models
-report.html          all of it, to look at
+report.html          all of it, to look at; a step of its own after the run: `shoal.runs.report`
 run.log              what happened when
 """
 
@@ -29,10 +29,9 @@ from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.errors import InputError, require
-from shoal.data import Federation
+from shoal.data import Federation, LabelledDataset
 from shoal.engine import Engine, RoundReport
 from shoal.models import Model
-from shoal.reports.run.page import write_report
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
 from shoal.simulation.result import CLIENT_COLUMNS, Result
 from shoal.simulation.simulation import (
@@ -52,12 +51,26 @@ SAMPLES = 8
 
 
 def run(
-    config: Config, out: Path, *, resume: bool = False, data_dir: Path | None = None, watch: Watch | None = None
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    dataset: LabelledDataset | None = None,
+    watch: Watch | None = None,
 ) -> Path:
     """Run ``config`` in the directory ``out``, from its last checkpoint if ``resume``; returns ``out``.
 
     Nothing is written before the configuration has been built; an existing directory is only touched to resume
-    the same configuration in it.
+    the same configuration in it. The page is not written: that is `shoal.runs.report.report_of`.
+
+    Args:
+        config: what to run.
+        out: its directory.
+        resume: whether ``out`` may exist, with the same run in it.
+        data_dir: where to look for data first.
+        dataset: the examples of [data], where they are loaded already.
+        watch: called before the first round and after each.
 
     Raises:
         InputError: a configuration that cannot be run, or a directory that exists, cannot be written, or holds
@@ -65,7 +78,7 @@ def run(
     """
     if not resume:
         require(not out.exists(), f"{out}: exists already; choose another --out, or continue it with --resume")
-    decided, simulation = build(config, data_dir)
+    decided, simulation = build(config, data_dir, dataset)
     if resume and out.exists():
         require(out.is_dir(), f"{out}: is not a directory; choose another --out")
         _same_run(out, decided)
@@ -171,7 +184,6 @@ def _write(out: Path, config: Config, simulation: Simulation, result: Result) ->
     write_bytes(out / "models.safetensors", models_as_safetensors(simulation.setup.model, result.state.models))
     write_bytes(out / "samples.safetensors", _samples(simulation.federation))
     summary = {"algorithm": config.algorithm.name, "dataset": config.data.source} | result.summary
-    write_report(out, config, summary, result.rounds, result.clients, result.roc, updates=result.updates)
     write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
     for left in (out / "checkpoint").glob("*.safetensors"):
         left.unlink()

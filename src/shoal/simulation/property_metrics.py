@@ -6,9 +6,6 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from shoal.attacks import PropertyAttack, RoundObservation, classify_updates
@@ -91,6 +88,9 @@ def auc(present: NDArray[np.bool_], scores: Floats) -> float:
     known = ~np.isnan(scores)
     if len(np.unique(present[known])) < 2:
         return float("nan")
+    # Here and below, since scikit-learn takes long to import.
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415
+
     return float(roc_auc_score(present[known], scores[known]))
 
 
@@ -125,6 +125,8 @@ def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation
 
 def _one_against_rest(answers: Floats, labels: NDArray[np.int64], weights: Floats) -> float:
     """Mean over classes of the AUC of each against the others; of two classes, the AUC of the second."""
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415
+
     models, classes = len(answers), answers.shape[2]
     truth, weight = np.tile(labels, models), weights.ravel()
     found = []
@@ -140,6 +142,9 @@ def _places(features: NDArray[np.float32], stream: Stream) -> Floats:
     """Points (R, 2) of updates by t-SNE over their first 50 principal components; NaN where they are too few."""
     if len(features) < 3 * _PERPLEXITY:
         return np.full((len(features), 2), np.nan)
+    from sklearn.decomposition import PCA  # noqa: PLC0415
+    from sklearn.manifold import TSNE  # noqa: PLC0415
+
     seed = stream.key() % 2**32
     reduced = PCA(min(50, *features.shape), random_state=seed).fit_transform(features)
     return TSNE(perplexity=_PERPLEXITY, init="pca", random_state=seed).fit_transform(reduced).astype(np.float64)

@@ -74,11 +74,11 @@ def changed(base: Mapping[str, Any], changes: Changes, where: str) -> Config:
             change_key(table, key_parts(key), copy.deepcopy(value))
         except InputError as error:
             raise InputError(f"{where}: '{key}': {error}") from error
-    _take_the_rest(table, changes, where)
+    _fill_last_share(table, changes, where)
     return parse_config(table, where)
 
 
-def _take_the_rest(table: Mapping[str, Any], changes: Changes, where: str) -> None:
+def _fill_last_share(table: Mapping[str, Any], changes: Changes, where: str) -> None:
     """Where shares are changed but not the last group's, it takes what they leave; groups without clients stay so."""
     named = [key_parts(key) for key in changes]
     changed = {parts[2] for parts in named if parts[:2] == ["data", "groups"] and parts[3:] == ["share"]}

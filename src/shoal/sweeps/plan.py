@@ -3,17 +3,21 @@
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from shoal.config.build import load_data, resolve
+from shoal.config.build import load_source, resolve
 from shoal.config.schema import Config
 from shoal.core.errors import InputError
 from shoal.data import LabelledDataset
 from shoal.sweeps.spec import Run, Sweep
 
+LOADED_DATASETS = 2
+"""Data sets that a process keeps in memory. Most sweeps have one, and the largest takes 640 MB."""
+
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run that can be started.
 
     Args:
@@ -27,28 +31,46 @@ class Planned:
     digest: str
 
 
-def plan(sweep: Sweep, data_dir: Path | None = None) -> tuple[Planned, ...]:
+def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, ...]:
     """Check every run before any is started.
 
     Raises:
         InputError: a run that cannot be, or two runs that would be the same.
     """
-    # Loaded once for all runs on the same data.
-    loaded: dict[tuple[str | None, ...], LabelledDataset] = {}
-    planned: dict[str, Planned] = {}
+    # The files may have changed since another sweep of this process.
+    forget_datasets()
+    planned: dict[str, PlannedRun] = {}
     for run in sweep.runs:
-        where = run.config.data.source, run.config.data.path, run.config.data.task
         try:
-            if where not in loaded:
-                loaded[where] = load_data(run.config.data, data_dir)
-            config = resolve(run.config, loaded[where]).config
+            config = resolve(run.config, dataset_of(run.config, data_dir)).config
         except InputError as error:
             raise InputError(f"{sweep.name}, {run}: {error}") from error
         digest = digest_of(config)
         if digest in planned:
             raise InputError(f"{sweep.name}: '{planned[digest].run}' and '{run}' are the same run; leave one out")
-        planned[digest] = Planned(run, config, digest)
+        planned[digest] = PlannedRun(run, config, digest)
     return tuple(planned.values())
+
+
+def dataset_of(config: Config, data_dir: Path | None) -> LabelledDataset:
+    """The data set of a configuration, loaded once for all runs that a process does on it.
+
+    Raises:
+        InputError: data that are missing or damaged.
+    """
+    # A resolved configuration has the absolute path, the file's own may have another that leads to the same place.
+    path = None if config.data.path is None else str(Path(config.data.path).expanduser().resolve())
+    return _load_once(config.data.source, path, config.data.task, data_dir)
+
+
+@lru_cache(maxsize=LOADED_DATASETS)
+def _load_once(source: str, path: str | None, task: str | None, data_dir: Path | None) -> LabelledDataset:
+    return load_source(source, path, task, data_dir)
+
+
+def forget_datasets() -> None:
+    """Free the memory of the data sets that `dataset_of` has loaded."""
+    _load_once.cache_clear()
 
 
 def digest_of(config: Config) -> str:

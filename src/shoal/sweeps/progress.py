@@ -1,11 +1,11 @@
-"""How far a sweep is, as its directory tells."""
+"""How far a sweep is, read from its directory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.runs.run import is_finished
-from shoal.sweeps.plan import Planned
+from shoal.sweeps.plan import PlannedRun
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class SweepProgress:
         runs: all of them.
         finished: how many are done, before and now.
         failed: how many failed now.
-        done: the share of the work that is done, by rounds (of unfinished runs, by their checkpoints) and the images of
-            a round.
+        done: the share of the work that is done, in [0, 1]: rounds (of an unfinished run, those up to its last
+            checkpoint), each weighted by its images.
     """
 
     runs: int
@@ -26,22 +26,22 @@ class SweepProgress:
     done: float
 
 
-def standing(planned: Sequence[Planned], runs: Path, failed: int) -> SweepProgress:
+def progress_of(planned: Sequence[PlannedRun], runs: Path, failed: int) -> SweepProgress:
     """How far the ``planned`` runs in the folder ``runs`` are."""
     finished = sum(is_finished(runs / each.digest) for each in planned)
-    done = sum(_work(each, _played(runs / each.digest, each.config.algorithm.rounds)) for each in planned)
+    done = sum(_work(each, _rounds_done(runs / each.digest, each.config.algorithm.rounds)) for each in planned)
     whole = sum(_work(each, each.config.algorithm.rounds) for each in planned)
     return SweepProgress(len(planned), finished, failed, done / whole)
 
 
-def _work(planned: Planned, rounds: int) -> float:
-    """Images that so many rounds of a run go through: how long they take, but for what is the same in all runs."""
+def _work(planned: PlannedRun, rounds: int) -> float:
+    """The images that ``rounds`` rounds of a run go through, and one more per round, for what every round costs."""
     data = planned.config.data.partition
     return rounds * data.clients * data.examples_per_client * planned.config.algorithm.participation + rounds
 
 
-def _played(out: Path, rounds: int) -> int:
-    """Rounds that a run has done, as far as its directory tells."""
+def _rounds_done(out: Path, rounds: int) -> int:
+    """The rounds of a run that its directory shows to be done."""
     if is_finished(out):
         return rounds
     done = [int(path.name.split("-")[1]) for path in (out / "checkpoint").glob("round-*.safetensors")]

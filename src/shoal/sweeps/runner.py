@@ -1,10 +1,10 @@
-"""A sweep is a directory of runs: what is finished stays, what is broken goes on, and then it is all shown.
+"""A sweep as a directory: finished runs are kept, broken ones resumed, then tables, figures and a page are written.
 
-sweep.toml, base.toml   what was asked; `shoal sweep` goes on from them as from the originals
+sweep.toml, base.toml   the sweep's own files; `shoal sweep` continues from them as from the originals
 runs/DIGEST/            a run's directory, named by what it runs
-results.csv             a row a finished run; timings.json its wall times
+results.csv             one row per finished run; timings.json has their wall times
 tables/, figures/       what the sweep's file asks for
-report.html             all of it, to look at
+report.html             all of it on one page
 """
 
 import tomllib
@@ -21,12 +21,10 @@ from filelock import FileLock
 from shoal.config.validation import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
-from shoal.reports.run.page import ROUND_COLUMNS
-from shoal.reports.sweep import show
 from shoal.runs.files import read_table
 from shoal.runs.run import is_finished
-from shoal.sweeps.plan import plan
-from shoal.sweeps.progress import SweepProgress, standing
+from shoal.sweeps.plan import forget_datasets, plan_runs
+from shoal.sweeps.progress import SweepProgress, progress_of
 from shoal.sweeps.results import read_results, row_of, write_results
 from shoal.sweeps.spec import Sweep, read_sweep
 from shoal.sweeps.workers import Workers
@@ -41,7 +39,7 @@ class Outcome:
     Args:
         report: its page.
         finished: how many runs are done.
-        failed: the runs that failed, as people call them, with the reasons.
+        failed: the reason for each run that failed, by its settings and seed in words.
     """
 
     report: Path
@@ -49,8 +47,8 @@ class Outcome:
     failed: Mapping[str, str]
 
 
-Begun = Callable[[Callable[[], SweepProgress]], None]
-"""Called before the first run with a function that tells how far the sweep is, at any time."""
+OnStart = Callable[[Callable[[], SweepProgress]], None]
+"""Called before the first run, with a function that returns how far the sweep is at the time it is called."""
 
 
 def run_sweep(
@@ -59,38 +57,39 @@ def run_sweep(
     *,
     workers: Workers | None = None,
     data_dir: Path | None = None,
-    begun: Begun | None = None,
-    ended: Callable[[SweepProgress], None] | None = None,
+    on_start: OnStart | None = None,
+    on_run_end: Callable[[SweepProgress], None] | None = None,
 ) -> Outcome:
-    """Do what is left of a sweep in the directory ``out``, and show what came out.
+    """Do the unfinished runs of a sweep in the directory ``out``, then write its tables, figures and page.
 
     Args:
         sweep: what to run.
-        out: its directory; one that holds runs of the sweep already is gone on with.
+        out: its directory; where it exists already, the runs in it are kept.
         workers: where runs are done; by default one after the other in this process.
         data_dir: where to look for data first.
-        begun: see `Begun`.
-        ended: called after each run.
+        on_start: see `OnStart`.
+        on_run_end: called after each run.
 
     Raises:
         InputError: a sweep that cannot be run; nothing has been written then.
     """
-    planned = plan(sweep, data_dir)
+    planned = plan_runs(sweep, data_dir)
     runs = _open(out, sweep)
     failed: dict[str, str] = {}
 
     def now() -> SweepProgress:
-        return standing(planned, runs, len(failed))
+        return progress_of(planned, runs, len(failed))
 
-    if begun is not None:
-        begun(now)
-    left = [each for each in planned if not is_finished(runs / each.digest)]
+    if on_start is not None:
+        on_start(now)
+    left = [each for each in planned if not _is_complete(runs / each.digest)]
     names = {each.digest: str(each.run) for each in planned}
-    for digest, reason in (workers or Workers()).play(left, runs, data_dir):
+    for digest, reason in (workers or Workers()).run_all(left, runs, data_dir):
         if reason is not None:
             failed[digest] = reason
-        if ended is not None:
-            ended(now())
+        if on_run_end is not None:
+            on_run_end(now())
+    forget_datasets()
     rows, missing = [], []
     for each in planned:
         settings, directory = each.run.settings, runs / each.digest
@@ -101,20 +100,20 @@ def run_sweep(
             except InputError as error:
                 failed[each.digest] = f"{error}; remove {directory} to do the run again"
         missing.append(({**settings, "seed": each.run.seed}, failed.get(each.digest, UNFINISHED)))
-    with _alone(out):
-        _write_asked(out, sweep)
+    with _lock(out):
+        _write_sweep(out, sweep)
         write_results(out, rows)
-        report = _show(out, sweep, missing)
+        report = _write_outputs(out, sweep, missing)
     return Outcome(report, len(rows), {names[digest]: reason for digest, reason in failed.items()})
 
 
 def report_of_sweep(out: Path) -> Path:
-    """Show a sweep again from its directory, without its data; returns the path of its page.
+    """Write the tables, figures and page of a sweep again, from its directory alone; returns the path of the page.
 
     Raises:
         InputError: ``out`` holds no sweep, or one of its files is missing or damaged.
     """
-    with _alone(out):
+    with _lock(out):
         sweep = read_sweep(out / "sweep.toml")
         done = read_results(out, sweep.axes)
         known = set(done[[*sweep.axes, "seed"]].itertuples(index=False, name=None))
@@ -123,7 +122,7 @@ def report_of_sweep(out: Path) -> Path:
             for run in sweep.runs
             if (*run.settings.values(), run.seed) not in known
         ]
-        return _show(out, sweep, missing)
+        return _write_outputs(out, sweep, missing)
 
 
 def is_sweep(out: Path) -> bool:
@@ -131,10 +130,19 @@ def is_sweep(out: Path) -> bool:
     return (out / "sweep.toml").exists()
 
 
-def _show(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], str]]) -> Path:
+def _is_complete(run: Path) -> bool:
+    """Whether a run is finished and has its page, which is written after the run."""
+    return is_finished(run) and (run / "report.html").exists()
+
+
+def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], str]]) -> Path:
+    # Here, so that the command line does not load matplotlib and jinja2 before it needs them.
+    from shoal.reports.run.page import ROUND_COLUMNS  # noqa: PLC0415
+    from shoal.reports.sweep.write import show  # noqa: PLC0415
+
     # Several figures draw the same runs.
     @cache
-    def courses(digest: str) -> pd.DataFrame:
+    def read_rounds(digest: str) -> pd.DataFrame:
         return read_table(out / "runs" / digest / "rounds.csv", ROUND_COLUMNS)
 
     return show(
@@ -145,43 +153,43 @@ def _show(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], st
         seeds=sweep.seeds,
         results=read_results(out, sweep.axes),
         missing=missing,
-        courses=courses,
+        courses=read_rounds,
         source=sweep.toml("base.toml"),
     )
 
 
 def _open(out: Path, sweep: Sweep) -> Path:
-    """Make the sweep's directory, or find it; returns the folder of its runs."""
+    """Create the sweep's directory unless it exists; returns the folder of its runs."""
     base = out / "base.toml"
     if out.exists():
         require(out.is_dir(), f"{out}: is not a directory; choose another --out")
-        # One killed at its start may have its base alone.
-        known = base.exists() and (out / "runs").is_dir()
+        # A sweep that was killed at its start may have written base.toml alone.
+        ours = base.exists() and (out / "runs").is_dir()
         others = [path for path in out.iterdir() if path.name != "runs" and not path.name.startswith(".")]
-        require(known or not others, f"{out}: exists already and is not a sweep's; choose another --out")
+        require(ours or not others, f"{out}: exists already and is not a sweep's; choose another --out")
         require(
-            not known or read_toml(base) == sweep.base,
+            not ours or read_toml(base) == sweep.base,
             f"{out}: holds a sweep of another base; choose another --out",
         )
     runs = out / "runs"
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        with _alone(out):
+        with _lock(out):
             remove_unfinished(out)
-            _write_asked(out, sweep)
+            _write_sweep(out, sweep)
     except OSError as error:
         raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
     return runs
 
 
-def _write_asked(out: Path, sweep: Sweep) -> None:
-    """Write base.toml and sweep.toml, but where they say the same already: they may be somebody's originals."""
+def _write_sweep(out: Path, sweep: Sweep) -> None:
+    """Write base.toml and sweep.toml, except where they have the same content already: they may be the originals."""
     for name, text in (("base.toml", tomli_w.dumps(dict(sweep.base))), ("sweep.toml", sweep.toml("base.toml"))):
         path = out / name
         if not path.exists() or read_toml(path) != tomllib.loads(text):
             write_text(path, text)
 
 
-def _alone(out: Path) -> FileLock:
-    """Keeps sweeps that share a directory from writing their results and pages into each other's."""
+def _lock(out: Path) -> FileLock:
+    """The lock that keeps sweeps in the same directory from writing results and pages at the same time."""
     return FileLock(out / "runs" / ".sweep.lock")

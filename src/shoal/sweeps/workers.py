@@ -16,14 +16,15 @@ from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.engine import RoundReport
+from shoal.runs.report import report_of
 from shoal.runs.run import run
 from shoal.simulation.simulation import Simulation, SimulationState, Watch
-from shoal.sweeps.plan import Planned
+from shoal.sweeps.plan import PlannedRun, dataset_of, forget_datasets
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Where runs are done.
+    """Where the runs of a sweep are done.
 
     Args:
         jobs: runs at a time.
@@ -44,30 +45,34 @@ class Workers:
             "'--cluster' needs Ray; install the extra: pip install 'shoal[ray]'",
         )
 
-    def play(self, planned: Sequence[Planned], runs: Path, data_dir: Path | None) -> Iterator[tuple[str, str | None]]:
-        """Do the runs; hands out each one's digest as it ends, and the reason if it failed."""
+    def run_all(
+        self, planned: Sequence[PlannedRun], runs: Path, data_dir: Path | None
+    ) -> Iterator[tuple[str, str | None]]:
+        """Do the runs in the folder ``runs``; yields each one's digest as it ends, and the reason if it failed."""
         if not planned:
             return
         if self.jobs == 1 and self.cluster is None:
             for each in planned:
-                yield play(each.config, each.digest, runs, data_dir)
+                yield run_one(each.config, each.digest, runs, data_dir)
             return
+        # The workers load their own.
+        forget_datasets()
         # More workers than runs would load all of Shoal for nothing.
         jobs = min(self.jobs, len(planned))
         # Threads of several runs would only wait for each other.
         share = max(1, (os.cpu_count() or 1) // jobs)
         where = None if data_dir is None else data_dir.resolve()
         # Ray ends its workers itself.
-        asker = os.getpid() if self.cluster is None else None
+        parent = os.getpid() if self.cluster is None else None
         calls = [
-            delayed(_play_for)(asker, _threads(each.config, share), each.digest, runs.resolve(), where)
+            delayed(run_one_for_parent)(parent, _threads(each.config, share), each.digest, runs.resolve(), where)
             for each in planned
         ]
-        # joblib's Ray backend hands results out only when all are there.
+        # joblib's Ray backend returns results only when all are there.
         results = "generator_unordered" if self.cluster is None else "list"
         with self._backend(jobs):
-            played: Any = Parallel(n_jobs=jobs, return_as=results)(calls)
-            yield from played
+            ended: Any = Parallel(n_jobs=jobs, return_as=results)(calls)
+            yield from ended
 
     @contextmanager
     def _backend(self, jobs: int) -> Iterator[None]:
@@ -89,17 +94,18 @@ class Workers:
             yield
 
 
-def play(
+def run_one(
     config: Config, digest: str, runs: Path, data_dir: Path | None, watch: Watch | None = None
 ) -> tuple[str, str | None]:
-    """Do or finish one run in ``runs``/``digest``; returns the digest, and the reason if it failed.
+    """Do or finish one run in ``runs``/``digest``, and its page; returns the digest, and the reason if it failed.
 
     A lock keeps two processes out of one run, such as a worker whose sweep was killed and the next sweep's.
     """
     out = runs / digest
     with FileLock(runs / f".{digest}.lock"):
         try:
-            run(config, out, resume=True, data_dir=data_dir, watch=watch)
+            run(config, out, resume=True, dataset=dataset_of(config, data_dir), watch=watch)
+            report_of(out)
         except InputError as error:
             foreign = out.exists() and not (out / "config.toml").exists()
             return digest, f"{error}; or remove {out} to do the run again" if foreign else str(error)
@@ -111,20 +117,20 @@ def play(
     return digest, None
 
 
-def _play_for(
-    asker: int | None, config: Config, digest: str, runs: Path, data_dir: Path | None
+def run_one_for_parent(
+    parent: int | None, config: Config, digest: str, runs: Path, data_dir: Path | None
 ) -> tuple[str, str | None]:
-    """`play` in a worker process, which ends with its parent ``asker``."""
+    """`run_one` in a worker process, which ends after a round when its ``parent``, a process id, has ended."""
 
     def watch(simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
         del simulation, progress, report
-        if asker is not None and os.getppid() != asker:
+        if parent is not None and os.getppid() != parent:
             raise SystemExit(1)
 
     try:
-        return play(config, digest, runs, data_dir, watch)
+        return run_one(config, digest, runs, data_dir, watch)
     except SystemExit:
-        # joblib would catch it, and go on with runs that nobody waits for.
+        # joblib would catch the exception, and start the next run although nobody waits for it.
         os._exit(1)
 
 

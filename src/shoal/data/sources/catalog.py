@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import platformdirs
-import sklearn.datasets
 
 from shoal.core.errors import InputError, nearest, require
 from shoal.data.datasets import ImageDataset, LabelledDataset
@@ -165,6 +164,9 @@ def load_dataset(
 
 def availability(data_dir: Path | None) -> list[Availability]:
     """What `load_dataset` would find for each source with this ``data_dir``, by existence only: nothing is read."""
+    # Here, since scikit-learn takes long to import.
+    import sklearn.datasets  # noqa: PLC0415
+
     digits = Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"
     rows = [Availability("digits", digits, "1,797 of 8x8", "it comes with scikit-learn")]
     rows.append(Availability("faces", Path(synthetic_faces.__file__), "6,000 of 62x47", "they are drawn"))

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.feature_extraction.text import CountVectorizer
 
 from shoal.core.errors import InputError, require
 from shoal.data.datasets import TextDataset
@@ -58,6 +57,9 @@ def load_yelp(path: Path, task: str = "score") -> TextDataset:
     Raises:
         InputError: an unknown task, a damaged file, or one with fewer than ten users.
     """
+    # Here, since scikit-learn takes long to import.
+    from sklearn.feature_extraction.text import CountVectorizer  # noqa: PLC0415
+
     check_task(task, "yelp")
     if path.is_dir():
         found = find_yelp(path)

@@ -6,7 +6,3 @@ tables.py       tables as values; formats.py as Markdown, LaTeX and CSV
 figures.py      figures: charts.py over the settings of an axis, courses.py over rounds
 page.py         the page; files.py writes all of it
 """
-
-from shoal.reports.sweep.write import show
-
-__all__ = ["show"]

@@ -70,7 +70,7 @@ def sweep_page(
         "runs": _runs(results, named, keys, words),
         "source": source,
     }
-    return render("sweeps/showing/sweep.html.j2", page)
+    return render("sweep.html.j2", page)
 
 
 def _told(axes: Axes, seeds: Sequence[int], finished: int, missing: int, words: Words) -> str:
