@@ -22,10 +22,10 @@ SHOKRIS = [
 
 def records(count: int, member_margin: float, seed: int) -> Records:
     """Outputs for 4 classes that favour the true class: by about 1 for others, by ``member_margin`` for members."""
-    draw = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 4, (count,), generator=draw)
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 4, (count,), generator=generator)
     member = torch.arange(count) % 2 == 0
-    outputs = torch.randn(count, 4, generator=draw)
+    outputs = torch.randn(count, 4, generator=generator)
     outputs[torch.arange(count), labels] += torch.where(member, member_margin, 1.0)
     return Records(outputs, labels, member, torch.arange(count) % 3, torch.arange(count))
 
@@ -42,19 +42,19 @@ def attack(request):
 def test_finds_members_that_are_fitted_better(attack):
     fitted = attack.fit(records(1200, 6.0, 0), Stream(0))
     seen = records(800, 6.0, 1)
-    found = membership_metrics(fitted.score(query(seen)), fitted.threshold, seen.member.numpy())
+    metrics = membership_metrics(fitted.score(query(seen)), fitted.threshold, seen.member.numpy())
     # A linear classifier for all classes cannot know which posterior is the true class's, unless sorted.
     blind = attack == ShadowModelAttack("logistic", per_class=False, sorted_posteriors=False)
-    assert found.auc > (0.45 if blind else 0.7)
-    assert blind or found.accuracy > 0.65
+    assert metrics.auc > (0.45 if blind else 0.7)
+    assert blind or metrics.accuracy > 0.65
 
 
 def test_finds_nothing_where_there_is_nothing(attack):
     fitted = attack.fit(records(1200, 1.0, 0), Stream(0))
     seen = records(2000, 1.0, 1)
-    found = membership_metrics(fitted.score(query(seen)), fitted.threshold, seen.member.numpy())
-    assert abs(found.auc - 0.5) < 0.05
-    assert abs(found.accuracy - 0.5) < 0.05
+    metrics = membership_metrics(fitted.score(query(seen)), fitted.threshold, seen.member.numpy())
+    assert abs(metrics.auc - 0.5) < 0.05
+    assert abs(metrics.accuracy - 0.5) < 0.05
 
 
 def test_gives_the_same_scores_again(attack):

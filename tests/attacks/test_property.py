@@ -30,27 +30,27 @@ from shoal.simulation.simulation import simulate
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 ALGORITHMS = [FedAvg(), IFCA(2, choose_by="batch"), IFCAMIR(IFCA(2))]
-SENSOR = RedTeam(every=3, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
+RED_TEAM = RedTeam(every=3, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
 
 
 def images_with_corners(count=900):
     """Images whose class is a bright row; those with the property have a bright corner."""
-    draw = np.random.default_rng(3)
-    labels = torch.from_numpy(draw.integers(0, 3, count))
-    holds = torch.from_numpy(draw.random(count) < 0.3)
-    pixels = torch.from_numpy(draw.integers(0, 80, (count, 1, 6, 6)))
+    generator = np.random.default_rng(3)
+    labels = torch.from_numpy(generator.integers(0, 3, count))
+    holds = torch.from_numpy(generator.random(count) < 0.3)
+    pixels = torch.from_numpy(generator.integers(0, 80, (count, 1, 6, 6)))
     for i, label in enumerate(labels.tolist()):
         pixels[i, 0, 1 + 2 * label] += 150
     pixels[holds, 0, 0, 2:] = 255
-    return ImageDataset("marked", pixels.to(torch.uint8), 255, labels, count, 3, holds)
+    return ImageDataset("corners", pixels.to(torch.uint8), 255, labels, count, 3, holds)
 
 
 @pytest.fixture(scope="module")
 def federation():
     split = Partition(6, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
-    nobody_asks = Preferences(torch.full((6,), 0.5).double(), torch.full((6,), 0.3).double())
+    preferences = Preferences(torch.full((6,), 0.5).double(), torch.full((6,), 0.3).double())
     return partition_by_property(
-        images_with_corners(), PropertyPartition(split, every=3, least=8), nobody_asks, Stream(1)
+        images_with_corners(), PropertyPartition(split, every=3, least=8), preferences, Stream(1)
     )
 
 
@@ -63,7 +63,7 @@ def played(model, federation, algorithm, *, attack=None, malicious_client=None, 
             local,
             engine,
             Stream(5),
-            risk_estimator=SENSOR,
+            risk_estimator=RED_TEAM,
             malicious_client=malicious_client,
         )
         states, observations = [training.start()], []
@@ -132,7 +132,7 @@ def test_a_client_that_sees_only_its_own_model_sees_no_other(mlp, federation):
         assert set(each.clusters.tolist()) <= {own}
 
 
-def test_simulations_come_when_they_are_asked_for(mlp, federation):
+def test_simulations_come_every_so_many_rounds_after_the_warm_up(mlp, federation):
     attack = PropertyAttack(simulate_every=2, warm_up=1, simulated_updates=5)
     _, observations = played(mlp, federation, FedAvg(), attack=attack)
     assert [len(each.simulated_features) for each in observations] == [0, 10, 0, 10, 0, 10]
@@ -150,10 +150,10 @@ def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
     row = mlp.init(Stream(2))
     with Engine(mlp) as engine:
         updates = local_updates(row, auxiliary, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
-    draw = Stream(9)("examples").generator()
+    generator = Stream(9)("examples").generator()
     network = mlp.network()
     for update, pool in zip(updates, (auxiliary.with_property, auxiliary.without_property), strict=True):
-        rows = pool[torch.randperm(len(pool), generator=draw)[:8]]
+        rows = pool[torch.randperm(len(pool), generator=generator)[:8]]
         network.load_state_dict(mlp.state_dict(row))
         network.zero_grad()
         nn.functional.cross_entropy(network(federation.clients.x[rows]), federation.clients.y[rows]).backward()
@@ -161,7 +161,7 @@ def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
         assert torch.allclose(update, -0.1 * mlp.layout.pack(gradients), atol=1e-6)
 
 
-def test_mixes_of_simulated_batches(mlp, federation):
+def test_a_simulated_client_has_examples_of_both_kinds(mlp, federation):
     auxiliary = Auxiliary.of_attacker(federation, federation.property_schedule)
     with Engine(mlp) as engine:
         args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
@@ -201,10 +201,10 @@ def test_features_are_the_largest_changes_of_rows_and_kernels():
             named["wide matrix"].abs().amax(dim=1),
         ]
     )
-    found = extract_features(layout, torch.stack([row, -5 * row, 0 * row])).float()
-    assert torch.allclose(found[0], expected / expected.norm(), atol=1e-3)
-    assert torch.equal(found[0], found[1]), "size and sign of a step say nothing"
-    assert not found[2].any()
+    features = extract_features(layout, torch.stack([row, -5 * row, 0 * row])).float()
+    assert torch.allclose(features[0], expected / expected.norm(), atol=1e-3)
+    assert torch.equal(features[0], features[1]), "size and sign of a step say nothing"
+    assert not features[2].any()
 
 
 def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation):
@@ -219,9 +219,9 @@ def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation)
 def test_a_forest_for_each_cluster(mlp, federation):
     single, own = PropertyAttack(), PropertyAttack(forests="per-cluster")
     _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=single, rounds=30)
-    found = [classify_updates(attack, observations, Stream(1)) for attack in (single, own)]
-    assert found[0]["present"].equals(found[1]["present"])
-    assert not found[0]["score"].equals(found[1]["score"])
+    scored = [classify_updates(attack, observations, Stream(1)) for attack in (single, own)]
+    assert scored[0]["present"].equals(scored[1]["present"])
+    assert not scored[0]["score"].equals(scored[1]["score"])
     one_model = [
         replace(
             each,
@@ -277,15 +277,15 @@ def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
     head.load_state_dict({"weight": weight, "bias": bias})
     hidden = torch.relu(network.hidden(federation.clients.x[rows].flatten(1)))
     main = nn.functional.cross_entropy(network.output(hidden), federation.clients.y[rows])
-    found = nn.functional.cross_entropy(head(hidden), schedule.holds[rows].long())
-    (0.7 * main + 0.3 * found).backward()
+    head_loss = nn.functional.cross_entropy(head(hidden), schedule.holds[rows].long())
+    (0.7 * main + 0.3 * head_loss).backward()
     gradients = mlp.layout.pack({name: parameter.grad for name, parameter in network.named_parameters()})
     assert torch.allclose(sent, state.models[0] - 3.0 * 0.1 * gradients, atol=1e-5)
     learned = torch.cat([(weight - 0.1 * head.weight.grad).flatten(), bias - 0.1 * head.bias.grad])
     assert torch.allclose(memory[0], learned, atol=1e-6)
 
 
-def test_a_head_that_is_not_taught_stays_as_drawn(mlp, federation):
+def test_a_head_that_is_not_trained_stays_as_initialised(mlp, federation):
     malicious_client = active_property_attacker(mlp, federation, 1, alpha=0.5, gamma=1.0, train_head=False)
     states, _ = played(mlp, federation, FedAvg(), malicious_client=malicious_client)
     assert torch.equal(states[0].memory, states[-1].memory)

@@ -48,13 +48,13 @@ class Normed(nn.Module):
 
 def dealt(given):
     split = Partition(CLIENTS, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
-    nobody_asks = Preferences(torch.full((CLIENTS,), 0.5).double(), torch.full((CLIENTS,), 0.3).double())
-    return partition_by_property(given, PropertyPartition(split, every=3, least=8), nobody_asks, Stream(1))
+    preferences = Preferences(torch.full((CLIENTS,), 0.5).double(), torch.full((CLIENTS,), 0.3).double())
+    return partition_by_property(given, PropertyPartition(split, every=3, least=8), preferences, Stream(1))
 
 
 def labels_and_holders(count=900):
-    draw = np.random.default_rng(3)
-    return torch.from_numpy(draw.integers(0, 3, count)), torch.from_numpy(draw.random(count) < 0.3)
+    generator = np.random.default_rng(3)
+    return torch.from_numpy(generator.integers(0, 3, count)), torch.from_numpy(generator.random(count) < 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def federation():
     pixels = torch.from_numpy(np.random.default_rng(4).integers(0, 80, (900, 1, 6, 6))).to(torch.uint8)
     pixels[torch.arange(900), 0, 1 + labels] += 150
     pixels[holds, 0, 0, 2:] = 255
-    return dealt(ImageDataset("marked", pixels, 255, labels, 900, 3, holds))
+    return dealt(ImageDataset("corners", pixels, 255, labels, 900, 3, holds))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def texts():
     words = torch.from_numpy(np.random.default_rng(4).integers(9, 50, (900, 7)))
     words[:, 0] = 1 + labels
     words[holds, 1] = 8
-    return dealt(TextDataset("marked", words, 50, labels, 900, 3, holds))
+    return dealt(TextDataset("corners", words, 50, labels, 900, 3, holds))
 
 
 def played(model, federation, algorithm, *, attack=None, rounds=6, local=LOCAL, precision="fp32", **settings):
@@ -92,9 +92,9 @@ def played(model, federation, algorithm, *, attack=None, rounds=6, local=LOCAL, 
 
 
 @pytest.mark.parametrize("participation", [0.17, 0.5])
-@pytest.mark.parametrize("sees", ["all", "own"])
-def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federation, participation, sees):
-    attack, algorithm = PropertyAttack(visible_models=sees, simulated_clients=2), IFCA(2, choose_by="batch")
+@pytest.mark.parametrize("visible_models", ["all", "own"])
+def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federation, participation, visible_models):
+    attack, algorithm = PropertyAttack(visible_models=visible_models, simulated_clients=2), IFCA(2, choose_by="batch")
     settings = {"rounds": 24, "participation": participation}
     alone, _, _ = played(mlp, federation, algorithm, **settings)
     states, reports, observations = played(mlp, federation, algorithm, attack=attack, **settings)
@@ -107,7 +107,7 @@ def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federati
             chosen.pop(federation.property_schedule.attacker, None),
             chosen.get(federation.property_schedule.victim),
         )
-        visible = {0, 1} if sees == "all" else {attacker}
+        visible = {0, 1} if visible_models == "all" else {attacker}
         assert set(each.clusters.tolist()) == visible & set(chosen.values())
         assert each.has_property.tolist() == [each.round % 3 == 0 and k == victim for k in each.clusters.tolist()]
         absent["attacker"] += attacker is None
@@ -263,7 +263,7 @@ def test_an_attacker_with_one_kind_of_example_is_refused(federation):
         PropertyAttack(match_labels=True).auxiliary_examples(replace(federation, clients=apart))
 
 
-def test_fewer_examples_than_a_batch_make_smaller_batches_and_small_mixes_keep_one(mlp, federation):
+def test_fewer_examples_than_a_batch_make_smaller_batches_and_small_fractions_keep_one(mlp, federation):
     own = Auxiliary.of_attacker(federation, federation.property_schedule)
     few = replace(own, with_property=own.with_property[:3], without_property=own.without_property[:5])
     with Engine(mlp) as engine:
@@ -336,7 +336,7 @@ def test_the_papers_networks_give_as_many_features_as_counted_by_hand(network, c
 
 def test_figures_within_models_and_over_rounds():
     """Model 1 always scores higher and has the victim: the AUC over all updates rewards that, the other two do not."""
-    found = pd.DataFrame(
+    updates = pd.DataFrame(
         {
             "round": [1, 1, 2, 2, 3, 3, 4, 4],
             "cluster": [0, 1] * 4,
@@ -347,7 +347,7 @@ def test_figures_within_models_and_over_rounds():
             "control.0": 0.5,
         }
     )
-    figures = figures_of(found)
+    figures = figures_of(updates)
     assert figures["property.auc"] == pytest.approx(11 / 12)
     assert figures["property.auc_within"] == figures["clusters.1.property_auc"] == pytest.approx(0.75)
     assert np.isnan(figures["clusters.0.property_auc"])

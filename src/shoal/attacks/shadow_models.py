@@ -5,7 +5,7 @@ Source: Shokri et al. 2017, arXiv:1610.05820, section V-C; IFCA-MIR, Algorithm 2
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -21,19 +21,6 @@ from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD, State
 
 LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class _Split:
-    """Positions in the shadow set of the examples that a shadow model is trained on, and of as many others."""
-
-    inside: Tensor
-    outside: Tensor
-
-    @staticmethod
-    def random(available: int, size: int, stream: Stream) -> "_Split":
-        order = torch.randperm(available, generator=stream.generator())
-        return _Split(order[:size], order[size : 2 * size])
 
 
 @settings
@@ -74,12 +61,12 @@ class ShadowModels:
             InputError: the shadow set has fewer than two examples.
             DivergenceError: the training of a shadow model diverged.
         """
-        found: dict[int, Records] = {}
-        for owner, model, split in self._trained(state, federation, engine, local, stream):
-            examples = federation.shadow.take(_both(split).to(federation.shadow.y.device))
-            outputs = engine.outputs(model, examples.x).cpu()
-            found[owner] = _records(outputs, examples.y.cpu(), split, owner % self.number)
-        return [_joined([found[owner] for owner in self._of_cluster(k)]) for k in range(len(state.models))]
+        records: dict[int, Records] = {}
+        for owner, model, examples in self._trained(state, federation, engine, local, stream):
+            sampled = federation.shadow.take(examples.to(federation.shadow.y.device))
+            outputs = engine.outputs(model, sampled.x).cpu()
+            records[owner] = _records(outputs, sampled.y.cpu(), examples, owner % self.number)
+        return [_joined([records[owner] for owner in self._of_cluster(k)]) for k in range(len(state.models))]
 
     def train(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
@@ -89,31 +76,32 @@ class ShadowModels:
         The records' outputs are those of an evaluation on the whole shadow set, which may differ from those of
         `records` in the last bits.
         """
-        shadow = federation.shadow
         trained = {
-            owner: (model.cpu(), split)
-            for owner, model, split in self._trained(state, federation, engine, local, stream)
+            owner: (model.cpu(), examples)
+            for owner, model, examples in self._trained(state, federation, engine, local, stream)
         }
         clusters = [[trained[owner] for owner in self._of_cluster(k)] for k in range(len(state.models))]
-        return [_with_reference(each, shadow, engine) for each in clusters]
+        return [_with_reference(each, federation.shadow, engine) for each in clusters]
 
     def _trained(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
-    ) -> Iterator[tuple[int, Tensor, _Split]]:
-        """Each shadow model's number among all ``K * number``, parameters (P,) and split; few are in memory at once."""
-        available = len(federation.shadow)
-        require(available >= 2, f"shadow models need a shadow set of at least 2 examples; got {available}")
-        clusters = len(state.models)
-        sizes = [self._size(state, federation, k) for k in range(clusters)]
-        splits = [
-            _Split.random(available, sizes[k], stream("model", k, "shadow", s))
-            for k in range(clusters)
-            for s in range(self.number)
-        ]
-        inside = [split.inside for split in splits]
-        shards = Shards.dealt(
-            federation.shadow.x, federation.shadow.y, torch.cat(inside), torch.tensor([len(each) for each in inside])
-        )
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Train the ``K * number`` shadow models; only a few are in memory at a time.
+
+        Yields:
+            The number of a shadow model among all, its parameters (P,), and the positions in the shadow set of the
+            examples that it sampled; on the first half of these it was trained.
+        """
+        shadow, clusters = federation.shadow, len(state.models)
+        require(len(shadow) >= 2, f"shadow models need a shadow set of at least 2 examples; got {len(shadow)}")
+        samples, inside = [], []
+        for k in range(clusters):
+            size = self._size(state, federation, k)
+            for r in range(self.number):
+                generator = stream("model", k, "shadow", r).generator()
+                samples.append(torch.randperm(len(shadow), generator=generator)[: 2 * size])
+                inside.append(samples[-1][:size])
+        shards = Shards.dealt(shadow.x, shadow.y, torch.cat(inside), torch.tensor([len(each) for each in inside]))
         owners = torch.arange(clusters * self.number)
         if self.warm_start:
             starts, which = state.models, owners // self.number
@@ -128,7 +116,7 @@ class ShadowModels:
             randomness = training.randomness(shards, owners, stream("batches")).of(some)
             for trained, ends in engine.train(starts, which[some], shards.take(some), randomness, training):
                 for owner, end in zip(some[trained].tolist(), ends, strict=True):
-                    yield owner, end, splits[owner]
+                    yield owner, end, samples[owner]
 
     def _of_cluster(self, k: int) -> range:
         """The numbers of the shadow models of model k among all."""
@@ -146,31 +134,26 @@ class ShadowModels:
         return min(wanted, most)
 
 
-def _with_reference(trained: list[tuple[Tensor, _Split]], shadow: Examples, engine: Engine) -> Records:
-    """The records of one cluster's shadow models, kept as reference models."""
+def _with_reference(trained: list[tuple[Tensor, Tensor]], shadow: Examples, engine: Engine) -> Records:
+    """The records of one cluster's shadow models, from the parameters and the sampled examples of each."""
     models = torch.stack([model for model, _ in trained])
     outputs = torch.stack([engine.outputs(model, shadow.x).cpu() for model in models])
     trained_on = torch.zeros(outputs.shape[:2], dtype=torch.bool)
     labels, records = shadow.y.cpu(), []
-    for r, (_, split) in enumerate(trained):
-        trained_on[r, split.inside] = True
-        examples = _both(split)
-        records.append(_records(outputs[r, examples], labels[examples], split, r))
+    for r, (_, examples) in enumerate(trained):
+        trained_on[r, examples[: len(examples) // 2]] = True
+        records.append(_records(outputs[r, examples], labels[examples], examples, r))
     return replace(_joined(records), reference=ReferenceModels(models, trained_on, outputs))
 
 
-def _both(split: _Split) -> Tensor:
-    return torch.cat([split.inside, split.outside])
-
-
-def _records(outputs: Tensor, labels: Tensor, split: _Split, number: int) -> Records:
-    """One shadow model's records: outputs (M, C) and labels (M,) of its members, then of its non-members."""
+def _records(outputs: Tensor, labels: Tensor, examples: Tensor, number: int) -> Records:
+    """One shadow model's records: outputs (M, C), labels (M,) and positions (M,), of its members in the first half."""
     return Records(
         outputs=outputs,
         labels=labels,
-        member=torch.arange(len(labels)) < len(split.inside),
+        member=torch.arange(len(labels)) < len(labels) // 2,
         shadow=torch.full((len(labels),), number),
-        example=_both(split),
+        example=examples,
     )
 
 

@@ -1,0 +1,196 @@
+"""Attacks with reference models: what they are given, and that they run wherever others do."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from calibrated_confidence import CalibratedConfidence, FittedCalibratedConfidence
+
+from shoal.algorithms import IFCA
+from shoal.attacks import Gap, LossThreshold, Query, RedTeam, ShadowModels, evaluate_models
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.engine import LocalSGD
+from shoal.simulation.simulation import simulate
+
+LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The calibrated confidence, with a list of the queries that it scored."""
+
+    needs = "reference models"
+    queries: list[Query] = field(default_factory=list)
+
+    def fit(self, records, stream):
+        return FittedRecording(CalibratedConfidence().fit(records, stream), self.queries)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedRecording:
+    fitted: FittedCalibratedConfidence
+    queries: list[Query]
+
+    @property
+    def threshold(self):
+        return self.fitted.threshold
+
+    def score(self, query):
+        self.queries.append(query)
+        return self.fitted.score(query)
+
+
+@pytest.fixture
+def records(clustered):
+    return ShadowModels(number=3).train(*clustered, LOCAL, Stream(0))
+
+
+def outputs_of(models, x, engine):
+    return torch.stack([engine.outputs(model, x) for model in models])
+
+
+def test_reference_models_are_the_shadow_models_and_know_what_they_were_trained_on(clustered, records):
+    _, federation, engine = clustered
+    for each in records:
+        reference = each.reference
+        torch.testing.assert_close(reference.outputs, outputs_of(reference.models, federation.shadow.x, engine))
+        for r in range(3):
+            own = each.where(each.shadow == r)
+            members = torch.zeros(len(federation.shadow), dtype=torch.bool)
+            members[own.example[own.member]] = True
+            assert torch.equal(reference.trained_on[r], members)
+            assert torch.equal(own.labels, federation.shadow.y[own.example])
+            assert torch.equal(own.outputs, reference.outputs[r, own.example])
+
+
+def test_a_shadow_model_kept_is_the_one_that_would_have_been_dropped(clustered, records):
+    for kept, dropped in zip(records, ShadowModels(number=3).records(*clustered, LOCAL, Stream(0)), strict=True):
+        torch.testing.assert_close(kept.outputs, dropped.outputs)
+        for name in ("labels", "member", "shadow", "example"):
+            assert torch.equal(getattr(kept, name), getattr(dropped, name))
+        assert dropped.reference is None
+
+
+def test_a_shadow_model_is_compared_with_the_others(records):
+    each, reference = records[1], records[1].reference
+    for r, others in enumerate(([1, 2], [0, 2], [0, 1])):
+        query, own = each.query(r), each.where(each.shadow == r)
+        assert torch.equal(query.outputs, own.outputs)
+        assert torch.equal(query.labels, own.labels)
+        assert torch.equal(query.reference, reference.outputs[others][:, own.example])
+        assert torch.equal(query.trained_on, reference.trained_on[others][:, own.example])
+
+
+def test_without_one_shadow_model_the_others_are_as_they_were(records):
+    each = records[0]
+    rest = each.without(1)
+    assert torch.equal(rest.reference.models, each.reference.models[[0, 2]])
+    for new, old in enumerate((0, 2)):
+        assert torch.equal(rest.query(new).outputs, each.query(old).outputs)
+        assert torch.equal(rest.query(new).reference[0], each.query(old).reference[0 if old == 2 else 1])
+
+
+def test_the_audit_queries_members_and_test_examples(clustered):
+    state, federation, engine = clustered
+    attack = Recording()
+    team = RedTeam(1, "audit", attack, ShadowModels(number=2))
+    _, records = team.fit(state, federation, engine, LOCAL, Stream(2))
+    team.risks(state, federation, engine, LOCAL, Stream(2))
+    assert len(attack.queries) == 4
+    for k, (members, test) in enumerate((attack.queries[:2], attack.queries[2:])):
+        clients = torch.nonzero(state.assignment == k).flatten()
+        own = torch.cat([federation.clients.owned(int(i)) for i in clients])
+        expected = (
+            (members, federation.clients.x[own], federation.clients.y[own]),
+            (test, federation.test.x, federation.test.y),
+        )
+        for query, x, y in expected:
+            assert torch.equal(query.labels, y)
+            torch.testing.assert_close(query.outputs, engine.outputs(state.models[k], x))
+            torch.testing.assert_close(query.reference, outputs_of(records[k].reference.models, x, engine))
+            assert query.trained_on.shape == query.reference.shape[:2]
+            assert not query.trained_on.any()
+
+
+def test_clients_evaluate_the_reference_models_on_their_own_examples(clustered):
+    state, federation, engine = clustered
+    attack = Recording()
+    team = RedTeam(1, "federated", attack, ShadowModels(number=2))
+    _, records = team.fit(state, federation, engine, LOCAL, Stream(2))
+    team.risks(state, federation, engine, LOCAL, Stream(2))
+    parts = [(k, shards) for k in range(2) for shards in (federation.clients, federation.holdout)]
+    for query, (k, shards) in zip(attack.queries, parts, strict=True):
+        clients = torch.nonzero(state.assignment == k).flatten()
+        x = shards.x[torch.cat([shards.owned(int(i)) for i in clients])]
+        torch.testing.assert_close(query.outputs, engine.outputs(state.models[k], x))
+        torch.testing.assert_close(query.reference, outputs_of(records[k].reference.models, x, engine))
+
+
+def test_the_shadow_estimator_leaves_the_judged_model_out(clustered):
+    attack = Recording()
+    team = RedTeam(1, "shadow", attack, ShadowModels(number=3))
+    state, federation, engine = clustered
+    records = team.shadow_models.train(state, federation, engine, LOCAL, Stream(2)("shadow models"))
+    team.risks(state, federation, engine, LOCAL, Stream(2))
+    expected = [each.query(r) for each in records for r in range(3)]
+    for query, right in zip(attack.queries, expected, strict=True):
+        assert all(
+            torch.equal(one, other) for one, other in zip(vars(query).values(), vars(right).values(), strict=True)
+        )
+
+
+@pytest.mark.parametrize("estimator", ["shadow", "federated", "audit"])
+def test_risks_are_accuracies_and_come_again(clustered, estimator):
+    team = RedTeam(1, estimator, CalibratedConfidence(), ShadowModels(number=3))
+    first, again = (team.risks(*clustered, LOCAL, Stream(2)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert first.shape == (2,)
+    assert ((first >= 0) & (first <= 1)).all()
+
+
+@pytest.mark.parametrize("estimator", ["federated", "audit"])
+def test_a_model_without_clients_keeps_its_last_estimate(clustered, estimator):
+    state, federation, engine = clustered
+    state = replace(state, assignment=torch.zeros(6, dtype=torch.int64), risks=torch.tensor([0.5, 0.77]).double())
+    team = RedTeam(1, estimator, CalibratedConfidence(), ShadowModels(number=2))
+    assert float(team.risks(state, federation, engine, LOCAL, Stream(2))[1]) == float(state.risks[1])
+
+
+def test_shadow_models_that_know_their_members_by_heart_are_at_risk(clustered):
+    """With random labels nothing can be known of an example but by heart."""
+    state, federation, engine = clustered
+    random = torch.randint(0, 3, federation.shadow.y.shape, generator=torch.Generator().manual_seed(0))
+    federation = replace(federation, shadow=replace(federation.shadow, y=random))
+    team = RedTeam(1, "shadow", CalibratedConfidence(), ShadowModels(number=3, size=20, epochs=150))
+    risks = team.risks(state, federation, engine, LocalSGD(batch_size=4, learning_rate=0.1, epochs=1), Stream(0))
+    assert (risks > 0.65).all(), risks
+
+
+def test_measured_at_the_end_like_any_other_attack(mlp, build):
+    team = RedTeam(every=1, estimator="audit", attack=CalibratedConfidence(), shadow_models=ShadowModels(number=3))
+    attacked, alone = (
+        simulate(build(), mlp, IFCA(2), LOCAL, rounds=2, threads=1, red_team=each) for each in (team, None)
+    )
+    for group in ("rows", "columns"):
+        assert 0 <= attacked.summary[f"mia.{group}"] <= 1
+        assert 0 <= attacked.summary[f"loss_threshold.{group}"] <= 1
+    assert torch.equal(attacked.state.models, alone.state.models), "watching changes nothing"
+
+
+def test_other_attacks_keep_no_models_and_evaluate_none(clustered):
+    state, federation, engine = clustered
+    for attack in (LossThreshold(), Gap()):
+        _, records = RedTeam(1, "audit", attack).fit(state, federation, engine, LOCAL, Stream(2))
+        outputs = evaluate_models(state.models, state.assignment, federation, engine, records)
+        assert all(each.reference is None for each in records)
+        assert outputs.reference_members == outputs.reference_test == {}
+        assert outputs.member_query(0).reference is outputs.test_query(0).trained_on is None
+
+
+@pytest.mark.parametrize(("every", "estimator", "least"), [(1, "shadow", 3), (0, "shadow", 2), (1, "federated", 2)])
+def test_too_few_shadow_models_to_compare_with_are_refused(every, estimator, least):
+    RedTeam(every, estimator, CalibratedConfidence(), ShadowModels(number=least))
+    RedTeam(every, estimator, LossThreshold(), ShadowModels(number=1))
+    with pytest.raises(InputError, match=f"needs at least {least} shadow models; got {least - 1}"):
+        RedTeam(every, estimator, CalibratedConfidence(), ShadowModels(number=least - 1))
