@@ -1,6 +1,7 @@
 """Toy federations that train in milliseconds, and toy runs and sweeps that take less than a second."""
 
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from shoal.config.schema import Config, parse_config
 from shoal.core.randomness import Stream
 from shoal.data import Examples, Federation
 from shoal.models import Model
+
+# Toy tensors gain nothing from PyTorch's second thread, and beside other processes two threads mostly wait for each
+# other: of the tests of training they took three times the CPU time. The engine has threads of its own.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # Of the processes that tests start.
 
 Build = Callable[..., Federation]
 

@@ -48,6 +48,14 @@ def blank(source, task=None):
     return ImageDataset(source, pixels, 255, torch.arange(count) % classes, train, classes)
 
 
+@pytest.fixture(autouse=True)
+def _neither_weights_nor_pixels(monkeypatch):
+    """Networks keep their shapes but not their random weights, and images are not turned: nothing here reads them."""
+    for name in ("kaiming_uniform_", "uniform_"):
+        monkeypatch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+    monkeypatch.setattr("shoal.data.partition.Shifter.pixels", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1))
+
+
 def test_every_file_is_a_configuration_or_a_sweep_or_what_sweeps_show():
     left = [path for path in FILES if path not in CONFIGS and path not in SWEEPS]
     used = {(path.parent / FILES[path]["shown"]).resolve() for path in SWEEPS if "shown" in FILES[path]}
@@ -60,7 +68,6 @@ def test_it_fits_the_official_data(path, monkeypatch):
     if config.data.source not in ("fashion-mnist", *EMBEDDED):
         images = blank(config.data.source, config.data.task)
         monkeypatch.setattr("shoal.config.build.load_dataset", lambda *_, **__: images)
-        monkeypatch.setattr("shoal.data.partition.Shifter.pixels", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1))
     decided, simulation = build(config)
     assert len(simulation.federation) == config.data.partition.clients
     assert decided.model.classes == simulation.federation.classes

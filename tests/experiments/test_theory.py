@@ -147,12 +147,22 @@ def test_the_official_tables_are_complete(tmp_path: Path) -> None:
 WORDS = ("--d", "6", "--m", "8", "10", "--n", "10", "--r", "1", "--data-seeds", "2", "--starts", "3")
 
 
-@pytest.mark.parametrize("kept", [0, 40, 130, 165])
-def test_a_killed_table_goes_on_to_the_same_bytes(kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "out.csv"
+@pytest.fixture(scope="module")
+def finished_table(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, str]:
+    """A whole file, and the table that it makes."""
+    path = tmp_path_factory.mktemp("table") / "out.csv"
     plan = plan_of(path, *WORDS)
     success_rate.run(plan, path)
-    whole, table = path.read_bytes(), success_rate.shown(plan, path)
+    return path.read_bytes(), success_rate.shown(plan, path)
+
+
+@pytest.mark.parametrize("kept", [0, 40, 130, 165])
+def test_a_killed_table_goes_on_to_the_same_bytes(
+    kept: int, finished_table: tuple[bytes, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, table = finished_table
+    path = tmp_path / "out.csv"
+    plan = plan_of(path, *WORDS)
     assert whole.count(b"\n") == 5
     path.write_bytes(whole[:kept])
     trained, calls = success_rate.trained, []

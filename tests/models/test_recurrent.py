@@ -53,7 +53,8 @@ def test_gradients_are_those_of_finite_differences(network):
     def outputs(*given: Tensor) -> Tensor:
         return functional_call(network, dict(zip(names, given, strict=True)), (words,))
 
-    assert torch.autograd.gradcheck(outputs, values)
+    # Along random directions: one at a time, 89,936 parameters take three minutes.
+    assert torch.autograd.gradcheck(outputs, values, fast_mode=True)
 
 
 def test_neither_padding_nor_the_other_texts_nor_their_order_matter(network):
