@@ -35,7 +35,7 @@ def attack(request):
 def test_finds_members_that_are_fitted_better(attack):
     fitted = attack.fit(records(1200, 6.0, 0), Stream(0))
     seen = records(800, 6.0, 1)
-    found = membership_metrics(fitted.score(seen.outputs, seen.labels), fitted.threshold, seen.member.numpy())
+    found = membership_metrics(fitted.score(seen.outputs, seen.labels), seen.member.numpy(), threshold=fitted.threshold)
     # A linear classifier for all classes cannot know which posterior is the true class's, unless sorted.
     blind = attack == ShadowModelAttack("logistic", per_class=False, sorted_posteriors=False)
     assert found.auc > (0.45 if blind else 0.7)
@@ -45,7 +45,7 @@ def test_finds_members_that_are_fitted_better(attack):
 def test_finds_nothing_where_there_is_nothing(attack):
     fitted = attack.fit(records(1200, 1.0, 0), Stream(0))
     seen = records(2000, 1.0, 1)
-    found = membership_metrics(fitted.score(seen.outputs, seen.labels), fitted.threshold, seen.member.numpy())
+    found = membership_metrics(fitted.score(seen.outputs, seen.labels), seen.member.numpy(), threshold=fitted.threshold)
     assert abs(found.auc - 0.5) < 0.05
     assert abs(found.accuracy - 0.5) < 0.05
 

@@ -49,7 +49,9 @@ def marked_images(count=900):
 def federation():
     split = Partition(6, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
     nobody_asks = Preferences(torch.full((6,), 0.5).double(), torch.full((6,), 0.3).double())
-    return partition_by_property(marked_images(), PropertyPartition(split, every=3, least=8), nobody_asks, Stream(1))
+    return partition_by_property(
+        marked_images(), PropertyPartition(split, period=3, min_examples=8), nobody_asks, Stream(1)
+    )
 
 
 def played(model, federation, algorithm, *, attack=None, malicious_client=None, rounds=6, threads=2, local=LOCAL):
@@ -190,7 +192,7 @@ def test_features_are_the_largest_changes_of_rows_and_kernels():
         name: torch.randn(shape, generator=torch.Generator().manual_seed(i))
         for i, (name, shape) in enumerate(shapes.items())
     }
-    layout = Layout.of(named, {"mean": torch.ones(9, 9)})
+    layout = Layout.from_tensors(named, {"mean": torch.ones(9, 9)})
     row = layout.pack(named | {"mean": torch.ones(9, 9)})
     expected = torch.cat(
         [
@@ -275,7 +277,7 @@ def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
     head.load_state_dict({"weight": weight, "bias": bias})
     hidden = torch.relu(network.hidden(federation.clients.x[rows].flatten(1)))
     main = nn.functional.cross_entropy(network.output(hidden), federation.clients.y[rows])
-    found = nn.functional.cross_entropy(head(hidden), schedule.holds[rows].long())
+    found = nn.functional.cross_entropy(head(hidden), schedule.has_property[rows].long())
     (0.7 * main + 0.3 * found).backward()
     slopes = mlp.layout.pack({name: parameter.grad for name, parameter in network.named_parameters()})
     assert torch.allclose(sent, state.models[0] - 3.0 * 0.1 * slopes, atol=1e-5)
@@ -300,7 +302,7 @@ def test_the_order_of_clients_means_nothing_to_an_active_attack(mlp, federation)
 
 def test_test_examples_can_be_known_too(federation):
     own, more = PropertyAttack().examples(federation), PropertyAttack(auxiliary="attacker+test").examples(federation)
-    test = federation.property_schedule.test_holds
+    test = federation.property_schedule.test_has_property
     assert len(more.held) == len(own.held) + int(test.sum())
     assert len(more.others) == int((~test).sum())
     for given in (own, more):

@@ -42,7 +42,7 @@ class Normed(nn.Module):
 def dealt(given):
     split = Partition(CLIENTS, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
     nobody_asks = Preferences(torch.full((CLIENTS,), 0.5).double(), torch.full((CLIENTS,), 0.3).double())
-    return partition_by_property(given, PropertyPartition(split, every=3, least=8), nobody_asks, Stream(1))
+    return partition_by_property(given, PropertyPartition(split, period=3, min_examples=8), nobody_asks, Stream(1))
 
 
 def labels_and_holders(count=900):
@@ -135,7 +135,7 @@ def test_what_others_have_changes_no_simulation(mlp, federation):
     local = LocalSGD(epochs=1, batch_size=8, learning_rate=0.1)
     attacker = int(torch.nonzero(federation.ids == federation.property_schedule.attacker))
     kept = [federation.clients.owned(i) if i == attacker else federation.clients.owned(i)[::2] for i in range(CLIENTS)]
-    halved = type(federation.clients).dealt(
+    halved = type(federation.clients).from_indices(
         federation.clients.x, federation.clients.y, torch.cat(kept), torch.tensor([len(each) for each in kept])
     )
     first, second = (
@@ -246,10 +246,12 @@ def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known)
 
 
 def test_an_attacker_with_one_kind_of_example_is_refused(federation):
-    test = replace(federation.property_schedule, test_holds=torch.ones_like(federation.property_schedule.test_holds))
+    test = replace(
+        federation.property_schedule, test_has_property=torch.ones_like(federation.property_schedule.test_has_property)
+    )
     with pytest.raises(InputError, match=r"with the property and without it; the attacker has \d+ and 0"):
         PropertyAttack(auxiliary="attacker+test").examples(replace(federation, property_schedule=test))
-    apart = replace(federation.clients, y=federation.property_schedule.holds.long())
+    apart = replace(federation.clients, y=federation.property_schedule.has_property.long())
     with pytest.raises(InputError, match="some label both with and without the property"):
         PropertyAttack(matches_labels=True).examples(replace(federation, clients=apart))
 

@@ -136,7 +136,7 @@ def test_the_federated_estimate_counts_members_and_holdout(scene):
 def test_the_federated_estimate_needs_holdout(scene):
     state, federation, engine = scene
     nothing = [(federation.clients.x[:0], federation.clients.y[:0])] * 6
-    bare = replace(federation, holdout=Shards.of(nothing))
+    bare = replace(federation, holdout=Shards.from_pairs(nothing))
     with pytest.raises(InputError, match=r"data\.holdout_examples"):
         RedTeam(1, "federated", Gap()).risks(state, bare, engine, LOCAL, Stream(2))
 

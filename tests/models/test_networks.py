@@ -156,7 +156,7 @@ def test_faces_too_small_to_pool_three_times_are_refused() -> None:
     assert create_model("faces-cnn", Shape(1, 22, 30, 2)).network()(images(1, Shape(1, 22, 30, 2))).shape == (1, 2)
     with pytest.raises(InputError, match=r"'faces-cnn' takes images of at least 22x22 pixels; the data has 30x21"):
         create_model("faces-cnn", Shape(1, 30, 21, 2))
-    with pytest.raises(InputError, match=r"'model.filters' must be three numbers for 'faces-cnn'; got 2"):
+    with pytest.raises(InputError, match=r"'filters' must be three numbers for 'faces-cnn'; got 2"):
         create_model("faces-cnn", FACES, filters=[3, 4])
 
 
@@ -296,7 +296,7 @@ def test_flat_models_take_images_that_are_not_square(name: str) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(InputError, match=r"model.name = 'mnist-cn' is not a model; did you mean 'mnist-cnn'\?"):
+    with pytest.raises(InputError, match=r"unknown model 'mnist-cn'; did you mean 'mnist-cnn'\?"):
         create_model("mnist-cn", MNIST)
     with pytest.raises(InputError, match=r"known: digits-cnn, faces-cnn, femnist-cnn, gru, logistic, .*vgg16"):
         create_model("qqq", MNIST)

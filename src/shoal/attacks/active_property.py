@@ -119,7 +119,7 @@ def active_property_attacker(
         client=schedule.attacker,
         model=Model(partial(_grow, model.build), partial(_both, model.loss, classes, alpha)),
         plain=model,
-        labels=federation.clients.y.cpu() + classes * schedule.holds.long(),
+        labels=federation.clients.y.cpu() + classes * schedule.has_property.long(),
         models=models,
         gamma=gamma,
         teaches_head=teaches_head,

@@ -42,15 +42,15 @@ def evaluate_models(models: Tensor, assignment: Tensor, federation: Federation, 
     """Evaluate ``models`` (K, P) on the examples of the clients that chose them, and on the test set."""
     clients = federation.clients
     held_out = torch.stack([engine.outputs(row, federation.test.x).cpu() for row in models])
-    members = torch.zeros(len(clients.rows), held_out.shape[-1])
+    members = torch.zeros(len(clients.indices), held_out.shape[-1])
     for k, row in enumerate(models):
         theirs = assignment[clients.owners()] == k
         if theirs.any():
-            rows = clients.rows[theirs].to(clients.y.device)
+            rows = clients.indices[theirs].to(clients.y.device)
             members[theirs] = engine.outputs_at(row, clients.x, rows).cpu()
     return ModelOutputs(
         members=members,
-        labels=clients.y[clients.rows.to(clients.y.device)].cpu(),
+        labels=clients.y[clients.indices.to(clients.y.device)].cpu(),
         owner=clients.owners(),
         assignment=assignment,
         held_out=held_out,
@@ -106,7 +106,7 @@ class MembershipAudit:
         members, outsiders = self.members[inside], self.outsiders[k, weight > 0]
         scores = np.concatenate([members, outsiders])
         weights = np.concatenate([np.ones(len(members)), weight[weight > 0]])
-        return membership_metrics(scores, 0.0, np.arange(len(scores)) < len(members), weights)
+        return membership_metrics(scores, np.arange(len(scores)) < len(members), weights, threshold=0.0)
 
     def of_group(self, g: int, federation: Federation, mix: Floats) -> MembershipMetrics:
         """The clients of group g: their training examples against test examples, each on the model its client chose.
@@ -118,7 +118,7 @@ class MembershipAudit:
                 alone; others measure "which group are you in" along with "did you train".
         """
         scores, member, weight = self.group_scores(g, federation, mix)
-        return membership_metrics(scores, 0.0, member, weight)
+        return membership_metrics(scores, member, weight, threshold=0.0)
 
     def group_scores(self, g: int, federation: Federation, mix: Floats) -> tuple[Floats, NDArray[np.bool_], Floats]:
         """Margins, whether of a member, and weights, behind `of_group`."""

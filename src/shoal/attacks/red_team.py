@@ -95,16 +95,16 @@ class RedTeam:
 def _counted(k: int, attack: FittedAttack, state: State, federation: Federation, engine: Engine) -> float:
     """The federated estimate: counts of rightly called members and hold-out examples, summed over clients."""
     require(
-        len(federation.holdout.rows) > 0,
+        len(federation.holdout.indices) > 0,
         "'red_team.estimator' = \"federated\" needs hold-out examples; set 'data.holdout_examples' to at least 1",
     )
     right, asked = np.zeros(2), np.zeros(2)
     clients = torch.nonzero(state.assignment == k).flatten()
     for column, shards in enumerate((federation.clients, federation.holdout)):
         theirs = shards.take(clients)
-        if len(theirs.rows) == 0:
+        if len(theirs.indices) == 0:
             return float("nan")
-        rows = theirs.rows.to(theirs.y.device)
+        rows = theirs.indices.to(theirs.y.device)
         outputs = engine.outputs_at(state.models[k], theirs.x, rows).cpu()
         said_member = attack.score(outputs, theirs.y[rows].cpu()) > attack.threshold
         right[column] = (said_member == (column == 0)).sum()

@@ -113,7 +113,7 @@ def _split(available: int, size: int, stream: Stream) -> tuple[Tensor, Tensor]:
 
 def _shards(shadow: Examples, insides: list[Tensor]) -> Shards:
     sizes = torch.tensor([len(inside) for inside in insides])
-    return Shards.dealt(shadow.x, shadow.y, torch.cat(insides), sizes)
+    return Shards.from_indices(shadow.x, shadow.y, torch.cat(insides), sizes)
 
 
 def _records(engine: Engine, row: Tensor, shadow: Examples, split: tuple[Tensor, Tensor], name: int) -> Records:

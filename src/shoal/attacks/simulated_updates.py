@@ -23,7 +23,9 @@ def schedule_of(federation: Federation) -> PropertySchedule:
         InputError: nobody.
     """
     if federation.property_schedule is None:
-        raise InputError("a property attack needs a federation in which a client holds a property (Federation.holding)")
+        raise InputError(
+            "a property attack needs a federation in which a client holds a property (Federation.property_schedule)"
+        )
     return federation.property_schedule
 
 
@@ -55,7 +57,7 @@ class Auxiliary:
         """What the attacker trains on (the paper)."""
         clients = federation.clients
         mine = clients.owned(int(torch.nonzero(federation.ids == schedule.attacker)))
-        return Auxiliary(clients.x, clients.y, mine[schedule.holds[mine]], mine[~schedule.holds[mine]])
+        return Auxiliary(clients.x, clients.y, mine[schedule.has_property[mine]], mine[~schedule.has_property[mine]])
 
     @staticmethod
     def with_test(federation: Federation, schedule: PropertySchedule) -> "Auxiliary":
@@ -66,8 +68,8 @@ class Auxiliary:
         return Auxiliary(
             x=torch.cat([own.x[held], test.x]),
             y=torch.cat([own.y[held], test.y]),
-            held=torch.cat([torch.arange(len(held)), rows[schedule.test_holds]]),
-            others=rows[~schedule.test_holds],
+            held=torch.cat([torch.arange(len(held)), rows[schedule.test_has_property]]),
+            others=rows[~schedule.test_has_property],
         )
 
 
@@ -103,7 +105,7 @@ def local_updates(
         others = min(size - held, len(auxiliary.others)) if mix < 1 else 0
         rows += [_some(auxiliary.held, held, draw), _some(auxiliary.others, others, draw)]
     sizes = torch.tensor([len(each) for each in rows]).reshape(-1, 2).sum(dim=1)
-    shards = Shards.dealt(auxiliary.x, auxiliary.y, torch.cat(rows), sizes)
+    shards = Shards.from_indices(auxiliary.x, auxiliary.y, torch.cat(rows), sizes)
     clients = torch.arange(len(mixes))
     randomness = local.randomness(shards, clients, stream("batches"))
     updates = torch.empty(len(mixes), len(model))

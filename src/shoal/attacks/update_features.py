@@ -19,7 +19,7 @@ def pooled(layout: Layout, updates: Tensor) -> Tensor:
     """Updates (u, P) as features (u, F), float16, each row of L2 norm 1 (or all zeros): how large a step was says
     nothing about what it was on.
 
-    >>> layout = Layout.of({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, {})
+    >>> layout = Layout.from_tensors({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, {})
     >>> pooled(layout, torch.tensor([[3.0, 0, 0, 0, -4.0, 0, 9, 9]]))
     tensor([[0.6001, 0.0000, 0.0000, 0.0000, 0.7998, 0.0000]], dtype=torch.float16)
     """

@@ -138,10 +138,10 @@ def _property_plan(config: Config) -> PropertyPartition:
     section, local = config.property_attack, build_local(config)
     assert section is not None
     return PropertyPartition(
-        split=_plan(config.data),
+        partition=_plan(config.data),
         attacker_share=section.attacker_share,
-        every=section.every,
-        least=local.batch(config.data.examples_per_client),
+        period=section.every,
+        min_examples=local.batch(config.data.examples_per_client),
     )
 
 

@@ -1,4 +1,4 @@
-"""The networks that a config can name."""
+"""The catalog of models by name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,14 +24,16 @@ MODELS = (
     "gru",
 )
 HIDDEN = {"mlp": 200, "faces-cnn": 256}
-"""Hidden neurons of the models that let one choose, if nothing is said."""
+"""Default number of hidden neurons, of the models that take one."""
 FILTERS = {"faces-cnn": (32, 64, 128)}
-"""Filters of the convolutions of the models that let one choose, if nothing is said."""
+"""Default numbers of filters of the convolutions, of the models that take them."""
+_MIN_SIDE = {"mnist-cnn": 4, "femnist-cnn": 6, "digits-cnn": 2, "vgg11": 32, "vgg13": 32, "vgg16": 32}
+"""Smallest side of the images, of the models that take square images only."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a network must fit: images of ``channels`` x ``height`` x ``width``, in ``classes`` classes."""
+    """The inputs and outputs of a network of images: ``channels`` x ``height`` x ``width``, and ``classes``."""
 
     channels: int
     height: int
@@ -40,13 +42,13 @@ class Shape:
 
     @property
     def inputs(self) -> int:
-        """Numbers in one image."""
+        """Number of values of one image."""
         return self.channels * self.height * self.width
 
 
 @dataclass(frozen=True)
 class TextShape:
-    """What a network must fit: texts of words numbered 1 to ``vocabulary``, in ``classes`` classes."""
+    """The inputs and outputs of a network of texts: words numbered 1 to ``vocabulary``, and ``classes``."""
 
     vocabulary: int
     classes: int
@@ -65,9 +67,9 @@ def create_model(
 
     Args:
         name: one of `MODELS`.
-        shape: images or texts, and classes, that it must take.
+        shape: its inputs and outputs.
         hidden: hidden neurons of "mlp" (None: 200) and "faces-cnn" (None: 256).
-        filters: of the three convolutions of "faces-cnn" (None: 32, 64 and 128).
+        filters: filters of the three convolutions of "faces-cnn" (None: 32, 64 and 128).
         norm: "batch" or "group", for the VGGs.
         padding: padding of the convolutions of "femnist-cnn" (the paper states none).
 
@@ -77,41 +79,40 @@ def create_model(
     >>> create_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
     50186
     """
-    require(name in MODELS, f"model.name = '{name}' is not a model; {nearest(name, MODELS)}")
+    require(name in MODELS, f"unknown model '{name}'; {nearest(name, MODELS)}")
     if isinstance(shape, TextShape):
-        require(name == "gru", f"model.name = '{name}' takes images, but the data are texts; 'gru' takes those")
+        require(name == "gru", f"model '{name}' takes images, but the data are texts; 'gru' takes those")
         return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
-    require(name != "gru", "model.name = 'gru' takes texts, but the data are images; choose another model for those")
-    return Model(_of_images(name, shape, hidden=hidden, filters=filters, norm=norm, padding=padding))
+    require(name != "gru", "model 'gru' takes texts, but the data are images; choose another model for those")
+    return Model(_image_network(name, shape, hidden=hidden, filters=filters, norm=norm, padding=padding))
 
 
-def _of_images(
+def _image_network(
     name: str, shape: Shape, *, hidden: int | None, filters: Sequence[int] | None, norm: str, padding: int
 ) -> Callable[[], nn.Module]:
-    """What builds the network of images called ``name``."""
-    least = {"mnist-cnn": 4, "femnist-cnn": 6, "digits-cnn": 2, "vgg11": 32, "vgg13": 32, "vgg16": 32}.get(name, 1)
-    if least > 1:
-        require(
-            shape.height == shape.width and shape.height >= least,
-            f"model.name = '{name}' takes square images of at least {least}x{least} pixels; "
-            f"the data has {shape.height}x{shape.width}",
-        )
+    """A function that builds the network of images called ``name``."""
+    side = _MIN_SIDE.get(name)
+    require(
+        side is None or (shape.height == shape.width and shape.height >= side),
+        f"model '{name}' takes square images of at least {side}x{side} pixels; "
+        f"the data has {shape.height}x{shape.width}",
+    )
     require(
         name != "faces-cnn" or min(shape.height, shape.width) >= 22,
-        f"model.name = 'faces-cnn' takes images of at least 22x22 pixels; the data has {shape.height}x{shape.width}",
+        f"model 'faces-cnn' takes images of at least 22x22 pixels; the data has {shape.height}x{shape.width}",
     )
     hidden = HIDDEN.get(name, 0) if hidden is None else hidden
-    image = {"channels": shape.channels, "side": shape.height, "classes": shape.classes}
+    square = {"channels": shape.channels, "side": shape.height, "classes": shape.classes}
     match name:
         case "mnist-cnn":
-            return partial(MnistCNN, **image)
+            return partial(MnistCNN, **square)
         case "femnist-cnn":
-            return partial(FemnistCNN, **image, padding=padding)
+            return partial(FemnistCNN, **square, padding=padding)
         case "digits-cnn":
-            return partial(DigitsCNN, **image)
+            return partial(DigitsCNN, **square)
         case "faces-cnn":
             filters = FILTERS[name] if filters is None else tuple(filters)
-            require(len(filters) == 3, f"'model.filters' must be three numbers for 'faces-cnn'; got {len(filters)}")
+            require(len(filters) == 3, f"'filters' must be three numbers for 'faces-cnn'; got {len(filters)}")
             size = (shape.channels, shape.height, shape.width, shape.classes)
             return partial(FacesCNN, *size, filters=filters, hidden=hidden)
         case "mlp":
@@ -119,4 +120,4 @@ def _of_images(
         case "logistic":
             return partial(Logistic, inputs=shape.inputs, classes=shape.classes)
         case _:
-            return partial(VGG, **image, depth=int(name[3:]), norm=norm)
+            return partial(VGG, **square, depth=int(name[3:]), norm=norm)

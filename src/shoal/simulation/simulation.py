@@ -139,7 +139,7 @@ def simulate(
     """Train a federation and measure it: what `shoal run` does, in memory.
 
     Args:
-        federation: see `Federation.of` for your own tensors.
+        federation: see `Federation.from_tensors` for your own tensors.
         model: see `Model`.
         algorithm: `FedAvg`, `IFCA`, `IFCAMIR`.
         local: what a client does in a round.
