@@ -429,13 +429,13 @@ CONTRADICTIONS = {
     ),
     "a network for larger images": (
         ["model.name=vgg11"],
-        r"model.name = 'vgg11' takes square images of at least 32x32",
+        r"model 'vgg11' takes square images of at least 32x32",
     ),
-    "more images than there are": (["data.clients=100"], r"'data' asks for 2,160 images .* but digits has 1,797"),
+    "more images than there are": (["data.clients=100"], r"needs 2,160 images .* but digits has 1,797"),
     "shares": (["data.groups.minority.share=0.3"], r"must sum to 1; 0.3 \(minority\) \+ 0.8 \(majority\) sum to 1.1"),
     "no share at all": (
         ["data.groups.minority.share=0", "data.groups.majority.share=0"],
-        r"at least one share of 'data.groups' must be above 0; got 0 \(minority\) \+ 0 \(majority\)",
+        r"at least one group's share must be above 0; got 0 \(minority\) \+ 0 \(majority\)",
     ),
     "a test set without an example of a group without clients": (
         ["data.groups.unrotated.share=0", "data.test_examples=2"],
@@ -443,21 +443,21 @@ CONTRADICTIONS = {
     ),
     "a group of nobody": (
         ["data.groups.minority.share=0.01", "data.groups.majority.share=0.99"],
-        r"'data.groups.minority.share' = 0.01 of 10 clients is no client",
+        r"group 'minority' has a share of 0.01 of 10 clients, which is no client",
     ),
     "a range the wrong way round": (
         ["data.groups.minority.rotation=[25, 0]"],
-        r"'data.groups.minority.rotation' must be \[low, high\] with low <= high; got \[25, 0\]",
+        r"rotation' must be \[low, high\] with low <= high; got \[25, 0\]",
     ),
     "brightness below zero": (
         ["data.groups.minority.brightness=[-1, 1]"],
-        r"'data.groups.minority.brightness' .* got \[-1, 1\]",
+        r"brightness' must be at least 0.*; got .-1(\.0)?, 1",
     ),
-    "thresholds below chance": (["privacy.thresholds=[0.3, 0.8]"], r"'privacy.thresholds' .* got \[0.3, 0.8\]"),
-    "betas for other clients": (["privacy.beta=[0.1, 0.2]"], r"'privacy.beta' .* each of 10 clients; got 2 numbers"),
+    "thresholds below chance": (["privacy.thresholds=[0.3, 0.8]"], r"thresholds' .* got \[0.3, 0.8\]"),
+    "betas for other clients": (["privacy.beta=[0.1, 0.2]"], r"beta' .* each of 10 clients; got 2 numbers"),
     "beta from one threshold": (
         ["privacy.thresholds=[0.7, 0.7]"],
-        r"'privacy.beta' = \"threshold\" needs 'privacy.thresholds' with low < high",
+        r"beta' = \"threshold\" needs 'thresholds' with low < high",
     ),
     "a source that does not exist": (["data.source=digit"], r"unknown data source 'digit'; did you mean 'digits'\?"),
     "a path for digits": (["data.path=somewhere"], r"'digits' comes with scikit-learn and takes no path"),

@@ -60,7 +60,9 @@ def test_it_fits_the_official_data(path, monkeypatch):
     if config.data.source not in ("fashion-mnist", *EMBEDDED):
         images = blank(config.data.source, config.data.task)
         monkeypatch.setattr("shoal.config.build.load_dataset", lambda *_, **__: images)
-        monkeypatch.setattr("shoal.data.partition.Shifter.pixels", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1))
+        monkeypatch.setattr(
+            "shoal.data.shifted_dataset.ShiftedDataset.inputs", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1)
+        )
     decided, simulation = build(config)
     assert len(simulation.federation) == config.data.clients
     assert decided.model.classes == simulation.federation.classes
