@@ -40,15 +40,15 @@ _CONFIG = Path(__file__).parents[2] / "experiments" / "ifca-mir" / "fashion-mnis
 def dealt(work: Work, data: Path | None) -> Federation:
     """The work's images, dealt out.
 
-    Made from whole tensors: `Federation.of` takes two tensors a client, and those of 100,000 clients would be most of
-    what the memory work measures.
+    Made from whole tensors: `Federation.from_tensors` takes two tensors a client, and those of 100,000 clients would be
+    most of what the memory work measures.
     """
     x, y = (torch.from_numpy(array) for array in load(work, data))
     nothing = Examples(x[:0], y[:0], y[:0])
     asked = torch.full((work.clients,), 0.5, dtype=torch.float64)
     return Federation(
-        clients=Shards.contiguous(x, y, torch.full((work.clients,), work.examples)),
-        holdout=Shards.contiguous(x[:0], y[:0], torch.zeros(work.clients, dtype=torch.int64)),
+        clients=Shards.from_contiguous(x, y, torch.full((work.clients,), work.examples)),
+        holdout=Shards.from_contiguous(x[:0], y[:0], torch.zeros(work.clients, dtype=torch.int64)),
         ids=torch.arange(work.clients),
         group=torch.zeros(work.clients, dtype=torch.int64),
         groups=("all",),

@@ -34,7 +34,7 @@ def agreement(out: Path) -> float:
     def change(client: int) -> torch.Tensor:
         rows = federation.clients.owned(client)
         shares = [torch.bincount(labels[rows[kind]], minlength=federation.classes).double() for kind in
-                  (schedule.holds[rows], ~schedule.holds[rows])]  # fmt: skip
+                  (schedule.has_property[rows], ~schedule.has_property[rows])]  # fmt: skip
         return shares[0] / shares[0].sum() - shares[1] / shares[1].sum()
 
     return float(torch.nn.functional.cosine_similarity(change(ATTACKER), change(VICTIM), dim=0))

@@ -70,7 +70,7 @@ def test_a_failed_run_is_printed_and_the_exit_code_is_1(sweep, tmp_path, capsys)
         (SWEEP + "[tables.accuracy]", "is not TOML"),
         (SWEEP.replace("0.5]", "0.1]"), "has 0.1 twice"),
         (SWEEP.replace("digits", "x").replace("base.toml", "x.toml"), "x.toml: cannot be read"),
-        (SWEEP.replace("[grid]", '[changes]\n"data.clients" = 900\n[grid]'), "'data' asks for"),
+        (SWEEP.replace("[grid]", '[changes]\n"data.clients" = 900\n[grid]'), "the partition needs"),
     ],
     ids=["unknown key", "empty grid", "duplicate name", "duplicate setting", "no base", "too few images"],
 )

@@ -49,14 +49,14 @@ def test_a_writer_that_fails_half_way_leaves_what_was_there(tmp_path: Path, exis
 def test_the_old_file_is_there_while_the_new_one_is_written(tmp_path: Path) -> None:
     path = tmp_path / "rounds.csv"
     path.write_text("old")
-    seen = []
+    observed = []
 
     def write(temporary: Path) -> None:
         temporary.write_text("new")
-        seen.append((path.read_text(), temporary.parent == path.parent))
+        observed.append((path.read_text(), temporary.parent == path.parent))
 
     write_atomically(path, write)
-    assert seen == [("old", True)]
+    assert observed == [("old", True)]
     assert path.read_text() == "new"
 
 

@@ -56,18 +56,18 @@ def test_keys_fit_torch_and_numpy() -> None:
 
 
 def test_permutations_are_permutations_with_padding_behind() -> None:
-    found = orders(count=4)
-    assert found.shape == (6, 4, 12)
-    assert found.dtype == torch.int64
+    permutations = orders(count=4)
+    assert permutations.shape == (6, 4, 12)
+    assert permutations.dtype == torch.int64
     for i, size in enumerate(SIZES.tolist()):
-        for row in found[i].tolist():
+        for row in permutations[i].tolist():
             assert sorted(row[:size]) == list(range(size))
             assert row[size:] == list(range(size, 12))
 
 
 def test_passes_and_owners_differ() -> None:
-    found = orders(torch.arange(3), torch.full((3,), 30), 3)
-    rows = {tuple(row.tolist()) for owner in found for row in owner}
+    permutations = orders(torch.arange(3), torch.full((3,), 30), 3)
+    rows = {tuple(row.tolist()) for owner in permutations for row in owner}
     assert len(rows) == 9
 
 
@@ -110,21 +110,21 @@ def test_orders_do_not_change_what_they_are_given() -> None:
 @pytest.mark.parametrize("position", [0, 3, 9])
 def test_every_element_comes_at_every_place_equally_often(position: int) -> None:
     """Chi-square over 4,000 owners and 2 passes; at a fixed seed the outcome is fixed."""
-    found = orders(torch.arange(4000), torch.full((4000,), 10), 2)
-    counts = torch.bincount(found[:, :, position].flatten(), minlength=10)
+    permutations = orders(torch.arange(4000), torch.full((4000,), 10), 2)
+    counts = torch.bincount(permutations[:, :, position].flatten(), minlength=10)
     assert stats.chisquare(counts.numpy()).pvalue > 0.001
 
 
 def test_passes_of_one_owner_are_independent() -> None:
     """The pairs (first of pass 1, first of pass 2) are uniform over the 25 pairs."""
-    found = orders(torch.arange(5000), torch.full((5000,), 5), 2)[:, :, 0]
-    counts = torch.bincount(5 * found[:, 0] + found[:, 1], minlength=25)
+    permutations = orders(torch.arange(5000), torch.full((5000,), 5), 2)[:, :, 0]
+    counts = torch.bincount(5 * permutations[:, 0] + permutations[:, 1], minlength=25)
     assert stats.chisquare(counts.numpy()).pvalue > 0.001
 
 
 def test_all_orders_of_three_are_equally_likely() -> None:
-    found = orders(torch.arange(6000), torch.full((6000,), 3), 1)[:, 0]
-    counts = torch.unique(found, dim=0, return_counts=True)[1]
+    permutations = orders(torch.arange(6000), torch.full((6000,), 3), 1)[:, 0]
+    counts = torch.unique(permutations, dim=0, return_counts=True)[1]
     assert len(counts) == 6
     assert stats.chisquare(counts.numpy()).pvalue > 0.001
 

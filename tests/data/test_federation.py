@@ -1,4 +1,4 @@
-"""Shards on ragged data, and federations of one's own tensors."""
+"""Shards of unequal sizes, and federations of one's own tensors."""
 
 from typing import Any
 
@@ -13,33 +13,33 @@ SIZES = [3, 0, 5, 1, 4]
 
 
 def piece(owner: int, size: int) -> tuple[Tensor, Tensor]:
-    """Examples that say whose they are and which."""
+    """Examples that encode their owner and their number."""
     y = 10 * owner + torch.arange(size)
     return torch.stack([y, -y], dim=1).float(), y
 
 
 def ragged() -> Shards:
-    return Shards.of([piece(i, size) for i, size in enumerate(SIZES)])
+    return Shards.from_pairs([piece(i, size) for i, size in enumerate(SIZES)])
 
 
-def holdings(shards: Shards) -> list[list[int]]:
+def labels_by_owner(shards: Shards) -> list[list[int]]:
     return [shards.y[shards.owned(i)].tolist() for i in range(len(shards))]
 
 
-HELD = [[10 * i + j for j in range(size)] for i, size in enumerate(SIZES)]
+LABELS = [[10 * i + j for j in range(size)] for i, size in enumerate(SIZES)]
 
 
-def test_owners_hold_what_they_were_given() -> None:
+def test_owners_have_the_examples_they_were_given() -> None:
     shards = ragged()
     assert len(shards) == 5
     assert shards.sizes.tolist() == SIZES
-    assert holdings(shards) == HELD
+    assert labels_by_owner(shards) == LABELS
     assert (shards.x[:, 0] == shards.y).all()
     assert shards.owners().tolist() == [0] * 3 + [2] * 5 + [3] + [4] * 4
 
 
 def test_contiguous_cuts_one_after_another() -> None:
-    shards = Shards.contiguous(torch.arange(13.0), torch.arange(13), torch.tensor(SIZES))
+    shards = Shards.from_contiguous(torch.arange(13.0), torch.arange(13), torch.tensor(SIZES))
     assert [shards.x[shards.owned(i)].tolist() for i in range(5)] == [
         [0, 1, 2], [], [3, 4, 5, 6, 7], [8], [9, 10, 11, 12],
     ]  # fmt: skip
@@ -49,23 +49,23 @@ def test_contiguous_cuts_one_after_another() -> None:
 def test_take_is_those_owners_in_that_order_sharing_the_examples(owners: list[int]) -> None:
     shards = ragged()
     taken = shards.take(torch.tensor(owners, dtype=torch.int64))
-    assert holdings(taken) == [HELD[i] for i in owners]
+    assert labels_by_owner(taken) == [LABELS[i] for i in owners]
     assert taken.sizes.tolist() == [SIZES[i] for i in owners]
-    assert taken.owners().tolist() == [at for at, i in enumerate(owners) for _ in HELD[i]]
+    assert taken.owners().tolist() == [at for at, i in enumerate(owners) for _ in LABELS[i]]
     assert taken.x is shards.x
-    assert holdings(shards) == HELD
+    assert labels_by_owner(shards) == LABELS
 
 
 def test_taking_twice_is_taking_once() -> None:
     shards = ragged()
     twice = shards.take(torch.tensor([4, 0, 2])).take(torch.tensor([2, 1]))
-    assert holdings(twice) == [HELD[2], HELD[0]]
+    assert labels_by_owner(twice) == [LABELS[2], LABELS[0]]
 
 
 def test_shards_that_overlap() -> None:
     shards = Shards(torch.arange(4.0), torch.arange(4), torch.tensor([0, 1, 2, 1, 3]), torch.tensor([0, 3, 5]))
-    assert holdings(shards) == [[0, 1, 2], [1, 3]]
-    assert holdings(shards.take(torch.tensor([1, 0]))) == [[1, 3], [0, 1, 2]]
+    assert labels_by_owner(shards) == [[0, 1, 2], [1, 3]]
+    assert labels_by_owner(shards.take(torch.tensor([1, 0]))) == [[1, 3], [0, 1, 2]]
 
 
 def test_examples_of_a_group_keep_their_order_and_layout() -> None:
@@ -92,69 +92,69 @@ def examples(size: int, width: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
 CLIENTS = [examples(size, seed=i) for i, size in enumerate((3, 6, 2))]
 
 
-def federation(**given: Any) -> Federation:
+def make_federation(**arguments: Any) -> Federation:
     x, y = examples(5)
-    test = Examples(x, y, torch.zeros(5, dtype=torch.int64)) if "groups" in given else (x, y)
-    return Federation.from_tensors(**({"clients": CLIENTS, "test": test} | given))
+    test = Examples(x, y, torch.zeros(5, dtype=torch.int64)) if "groups" in arguments else (x, y)
+    return Federation.from_tensors(**({"clients": CLIENTS, "test": test} | arguments))
 
 
 def test_with_several_groups_the_test_set_says_which_group_each_example_is_of() -> None:
     with pytest.raises(InputError, match="which group each is of"):
-        federation(groups=["a", "b", "a"], test=examples(5))
+        make_federation(groups=["a", "b", "a"], test=examples(5))
 
 
 def test_a_federation_of_one_s_own_tensors() -> None:
-    found = federation(
+    federation = make_federation(
         groups=["b", "a", "b"],
         holdout=[examples(i + 1, seed=9) for i in range(3)],
         threshold=torch.tensor([0.5, 0.6, 1]),
     )
-    assert len(found) == 3
-    assert found.groups == ("b", "a")
-    assert found.group.tolist() == [0, 1, 0]
-    assert found.shares.tolist() == pytest.approx([2 / 3, 1 / 3])
-    assert found.clients.sizes.tolist() == [3, 6, 2]
+    assert len(federation) == 3
+    assert federation.groups == ("b", "a")
+    assert federation.group.tolist() == [0, 1, 0]
+    assert federation.group_fractions.tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert federation.clients.sizes.tolist() == [3, 6, 2]
     for i, (x, y) in enumerate(CLIENTS):
-        assert torch.equal(found.clients.x[found.clients.owned(i)], x)
-        assert torch.equal(found.clients.y[found.clients.owned(i)], y)
-    assert found.holdout.sizes.tolist() == [1, 2, 3]
-    assert found.preferences.threshold.tolist() == pytest.approx([0.5, 0.6, 1])
-    assert found.preferences.beta.tolist() == [0.5] * 3
-    assert found.test.group.tolist() == [0] * 5
+        assert torch.equal(federation.clients.x[federation.clients.owned(i)], x)
+        assert torch.equal(federation.clients.y[federation.clients.owned(i)], y)
+    assert federation.holdout.sizes.tolist() == [1, 2, 3]
+    assert federation.preferences.threshold.tolist() == pytest.approx([0.5, 0.6, 1])
+    assert federation.preferences.beta.tolist() == [0.5] * 3
+    assert federation.test.group.tolist() == [0] * 5
 
 
 def test_what_is_left_out() -> None:
-    found = federation(clients=[(torch.rand(2, 2), torch.tensor([0, 6])), examples(3)])
-    assert found.classes == 7
-    assert found.groups == ("all",)
-    assert len(found.shadow) == 0
-    assert found.shadow.x.shape == (0, 2)
-    assert found.holdout.sizes.tolist() == [0, 0]
+    federation = make_federation(clients=[(torch.rand(2, 2), torch.tensor([0, 6])), examples(3)])
+    assert federation.classes == 7
+    assert federation.groups == ("all",)
+    assert len(federation.shadow) == 0
+    assert federation.shadow.x.shape == (0, 2)
+    assert federation.holdout.sizes.tolist() == [0, 0]
 
 
 def test_permuted_clients_take_everything_with_them() -> None:
-    found = federation(
+    federation = make_federation(
         groups=["b", "a", "b"],
         holdout=[examples(i + 1, seed=9 + i) for i in range(3)],
         threshold=torch.tensor([0.5, 0.6, 0.7]),
         beta=torch.tensor([0.1, 0.2, 0.3]),
     )
     order = [2, 0, 1]
-    moved = found.permuted(torch.tensor(order))
+    moved = federation.permuted(torch.tensor(order))
     assert moved.ids.tolist() == order
     assert moved.group.tolist() == [0, 0, 1]
-    assert moved.groups == found.groups
+    assert moved.groups == federation.groups
     assert moved.preferences.threshold.tolist() == pytest.approx([0.7, 0.5, 0.6])
     assert moved.preferences.beta.tolist() == pytest.approx([0.3, 0.1, 0.2])
     for place in ("clients", "holdout"):
-        there, here = getattr(moved, place), getattr(found, place)
-        assert holdings(there) == [holdings(here)[i] for i in order]
+        there, here = getattr(moved, place), getattr(federation, place)
+        assert labels_by_owner(there) == [labels_by_owner(here)[i] for i in order]
         assert there.sizes.tolist() == [int(here.sizes[i]) for i in order]
-    assert moved.test is found.test
-    assert found.ids.tolist() == [0, 1, 2]
+    assert moved.test is federation.test
+    assert federation.ids.tolist() == [0, 1, 2]
     back = moved.permuted(torch.tensor([1, 2, 0]))
     assert back.ids.tolist() == [0, 1, 2]
-    assert holdings(back.clients) == holdings(found.clients)
+    assert labels_by_owner(back.clients) == labels_by_owner(federation.clients)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -168,11 +168,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": [examples(3), examples(3, width=5)]},
         r"client 1 .* \(5,\); client 0's have shape \(2,\)",
     ),
-    "groups": ({"groups": ["a", "b"]}, "group of each of 3 clients; got 2"),
-    "threshold": ({"threshold": 0.4}, r"threshold must be in \[0.5, 1\]; got 0.4"),
-    "thresholds": ({"threshold": torch.tensor([0.6, 0.7, 1.2])}, r"threshold must be in \[0.5, 1\]; got 0.6 to 1.2"),
-    "threshold not a number": ({"threshold": float("nan")}, r"threshold must be in"),
-    "beta": ({"beta": -0.5}, r"beta must be in \[0.0, 1\]; got -0.5"),
+    "groups": ({"groups": ["a", "b"]}, "'groups' must name the group of each of 3 clients; got 2"),
+    "threshold": ({"threshold": 0.4}, r"'threshold' must be in \[0.5, 1\]; got 0.4"),
+    "thresholds": ({"threshold": torch.tensor([0.6, 0.7, 1.2])}, r"'threshold' must be in \[0.5, 1\]; got 0.6 to 1.2"),
+    "threshold not a number": ({"threshold": float("nan")}, r"'threshold' must be in"),
+    "beta": ({"beta": -0.5}, r"'beta' must be in \[0.0, 1\]; got -0.5"),
     "betas for others": ({"beta": torch.tensor([0.5, 0.5])}, "beta"),
     "holdout of fewer clients": ({"holdout": [examples(2)]}, "holdout"),
     "holdout labels missing": ({"holdout": [(torch.rand(4, 2), torch.zeros(3).long())] * 3}, "holdout"),
@@ -188,6 +188,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", list(BAD))
 def test_a_federation_refuses(case: str) -> None:
-    given, sentence = BAD[case]
+    arguments, sentence = BAD[case]
     with pytest.raises(InputError, match=sentence):
-        federation(**given)
+        make_federation(**arguments)

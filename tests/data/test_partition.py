@@ -1,11 +1,12 @@
-"""Every image in one place, shifted by its group, dealt out the same way each time.
+"""Partitions: every image in one part, shifted by its group, and the same partition each time.
 
-An image's label is its own number (as many classes as images) and its three pixels spell that number in base
-256, so where each image went can be read off twice.
+An image's label is its own index (as many classes as images) and its three pixels are the digits of that index in base
+256, so the part that an image went to can be read off twice.
 """
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,79 +16,85 @@ from torch import Tensor
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Group, ImageDataset, Partition, Preferences, partition_dataset
-from shoal.data.partition import apportion, skew_labels
+from shoal.data.label_skew import skew_labels
+from shoal.data.partition import apportion
 
 EVERYONE = (Group("all", 1.0),)
 TWO = (Group("few", 0.25), Group("many", 0.75))
 
 
 def numbered(train: int, test: int) -> ImageDataset:
-    """Images of 2x2 pixels in three channels that spell their own number, the training split first."""
+    """Images of 2x2 pixels in three channels that encode their own index, the training split first."""
     number = torch.arange(train + test)
-    spelt = torch.stack([number % 256, number // 256 % 256, number // 65536], dim=1).to(torch.uint8)
-    pixels = spelt[:, :, None, None].expand(-1, 3, 2, 2).contiguous()
+    digits = torch.stack([number % 256, number // 256 % 256, number // 65536], dim=1).to(torch.uint8)
+    pixels = digits[:, :, None, None].expand(-1, 3, 2, 2).contiguous()
     return ImageDataset("numbers", pixels, 255, number, train, train + test)
 
 
 def numbers(x: Tensor) -> Tensor:
-    """What the pixels of unshifted images spell."""
+    """The indices that the pixels of unshifted images encode."""
     values = (255 * x).round().long()
     assert (values == values[:, :, :1, :1]).all()
     return values[:, 0, 0, 0] + 256 * values[:, 1, 0, 0] + 65536 * values[:, 2, 0, 0]
 
 
-def deal(images: ImageDataset, plan: Partition, groups: tuple[Group, ...] = EVERYONE, seed: int = 0) -> Federation:
+def partition(clients: int, examples: int, shadow: int, test: int, **more: Any) -> Partition:
+    return Partition(clients, examples, shadow_examples=shadow, test_examples=test, **more)
+
+
+def federation_of(
+    images: ImageDataset, plan: Partition, groups: tuple[Group, ...] = EVERYONE, seed: int = 0
+) -> Federation:
     nothing = torch.zeros(plan.clients, dtype=torch.float64)
     return partition_dataset(images, plan, groups, Preferences(nothing + 0.6, nothing), Stream(seed))
 
 
-def places(federation: Federation) -> dict[str, Tensor]:
-    """The numbers of the images in each place, read from the pixels; the labels must say the same."""
-    found = {}
-    parts = (("clients", federation.clients), ("holdout", federation.holdout))
-    for name, shards in parts:
-        x, y = shards.x[shards.rows], shards.y[shards.rows]
+def indices_by_part(federation: Federation) -> dict[str, Tensor]:
+    """The indices of the images in each part, read from the pixels; the labels must say the same."""
+    parts = {}
+    for name, shards in (("clients", federation.clients), ("holdout", federation.holdout)):
+        x, y = shards.x[shards.indices], shards.y[shards.indices]
         assert torch.equal(numbers(x), y), name
-        found[name] = y
+        parts[name] = y
     for name, examples in (("shadow", federation.shadow), ("test", federation.test)):
         assert torch.equal(numbers(examples.x), examples.y), name
-        found[name] = examples.y
-    return found
+        parts[name] = examples.y
+    return parts
 
 
 PLANS = {
-    "no official test part": (500, 0, Partition(10, 20, 100, 50, holdout_examples=5)),
-    "all images used": (300, 100, Partition(10, 20, 100, 50, holdout_examples=5)),
-    "test part larger than the test set": (300, 200, Partition(10, 20, 50, 60, holdout_examples=3)),
-    "test part smaller than the test set": (300, 20, Partition(8, 15, 60, 70)),
-    "clients take the whole training part": (500, 100, Partition(10, 50, 60, 40)),
-    "clients reach into the test part": (100, 300, Partition(10, 20, 50, 60, holdout_examples=2)),
-    "only test part": (0, 200, Partition(4, 10, 50, 60)),
-    "nothing for the server": (100, 20, Partition(4, 10, 0, 10)),
-    "dirichlet": (400, 100, Partition(10, 30, 50, 60, holdout_examples=4, dirichlet_alpha=0.5)),
-    "more than 65,536 images": (70_000, 10, Partition(10, 20, 65_900, 100)),
+    "no official test part": (500, 0, partition(10, 20, 100, 50, holdout_examples=5)),
+    "all images used": (300, 100, partition(10, 20, 100, 50, holdout_examples=5)),
+    "test part larger than the test set": (300, 200, partition(10, 20, 50, 60, holdout_examples=3)),
+    "test part smaller than the test set": (300, 20, partition(8, 15, 60, 70)),
+    "clients take the whole training part": (500, 100, partition(10, 50, 60, 40)),
+    "clients reach into the test part": (100, 300, partition(10, 20, 50, 60, holdout_examples=2)),
+    "only test part": (0, 200, partition(4, 10, 50, 60)),
+    "nothing for the server": (100, 20, partition(4, 10, 0, 10)),
+    "dirichlet": (400, 100, partition(10, 30, 50, 60, holdout_examples=4, dirichlet_alpha=0.5)),
+    "more than 65,536 images": (70_000, 10, partition(10, 20, 65_900, 100)),
 }
 
 
 @pytest.mark.parametrize("groups", [EVERYONE, TWO], ids=["one group", "two groups"])
 @pytest.mark.parametrize("case", list(PLANS))
-def test_every_image_is_in_one_place_and_its_label_goes_with_it(case: str, groups: tuple[Group, ...]) -> None:
+def test_every_image_is_in_one_part_and_its_label_goes_with_it(case: str, groups: tuple[Group, ...]) -> None:
     train, test, plan = PLANS[case]
-    found = places(deal(numbered(train, test), plan, groups))
-    assert {name: len(y) for name, y in found.items()} == {
+    parts = indices_by_part(federation_of(numbered(train, test), plan, groups))
+    assert {name: len(y) for name, y in parts.items()} == {
         "clients": plan.clients * plan.examples_per_client,
         "holdout": plan.clients * plan.holdout_examples,
         "shadow": plan.shadow_examples,
         "test": plan.test_examples,
     }
-    everywhere = torch.cat(list(found.values()))
+    everywhere = torch.cat(list(parts.values()))
     assert len(everywhere.unique()) == len(everywhere)
     assert everywhere.min() >= 0
     assert everywhere.max() < train + test
 
 
-def test_shards_of_clients_are_disjoint_and_cover_what_was_dealt() -> None:
-    federation = deal(numbered(400, 0), Partition(10, 20, 50, 60, holdout_examples=3))
+def test_shards_of_clients_are_disjoint_and_of_the_right_size() -> None:
+    federation = federation_of(numbered(400, 0), partition(10, 20, 50, 60, holdout_examples=3))
     for shards, each in ((federation.clients, 20), (federation.holdout, 3)):
         owned = [set(shards.y[shards.owned(i)].tolist()) for i in range(10)]
         assert [len(mine) for mine in owned] == [each] * 10
@@ -97,23 +104,22 @@ def test_shards_of_clients_are_disjoint_and_cover_what_was_dealt() -> None:
 @pytest.mark.parametrize("case", list(PLANS))
 def test_official_test_images_go_to_the_test_set_first_and_training_images_to_clients_first(case: str) -> None:
     train, test, plan = PLANS[case]
-    found = places(deal(numbered(train, test), plan))
-    official = {name: int((y >= train).sum()) for name, y in found.items()}
+    parts = indices_by_part(federation_of(numbered(train, test), plan))
+    official = {name: int((y >= train).sum()) for name, y in parts.items()}
     assert official["test"] == min(test, plan.test_examples)
-    dealt = plan.clients * plan.examples_per_client
-    assert official["clients"] == max(0, dealt - train)
+    assert official["clients"] == max(0, plan.clients * plan.examples_per_client - train)
 
 
 def test_cifar10_as_the_paper_splits_it_keeps_a_test_set_from_the_official_test_images() -> None:
     """100 clients x 500 use up the 50,000 training images (here 1 in 100): shadow and test share the 10,000."""
     train, test = 500, 100
-    found = places(deal(numbered(train, test), Partition(100, 5, 80, 20), TWO))
-    assert sorted(found["clients"].tolist()) == list(range(train))
-    assert sorted(torch.cat([found["shadow"], found["test"]]).tolist()) == list(range(train, train + test))
+    parts = indices_by_part(federation_of(numbered(train, test), partition(100, 5, 80, 20), TWO))
+    assert sorted(parts["clients"].tolist()) == list(range(train))
+    assert sorted(torch.cat([parts["shadow"], parts["test"]]).tolist()) == list(range(train, train + test))
 
 
-def test_images_are_dealt_at_random_within_each_part() -> None:
-    federation = deal(numbered(1000, 0), Partition(10, 50, 100, 100))
+def test_images_go_to_random_clients_within_each_part() -> None:
+    federation = federation_of(numbered(1000, 0), partition(10, 50, 100, 100))
     means = [float(federation.clients.y[federation.clients.owned(i)].double().mean()) for i in range(10)]
     spread = 1000 / 12**0.5 / 50**0.5  # standard deviation of the mean of 50 draws
     assert max(abs(mean - 499.5) for mean in means) < 4 * spread
@@ -153,7 +159,7 @@ def test_apportion_gives_everything_away_within_one_of_the_exact_share(groups: i
 
 def test_clients_and_shadow_are_mixed_by_share_and_the_test_set_evenly() -> None:
     groups = (Group("a", 0.1), Group("b", 0.25), Group("c", 0.65))
-    federation = deal(numbered(1000, 0), Partition(20, 5, 200, 90), groups)
+    federation = federation_of(numbered(1000, 0), partition(20, 5, 200, 90), groups)
     assert federation.groups == ("a", "b", "c")
     assert torch.bincount(federation.group).tolist() == [2, 5, 13]
     assert federation.group_fractions.tolist() == pytest.approx([0.1, 0.25, 0.65])
@@ -162,16 +168,16 @@ def test_clients_and_shadow_are_mixed_by_share_and_the_test_set_evenly() -> None
 
 
 def test_a_test_set_that_does_not_divide_differs_by_one() -> None:
-    federation = deal(numbered(400, 0), Partition(10, 5, 0, 50), tuple(Group(n, 0.25) for n in "abcd"))
+    federation = federation_of(numbered(400, 0), partition(10, 5, 0, 50), tuple(Group(n, 0.25) for n in "abcd"))
     assert sorted(torch.bincount(federation.test.group).tolist()) == [12, 12, 13, 13]
 
 
 def test_every_image_is_shifted_within_the_range_of_its_group_wherever_it_is() -> None:
     groups = (Group("dark", 0.4, brightness=(0.1, 0.3)), Group("dim", 0.6, brightness=(0.5, 0.9)))
     images = ImageDataset("white", torch.full((600, 1, 2, 2), 16, dtype=torch.uint8), 16, torch.arange(600), 600, 600)
-    federation = deal(images, Partition(10, 20, 100, 100, holdout_examples=5), groups)
+    federation = federation_of(images, partition(10, 20, 100, 100, holdout_examples=5), groups)
     of_owner = [(shards, federation.group[shards.owners()]) for shards in (federation.clients, federation.holdout)]
-    placed = [(shards.x[shards.rows], group) for shards, group in of_owner]
+    placed = [(shards.x[shards.indices], group) for shards, group in of_owner]
     placed += [(federation.shadow.x, federation.shadow.group), (federation.test.x, federation.test.group)]
     for x, group in placed:
         for g, (low, high) in enumerate([(0.1, 0.3), (0.5, 0.9)]):
@@ -187,7 +193,7 @@ def test_a_group_of_unequal_clients_is_shifted_client_by_client() -> None:
     images = ImageDataset(
         "white", torch.full((300, 1, 2, 2), 255, dtype=torch.uint8), 255, torch.arange(300) % 3, 300, 3
     )
-    federation = deal(images, Partition(6, 40, 0, 20, dirichlet_alpha=0.2), groups)
+    federation = federation_of(images, partition(6, 40, 0, 20, dirichlet_alpha=0.2), groups)
     assert len(federation.clients.sizes.unique()) > 1
     for i in range(6):
         factors = federation.clients.x[federation.clients.owned(i)]
@@ -201,22 +207,24 @@ def noise(count: int) -> ImageDataset:
 
 def test_an_image_s_shift_does_not_depend_on_where_it_is() -> None:
     group = (Group("turned", 1.0, rotation=(0, 90), brightness=(0.5, 1)),)
-    here = deal(noise(400), Partition(10, 20, 40, 60), group)
-    there = deal(noise(400), Partition(5, 10, 150, 60, holdout_examples=12), group)
-    seen: list[dict[int, Tensor]] = []
+    here = federation_of(noise(400), partition(10, 20, 40, 60), group)
+    there = federation_of(noise(400), partition(5, 10, 150, 60, holdout_examples=12), group)
+    by_number: list[dict[int, Tensor]] = []
     for federation in (here, there):
         parts = (federation.clients, federation.holdout, federation.shadow, federation.test)
-        seen.append({int(y): x for part in parts for x, y in zip(part.x, part.y, strict=True)})
-    both = set(seen[0]) & set(seen[1])
+        by_number.append({int(y): x for part in parts for x, y in zip(part.x, part.y, strict=True)})
+    both = set(by_number[0]) & set(by_number[1])
     assert set(here.clients.y.tolist()) & set(there.shadow.y.tolist())
     assert len(both) > 200
     for number in both:
-        torch.testing.assert_close(seen[0][number], seen[1][number], atol=1e-6, rtol=0)
+        torch.testing.assert_close(by_number[0][number], by_number[1][number], atol=1e-6, rtol=0)
 
 
 def test_the_server_s_sets_do_not_change_what_clients_hold() -> None:
     group = (Group("turned", 1.0, rotation=(0, 90)),)
-    plain, more = (deal(noise(300), Partition(10, 10, shadow, test), group) for shadow, test in ((0, 20), (100, 60)))
+    plain, more = (
+        federation_of(noise(300), partition(10, 10, shadow, test), group) for shadow, test in ((0, 20), (100, 60))
+    )
     assert torch.equal(plain.clients.y, more.clients.y)
     torch.testing.assert_close(plain.clients.x, more.clients.x, atol=1e-6, rtol=0)
 
@@ -225,10 +233,10 @@ def test_pixels_are_scaled_by_white_and_the_images_are_left_alone() -> None:
     images = ImageDataset(
         "digits", torch.tensor([0, 4, 16], dtype=torch.uint8).reshape(3, 1, 1, 1), 16, torch.arange(3), 3, 3
     )
-    federation = deal(images, Partition(1, 2, 0, 1))
-    shown = dict(zip(federation.clients.y.tolist(), federation.clients.x.flatten().tolist(), strict=True))
-    shown[int(federation.test.y)] = federation.test.x.item()
-    assert shown == {0: 0.0, 1: 0.25, 2: 1.0}
+    federation = federation_of(images, partition(1, 2, 0, 1))
+    pixel_of = dict(zip(federation.clients.y.tolist(), federation.clients.x.flatten().tolist(), strict=True))
+    pixel_of[int(federation.test.y)] = federation.test.x.item()
+    assert pixel_of == {0: 0.0, 1: 0.25, 2: 1.0}
     assert images.pixels.flatten().tolist() == [0, 4, 16]
 
 
@@ -241,12 +249,12 @@ def labels(count: int = 2000, classes: int = 10) -> Tensor:
 
 def entropy(y: Tensor, owners: Tensor, clients: int) -> float:
     """The mean over clients of the entropy of their labels, in nats."""
-    found = []
+    entropies = []
     for i in range(clients):
         p = torch.bincount(y[owners == i]).double()
         p = p[p > 0] / p.sum()
-        found.append(float(-(p * p.log()).sum()))
-    return float(np.mean(found))
+        entropies.append(float(-(p * p.log()).sum()))
+    return float(np.mean(entropies))
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 0.01, 0.5, 10.0, 1e6])
@@ -265,10 +273,10 @@ def test_as_many_examples_as_clients_are_one_each() -> None:
 
 def test_smaller_alpha_is_more_skew() -> None:
     y = labels()
-    found = [entropy(y, skew_labels(y, 20, alpha, Stream(3)), 20) for alpha in (0.05, 0.3, 2.0, 100.0)]
-    assert found == sorted(found)
-    assert found[0] < 1.0
-    assert found[-1] > 0.95 * np.log(10)
+    entropies = [entropy(y, skew_labels(y, 20, alpha, Stream(3)), 20) for alpha in (0.05, 0.3, 2.0, 100.0)]
+    assert entropies == sorted(entropies)
+    assert entropies[0] < 1.0
+    assert entropies[-1] > 0.95 * np.log(10)
 
 
 def test_label_skew_makes_sizes_unequal_and_large_alpha_equal() -> None:
@@ -290,14 +298,14 @@ def test_dirichlet_shares_have_the_expected_spread() -> None:
 
 def test_a_split_with_label_skew_keeps_the_total_and_the_groups() -> None:
     images = replace(numbered(1000, 0), labels=torch.arange(1000) % 10, classes=10)
-    federation = deal(images, Partition(20, 30, 100, 100, dirichlet_alpha=0.2), TWO)
+    federation = federation_of(images, partition(20, 30, 100, 100, dirichlet_alpha=0.2), TWO)
     sizes = federation.clients.sizes
     assert sizes.sum() == 600
     assert sizes.min() >= 1
     assert sizes.max() > 45
     assert torch.bincount(federation.group).tolist() == [5, 15]
     assert torch.equal(numbers(federation.clients.x) % 10, federation.clients.y)
-    even = deal(images, Partition(20, 30, 100, 100), TWO)
+    even = federation_of(images, partition(20, 30, 100, 100), TWO)
     skewed_entropy, even_entropy = (entropy(each.clients.y, each.clients.owners(), 20) for each in (federation, even))
     assert skewed_entropy < 0.7 * even_entropy
 
@@ -310,30 +318,30 @@ KINDS = {"plain": {}, "skewed": {"dirichlet_alpha": 0.5}, "reused": {"reuse_imag
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_group_of_share_0_has_test_images_and_leaves_the_others_theirs(kind: str, at: int) -> None:
-    plan = Partition(8, 25, 60, 40, holdout_examples=5, **KINDS[kind])
-    before = deal(numbered(400, 50), plan, TWO)
+    plan = partition(8, 25, 60, 40, holdout_examples=5, **KINDS[kind])
+    before = federation_of(numbered(400, 50), plan, TWO)
     groups = (*TWO[:at], Group("nobody", 0.0), *TWO[at:])
-    found = deal(numbered(400, 50), replace(plan, test_examples=60), groups)
-    assert torch.bincount(found.test.group).tolist() == [20, 20, 20]
-    assert found.shares[at] == 0
-    assert found.groups_with_clients == [g for g in range(3) if g != at]
+    after = federation_of(numbered(400, 50), replace(plan, test_examples=60), groups)
+    assert torch.bincount(after.test.group).tolist() == [20, 20, 20]
+    assert after.group_fractions[at] == 0
+    assert after.groups_with_clients == [g for g in range(3) if g != at]
     for place in ("clients", "holdout"):
-        mine, theirs = getattr(found, place), getattr(before, place)
+        mine, theirs = getattr(after, place), getattr(before, place)
         assert torch.equal(mine.x, theirs.x)
         assert torch.equal(mine.y, theirs.y)
         assert torch.equal(mine.offsets, theirs.offsets)
-    assert torch.equal(found.shadow.x, before.shadow.x)
-    assert at not in found.shadow.group
-    assert [found.groups[g] for g in found.group.tolist()] == [before.groups[g] for g in before.group.tolist()]
+    assert torch.equal(after.shadow.x, before.shadow.x)
+    assert at not in after.shadow.group
+    assert [after.groups[g] for g in after.group.tolist()] == [before.groups[g] for g in before.group.tolist()]
     for g, group in enumerate(TWO):
-        mine, theirs = found.test.of_group(found.groups.index(group.name)), before.test.of_group(g)
+        mine, theirs = after.test.of_group(after.groups.index(group.name)), before.test.of_group(g)
         assert torch.equal(mine.x, theirs.x)
         assert torch.equal(mine.y, theirs.y)
-    apart = places(found)
+    parts = indices_by_part(after)
     if kind != "reused":
-        everywhere = torch.cat(list(apart.values()))
+        everywhere = torch.cat(list(parts.values()))
         assert len(everywhere.unique()) == len(everywhere)
-    assert not set(apart["test"].tolist()) & set(apart["clients"].tolist())
+    assert not set(parts["test"].tolist()) & set(parts["clients"].tolist())
 
 
 def test_a_group_of_share_0_shifts_its_test_images() -> None:
@@ -341,16 +349,16 @@ def test_a_group_of_share_0_shifts_its_test_images() -> None:
     images = ImageDataset(
         "white", torch.full((100, 1, 2, 2), 255, dtype=torch.uint8), 255, torch.arange(100) % 3, 100, 3
     )
-    test = deal(images, Partition(4, 10, 10, 20), groups).test
+    test = federation_of(images, partition(4, 10, 10, 20), groups).test
     assert test.of_group(0).x.unique().tolist() == [1.0]
     assert test.of_group(1).x.unique().tolist() == [0.5]
 
 
 def test_shares_of_0_alone_are_refused() -> None:
     nobody = (Group("a", 0.0), Group("b", 0.0))
-    for plan in (Partition(10, 10, 0, 20), Partition(10, 10, 0, 20, reuse_images=True)):
-        with pytest.raises(InputError, match=r"share of 'data.groups' must be above 0; got 0 \(a\) \+ 0 \(b\)"):
-            deal(numbered(300, 0), plan, nobody)
+    for plan in (partition(10, 10, 0, 20), partition(10, 10, 0, 20, reuse_images=True)):
+        with pytest.raises(InputError, match=r"one group's share must be above 0; got 0 \(a\) \+ 0 \(b\)"):
+            federation_of(numbered(300, 0), plan, nobody)
 
 
 @pytest.mark.parametrize(
@@ -358,9 +366,10 @@ def test_shares_of_0_alone_are_refused() -> None:
     [("plain", "9199855a0834fffb"), ("skewed", "43512285007d4f4a"), ("reused", "76070797c3365853")],
 )
 def test_who_gets_which_image_stays_as_it_was(kind: str, digest: str) -> None:
-    """A seed deals the same federation out in every version, or published runs could not be run again."""
-    found = deal(numbered(450, 100), Partition(10, 20, 101, 51, holdout_examples=5, **KINDS[kind]), TWO)
-    parts = [*places(found).values(), found.group, found.clients.sizes, found.shadow.group, found.test.group]
+    """A seed gives the same federation in every version, or published runs could not be repeated."""
+    federation = federation_of(numbered(450, 100), partition(10, 20, 101, 51, holdout_examples=5, **KINDS[kind]), TWO)
+    groups = [federation.group, federation.clients.sizes, federation.shadow.group, federation.test.group]
+    parts = [*indices_by_part(federation).values(), *groups]
     assert hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest()[:16] == digest
 
 
@@ -370,8 +379,8 @@ def test_who_gets_which_image_stays_as_it_was(kind: str, digest: str) -> None:
 @pytest.mark.parametrize("alpha", [None, 0.5])
 def test_a_seed_decides_everything_and_another_seed_something_else(alpha: float | None) -> None:
     group = (Group("turned", 1.0, rotation=(0, 90)),)
-    plan = Partition(10, 10, 50, 40, holdout_examples=2, dirichlet_alpha=alpha)
-    first, again, other = (deal(noise(300), plan, group, seed) for seed in (1, 1, 2))
+    plan = partition(10, 10, 50, 40, holdout_examples=2, dirichlet_alpha=alpha)
+    first, again, other = (federation_of(noise(300), plan, group, seed) for seed in (1, 1, 2))
     for place in ("clients", "holdout", "shadow", "test"):
         mine, same, theirs = (getattr(federation, place) for federation in (first, again, other))
         assert torch.equal(mine.x, same.x)
@@ -383,7 +392,7 @@ def test_another_seed_draws_other_angles_for_the_same_image() -> None:
     group = (Group("turned", 1.0, rotation=(0, 90)),)
     one, two = (
         {int(y): x for x, y in zip(f.test.x, f.test.y, strict=True)}
-        for f in (deal(noise(20), Partition(1, 1, 0, 19), group, seed) for seed in (1, 2))
+        for f in (federation_of(noise(20), partition(1, 1, 0, 19), group, seed) for seed in (1, 2))
     )
     both = set(one) & set(two)
     assert len(both) >= 18
@@ -394,7 +403,7 @@ def test_neither_the_global_generators_nor_the_images_are_touched() -> None:
     images = noise(300)
     kept = images.pixels.clone()
     torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    deal(images, Partition(10, 10, 50, 40, dirichlet_alpha=0.5), (Group("turned", 1.0, rotation=(0, 90)),))
+    federation_of(images, partition(10, 10, 50, 40, dirichlet_alpha=0.5), (Group("turned", 1.0, rotation=(0, 90)),))
     assert torch.equal(images.pixels, kept)
     assert torch.equal(torch.random.get_rng_state(), torch_state)
     assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
@@ -404,40 +413,40 @@ def test_neither_the_global_generators_nor_the_images_are_touched() -> None:
 
 
 def test_as_many_images_as_there_are_is_allowed_and_one_more_is_not() -> None:
-    plan = Partition(10, 20, 40, 40, holdout_examples=2)
-    assert len(deal(numbered(250, 50), plan)) == 10
-    with pytest.raises(InputError, match=r"'data' asks for 301 images \(10 clients x 22 \+ 41 shadow \+ 40 test\)"):
-        deal(numbered(250, 50), replace(plan, shadow_examples=41))
+    plan = partition(10, 20, 40, 40, holdout_examples=2)
+    assert len(federation_of(numbered(250, 50), plan)) == 10
+    with pytest.raises(InputError, match=r"needs 301 images \(10 clients x 22 \+ 41 shadow \+ 40 test\)"):
+        federation_of(numbered(250, 50), replace(plan, shadow_examples=41))
     with pytest.raises(InputError, match="but numbers has 299"):
-        deal(numbered(249, 50), plan)
+        federation_of(numbered(249, 50), plan)
 
 
 @pytest.mark.parametrize("many", [0.8, 0.65, 0.7501])
 def test_shares_that_do_not_sum_to_one_are_refused(many: float) -> None:
     with pytest.raises(InputError, match=rf"must sum to 1; 0.25 \(few\) \+ {many:g} \(many\) sum to"):
-        deal(numbered(300, 0), Partition(10, 10, 0, 20), (Group("few", 0.25), Group("many", many)))
+        federation_of(numbered(300, 0), partition(10, 10, 0, 20), (Group("few", 0.25), Group("many", many)))
 
 
 def test_shares_that_sum_to_one_but_for_rounding_are_taken() -> None:
     thirds = tuple(Group(name, 1 / 3) for name in "abc")
-    assert torch.bincount(deal(numbered(300, 0), Partition(9, 10, 0, 20), thirds).group).tolist() == [3, 3, 3]
+    assert torch.bincount(federation_of(numbered(300, 0), partition(9, 10, 0, 20), thirds).group).tolist() == [3, 3, 3]
 
 
 def test_a_group_without_a_client_is_refused() -> None:
-    with pytest.raises(InputError, match=r"'data.groups.few.share' = 0.02 of 10 clients is no client"):
-        deal(numbered(300, 0), Partition(10, 10, 0, 20), (Group("few", 0.02), Group("many", 0.98)))
+    with pytest.raises(InputError, match=r"group 'few' has a share of 0.02 of 10 clients, which is no client"):
+        federation_of(numbered(300, 0), partition(10, 10, 0, 20), (Group("few", 0.02), Group("many", 0.98)))
 
 
 def test_reused_images_go_to_every_group_once_and_to_one_of_clients_shadow_and_test():
-    plan = Partition(8, 25, 60, 80, holdout_examples=5, reuse_images=True)
+    plan = partition(8, 25, 60, 80, holdout_examples=5, reuse_images=True)
     groups = (Group("few", 0.25), Group("many", 0.75))
-    federation = deal(numbered(300, 50), plan, groups)
-    found = places(federation)
+    federation = federation_of(numbered(300, 50), plan, groups)
+    parts = indices_by_part(federation)
     by_group = []
     for index in range(2):
         clients = torch.nonzero(federation.group == index).squeeze(1)
         mine = [shards.take(clients) for shards in (federation.clients, federation.holdout)]
-        by_group.append(torch.cat([shards.y[shards.rows] for shards in mine]))
+        by_group.append(torch.cat([shards.y[shards.indices] for shards in mine]))
         assert len(by_group[-1].unique()) == len(by_group[-1]) == 30 * len(clients)
     few, many = by_group
     assert set(few.tolist()) < set(many.tolist())
@@ -445,21 +454,37 @@ def test_reused_images_go_to_every_group_once_and_to_one_of_clients_shadow_and_t
     test = [federation.test.y[federation.test.group == index] for index in range(2)]
     assert set(test[0].tolist()) == set(test[1].tolist())
     assert len(test[0].unique()) == 40
-    parts = [set(part.tolist()) for part in (many, found["shadow"], test[0])]
-    assert sum(map(len, parts)) == len(set.union(*parts)) == 180 + 60 + 40
-    assert parts[2] <= set(range(300, 350)), "the official test images are tested on"
+    disjoint = [set(part.tolist()) for part in (many, parts["shadow"], test[0])]
+    assert sum(map(len, disjoint)) == len(set.union(*disjoint)) == 180 + 60 + 40
+    assert disjoint[2] <= set(range(300, 350)), "the official test images are tested on"
 
 
 def test_reused_images_fill_the_set_to_the_last_and_no_further():
     quarters = tuple(Group(str(turn), 0.25, rotation=(turn, turn)) for turn in (0, 90, 180, 270))
     images = numbered(60, 10)
-    federation = deal(images, Partition(24, 10, 0, 40, reuse_images=True), quarters)
-    assert len(federation.clients.rows) == 240
+    federation = federation_of(images, partition(24, 10, 0, 40, reuse_images=True), quarters)
+    assert len(federation.clients.indices) == 240
     assert torch.bincount(federation.clients.y).tolist() == [4] * 60
-    with pytest.raises(InputError, match=r"asks for 71 images \(6 clients x 10 \+ 0 shadow \+ 11 test in the largest"):
-        deal(images, Partition(24, 10, 0, 44, reuse_images=True), quarters)
+    with pytest.raises(InputError, match=r"needs 71 images \(6 clients x 10 \+ 0 shadow \+ 11 test in the largest"):
+        federation_of(images, partition(24, 10, 0, 44, reuse_images=True), quarters)
 
 
 def test_reused_images_with_label_skew_are_refused():
-    with pytest.raises(InputError, match=r"data\.reuse_images.*data\.dirichlet_alpha"):
-        Partition(4, 10, 0, 10, dirichlet_alpha=0.5, reuse_images=True)
+    with pytest.raises(InputError, match="'reuse_images' does not go together with 'dirichlet_alpha'"):
+        partition(4, 10, 0, 10, dirichlet_alpha=0.5, reuse_images=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"clients": 0}, "'clients' must be at least 1; got 0"),
+        ({"examples_per_client": 2.5}, "'examples_per_client' must be .*; got 2.5"),
+        ({"test_examples": 0}, "'test_examples' must be at least 1; got 0"),
+        ({"holdout_examples": -1}, "'holdout_examples' must be at least 0; got -1"),
+        ({"dirichlet_alpha": 0.0}, "'dirichlet_alpha' must be above 0.*; got 0.0"),
+        ({"reuse_images": "no"}, "'reuse_images' must be true or false; got 'no'"),
+    ],
+)
+def test_a_partition_refuses_values_out_of_range(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Partition(**({"clients": 4, "examples_per_client": 10, "test_examples": 10} | changes))

@@ -1,4 +1,4 @@
-"""What clients tolerate, and how it becomes a weight."""
+"""Thresholds of clients, and their weights of risk."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_thresholds_come_from_the_seed_and_from_nothing_else() -> None:
 
 
 def test_beta_from_the_threshold() -> None:
-    """The most tolerant client looks at loss alone, the least tolerant at risk alone."""
+    """The most tolerant client weighs loss only, the least tolerant risk only."""
     preferences = draw_preferences(200, PAPER, "threshold", Stream(0))
     expected = (0.8 - preferences.threshold) / 0.3
     torch.testing.assert_close(preferences.beta, expected)
@@ -44,7 +44,7 @@ def test_one_beta_for_all(beta: float) -> None:
     assert preferences.beta.dtype == torch.float64
 
 
-def test_a_beta_for_each_and_alpha_beside_it() -> None:
+def test_one_beta_per_client_and_alpha() -> None:
     preferences = draw_preferences(3, PAPER, [0.0, 0.25, 1.0], Stream(0))
     assert preferences.beta.tolist() == [0, 0.25, 1]
     assert preferences.alpha.tolist() == [1, 0.75, 0]
@@ -57,17 +57,17 @@ def test_a_range_may_be_a_point() -> None:
 @pytest.mark.parametrize(
     ("bounds", "beta", "sentence"),
     [
-        ((0.4, 0.8), 0.5, r"'privacy.thresholds' .* 0.5 <= low <= high <= 1; got \[0.4, 0.8\]"),
-        ((0.5, 1.1), 0.5, r"'privacy.thresholds' .* got \[0.5, 1.1\]"),
-        ((0.8, 0.6), 0.5, r"'privacy.thresholds' .* got \[0.8, 0.6\]"),
-        ((float("nan"), 0.6), 0.5, r"'privacy.thresholds' .* got \[nan, 0.6\]"),
-        (PAPER, 1.5, r"'privacy.beta' must be in \[0, 1\]; got 1.5"),
-        (PAPER, -0.1, r"'privacy.beta' must be in \[0, 1\]; got -0.1"),
-        (PAPER, float("nan"), r"'privacy.beta' must be in \[0, 1\]; got nan"),
-        (PAPER, [0.5, 2.0, 0.5], r"'privacy.beta' must be in \[0, 1\]; got 2"),
-        (PAPER, [0.5, 0.5], r"'privacy.beta' must be one number or one for each of 3 clients; got 2 numbers"),
-        (PAPER, "loss", r"'privacy.beta' must be a number in \[0, 1\] or \"threshold\"; got \"loss\""),
-        ((0.7, 0.7), "threshold", r"'privacy.beta' = \"threshold\" needs 'privacy.thresholds' with low < high"),
+        ((0.4, 0.8), 0.5, r"'thresholds' .* 0.5 <= low <= high <= 1; got \[0.4, 0.8\]"),
+        ((0.5, 1.1), 0.5, r"'thresholds' .* got \[0.5, 1.1\]"),
+        ((0.8, 0.6), 0.5, r"'thresholds' .* got \[0.8, 0.6\]"),
+        ((float("nan"), 0.6), 0.5, r"'thresholds' .* got \[nan, 0.6\]"),
+        (PAPER, 1.5, r"'beta' must be in \[0, 1\]; got 1.5"),
+        (PAPER, -0.1, r"'beta' must be in \[0, 1\]; got -0.1"),
+        (PAPER, float("nan"), r"'beta' must be in \[0, 1\]; got nan"),
+        (PAPER, [0.5, 2.0, 0.5], r"'beta' must be in \[0, 1\]; got 2"),
+        (PAPER, [0.5, 0.5], r"'beta' must be one number or one for each of 3 clients; got 2 numbers"),
+        (PAPER, "loss", r"'beta' must be a number in \[0, 1\] or \"threshold\"; got \"loss\""),
+        ((0.7, 0.7), "threshold", r"'beta' = \"threshold\" needs 'thresholds' with low < high"),
     ],
 )
 def test_what_is_refused(bounds: tuple[float, float], beta: float | str | list[float], sentence: str) -> None:

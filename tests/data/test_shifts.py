@@ -15,53 +15,53 @@ SQUARE, WIDE, TALL = (3, 1, 28, 28), (2, 3, 9, 16), (2, 1, 12, 7)
 SHAPES = pytest.mark.parametrize("shape", [SQUARE, WIDE, TALL], ids=["square", "wide", "tall"])
 
 
-def pictures(*shape: int) -> Tensor:
+def random_images(*shape: int) -> Tensor:
     return torch.rand(shape, generator=Stream(0)("pictures").generator())
 
 
 def by_scipy(image: Tensor, degrees: float) -> Tensor:
     """(H, W), turned counter-clockwise as seen, bilinear, zero outside."""
-    turned = ndimage.rotate(
+    rotated = ndimage.rotate(
         image.double().numpy(), degrees, axes=(1, 0), reshape=False, order=1, mode="grid-constant", cval=0
     )
-    return torch.from_numpy(np.ascontiguousarray(turned)).float()
+    return torch.from_numpy(np.ascontiguousarray(rotated)).float()
 
 
 @SHAPES
 @pytest.mark.parametrize("degrees", [0.0, 7.5, 25.0, 45.0, 90.0, 133.0, 180.0, -30.0, 360.0])
 def test_rotation_is_scipy_s(shape: tuple[int, ...], degrees: float) -> None:
-    images = pictures(*shape)
-    turned = rotate(images, torch.full((shape[0],), degrees))
-    assert turned.shape == images.shape
-    for ours, image in zip(turned.flatten(0, 1), images.flatten(0, 1), strict=True):
+    images = random_images(*shape)
+    rotated = rotate(images, torch.full((shape[0],), degrees))
+    assert rotated.shape == images.shape
+    for ours, image in zip(rotated.flatten(0, 1), images.flatten(0, 1), strict=True):
         torch.testing.assert_close(ours, by_scipy(image, degrees), atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("quarters", [1, 2, 3, 4])
 def test_quarter_turns_are_counter_clockwise(quarters: int) -> None:
-    images = pictures(*SQUARE)
-    turned = rotate(images, torch.full((3,), 90.0 * quarters))
-    torch.testing.assert_close(turned, torch.rot90(images, quarters, (2, 3)), atol=1e-4, rtol=0)
+    images = random_images(*SQUARE)
+    rotated = rotate(images, torch.full((3,), 90.0 * quarters))
+    torch.testing.assert_close(rotated, torch.rot90(images, quarters, (2, 3)), atol=1e-4, rtol=0)
 
 
 @SHAPES
 def test_half_a_turn_reverses_both_axes(shape: tuple[int, ...]) -> None:
-    images = pictures(*shape)
+    images = random_images(*shape)
     torch.testing.assert_close(rotate(images, torch.full((shape[0],), 180.0)), images.flip(2, 3), atol=1e-4, rtol=0)
 
 
 @SHAPES
 def test_no_turn_is_the_same_picture_in_another_tensor(shape: tuple[int, ...]) -> None:
-    images = pictures(*shape)
+    images = random_images(*shape)
     kept = images.clone()
-    turned = rotate(images, torch.zeros(shape[0]))
-    torch.testing.assert_close(turned, images, atol=1e-5, rtol=0)
+    rotated = rotate(images, torch.zeros(shape[0]))
+    torch.testing.assert_close(rotated, images, atol=1e-5, rtol=0)
     rotate(images, torch.full((shape[0],), 40.0)).zero_()
     assert torch.equal(images, kept)
 
 
 def test_each_picture_turns_by_its_own_angle() -> None:
-    images, degrees = pictures(4, 2, 11, 11), torch.tensor([0.0, 12.0, -50.0, 90.0])
+    images, degrees = random_images(4, 2, 11, 11), torch.tensor([0.0, 12.0, -50.0, 90.0])
     together = rotate(images, degrees)
     for i in range(4):
         torch.testing.assert_close(together[i : i + 1], rotate(images[i : i + 1], degrees[i : i + 1]))
@@ -69,21 +69,21 @@ def test_each_picture_turns_by_its_own_angle() -> None:
 
 
 def test_what_comes_from_outside_is_zero() -> None:
-    turned = rotate(torch.ones(1, 1, 20, 20), torch.tensor([45.0]))[0, 0]
-    assert turned[0, 0] == turned[0, -1] == turned[-1, 0] == turned[-1, -1] == 0
-    assert turned[6:14, 6:14].min() > 0.999
+    rotated = rotate(torch.ones(1, 1, 20, 20), torch.tensor([45.0]))[0, 0]
+    assert rotated[0, 0] == rotated[0, -1] == rotated[-1, 0] == rotated[-1, -1] == 0
+    assert rotated[6:14, 6:14].min() > 0.999
     # A square and its copy turned by 45 degrees overlap in a regular octagon: 2 (sqrt 2 - 1) of the area.
-    assert turned.mean().item() == pytest.approx(2 * (2**0.5 - 1), abs=0.02)
+    assert rotated.mean().item() == pytest.approx(2 * (2**0.5 - 1), abs=0.02)
 
 
 def test_rotation_keeps_pixels_between_zero_and_one() -> None:
-    turned = rotate(pictures(*SQUARE), torch.tensor([10.0, 33.0, 71.0]))
-    assert turned.min() >= 0
-    assert turned.max() <= 1
+    rotated = rotate(random_images(*SQUARE), torch.tensor([10.0, 33.0, 71.0]))
+    assert rotated.min() >= 0
+    assert rotated.max() <= 1
 
 
 def test_more_pictures_than_are_turned_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    images, degrees = pictures(7, 1, 6, 6), torch.linspace(0, 90, 7)
+    images, degrees = random_images(7, 1, 6, 6), torch.linspace(0, 90, 7)
     whole = rotate(images, degrees)
     monkeypatch.setattr("shoal.data.shifts._CHUNK", 3)
     torch.testing.assert_close(rotate(images, degrees), whole)
@@ -91,40 +91,45 @@ def test_more_pictures_than_are_turned_at_a_time(monkeypatch: pytest.MonkeyPatch
 
 def test_brightness_is_a_factor_clipped_to_one() -> None:
     images = torch.tensor([0.0, 0.2, 0.5, 1.0]).reshape(1, 1, 2, 2).repeat(3, 1, 1, 1)
-    found = brighten(images, torch.tensor([0.5, 1.0, 4.0])).reshape(3, 4)
+    brightened = brighten(images, torch.tensor([0.5, 1.0, 4.0])).reshape(3, 4)
     expected = torch.tensor([[0, 0.1, 0.25, 0.5], [0, 0.2, 0.5, 1], [0, 0.8, 1, 1]])
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(brightened, expected)
 
 
 def test_draws_place_angle_and_factor_in_their_ranges() -> None:
-    images = pictures(3, 1, 8, 8)
-    draws = torch.tensor([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]])
-    turned = Group("a", 1.0, rotation=(10, 50)).shift(images, draws)
-    torch.testing.assert_close(turned, rotate(images, torch.tensor([10.0, 30.0, 50.0])))
-    brighter = Group("a", 1.0, brightness=(0.5, 0.9)).shift(images, draws)
+    images = random_images(3, 1, 8, 8)
+    uniform = torch.tensor([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]])
+    rotated = Group("a", 1.0, rotation=(10, 50)).shift(images, uniform)
+    torch.testing.assert_close(rotated, rotate(images, torch.tensor([10.0, 30.0, 50.0])))
+    brighter = Group("a", 1.0, brightness=(0.5, 0.9)).shift(images, uniform)
     torch.testing.assert_close(brighter, brighten(images, torch.tensor([0.9, 0.7, 0.5])))
-    both = Group("a", 1.0, rotation=(10, 50), brightness=(0.5, 0.9)).shift(images, draws)
-    torch.testing.assert_close(both, brighten(turned, torch.tensor([0.9, 0.7, 0.5])))
+    both = Group("a", 1.0, rotation=(10, 50), brightness=(0.5, 0.9)).shift(images, uniform)
+    torch.testing.assert_close(both, brighten(rotated, torch.tensor([0.9, 0.7, 0.5])))
 
 
 def test_a_group_without_a_shift_leaves_pictures_as_they_are() -> None:
-    images = pictures(3, 1, 8, 8)
+    images = random_images(3, 1, 8, 8)
     assert torch.equal(Group("a", 1.0).shift(images, torch.rand(3, 2)), images)
 
 
 BAD = {
-    "negative share": ({"share": -0.1}, r"'data.groups.few.share' must be at least 0 and at most 1; got -0.1"),
-    "infinite share": ({"share": float("-inf")}, r"'data.groups.few.share' .* got -inf"),
-    "large share": ({"share": 1.01}, r"'data.groups.few.share' .* got 1.01"),
-    "share not a number": ({"share": float("nan")}, r"'data.groups.few.share' .* got nan"),
-    "angles": ({"rotation": (30.0, 20.0)}, r"'data.groups.few.rotation' .* low <= high; got \[30, 20\]"),
-    "infinite angle": ({"rotation": (0.0, float("inf"))}, r"'data.groups.few.rotation' .* got \[0, inf\]"),
-    "no angle": ({"rotation": (float("nan"), 1.0)}, r"'data.groups.few.rotation' .* got \[nan, 1\]"),
-    "three angles": ({"rotation": (0.0, 10.0, 20.0)}, r"'data.groups.few.rotation' .*low.*high"),
-    "one angle": ({"rotation": (10.0,)}, r"'data.groups.few.rotation' .*low.*high"),
-    "factors": ({"brightness": (1.2, 0.9)}, r"'data.groups.few.brightness' .* got \[1.2, 0.9\]"),
-    "negative factor": ({"brightness": (-0.5, 0.9)}, r"brightness' must be within 0 and 100; got \[-0.5, 0.9\]"),
-    "many turns": ({"rotation": (0.0, 1e300)}, r"rotation' must be within -360 and 360 degrees; got 1e\+300"),
+    "negative share": ({"share": -0.1}, r"'share' must be at least 0.*; got -0.1"),
+    "infinite share": ({"share": float("-inf")}, r"'share' .* got -inf"),
+    "large share": ({"share": 1.01}, r"'share' must be at most 1.*; got 1.01"),
+    "share not a number": ({"share": float("nan")}, r"'share' .* got nan"),
+    "angles": ({"rotation": (30.0, 20.0)}, r"'rotation' .* low <= high; got \[30, 20\]"),
+    "infinite angle": ({"rotation": (0.0, float("inf"))}, r"'rotation' .* got \(0.0, inf\)"),
+    "no angle": ({"rotation": (float("nan"), 1.0)}, r"'rotation' .* got \(nan, 1.0\)"),
+    "three angles": ({"rotation": (0.0, 10.0, 20.0)}, r"'rotation' must be two numbers, \[low, high\]; got"),
+    "one angle": ({"rotation": (10.0,)}, r"'rotation' must be .*; got \(10.0,\)"),
+    "factors": ({"brightness": (1.2, 0.9)}, r"'brightness' .* got \[1.2, 0.9\]"),
+    "negative factor": ({"brightness": (-0.5, 0.9)}, r"'brightness' must be at least 0.*; got \(-0.5, 0.9\)"),
+    "large angle": ({"rotation": (0.0, 1e300)}, r"'rotation' must be at most 360.*; got \(0.0, 1e\+300\)"),
+    "no name": ({"name": ""}, "'' cannot be a group's name"),
+    "a name of all groups": (
+        {"name": "overall"},
+        "'overall' cannot be a group's name; overall and total stand for all",
+    ),
 }
 
 
@@ -132,7 +137,7 @@ BAD = {
 def test_a_group_refuses(name: str) -> None:
     given, sentence = BAD[name]
     with pytest.raises(InputError, match=sentence):
-        Group("few", **({"share": 0.5} | given))
+        Group(**({"name": "few", "share": 0.5} | given))
 
 
 def test_a_range_may_be_a_point_and_angles_negative() -> None:

@@ -74,7 +74,7 @@ def test_a_victim_that_takes_turns_spends_what_the_more_used_part_of_its_example
     holds = torch.zeros(len(federation.clients.y), dtype=torch.bool)
     holds[federation.clients.owned(2)[:2]] = True  # Two of seven hold the property.
     schedule = PropertySchedule(
-        holds, torch.zeros(0, dtype=torch.bool), int(federation.ids[2]), int(federation.ids[0]), every=2
+        holds, torch.zeros(0, dtype=torch.bool), int(federation.ids[2]), int(federation.ids[0]), period=2
     )
     found = accounting.of_federation(replace(federation, property_schedule=schedule), everyone, LOCAL, rule)
     # In rounds 2, 4 and 6 the two, both in every step; in the four others the five, in two steps a pass.
@@ -99,7 +99,7 @@ def test_a_victim_s_turns_count_where_prv_is_refused(build):
     federation = build(sizes=(60,) * 6)
     holds = torch.zeros(360, dtype=torch.bool)
     holds[federation.clients.owned(2)[:6]] = True
-    schedule = PropertySchedule(holds, torch.zeros(0, dtype=torch.bool), victim=2, attacker=0, every=2)
+    schedule = PropertySchedule(holds, torch.zeros(0, dtype=torch.bool), victim=2, attacker=0, period=2)
     local = LocalSGD(steps=1, batch_size=6, gradient_privacy=DPSGD(1.0, 1.0, accountant="prv"))
     check_accountable(federation, 5_000, local)
     with pytest.raises(InputError, match="takes too much memory"):

@@ -174,14 +174,12 @@ def test_texts_are_dealt_out_as_they_are():
 @pytest.mark.parametrize("shift", [{"rotation": (0.0, 9.0)}, {"brightness": (0.5, 1.0)}])
 def test_groups_that_shift_texts_are_refused(shift):
     plan = Partition(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8)
-    with pytest.raises(
-        InputError, match=r"'data.groups.all' rotates or brightens images, but numbers has texts; leave"
-    ):
+    with pytest.raises(InputError, match=r"group 'all' rotates or brightens images, but numbers has texts; leave"):
         plan.check(numbered(60), [Group("all", 1.0, **shift)])
 
 
 def test_too_few_texts_are_called_texts():
-    with pytest.raises(InputError, match=r"asks for 33 texts \(.*\), but numbers has 9"):
+    with pytest.raises(InputError, match=r"needs 33 texts \(.*\), but numbers has 9"):
         Partition(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8).check(
             numbered(9), [Group("all", 1.0)]
         )

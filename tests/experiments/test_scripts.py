@@ -115,7 +115,7 @@ def test_agreement_of_labels_is_the_cosine_of_their_changes(tmp_path):
     changes = []
     for client in (federation.property_schedule.attacker, federation.property_schedule.victim):
         rows = federation.clients.owned(client).numpy()
-        labels, holds = federation.clients.y.numpy()[rows], federation.property_schedule.holds.numpy()[rows]
+        labels, holds = federation.clients.y.numpy()[rows], federation.property_schedule.has_property.numpy()[rows]
         shares = [np.histogram(labels[kind], bins=10, range=(0, 10))[0] / kind.sum() for kind in (holds, ~holds)]
         changes.append(shares[0] - shares[1])
     expected = changes[0] @ changes[1] / np.prod([np.linalg.norm(each) for each in changes])

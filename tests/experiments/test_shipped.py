@@ -53,7 +53,7 @@ def _neither_weights_nor_pixels(monkeypatch):
     """Networks keep their shapes but not their random weights, and images are not turned: nothing here reads them."""
     for name in ("kaiming_uniform_", "uniform_"):
         monkeypatch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
-    monkeypatch.setattr("shoal.data.partition.Shifter.pixels", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1))
+    monkeypatch.setattr("shoal.data.shifted_dataset.ShiftedDataset.inputs", lambda _, rows, __: torch.zeros(len(rows), 1, 1, 1))
 
 
 def test_every_file_is_a_configuration_or_a_sweep_or_what_sweeps_show():
@@ -79,7 +79,7 @@ def test_every_run_of_a_sweep_fits_the_official_data(path, monkeypatch):
     def load(source, task, **_):
         return load_dataset(source, task=task) if source in EMBEDDED else blank(source, task)
 
-    monkeypatch.setattr("shoal.sweeps.plan.load_dataset", load)
+    monkeypatch.setattr("shoal.config.build.load_dataset", load)
     sweep = read_sweep(path)
     assert len(plan_runs(sweep)) == len(sweep.runs)
     assert len(sweep.seeds) == 5

@@ -1,103 +1,140 @@
-"""Group fairness against Definitions 1 to 3 of IFCA-MIR, written out in numpy."""
+"""Group fairness against fairlearn, and against Definitions 1 to 3 of IFCA-MIR written out in numpy."""
 
 import numpy as np
 import pytest
+from fairlearn.metrics import demographic_parity_difference, equal_opportunity_difference
 
 from shoal.metrics import Fairness, fairness
 
 
-def rate(event: np.ndarray, given: np.ndarray, weight: np.ndarray) -> float:
+def rate(event: np.ndarray, given: np.ndarray, weights: np.ndarray) -> float:
     """P(event | given), each row counting as often as its weight says."""
-    return weight[event & given].sum() / weight[given].sum()
+    return weights[event & given].sum() / weights[given].sum()
 
 
 def spread(rates: list[float]) -> float:
     return max(rates) - min(rates)
 
 
-def by_definition(labels: np.ndarray, said: np.ndarray, group: np.ndarray, weight: np.ndarray) -> list[float]:
+def by_definition(predictions: np.ndarray, labels: np.ndarray, group: np.ndarray, weights: np.ndarray) -> list[float]:
     """The mean over classes of the largest differences between groups: parity, opportunity, odds."""
     rows = []
     for c in np.unique(labels):
         members = [group == g for g in np.unique(group)]
-        parity = spread([rate(said == c, m, weight) for m in members])
-        hits = spread([rate(said == c, m & (labels == c), weight) for m in members])
-        alarms = spread([rate(said == c, m & (labels != c), weight) for m in members])
+        parity = spread([rate(predictions == c, m, weights) for m in members])
+        hits = spread([rate(predictions == c, m & (labels == c), weights) for m in members])
+        alarms = spread([rate(predictions == c, m & (labels != c), weights) for m in members])
         rows.append((parity, hits, max(hits, alarms)))
     return np.mean(rows, axis=0).tolist()
 
 
-def figures(found: Fairness) -> list[float]:
-    return [found.demographic_parity, found.equal_opportunity, found.equalized_odds]
+def numbers(result: Fairness) -> list[float]:
+    return [result.demographic_parity, result.equal_opportunity, result.equalized_odds]
 
 
-def case(groups: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    draw = np.random.default_rng(seed)
-    labels, group = draw.integers(0, classes, 300), draw.integers(0, groups, 300)
-    wrong = draw.random(300) < 0.15 + 0.2 * group
-    return labels, np.where(wrong, draw.integers(0, classes, 300), labels), group
+def by_fairlearn(predictions: np.ndarray, labels: np.ndarray, group: np.ndarray, weights: np.ndarray) -> list[float]:
+    """The same by fairlearn, on the groups that have examples of what a rate is of."""
+
+    def opportunity(actual: np.ndarray, predicted: np.ndarray) -> float:
+        rows = np.isin(group, group[actual])
+        if len(np.unique(group[rows])) < 2:
+            return 0.0
+        return equal_opportunity_difference(
+            actual[rows].astype(int),
+            predicted[rows].astype(int),
+            sensitive_features=group[rows],
+            sample_weight=weights[rows],
+        )
+
+    differences = []
+    for c in np.unique(labels):
+        actual, predicted = labels == c, predictions == c
+        parity = demographic_parity_difference(actual, predicted, sensitive_features=group, sample_weight=weights)
+        hits = opportunity(actual, predicted)
+        differences.append((parity, hits, max(hits, opportunity(~actual, predicted))))
+    return np.mean(differences, axis=0).tolist()
+
+
+def scored(groups: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predictions, labels and groups; the more wrong the higher the group."""
+    rng = np.random.default_rng(seed)
+    labels, group = rng.integers(0, classes, 300), rng.integers(0, groups, 300)
+    wrong = rng.random(300) < 0.15 + 0.2 * group
+    return np.where(wrong, rng.integers(0, classes, 300), labels), labels, group
 
 
 @pytest.mark.parametrize("groups", [2, 3])
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_figures_are_the_definitions(groups: int, classes: int, weighted: bool) -> None:
-    labels, said, group = case(groups, classes, seed=groups + classes)
-    weight = np.random.default_rng(2).uniform(0.2, 2, 300) if weighted else np.ones(300)
-    expected = by_definition(labels, said, group, weight)
-    assert figures(fairness(labels, said, group, weight)) == pytest.approx(expected)
+    predictions, labels, group = scored(groups, classes, seed=groups + classes)
+    weights = np.random.default_rng(2).uniform(0.2, 2, 300) if weighted else np.ones(300)
+    expected = by_definition(predictions, labels, group, weights)
+    assert numbers(fairness(predictions, labels, group, weights)) == pytest.approx(expected)
     assert min(expected) > 0.01
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("lacking", [False, True])
+def test_figures_are_fairlearn_s(groups: int, weighted: bool, lacking: bool) -> None:
+    predictions, labels, group = scored(groups, 4, seed=groups)
+    if lacking:  # the first class is in the first group only
+        group = np.where(labels == 0, 0, group)
+    weights = np.random.default_rng(2).uniform(0.2, 2, 300) if weighted else np.ones(300)
+    expected = by_fairlearn(predictions, labels, group, weights)
+    assert numbers(fairness(predictions, labels, group, weights)) == pytest.approx(expected, rel=1e-12, abs=0)
 
 
 def test_figures_by_hand() -> None:
     """Group 0 is always right; group 1 takes one of its two ones, and one of its two zeros, for the other."""
     labels = np.array([0, 0, 1, 0, 0, 1, 1])
-    said = np.array([0, 0, 1, 0, 1, 1, 0])
+    predictions = np.array([0, 0, 1, 0, 1, 1, 0])
     group = np.array([0, 0, 0, 1, 1, 1, 1])
-    found = fairness(labels, said, group, np.ones(7))
-    assert found.demographic_parity == pytest.approx(2 / 3 - 1 / 2)  # says 0: 2 of 3, 2 of 4; says 1: 1 of 3, 2 of 4
-    assert found.equal_opportunity == pytest.approx(0.5)
-    assert found.equalized_odds == pytest.approx(0.5)
+    result = fairness(predictions, labels, group, np.ones(7))
+    assert result.demographic_parity == pytest.approx(2 / 3 - 1 / 2)  # says 0: 2 of 3, 2 of 4; says 1: 1 of 3, 2 of 4
+    assert result.equal_opportunity == pytest.approx(0.5)
+    assert result.equalized_odds == pytest.approx(0.5)
 
 
 def test_groups_that_are_treated_alike_are_treated_fairly() -> None:
-    labels, said, _ = case(2, 4, seed=1)
+    predictions, labels, _ = scored(2, 4, seed=1)
     twice, group = np.concatenate([labels, labels]), np.repeat([0, 1], 300)
-    found = fairness(twice, np.concatenate([said, said]), group, np.ones(600))
-    assert figures(found) == pytest.approx([0, 0, 0])
+    result = fairness(np.concatenate([predictions, predictions]), twice, group, np.ones(600))
+    assert numbers(result) == pytest.approx([0, 0, 0])
 
 
 def test_one_group_is_always_fair() -> None:
-    labels, said, group = case(2, 4, seed=1)
-    assert figures(fairness(labels, said, np.zeros_like(group), np.ones(300))) == [0, 0, 0]
+    predictions, labels, group = scored(2, 4, seed=1)
+    assert numbers(fairness(predictions, labels, np.zeros_like(group), np.ones(300))) == [0, 0, 0]
 
 
 def test_the_largest_unfairness_is_one() -> None:
     labels = np.array([0, 1, 0, 1])
-    found = fairness(labels, np.array([0, 1, 1, 0]), np.array([0, 0, 1, 1]), np.ones(4))
-    assert figures(found) == [0, 1, 1]
+    result = fairness(np.array([0, 1, 1, 0]), labels, np.array([0, 0, 1, 1]), np.ones(4))
+    assert numbers(result) == [0, 1, 1]
 
 
 def test_a_whole_weight_is_that_many_repetitions() -> None:
-    labels, said, group = case(2, 3, seed=4)
-    weight = np.random.default_rng(5).integers(1, 5, 300)
-    repeated = fairness(*(np.repeat(each, weight) for each in (labels, said, group)), np.ones(weight.sum()))
-    assert figures(fairness(labels, said, group, weight.astype(float))) == pytest.approx(figures(repeated))
-    assert figures(repeated) != pytest.approx(figures(fairness(labels, said, group, np.ones(300))))
+    predictions, labels, group = scored(2, 3, seed=4)
+    weights = np.random.default_rng(5).integers(1, 5, 300)
+    repeated = fairness(*(np.repeat(each, weights) for each in (predictions, labels, group)), np.ones(weights.sum()))
+    assert numbers(fairness(predictions, labels, group, weights.astype(float))) == pytest.approx(numbers(repeated))
+    assert numbers(repeated) != pytest.approx(numbers(fairness(predictions, labels, group, np.ones(300))))
 
 
 def test_names_of_groups_do_not_matter() -> None:
-    labels, said, group = case(3, 4, seed=6)
+    predictions, labels, group = scored(3, 4, seed=6)
     other = np.array([7, 2, 5])[group]
-    assert figures(fairness(labels, said, other, np.ones(300))) == pytest.approx(
-        figures(fairness(labels, said, group, np.ones(300)))
+    assert numbers(fairness(predictions, labels, other, np.ones(300))) == pytest.approx(
+        numbers(fairness(predictions, labels, group, np.ones(300)))
     )
 
 
 def test_perfect_predictions_have_equal_opportunity_even_where_a_group_lacks_a_class() -> None:
-    """P(said 1 | label 1) is not defined in a group without ones; it is not zero."""
+    """P(prediction 1 | label 1) is not defined in a group without ones; it is not zero."""
     labels, group = np.array([0, 1, 0, 0]), np.array([0, 0, 1, 1])
-    found = fairness(labels, labels, group, np.ones(4))
-    assert found.equal_opportunity == 0
-    assert found.equalized_odds == 0
-    assert found.demographic_parity == pytest.approx(0.5)
+    result = fairness(labels, labels, group, np.ones(4))
+    assert result.equal_opportunity == 0
+    assert result.equalized_odds == 0
+    assert result.demographic_parity == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""MembershipMetrics against scikit-learn, brute force and numbers made by hand."""
+"""Membership metrics against scikit-learn, brute force and numbers made by hand."""
 
 import math
 
@@ -11,63 +11,63 @@ from shoal.metrics import balanced_accuracy, gap_accuracy, membership_metrics, r
 CASES = ["continuous", "ties", "few members"]
 
 
-def case(name: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def scored(name: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Scores of members a little above those of the others, and who is a member."""
-    draw = np.random.default_rng(seed)
-    member = draw.random(400) < (0.1 if name == "few members" else 0.5)
-    scores = draw.normal(size=400) + 0.8 * member
-    return (np.round(2 * scores) if name == "ties" else scores), member
+    rng = np.random.default_rng(seed)
+    is_member = rng.random(400) < (0.1 if name == "few members" else 0.5)
+    scores = rng.normal(size=400) + 0.8 * is_member
+    return (np.round(2 * scores) if name == "ties" else scores), is_member
 
 
-def best_tpr(scores: np.ndarray, member: np.ndarray, at_most: float, weight: np.ndarray | None = None) -> float:
+def best_tpr(scores: np.ndarray, is_member: np.ndarray, max_fpr: float, weights: np.ndarray | None = None) -> float:
     """By trying every threshold: the most members caught while at most that share of the others is."""
-    weight = np.ones(len(scores)) if weight is None else weight
+    weights = np.ones(len(scores)) if weights is None else weights
     rates = [0.0]
     for threshold in np.unique(scores):
-        said = scores >= threshold
-        if weight[said & ~member].sum() / weight[~member].sum() <= at_most + 1e-9:
-            rates.append(weight[said & member].sum() / weight[member].sum())
+        predictions = scores >= threshold
+        if weights[predictions & ~is_member].sum() / weights[~is_member].sum() <= max_fpr + 1e-9:
+            rates.append(weights[predictions & is_member].sum() / weights[is_member].sum())
     return max(rates)
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_auc_and_accuracy_are_scikit_learn_s(name: str, weighted: bool) -> None:
-    scores, member = case(name)
-    weight = np.random.default_rng(1).uniform(0.1, 3, len(scores)) if weighted else None
-    found = membership_metrics(scores, 0.4, member, weight)
-    assert found.auc == pytest.approx(roc_auc_score(member, scores, sample_weight=weight))
-    assert found.accuracy == pytest.approx(balanced_accuracy_score(member, scores > 0.4, sample_weight=weight))
-    assert (found.members, found.non_members) == (member.sum(), (~member).sum())
-    assert 0.6 < found.auc < 0.8
+    scores, is_member = scored(name)
+    weights = np.random.default_rng(1).uniform(0.1, 3, len(scores)) if weighted else None
+    metrics = membership_metrics(scores, is_member, weights, threshold=0.4)
+    assert metrics.auc == pytest.approx(roc_auc_score(is_member, scores, sample_weight=weights))
+    assert metrics.accuracy == pytest.approx(balanced_accuracy_score(is_member, scores > 0.4, sample_weight=weights))
+    assert (metrics.members, metrics.non_members) == (is_member.sum(), (~is_member).sum())
+    assert 0.6 < metrics.auc < 0.8
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_tpr_at_low_fpr_is_the_best_of_all_thresholds(name: str, seed: int, weighted: bool) -> None:
-    scores, member = case(name, seed)
-    weight = np.random.default_rng(1).integers(1, 4, len(scores)).astype(float) if weighted else None
-    found = membership_metrics(scores, 0.4, member, weight)
-    assert found.tpr_at_1_percent_fpr == pytest.approx(best_tpr(scores, member, 0.01, weight))
-    assert found.tpr_at_01_percent_fpr == pytest.approx(best_tpr(scores, member, 0.001, weight))
+    scores, is_member = scored(name, seed)
+    weights = np.random.default_rng(1).integers(1, 4, len(scores)).astype(float) if weighted else None
+    metrics = membership_metrics(scores, is_member, weights, threshold=0.4)
+    assert metrics.tpr_at_1_percent_fpr == pytest.approx(best_tpr(scores, is_member, 0.01, weights))
+    assert metrics.tpr_at_01_percent_fpr == pytest.approx(best_tpr(scores, is_member, 0.001, weights))
 
 
 def test_tpr_at_low_fpr_sees_thresholds_on_a_straight_piece_of_the_curve() -> None:
     """200 scores, each of one member and one non-member: the curve is the diagonal, 2 of 200 are 1 %."""
-    scores, member = np.repeat(np.arange(200.0), 2), np.tile([True, False], 200)
-    assert best_tpr(scores, member, 0.01) == 0.01
-    assert membership_metrics(scores, 100.0, member).tpr_at_1_percent_fpr == pytest.approx(0.01)
+    scores, is_member = np.repeat(np.arange(200.0), 2), np.tile([True, False], 200)
+    assert best_tpr(scores, is_member, 0.01) == 0.01
+    assert membership_metrics(scores, is_member, threshold=100.0).tpr_at_1_percent_fpr == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("factor", [0.1, 1 / 3, 7.0, 1e-3])
 def test_equal_weights_of_any_size_are_no_weights(factor: float) -> None:
-    draw = np.random.default_rng(0)
-    member = np.arange(200) < 100
-    scores = draw.normal(size=200) + member
+    rng = np.random.default_rng(0)
+    is_member = np.arange(200) < 100
+    scores = rng.normal(size=200) + is_member
     plain, weighted = (
-        membership_metrics(scores, 0.5, member),
-        membership_metrics(scores, 0.5, member, np.full(200, factor)),
+        membership_metrics(scores, is_member, threshold=0.5),
+        membership_metrics(scores, is_member, np.full(200, factor), threshold=0.5),
     )
     assert plain.tpr_at_1_percent_fpr > plain.tpr_at_01_percent_fpr
     for key in ("accuracy", "auc", "tpr_at_1_percent_fpr", "tpr_at_01_percent_fpr"):
@@ -75,76 +75,83 @@ def test_equal_weights_of_any_size_are_no_weights(factor: float) -> None:
 
 
 def test_a_whole_weight_is_that_many_repetitions() -> None:
-    scores, member = case("ties")
-    weight = np.random.default_rng(3).integers(1, 5, len(scores))
-    weighted = membership_metrics(scores, 1.0, member, weight.astype(float))
-    repeated = membership_metrics(np.repeat(scores, weight), 1.0, np.repeat(member, weight))
+    scores, is_member = scored("ties")
+    weights = np.random.default_rng(3).integers(1, 5, len(scores))
+    weighted = membership_metrics(scores, is_member, weights.astype(float), threshold=1.0)
+    repeated = membership_metrics(np.repeat(scores, weights), np.repeat(is_member, weights), threshold=1.0)
     for key in ("accuracy", "auc", "tpr_at_1_percent_fpr", "tpr_at_01_percent_fpr"):
         assert getattr(weighted, key) == pytest.approx(getattr(repeated, key)), key
-    assert weighted.auc != pytest.approx(membership_metrics(scores, 1.0, member).auc, abs=1e-4)
+    assert weighted.auc != pytest.approx(membership_metrics(scores, is_member, threshold=1.0).auc, abs=1e-4)
 
 
 def test_scores_that_separate_perfectly_leak_everything() -> None:
-    found = membership_metrics(np.array([5.0, 6.0, 7.0, 1.0, 2.0]), 4.0, np.array([True, True, True, False, False]))
-    assert (found.accuracy, found.auc, found.tpr_at_1_percent_fpr, found.tpr_at_01_percent_fpr) == (1, 1, 1, 1)
-    assert (found.members, found.non_members) == (3, 2)
+    metrics = membership_metrics(
+        np.array([5.0, 6.0, 7.0, 1.0, 2.0]), np.array([True, True, True, False, False]), threshold=4.0
+    )
+    assert (metrics.accuracy, metrics.auc, metrics.tpr_at_1_percent_fpr, metrics.tpr_at_01_percent_fpr) == (1, 1, 1, 1)
+    assert (metrics.members, metrics.non_members) == (3, 2)
 
 
 def test_the_wrong_way_round_everything_is_wrong() -> None:
-    found = membership_metrics(np.array([1.0, 2.0, 5.0, 6.0]), 4.0, np.array([True, True, False, False]))
-    assert (found.accuracy, found.auc, found.tpr_at_1_percent_fpr) == (0, 0, 0)
+    metrics = membership_metrics(np.array([1.0, 2.0, 5.0, 6.0]), np.array([True, True, False, False]), threshold=4.0)
+    assert (metrics.accuracy, metrics.auc, metrics.tpr_at_1_percent_fpr) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 2.0, 3.0])
 def test_constant_scores_leak_nothing(threshold: float) -> None:
-    found = membership_metrics(np.full(10, 2.0), threshold, np.arange(10) < 3)
-    assert (found.accuracy, found.auc, found.tpr_at_1_percent_fpr, found.tpr_at_01_percent_fpr) == (0.5, 0.5, 0, 0)
+    metrics = membership_metrics(np.full(10, 2.0), np.arange(10) < 3, threshold=threshold)
+    assert (metrics.accuracy, metrics.auc, metrics.tpr_at_1_percent_fpr, metrics.tpr_at_01_percent_fpr) == (
+        0.5,
+        0.5,
+        0,
+        0,
+    )
 
 
 def test_only_a_score_above_the_threshold_says_member() -> None:
-    found = membership_metrics(np.array([1.0, 1.0, 2.0]), 1.0, np.array([True, False, True]))
-    assert found.accuracy == (0.5 + 1) / 2
+    metrics = membership_metrics(np.array([1.0, 1.0, 2.0]), np.array([True, False, True]), threshold=1.0)
+    assert metrics.accuracy == (0.5 + 1) / 2
 
 
-@pytest.mark.parametrize(("member", "counts"), [([True] * 3, (3, 0)), ([False] * 3, (0, 3)), ([], (0, 0))])
-def test_without_members_or_non_members_there_is_no_figure(member: list[bool], counts: tuple[int, int]) -> None:
-    found = membership_metrics(np.arange(float(len(member))), 0.5, np.array(member, dtype=bool))
-    figures = (found.accuracy, found.auc, found.tpr_at_1_percent_fpr, found.tpr_at_01_percent_fpr)
+@pytest.mark.parametrize(("is_member", "counts"), [([True] * 3, (3, 0)), ([False] * 3, (0, 3)), ([], (0, 0))])
+def test_without_members_or_non_members_there_is_no_figure(is_member: list[bool], counts: tuple[int, int]) -> None:
+    metrics = membership_metrics(np.arange(float(len(is_member))), np.array(is_member, dtype=bool), threshold=0.5)
+    figures = (metrics.accuracy, metrics.auc, metrics.tpr_at_1_percent_fpr, metrics.tpr_at_01_percent_fpr)
     assert all(math.isnan(figure) for figure in figures)
-    assert (found.members, found.non_members) == counts
+    assert (metrics.members, metrics.non_members) == counts
 
 
 def test_balanced_accuracy_by_hand() -> None:
-    said = np.array([True, True, False, False, True, False, False])
-    member = np.array([True, True, True, False, False, False, False])
-    assert balanced_accuracy(said, member) == pytest.approx((2 / 3 + 3 / 4) / 2)
-    weight = np.array([1, 1, 2, 3, 1, 0, 0.0])
-    assert balanced_accuracy(said, member, weight) == pytest.approx((2 / 4 + 3 / 4) / 2)
+    predictions = np.array([True, True, False, False, True, False, False])
+    is_member = np.array([True, True, True, False, False, False, False])
+    assert balanced_accuracy(predictions, is_member) == pytest.approx((2 / 3 + 3 / 4) / 2)
+    weights = np.array([1, 1, 2, 3, 1, 0, 0.0])
+    assert balanced_accuracy(predictions, is_member, weights) == pytest.approx((2 / 4 + 3 / 4) / 2)
 
 
 def test_balanced_accuracy_does_not_depend_on_how_many_non_members_there_are() -> None:
-    said, member = np.array([True, False, True, False]), np.array([True, True, False, False])
+    predictions, is_member = np.array([True, False, True, False]), np.array([True, True, False, False])
     again = np.concatenate([np.arange(4), [2, 3], [2, 3]])
-    assert balanced_accuracy(said[again], member[again]) == balanced_accuracy(said, member) == 0.5
+    assert balanced_accuracy(predictions[again], is_member[again]) == balanced_accuracy(predictions, is_member) == 0.5
 
 
 def test_the_roc_curve_by_hand() -> None:
     """Falling scores: member, other, member, other, of which the last weighs 3."""
-    scores, member = np.array([4.0, 3.0, 2.0, 1.0]), np.array([True, False, True, False])
-    fpr, tpr = roc(scores, member)
+    scores, is_member = np.array([4.0, 3.0, 2.0, 1.0]), np.array([True, False, True, False])
+    fpr, tpr = roc(scores, is_member)
     assert fpr.tolist() == [0, 0, 0.5, 0.5, 1]
     assert tpr.tolist() == [0, 0.5, 0.5, 1, 1]
-    fpr, tpr = roc(scores, member, np.array([1, 1, 1, 3.0]))
+    fpr, tpr = roc(scores, is_member, np.array([1, 1, 1, 3.0]))
     assert fpr.tolist() == [0, 0, 0.25, 0.25, 1]
     assert tpr.tolist() == [0, 0.5, 0.5, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("at_most", "expected"), [(0.0, 0.1), (0.001, 0.1), (0.01, 0.3), (0.0199, 0.3), (0.02, 0.7), (0.5, 0.7), (1.0, 1.0)]
+    ("max_fpr", "expected"), [(0.0, 0.1), (0.001, 0.1), (0.01, 0.3), (0.0199, 0.3), (0.02, 0.7), (0.5, 0.7), (1.0, 1.0)]
 )
-def test_tpr_is_read_off_without_interpolation(at_most: float, expected: float) -> None:
+def test_tpr_is_read_off_without_interpolation(max_fpr: float, expected: float) -> None:
     fpr, tpr = np.array([0, 0, 0.01, 0.02, 1]), np.array([0, 0.1, 0.3, 0.7, 1])
-    assert tpr_at_fpr(fpr, tpr, at_most) == expected
+    assert tpr_at_fpr(fpr, tpr, max_fpr) == expected
 
 
 @pytest.mark.parametrize(("train", "test", "expected"), [(1, 0, 1), (0.7, 0.7, 0.5), (0.9, 0.6, 0.65), (0.5, 0.7, 0.4)])
@@ -154,5 +161,5 @@ def test_the_gap_attack_is_half_the_gap_above_chance(train: float, test: float, 
 
 def test_the_gap_is_the_balanced_accuracy_of_calling_right_answers_members() -> None:
     right = np.array([True, True, True, False, True, False, False])
-    member = np.array([True] * 4 + [False] * 3)
-    assert gap_accuracy(3 / 4, 1 / 3) == pytest.approx(balanced_accuracy(right, member))
+    is_member = np.array([True] * 4 + [False] * 3)
+    assert gap_accuracy(3 / 4, 1 / 3) == pytest.approx(balanced_accuracy(right, is_member))

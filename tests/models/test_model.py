@@ -133,7 +133,7 @@ def test_float_buffers_lie_behind_trainable_and_counters_nowhere() -> None:
 # --- layouts -----------------------------------------------------------------------------------------------------
 
 TENSORS = {"vector": draw(3), "filters": draw(4, 2, 3, 5), "matrix": draw(2, 6), "cube": draw(2, 3, 4), "end": draw(1)}
-LAYOUT = Layout.of(
+LAYOUT = Layout.from_tensors(
     {name: TENSORS[name] for name in ("vector", "filters", "matrix")}, {n: TENSORS[n] for n in ("cube", "end")}
 )
 
@@ -179,7 +179,7 @@ def test_pack_neither_keeps_nor_changes_what_it_is_given() -> None:
 
 def test_a_single_number_is_a_tensor_too() -> None:
     """A learned temperature is a parameter of shape ()."""
-    layout = Layout.of({"temperature": torch.tensor(2.0), "w": torch.ones(3)}, {})
+    layout = Layout.from_tensors({"temperature": torch.tensor(2.0), "w": torch.ones(3)}, {})
     row = layout.pack({"temperature": torch.tensor(5.0), "w": torch.zeros(3)})
     assert row.tolist() == [5, 0, 0, 0]
     assert layout.views(torch.arange(8.0).reshape(2, 4))["temperature"].tolist() == [0, 4]

@@ -33,12 +33,12 @@ def built(build: Callable[..., nn.Module], **options) -> Any:
 
 def inputs_of(network: nn.Module, kind: type[nn.Module], x: Tensor) -> list[tuple[int, ...]]:
     """The shape of one example as each layer of ``kind`` receives it, in the order of the forward pass."""
-    seen: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     for module in network.modules():
         if isinstance(module, kind):
-            module.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape[1:])))
+            module.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape[1:])))
     network(x)
-    return seen
+    return shapes
 
 
 def count(network: nn.Module) -> int:
@@ -141,14 +141,14 @@ def test_faces_give_the_same_in_onednn_s_layout(height: int, width: int) -> None
     x = images(3, Shape(3, height, width, 2))
     assert network.onednn_layout
     parameters = list(network.parameters())
-    found = []
+    results = []
     for given in (x, x.to_mkldnn(), x.contiguous(memory_format=torch.channels_last)):
         outputs = network(given)
         outputs = outputs.to_dense() if outputs.is_mkldnn else outputs
         loss = functional.cross_entropy(outputs, torch.tensor([0, 1, 1]))
-        found.append((outputs, *torch.autograd.grad(loss, parameters)))
-    for other in found[1:]:
-        for ours, theirs in zip(other, found[0], strict=True):
+        results.append((outputs, *torch.autograd.grad(loss, parameters)))
+    for other in results[1:]:
+        for ours, theirs in zip(other, results[0], strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -156,7 +156,7 @@ def test_faces_too_small_to_pool_three_times_are_refused() -> None:
     assert create_model("faces-cnn", Shape(1, 22, 30, 2)).network()(images(1, Shape(1, 22, 30, 2))).shape == (1, 2)
     with pytest.raises(InputError, match=r"'faces-cnn' takes images of at least 22x22 pixels; the data has 30x21"):
         create_model("faces-cnn", Shape(1, 30, 21, 2))
-    with pytest.raises(InputError, match=r"'filters' must be a list of 3; got \(3, 4\)"):
+    with pytest.raises(InputError, match=r"'filters' must be three numbers for 'faces-cnn'; got 2"):
         create_model("faces-cnn", FACES, filters=[3, 4])
 
 
@@ -177,8 +177,8 @@ def test_pool_then_relu_is_relu_then_pool_in_outputs_and_gradients(build, litera
     gradients = []
     for forward in (network, lambda x: literal(network, x)):
         outputs = forward(x)
-        found = torch.autograd.grad(functional.cross_entropy(outputs, labels), list(network.parameters()))
-        gradients.append((outputs, *found))
+        gradient = torch.autograd.grad(functional.cross_entropy(outputs, labels), list(network.parameters()))
+        gradients.append((outputs, *gradient))
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -296,7 +296,7 @@ def test_flat_models_take_images_that_are_not_square(name: str) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(InputError, match=r"there is no network 'mnist-cn'; did you mean 'mnist-cnn'\?"):
+    with pytest.raises(InputError, match=r"unknown model 'mnist-cn'; did you mean 'mnist-cnn'\?"):
         create_model("mnist-cn", MNIST)
     with pytest.raises(InputError, match=r"known: digits-cnn, faces-cnn, femnist-cnn, gru, logistic, .*vgg16"):
         create_model("qqq", MNIST)

@@ -126,10 +126,10 @@ def test_the_written_configuration_says_everything(finished):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"data__task": "class"}, "needs a task with a property"),
-        ({"data__task": None}, "needs a task with a property"),
+        ({"data__task": "class"}, "needs a 'task' with a property"),
+        ({"data__task": None}, "needs a 'task' with a property"),
         ({"data__task": "class/thin"}, "thick"),
-        ({"data__clients": 2}, "'data.clients' must be at least 3; got 2"),
+        ({"data__clients": 2}, "clients' must be at least 3; got 2"),
         ({"property_attack__gamma": 0.0}, "'property_attack.gamma' must be above 0"),
         ({"property_attack__gamma": -2.0}, "'property_attack.gamma' must be above 0"),
         ({"property_attack__alpha": 1.2}, "'property_attack.alpha' must be at most 1"),

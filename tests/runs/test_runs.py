@@ -260,7 +260,7 @@ def test_an_unwritable_place_is_refused(toy_config, tmp_path):
 
 
 def test_nothing_is_written_when_the_data_does_not_suffice(toy_config, tmp_path):
-    with pytest.raises(InputError, match="asks for"):
+    with pytest.raises(InputError, match="the partition needs"):
         run(toy_config(data__clients=1000), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

@@ -131,7 +131,7 @@ def active_property_attacker(
         client=schedule.attacker,
         model=Model(partial(_build_with_head, model.build), partial(_multi_task_loss, model.loss, classes, alpha)),
         plain=model,
-        labels=federation.clients.y.cpu() + classes * schedule.holds.long(),
+        labels=federation.clients.y.cpu() + classes * schedule.has_property.long(),
         gamma=gamma,
         train_head=train_head,
     )

@@ -73,14 +73,14 @@ def evaluate_models(
     """
     clients, test = federation.clients, federation.test
     of_test = torch.stack([engine.outputs(model, test.x).cpu() for model in models])
-    members = torch.zeros(len(clients.rows), of_test.shape[-1])
+    members = torch.zeros(len(clients.indices), of_test.shape[-1])
     reference_members: dict[int, Tensor] = {}
     reference_test: dict[int, Tensor] = {}
     for k, model in enumerate(models):
         reference = records[k].reference if records else None
         chosen = assignment[clients.owners()] == k
         if chosen.any():
-            rows = clients.rows[chosen].to(clients.y.device)
+            rows = clients.indices[chosen].to(clients.y.device)
             members[chosen] = engine.outputs_at(model, clients.x, rows).cpu()
             if reference is not None:
                 reference_members[k] = reference.evaluate(clients.x, rows, engine)
@@ -88,7 +88,7 @@ def evaluate_models(
             reference_test[k] = reference.evaluate(test.x, torch.arange(len(test), device=test.y.device), engine)
     return ModelOutputs(
         members=members,
-        labels=clients.y[clients.rows.to(clients.y.device)].cpu(),
+        labels=clients.y[clients.indices.to(clients.y.device)].cpu(),
         owner=clients.owners(),
         assignment=assignment,
         test=of_test,
@@ -149,7 +149,7 @@ class MembershipAudit:
         members, non_members = self.members[inside], self.non_members[k, weight > 0]
         scores = np.concatenate([members, non_members])
         weights = np.concatenate([np.ones(len(members)), weight[weight > 0]])
-        return membership_metrics(scores, 0.0, np.arange(len(scores)) < len(members), weights)
+        return membership_metrics(scores, np.arange(len(scores)) < len(members), weights, threshold=0.0)
 
     def of_group(self, g: int, federation: Federation, mix: Floats) -> MembershipMetrics:
         """The clients of group g: their training examples against test examples, each on the model its client chose.
@@ -161,7 +161,7 @@ class MembershipAudit:
                 alone; with others, an attack that only recognises groups has an advantage too.
         """
         scores, member, weight = self.group_scores(g, federation, mix)
-        return membership_metrics(scores, 0.0, member, weight)
+        return membership_metrics(scores, member, weight, threshold=0.0)
 
     def group_scores(self, g: int, federation: Federation, mix: Floats) -> tuple[Floats, NDArray[np.bool_], Floats]:
         """The margins, their membership and their weights from which `of_group` computes its metrics."""

@@ -122,16 +122,16 @@ def _federated_accuracy(
 ) -> float:
     """Balanced accuracy from the counts of all clients of model k; NaN without training or hold-out examples."""
     require(
-        len(federation.holdout.rows) > 0,
+        len(federation.holdout.indices) > 0,
         "the 'federated' estimator needs hold-out examples of the clients ('holdout_examples'); got none",
     )
     rates = []
     clients = torch.nonzero(state.assignment == k).flatten()
     for shards, members in ((federation.clients, True), (federation.holdout, False)):
         theirs = shards.take(clients)
-        if len(theirs.rows) == 0:
+        if len(theirs.indices) == 0:
             return float("nan")
-        rows = theirs.rows.to(theirs.y.device)
+        rows = theirs.indices.to(theirs.y.device)
         outputs = engine.outputs_at(state.models[k], theirs.x, rows).cpu()
         of_reference = None if reference is None else reference.evaluate(theirs.x, rows, engine)
         said_member = attack.score(Query.unseen(outputs, theirs.y[rows].cpu(), of_reference)) > attack.threshold

@@ -101,7 +101,9 @@ class ShadowModels:
                 generator = stream("model", k, "shadow", r).generator()
                 samples.append(torch.randperm(len(shadow), generator=generator)[: 2 * size])
                 inside.append(samples[-1][:size])
-        shards = Shards.dealt(shadow.x, shadow.y, torch.cat(inside), torch.tensor([len(each) for each in inside]))
+        shards = Shards.from_indices(
+            shadow.x, shadow.y, torch.cat(inside), torch.tensor([len(each) for each in inside])
+        )
         owners = torch.arange(clusters * self.number)
         if self.warm_start:
             starts, which = state.models, owners // self.number

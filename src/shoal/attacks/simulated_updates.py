@@ -64,7 +64,7 @@ class Auxiliary:
         """The attacker's training examples (the paper)."""
         clients = federation.clients
         rows = clients.owned(int(torch.nonzero(federation.ids == schedule.attacker)))
-        holds = schedule.holds[rows]
+        holds = schedule.has_property[rows]
         return Auxiliary(clients.x, clients.y, rows[holds], rows[~holds])
 
     @staticmethod
@@ -76,8 +76,8 @@ class Auxiliary:
         return Auxiliary(
             x=torch.cat([own.x[held], test.x]),
             y=torch.cat([own.y[held], test.y]),
-            with_property=torch.cat([torch.arange(len(held)), rows[schedule.test_holds]]),
-            without_property=rows[~schedule.test_holds],
+            with_property=torch.cat([torch.arange(len(held)), rows[schedule.test_has_property]]),
+            without_property=rows[~schedule.test_has_property],
         )
 
 
@@ -115,7 +115,7 @@ def local_updates(
             _sample(auxiliary.without_property, others, generator),
         ]
     sizes = torch.tensor([len(each) for each in rows]).reshape(-1, 2).sum(dim=1)
-    shards = Shards.dealt(auxiliary.x, auxiliary.y, torch.cat(rows), sizes)
+    shards = Shards.from_indices(auxiliary.x, auxiliary.y, torch.cat(rows), sizes)
     clients = torch.arange(len(property_fractions))
     randomness = local.randomness(shards, clients, stream("batches"))
     updates = torch.empty(len(clients), len(model))

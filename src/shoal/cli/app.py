@@ -140,8 +140,8 @@ def data(
     for title in ("data set", "images", "here", "how to get it"):
         table.add_column(title, overflow="fold")
     for each in availability(data_dir):
-        here = str(each.found) if each.found is not None else "missing"
-        table.add_row(each.name, each.images, escape(here), "" if each.found is not None else escape(each.how))
+        here = str(each.path) if each.path is not None else "missing"
+        table.add_row(each.name, each.size, escape(here), "" if each.path is not None else escape(each.instructions))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 

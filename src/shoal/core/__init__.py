@@ -1,1 +1,1 @@
-"""The ground floor: parameters as rows of numbers, randomness, the one error sentence, whole files."""
+"""Flat parameter vectors, named random streams, user errors, checked settings and atomic file writes."""

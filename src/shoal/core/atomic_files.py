@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written under a temporary name, then moved into place."""
+"""Atomic file writes: a file is written under a temporary name, flushed to disk, then moved into place."""
 
 import os
 import secrets
@@ -10,9 +10,9 @@ _UNFINISHED = ".unfinished"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, make it durable, and move it to ``path``.
+    """Let ``write`` fill a temporary file beside ``path``, flush it to disk, and move it to ``path``.
 
-    A crash at any moment leaves the old file or the new one, never a part.
+    A crash at any moment leaves the old file or the new one, never a part of it.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}"
     temporary.touch(exist_ok=False)
@@ -37,10 +37,10 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` in UTF-8, whole or not at all."""
+    """Write ``text`` to ``path`` in UTF-8, completely or not at all."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path``, whole or not at all."""
+    """Write ``content`` to ``path``, completely or not at all."""
     write_atomically(path, lambda temporary: temporary.write_bytes(content))

@@ -1,6 +1,6 @@
-"""Named random streams: a draw depends on its name and the seed, never on what was drawn before.
+"""Named random streams: a random number depends on the seed and the stream's name, never on earlier draws.
 
-So one more metric, another number of threads or a resumed run cannot shift anybody else's draws
+One more metric, another number of threads or a resumed run therefore cannot change anything else that is random
 (the law "watching does not change what is watched").
 """
 
@@ -19,10 +19,10 @@ _GLOBAL_GENERATOR = threading.Lock()
 
 @dataclass(frozen=True)
 class Stream:
-    """A place in the tree of random streams that grows from one seed.
+    """A random stream, named by a path below one seed.
 
-    Calling a stream narrows it; `generator` and the other methods draw from exactly this place, the same
-    draw each time.
+    Calling a stream gives a stream further down; `generator` and the other methods start from exactly this stream and
+    give the same numbers each time.
 
     >>> root = Stream(0)
     >>> batches = root("round", 3, "client", 17, "batches")
@@ -40,37 +40,37 @@ class Stream:
         return Stream(self.seed, self.path + tuple(part if isinstance(part, str) else int(part) for part in path))
 
     def key(self) -> int:
-        """63 bits that name this place, by BLAKE2b of the seed and the path."""
+        """The stream's seed, 63 bits: BLAKE2b of the seed and the path."""
         text = repr((self.seed, *self.path)).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
     def generator(self) -> torch.Generator:
-        """A new CPU generator seeded for this place."""
+        """A new PyTorch CPU generator at the start of this stream."""
         return torch.Generator().manual_seed(self.key())
 
     def numpy(self) -> np.random.Generator:
-        """A new NumPy generator seeded for this place."""
+        """A new NumPy generator at the start of this stream."""
         return np.random.default_rng(self.key())
 
     def seeds(self, ids: Tensor) -> Tensor:
-        """A seed for each of n owners: ids (n,) int64 -> (n,) int64, at least 0; row i depends on ``ids[i]`` only."""
+        """One seed per owner: ids (n,) int64 -> (n,) int64, at least 0; seed i depends on ``ids[i]`` only."""
         bits = _mix(ids.numpy().astype(np.uint64) ^ np.uint64(self.key())) >> np.uint64(1)
         return torch.from_numpy(bits.view(np.int64))
 
     def permutations(self, ids: Tensor, sizes: Tensor, count: int) -> Tensor:
-        """``count`` random orders for each of n owners, in one vectorised draw.
+        """``count`` random permutations for each of n owners, computed together.
 
-        Row i depends on this stream, ``ids[i]`` and ``sizes[i]`` only: not on the other owners, nor on
-        their order (which is why it does not use one generator for all of them).
+        Those of owner i depend on this stream, ``ids[i]`` and ``sizes[i]`` only: not on the other owners, nor on their
+        order. That is why bits come from a hash of (stream, owner, epoch, example), not from one generator for all.
 
         Args:
             ids: (n,) int64, names of the owners.
-            sizes: (n,) int64, examples each owner has.
-            count: orders an owner (epochs).
+            sizes: (n,) int64, number of examples of each owner.
+            count: permutations per owner (epochs).
 
         Returns:
-            (n, count, max size) int64. ``[i, e, :sizes[i]]`` is a permutation of ``range(sizes[i])``; the
-            rest of the row is the padding ``sizes[i]..``.
+            (n, count, max size) int64. ``[i, e, :sizes[i]]`` is a permutation of ``range(sizes[i])``; the rest is the
+            padding ``sizes[i]..``.
         """
         width = int(sizes.max()) if len(sizes) else 0
         owner = _mix(ids.numpy().astype(np.uint64) ^ np.uint64(self.key()))
@@ -88,7 +88,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014): 64 well-mixed bits of a counter."""
+    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a hash of 64 bits to 64 bits."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -96,7 +96,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def seeded(stream: Stream) -> Iterator[None]:
-    """Lend PyTorch's global generator to code that knows no other (`torch.nn` initialisation), then restore it."""
+    """Seed PyTorch's global generator for code that can use no other (`torch.nn` initialisation), then restore it."""
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also seed GPUs.
         torch.default_generator.manual_seed(stream.key())

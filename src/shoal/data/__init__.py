@@ -1,6 +1,7 @@
-"""What there is: images and texts, where they come from, how they are shifted and dealt out to clients.
+"""Data sets, their sources, and how they are shifted and partitioned over clients.
 
-May import `core`. To add a source: a file that returns `ImageDataset` or `TextDataset`, and its name in `catalog.py`.
+May import `core`. To add a source: a file in `sources` that returns `ImageDataset` or `TextDataset`, and its name in
+`sources/catalog.py`.
 """
 
 from shoal.data.datasets import ImageDataset, LabelledDataset, TextDataset

@@ -1,4 +1,4 @@
-"""What every source becomes: one tensor of pictures or texts, one of labels."""
+"""The two kinds of data sets: labelled images and labelled texts."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """A labelled set of pictures, as its publisher made it: nothing scaled, shuffled or dropped.
+    """A labelled set of images, as its publisher made it: nothing scaled, shuffled or dropped.
 
     Attributes:
         name: name of the set in the catalog, such as ``"fashion-mnist"``.
         pixels: (M, C, H, W) uint8, brightness from 0 (dark) to ``white``.
         white: the value of full brightness: 255, or 16 for scikit-learn's digits.
         labels: (M,) int64, each in ``range(classes)``.
-        train_count: the first ``train_count`` pictures are the official training split, the rest the official
-            test split; M where the set has no official split.
-        classes: classes the set officially has, even if some have no picture here.
-        holds: (M,) bool, which pictures hold the property of the task; None where the task names none.
+        train_count: the first ``train_count`` images are the official training split, the rest the official test
+            split; M where the set has no official split.
+        classes: number of classes of the official set, even if some have no image here.
+        has_property: (M,) bool, which images have the property that the task names; None where it names none.
     """
 
     name: str
@@ -26,11 +26,11 @@ class ImageDataset:
     labels: Tensor
     train_count: int
     classes: int
-    holds: Tensor | None = None
+    has_property: Tensor | None = None
 
     @property
     def kind(self) -> str:
-        """What it is a set of, in sentences."""
+        """The kind of examples, for sentences."""
         return "images"
 
 
@@ -40,9 +40,9 @@ class TextDataset:
 
     Attributes:
         name: name of the set in the catalog, such as ``"yelp"``.
-        words: (M, L) int64, each text's words by number, 1 to ``vocabulary``; 0 pads a text after its last word.
+        words: (M, L) int64, the numbers of the words, 1 to ``vocabulary``; zeros pad a text after its last word.
         vocabulary: the largest number of a word.
-        labels, train_count, classes, holds: as `ImageDataset`.
+        labels, train_count, classes, has_property: as in `ImageDataset`.
     """
 
     name: str
@@ -51,13 +51,13 @@ class TextDataset:
     labels: Tensor
     train_count: int
     classes: int
-    holds: Tensor | None = None
+    has_property: Tensor | None = None
 
     @property
     def kind(self) -> str:
-        """What it is a set of, in sentences."""
+        """The kind of examples, for sentences."""
         return "texts"
 
 
 LabelledDataset = ImageDataset | TextDataset
-"""What a source gives."""
+"""A data set as a source returns it."""

@@ -1,4 +1,4 @@
-"""The clients, what each holds, and what the server holds."""
+"""A federation: the clients with their data and preferences, and the server's shadow and test sets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from shoal.data.shards import Shards
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """M labelled examples, and the group whose distribution each was drawn from.
+    """M labelled examples, and the group whose distribution each one follows.
 
     Shapes: x (M, ...), y (M,) int64, group (M,) int64.
     """
@@ -28,18 +28,20 @@ class Examples:
 
     def of_group(self, group: int) -> "Examples":
         """The examples of one group, in order."""
-        mine = self.group == group
-        return self.take(torch.nonzero(mine).squeeze(1))
+        return self.take(torch.nonzero(self.group == group).squeeze(1))
 
-    def take(self, rows: Tensor) -> "Examples":
-        """The examples at ``rows`` (m,) int64."""
-        return Examples(gather(self.x, rows), self.y[rows], self.group[rows.cpu()])
+    def take(self, indices: Tensor) -> "Examples":
+        """The examples at ``indices`` (m,) int64."""
+        return Examples(gather(self.x, indices), self.y[indices], self.group[indices.cpu()])
 
 
 @dataclass(frozen=True, eq=False)
 class Preferences:
-    """What each of N clients asks for: ``threshold`` (N,), the membership-inference accuracy it tolerates, and
-    ``beta`` (N,) in [0, 1], the weight of risk in its choice of a model; alpha = 1 - beta weighs loss.
+    """How N clients weigh privacy against accuracy.
+
+    Args:
+        threshold: (N,), the membership-inference accuracy that each client tolerates.
+        beta: (N,) in [0, 1], the weight of risk in its choice of a model; alpha = 1 - beta is the weight of loss.
     """
 
     threshold: Tensor
@@ -47,7 +49,7 @@ class Preferences:
 
     @property
     def alpha(self) -> Tensor:
-        """(N,), the weight of loss."""
+        """(N,), the weight of loss, 1 - beta."""
         return 1 - self.beta
 
 
@@ -56,16 +58,16 @@ class Federation:
     """N clients with their data and preferences, and the server's shadow and test examples.
 
     Args:
-        clients: training examples, one shard a client.
-        ids: (N,) int64, names that random streams know the clients by; distinct.
+        clients: training examples, one shard per client.
+        ids: (N,) int64, distinct names of the clients, by which their random streams are named.
         group: (N,) int64, each client's true group, which no algorithm sees.
-        groups: the groups' names, also of those without clients.
+        groups: names of the groups, also of those without clients.
         preferences: thresholds and betas.
         test: held-out examples of every group, for measuring.
         shadow: the server's own examples, for its red team.
         holdout: N shards that clients keep out of training (empty shards where there are none).
         classes: C, the number of classes.
-        holding: who holds a property; None: there is none to speak of.
+        property_schedule: which examples have a property and when the victim trains on them; None without a property.
     """
 
     clients: Shards
@@ -84,23 +86,21 @@ class Federation:
 
     @property
     def group_fractions(self) -> Tensor:
-        """(G,) float64, each group's share of the clients."""
+        """(G,) float64, each group's fraction of the clients."""
         return torch.bincount(self.group, minlength=len(self.groups)).double() / max(1, len(self))
 
     @property
     def groups_with_clients(self) -> list[int]:
-        """The groups that have clients, in order; of the others there are only test examples."""
+        """Indices of the groups that have clients, in order; the others have test examples only."""
         return self.group.unique().tolist()
 
     def clients_in_round(self, number: int) -> Shards:
-        """The N shards that the clients train on in a round, counted from 1: all they have, unless a property's
-        holder takes turns.
+        """The N shards that the clients train on in round ``number``, counted from 1: all their examples, except for
+        the victim of a property attack.
         """
-        return (
-            self.clients
-            if self.property_schedule is None
-            else self.property_schedule.in_round(self.clients, self.ids, number)
-        )
+        if self.property_schedule is None:
+            return self.clients
+        return self.property_schedule.in_round(self.clients, self.ids, number)
 
     def permuted(self, order: Tensor) -> "Federation":
         """The same federation with its clients in another order; order (N,) int64 is a permutation."""
@@ -131,66 +131,67 @@ class Federation:
         Args:
             clients: (x, y) of each client: x (m, ...) float, y (m,) int64.
             test: held-out examples; a plain (x, y) is taken to be of the first group.
-            shadow: the server's examples for its red team; none, no red team.
-            groups: each client's group name; one group when left out.
+            shadow: the server's examples for its red team; None: no red team that needs shadow models.
+            groups: name of each client's group; None: one group.
             holdout: (x, y) of each client, kept out of its training.
             threshold: membership-inference accuracy tolerated, in [0.5, 1]; one number or (N,).
             beta: weight of risk in [0, 1]; one number or (N,).
-            classes: number of classes; the largest label + 1 when left out.
+            classes: number of classes; None: the largest label + 1.
 
         Raises:
             InputError: no client, a client without examples, or tensors of different shapes or lengths.
 
         >>> x, y = torch.rand(4, 2), torch.tensor([0, 1, 0, 1])
-        >>> len(Federation.of([(x, y), (x, y)], test=(x, y)))
+        >>> len(Federation.from_tensors([(x, y), (x, y)], test=(x, y)))
         2
         """
         require(len(clients) > 0, "a federation needs at least one client")
-        largest = max((int(y.max()) for _, y in clients if len(y)), default=0)
-        count = classes if classes is not None else largest + 1
-        like = clients[0][0]
+        if classes is None:
+            classes = max((int(y.max()) for _, y in clients if len(y)), default=0) + 1
+        first = clients[0][0]
+        nothing = first[:0], clients[0][1][:0]
         for i, (x, y) in enumerate(clients):
             require(len(y) > 0, f"client {i} has no examples")
-            _check(f"client {i}", x, y, like, count)
-        kept = list(holdout) if holdout is not None else [(like[:0], clients[0][1][:0])] * len(clients)
-        require(len(kept) == len(clients), f"holdout must be of each of {len(clients)} clients; got {len(kept)}")
-        for i, (x, y) in enumerate(kept):
-            _check(f"the holdout of client {i}", x, y, like, count)
-        names = list(groups) if groups is not None else ["all"] * len(clients)
+            _check_examples(f"client {i}", x, y, first, classes)
+        holdout = list(holdout) if holdout is not None else [nothing] * len(clients)
         require(
-            len(names) == len(clients),
-            f"groups must name the group of each of {len(clients)} clients; got {len(names)}",
+            len(holdout) == len(clients),
+            f"'holdout' must have one (x, y) for each of {len(clients)} clients; got {len(holdout)}",
         )
-        kinds = tuple(dict.fromkeys(names))
+        for i, (x, y) in enumerate(holdout):
+            _check_examples(f"the holdout of client {i}", x, y, first, classes)
+        group_of = list(groups) if groups is not None else ["all"] * len(clients)
         require(
-            isinstance(test, Examples) or len(kinds) == 1,
-            f"with {len(kinds)} groups, test must be Examples(x, y, group) that say which group each is of",
+            len(group_of) == len(clients),
+            f"'groups' must name the group of each of {len(clients)} clients; got {len(group_of)}",
         )
-        held_out = _examples(test)
-        server = _examples(shadow if shadow is not None else (like[:0], clients[0][1][:0]))
-        for name, each in (("test", held_out), ("shadow", server)):
-            _check(f"the {name} set", each.x, each.y, like, count)
-            largest = int(each.group.max()) if len(each) else 0
-            require(
-                largest < len(kinds), f"the {name} set has examples of group {largest}; there are {len(kinds)} groups"
-            )
+        names = tuple(dict.fromkeys(group_of))
+        require(
+            isinstance(test, Examples) or len(names) == 1,
+            f"with {len(names)} groups, 'test' must be Examples(x, y, group), which say which group each is of",
+        )
+        test, shadow = _as_examples(test), _as_examples(nothing if shadow is None else shadow)
+        for name, each in (("test", test), ("shadow", shadow)):
+            _check_examples(f"the {name} set", each.x, each.y, first, classes)
+            last = int(each.group.max()) if len(each) else 0
+            require(last < len(names), f"the {name} set has examples of group {last}; there are {len(names)} groups")
         return Federation(
-            clients=Shards.of(clients),
+            clients=Shards.from_pairs(clients),
             ids=torch.arange(len(clients)),
-            group=torch.tensor([kinds.index(name) for name in names]),
-            groups=kinds,
+            group=torch.tensor([names.index(name) for name in group_of]),
+            groups=names,
             preferences=Preferences(
-                _for_each(threshold, len(clients), "threshold", 0.5), _for_each(beta, len(clients), "beta", 0.0)
+                _per_client(threshold, len(clients), "threshold", 0.5), _per_client(beta, len(clients), "beta", 0.0)
             ),
-            test=held_out,
-            shadow=server,
-            holdout=Shards.of(kept),
-            classes=count,
+            test=test,
+            shadow=shadow,
+            holdout=Shards.from_pairs(holdout),
+            classes=classes,
         )
 
 
-def _check(name: str, x: Tensor, y: Tensor, like: Tensor, classes: int) -> None:
-    """Raise unless (x, y) are examples of the shape of ``like`` with labels below ``classes``."""
+def _check_examples(name: str, x: Tensor, y: Tensor, like: Tensor, classes: int) -> None:
+    """Raise unless (x, y) are examples of the same shape as ``like`` with labels in ``range(classes)``."""
     require(len(x) == len(y), f"{name} has {len(x)} examples but {len(y)} labels")
     require(y.dtype == torch.int64, f"{name} has labels of type {y.dtype}; they must be torch.int64")
     shape, expected = tuple(x.shape[1:]), tuple(like.shape[1:])
@@ -203,20 +204,21 @@ def _check(name: str, x: Tensor, y: Tensor, like: Tensor, classes: int) -> None:
         )
 
 
-def _examples(given: tuple[Tensor, Tensor] | Examples) -> Examples:
-    if isinstance(given, Examples):
-        return given
-    x, y = given
+def _as_examples(examples: tuple[Tensor, Tensor] | Examples) -> Examples:
+    if isinstance(examples, Examples):
+        return examples
+    x, y = examples
     return Examples(x, y, torch.zeros(len(y), dtype=torch.int64))
 
 
-def _for_each(value: Tensor | float, count: int, name: str, least: float) -> Tensor:
+def _per_client(value: Tensor | float, count: int, name: str, low: float) -> Tensor:
+    """One number, or one per client, as (count,) float64 in [low, 1]."""
     given = torch.as_tensor(value, dtype=torch.float64)
     require(
         given.dim() == 0 or given.shape == (count,),
-        f"{name} must be one number or one for each of {count} clients; got shape {tuple(given.shape)}",
+        f"'{name}' must be one number or one for each of {count} clients; got shape {tuple(given.shape)}",
     )
     values = given.expand(count).clone()
-    within = bool(((values >= least) & (values <= 1)).all())
-    require(within, f"{name} must be in [{least}, 1]; got {values.min():g} to {values.max():g}")
+    within = bool(((values >= low) & (values <= 1)).all())
+    require(within, f"'{name}' must be in [{low}, 1]; got {values.min():g} to {values.max():g}")
     return values

@@ -1,6 +1,6 @@
-"""Deals a set out to a federation in which one client holds a property and another looks for it.
+"""Partition a data set over a federation in which one client, the victim, has examples with a property.
 
-Source: Kim et al., RAID 2023, section 4.1.1; the balanced Dirichlet draw is Wang et al. 2020, arXiv:2002.06440.
+Source: Kim et al., RAID 2023, section 4.1.1; label skew as `skew_labels_balanced`.
 """
 
 from dataclasses import dataclass
@@ -13,54 +13,56 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
-from shoal.core.settings import OpenFraction, Positive, settings
+from shoal.core.settings import Positive, settings
 from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation, Preferences
-from shoal.data.partition import Partition, Shifter, shuffled
+from shoal.data.label_skew import skew_labels_balanced
+from shoal.data.partition import Partition, shuffled_indices
 from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
+from shoal.data.shifted_dataset import ShiftedDataset
 from shoal.data.shifts import Group
 
 ATTACKER, VICTIM = 0, 1
-"""Ids of the two clients; any would do, since clients are dealt out at random."""
+"""Ids of the two clients; any would do, since examples are assigned to clients at random."""
 
 _ATTEMPTS = 1_000
 
 
 @settings
 class PropertyPartition:
-    """How examples with and without a property are dealt out.
+    """How examples with and without a property are partitioned.
 
     The training examples are ``clients * examples_per_client``, drawn as for any federation. Those with the property go
-    to the attacker and the victim, those without to all clients, skewed by label where ``dirichlet_alpha`` says so.
+    to the attacker and the victim, those without to all clients, with label skew by ``dirichlet_alpha``.
 
     Args:
         partition: how many examples go where.
-        attacker_share: of the property's training examples; the victim has the rest (the paper: half; its authors'
-            code: 0.3).
+        attacker_share: fraction of the property's training examples that the attacker gets; the victim gets the rest
+            (paper: 0.5; its authors' code: 0.3).
         period: rounds from one in which the victim trains on the property to the next.
-        least: examples that each client needs of each kind it trains on, a batch.
+        min_examples: fewest examples of each kind that a client trains on, usually a batch.
 
     Raises:
         InputError: fewer than three clients, or a value outside its range.
     """
 
     partition: Partition
-    attacker_share: OpenFraction = 0.5
+    attacker_share: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.5
     period: Annotated[int, Field(ge=2, strict=True)] = 5
-    least: Positive = 32
+    min_examples: Positive = 32
 
     def __post_init__(self) -> None:
         require(
             self.partition.clients >= 3,
-            "a property attack needs an attacker, a victim and somebody else, so 'data.clients' must be at least 3; "
-            f"got {self.partition.clients}",
+            "a property attack needs an attacker, a victim and at least one further client, so 'clients' must be at "
+            f"least 3; got {self.partition.clients}",
         )
 
 
 @dataclass(frozen=True, eq=False)
 class PartitionIndices:
-    """Rows of a set: of each client, of what each keeps out of training, of the shadow set and of the test set."""
+    """Indices into a data set: of each client's training examples, of all holdouts, shadow set and test set."""
 
     clients: list[Tensor]
     holdout: Tensor
@@ -68,136 +70,121 @@ class PartitionIndices:
     test: Tensor
 
 
-def draw_property_partition(given: LabelledDataset, plan: PropertyPartition, stream: Stream) -> PartitionIndices:
-    """Which examples go where.
+def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, stream: Stream) -> PartitionIndices:
+    """Draw which examples go where.
 
     Raises:
-        InputError: too few examples, no property, a property that nobody or everybody holds, fewer examples with it
-            than a batch, or label skew under which a client gets no batch.
+        InputError: too few examples, a task without a property, a property that no or every example has, fewer
+            examples with it than ``min_examples``, or label skew that leaves a client fewer than that.
     """
-    holds = _held(given)
-    split = plan.partition
-    asked = split.clients * (split.examples_per_client + split.holdout_examples)
-    asked += split.shadow_examples + split.test_examples
+    has_property = _has_property(dataset).numpy()
+    partition = plan.partition
+    per_client = partition.examples_per_client + partition.holdout_examples
+    needed = partition.clients * per_client + partition.shadow_examples + partition.test_examples
     require(
-        asked <= len(holds),
-        f"'data' asks for {asked:,} examples ({split.clients} clients x "
-        f"{split.examples_per_client + split.holdout_examples} + {split.shadow_examples:,} shadow + "
-        f"{split.test_examples:,} test), but {given.name} has {len(holds):,}",
+        needed <= len(has_property),
+        f"the partition needs {needed:,} examples ({partition.clients} clients x {per_client} + "
+        f"{partition.shadow_examples:,} shadow + {partition.test_examples:,} test), but {dataset.name} has "
+        f"{len(has_property):,}",
     )
-    draw = stream("split").numpy()
-    order = shuffled(given, draw)
-    cuts = np.cumsum([split.clients * split.examples_per_client, split.clients * split.holdout_examples])
+    order = shuffled_indices(dataset, stream("split").numpy())
+    cuts = np.cumsum(
+        [partition.clients * count for count in (partition.examples_per_client, partition.holdout_examples)]
+    )
     training, holdout, rest = np.split(order, cuts)
-    held, others = training[holds.numpy()[training]], training[~holds.numpy()[training]]
-    mine = round(plan.attacker_share * len(held))
-    for who, count in (("attacker", mine), ("victim", len(held) - mine)):
+    with_property, without = training[has_property[training]], training[~has_property[training]]
+    cut = round(plan.attacker_share * len(with_property))
+    for name, count in (("attacker", cut), ("victim", len(with_property) - cut)):
         require(
-            count >= plan.least,
-            f"the {who} gets {count} training examples with the property, fewer than a batch of {plan.least}; raise "
-            "'data.examples_per_client', lower 'local.batch_size', or mind 'property_attack.attacker_share'",
+            count >= plan.min_examples,
+            f"the {name} gets {count} training examples with the property, fewer than a batch of "
+            f"{plan.min_examples}; raise 'examples_per_client', lower the batch size, or change 'attacker_share'",
         )
-    labels = given.labels.numpy()[others]
-    owners = _owners(labels, plan, stream("skew").numpy())
-    clients = [others[owners == client] for client in range(split.clients)]
-    clients[ATTACKER] = np.concatenate([held[:mine], clients[ATTACKER]])
-    clients[VICTIM] = np.concatenate([held[mine:], clients[VICTIM]])
+    owners = _owners_without_property(dataset.labels.numpy()[without], plan, stream("skew").numpy())
+    clients = [without[owners == client] for client in range(partition.clients)]
+    clients[ATTACKER] = np.concatenate([with_property[:cut], clients[ATTACKER]])
+    clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
     return PartitionIndices(
-        clients=[torch.from_numpy(rows) for rows in clients],
+        clients=[torch.from_numpy(indices) for indices in clients],
         holdout=torch.from_numpy(holdout),
-        shadow=torch.from_numpy(rest[: split.shadow_examples]),
-        test=torch.from_numpy(order[len(order) - split.test_examples :]),
+        shadow=torch.from_numpy(rest[: partition.shadow_examples]),
+        test=torch.from_numpy(order[len(order) - partition.test_examples :]),
     )
 
 
 def partition_by_property(
-    given: LabelledDataset, plan: PropertyPartition, preferences: Preferences, stream: Stream
+    dataset: LabelledDataset, plan: PropertyPartition, preferences: Preferences, stream: Stream
 ) -> Federation:
-    """The federation that ``plan`` makes of ``given``; raises as `draw_property_partition`."""
-    return federation_of(given, plan, draw_property_partition(given, plan, stream), preferences, stream)
+    """The federation of a data set partitioned by property, with one group; raises as `draw_property_partition`."""
+    return federation_of(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
 
 
 def federation_of(
-    given: LabelledDataset, plan: PropertyPartition, dealt: PartitionIndices, preferences: Preferences, stream: Stream
+    dataset: LabelledDataset, plan: PropertyPartition, drawn: PartitionIndices, preferences: Preferences, stream: Stream
 ) -> Federation:
-    """The federation of ``given`` in which clients, shadow set and test set have the examples that ``dealt`` says."""
-    rows = torch.cat(dealt.clients)
-    count = plan.partition.clients
-    holds = _held(given)
-    everybody = Group("all", 1.0)
-    shifter = Shifter(given, (everybody,), stream)
-    kept = torch.full((count,), plan.partition.holdout_examples)
+    """The federation of a data set whose partition by property is ``drawn`` already."""
+    indices = torch.cat(drawn.clients)
+    clients = plan.partition.clients
+    has_property = _has_property(dataset)
+    group = Group("all", 1.0)
+    unshifted = ShiftedDataset(dataset, (group,), stream)
+
+    def shards(indices: Tensor, sizes: Tensor) -> Shards:
+        x = unshifted.inputs(indices, torch.zeros_like(indices))
+        return Shards.from_contiguous(x, dataset.labels[indices], sizes)
+
     return Federation(
-        clients=Shards.contiguous(
-            shifter.pixels(rows, torch.zeros_like(rows)),
-            given.labels[rows],
-            torch.tensor([len(each) for each in dealt.clients]),
-        ),
-        holdout=Shards.contiguous(
-            shifter.pixels(dealt.holdout, torch.zeros_like(dealt.holdout)), given.labels[dealt.holdout], kept
-        ),
-        shadow=shifter.examples(dealt.shadow, [len(dealt.shadow)]),
-        test=shifter.examples(dealt.test, [len(dealt.test)]),
-        ids=torch.arange(count),
-        group=torch.zeros(count, dtype=torch.int64),
-        groups=(everybody.name,),
+        clients=shards(indices, torch.tensor([len(each) for each in drawn.clients])),
+        holdout=shards(drawn.holdout, torch.full((clients,), plan.partition.holdout_examples)),
+        shadow=unshifted.examples(drawn.shadow, [len(drawn.shadow)]),
+        test=unshifted.examples(drawn.test, [len(drawn.test)]),
+        ids=torch.arange(clients),
+        group=torch.zeros(clients, dtype=torch.int64),
+        groups=(group.name,),
         preferences=preferences,
-        classes=given.classes,
+        classes=dataset.classes,
         property_schedule=PropertySchedule(
-            holds[rows], holds[dealt.test], victim=VICTIM, attacker=ATTACKER, every=plan.period
+            has_property[indices],
+            has_property[drawn.test],
+            victim=VICTIM,
+            attacker=ATTACKER,
+            period=plan.period,
         ),
     )
 
 
-def _held(given: LabelledDataset) -> Tensor:
-    """Which examples hold the property, if there is something to tell apart."""
-    holds = given.holds
-    if holds is None:
+def _has_property(dataset: LabelledDataset) -> Tensor:
+    """(M,) bool, which examples have the property; neither all nor none."""
+    has_property = dataset.has_property
+    if has_property is None:
         raise InputError(
-            "'property_attack' needs a task with a property, such as 'data.task' = \"smiling/sunglasses\" of faces; "
-            f"the task of {given.name} names none"
+            "a property attack needs a 'task' with a property, such as \"smiling/sunglasses\" of faces; "
+            f"the task of {dataset.name} names none"
         )
-    some = int(holds.sum())
+    count = int(has_property.sum())
     require(
-        0 < some < len(holds),
-        f"the property is held by {'every one' if some else 'none'} of the {len(holds):,} examples of {given.name}, "
-        "so that an AUC is undefined; choose another 'data.task'",
+        0 < count < len(has_property),
+        f"{'every one' if count else 'none'} of the {len(has_property):,} examples of {dataset.name} has the property, "
+        "so that an AUC is undefined; choose another 'task'",
     )
-    return holds
+    return has_property
 
 
-def _owners(labels: np.ndarray, plan: PropertyPartition, draw: np.random.Generator) -> np.ndarray:
+def _owners_without_property(labels: np.ndarray, plan: PropertyPartition, rng: np.random.Generator) -> np.ndarray:
     """The client of each example without the property: (M,)."""
     clients, alpha = plan.partition.clients, plan.partition.dirichlet_alpha
     require(
-        len(labels) >= clients * plan.least,
-        f"there are {len(labels):,} training examples without the property, fewer than a batch of {plan.least} for "
-        f"each of {clients} clients; raise 'data.examples_per_client' or lower 'local.batch_size'",
+        len(labels) >= clients * plan.min_examples,
+        f"there are {len(labels):,} training examples without the property, fewer than a batch of "
+        f"{plan.min_examples} for each of {clients} clients; raise 'examples_per_client' or lower the batch size",
     )
     if alpha is None:
-        return draw.permutation(np.arange(len(labels)) % clients)
+        return rng.permutation(np.arange(len(labels)) % clients)
     for _ in range(_ATTEMPTS):
-        owners = _skewed(labels, clients, alpha, draw)
-        if np.bincount(owners, minlength=clients).min() >= plan.least:
+        owners = skew_labels_balanced(labels, clients, alpha, rng)
+        if np.bincount(owners, minlength=clients).min() >= plan.min_examples:
             return owners
     raise InputError(
-        f"'data.dirichlet_alpha' = {alpha:g} leaves a client with fewer than {plan.least} of {len(labels):,} examples "
-        f"without the property in each of {_ATTEMPTS:,} draws; raise it, or 'data.examples_per_client'"
+        f"'dirichlet_alpha' = {alpha:g} leaves a client fewer than {plan.min_examples} of {len(labels):,} examples "
+        f"without the property in each of {_ATTEMPTS:,} draws; raise it, or 'examples_per_client'"
     )
-
-
-def _skewed(labels: np.ndarray, clients: int, alpha: float, draw: np.random.Generator) -> np.ndarray:
-    """Owners by a Dirichlet draw a class, in which a client that already has its part gets no more."""
-    owners = np.zeros(len(labels), dtype=np.int64)
-    sizes = np.zeros(clients)
-    for label in np.unique(labels):
-        rows = draw.permutation(np.flatnonzero(labels == label))
-        wants = sizes < len(labels) / clients
-        shares = draw.dirichlet(np.full(clients, alpha)) * wants
-        if shares.sum() == 0:
-            # A small alpha gave everything to clients that have their part.
-            shares = wants.astype(np.float64)
-        cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(rows)).astype(np.int64)
-        owners[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
-        sizes = np.bincount(owners[labels <= label], minlength=clients)
-    return owners

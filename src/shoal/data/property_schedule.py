@@ -1,4 +1,4 @@
-"""Who holds a property in a federation, and in which rounds the victim trains on it.
+"""Which examples have a property, and in which rounds the victim trains on them.
 
 Source: Melis, Song, De Cristofaro, Shmatikov 2019, arXiv:1805.04049, section VII; Kim et al., RAID 2023, section 4.
 """
@@ -13,33 +13,33 @@ from shoal.data.shards import Shards
 
 @dataclass(frozen=True, eq=False)
 class PropertySchedule:
-    """A property that one client's training examples hold, beside the attacker's.
+    """A property that only the training examples of the victim and of the attacker have, and the victim's schedule.
 
-    In every ``every``-th round the victim trains on examples with the property alone, and in all others on examples
-    without it alone, so that there is something to tell apart.
+    In every ``period``-th round the victim trains only on its examples with the property, in all other rounds only on
+    those without: the attacker's task is to tell these rounds apart.
 
     Args:
-        holds: (M,) bool, which of the clients' examples hold the property.
-        test_holds: (M',) bool, which of the test examples do.
-        victim: id of the client that holds it.
-        attacker: id of the client that looks for it.
-        every: rounds from one with the property to the next.
+        has_property: (M,) bool, which of the clients' examples have the property.
+        test_has_property: (M',) bool, which of the test examples have it.
+        victim: id of the client that the attack is about.
+        attacker: id of the client that attacks.
+        period: rounds from one with the property to the next.
     """
 
-    holds: Tensor
-    test_holds: Tensor
+    has_property: Tensor
+    test_has_property: Tensor
     victim: int
     attacker: int
-    every: int
+    period: int
 
     def present(self, number: int) -> bool:
-        """Whether the victim trains on the property in a round."""
-        return number % self.every == 0
+        """True if the victim trains on the property in round ``number``, counted from 1."""
+        return number % self.period == 0
 
     def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """What the clients (shards of all their examples, named ``ids``) train on in a round."""
-        rows = [clients.owned(i) for i in range(len(clients))]
+        """The shards that the clients train on in a round, out of ``clients``, all their examples; ids (N,) int64."""
+        indices = [clients.owned(i) for i in range(len(clients))]
         for i in torch.nonzero(ids == self.victim).flatten().tolist():
-            rows[i] = rows[i][self.holds[rows[i]] == self.present(number)]
-        sizes = torch.tensor([len(each) for each in rows])
-        return Shards.dealt(clients.x, clients.y, torch.cat(rows), sizes)
+            indices[i] = indices[i][self.has_property[indices[i]] == self.present(number)]
+        sizes = torch.tensor([len(each) for each in indices])
+        return Shards.from_indices(clients.x, clients.y, torch.cat(indices), sizes)

@@ -1,4 +1,4 @@
-"""LabelledDataset examples dealt out to owners."""
+"""Labelled examples partitioned over owners."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,52 +9,52 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """LabelledDataset examples dealt out to n owners (clients, or shadow models).
+    """Labelled examples of n owners (clients, or shadow models).
 
-    Owner i holds the examples ``rows[offsets[i]:offsets[i + 1]]`` of x (M, ...) and y (M,). Shards of
-    different owners may overlap (shadow models' do), and need not have equal sizes.
+    Owner i has the examples ``indices[offsets[i]:offsets[i + 1]]`` of x (M, ...) and y (M,). The shards of different
+    owners may overlap (those of shadow models do), and need not have equal sizes.
     """
 
     x: Tensor
     y: Tensor
-    rows: Tensor
+    indices: Tensor
     offsets: Tensor
 
     @staticmethod
-    def of(pieces: Sequence[tuple[Tensor, Tensor]]) -> "Shards":
-        """Shards that hold each owner's own (x, y), one after another."""
-        sizes = torch.tensor([len(y) for _, y in pieces])
-        x = torch.cat([x for x, _ in pieces])
-        return Shards.contiguous(x, torch.cat([y for _, y in pieces]), sizes)
+    def from_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> "Shards":
+        """Shards of each owner's own (x, y), concatenated in the order of the owners."""
+        sizes = torch.tensor([len(y) for _, y in pairs])
+        x = torch.cat([x for x, _ in pairs])
+        return Shards.from_contiguous(x, torch.cat([y for _, y in pairs]), sizes)
 
     @staticmethod
-    def contiguous(x: Tensor, y: Tensor, sizes: Tensor) -> "Shards":
-        """Shards cut from x and y one after another; sizes (n,)."""
-        return Shards.dealt(x, y, torch.arange(int(sizes.sum())), sizes)
+    def from_contiguous(x: Tensor, y: Tensor, sizes: Tensor) -> "Shards":
+        """Shards of consecutive examples: owner 0 has the first ``sizes[0]`` of x and y, and so on."""
+        return Shards.from_indices(x, y, torch.arange(int(sizes.sum())), sizes)
 
     @staticmethod
-    def dealt(x: Tensor, y: Tensor, rows: Tensor, sizes: Tensor) -> "Shards":
-        """Shards whose owners hold, one after another, the next ``sizes[i]`` of ``rows`` of x and y."""
-        return Shards(x, y, rows, torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
+    def from_indices(x: Tensor, y: Tensor, indices: Tensor, sizes: Tensor) -> "Shards":
+        """Shards by indices into x and y: owner 0 has the first ``sizes[0]`` of ``indices``, and so on."""
+        return Shards(x, y, indices, torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> Tensor:
-        """(n,) int64, examples of each owner."""
+        """(n,) int64, number of examples of each owner."""
         return self.offsets.diff()
 
     def owned(self, owner: int) -> Tensor:
-        """(m,) int64, the owner's rows of x and y."""
-        return self.rows[self.offsets[owner] : self.offsets[owner + 1]]
+        """(m,) int64, the owner's indices into x and y."""
+        return self.indices[self.offsets[owner] : self.offsets[owner + 1]]
 
     def owners(self) -> Tensor:
-        """(total,) int64, the owner of each entry of ``rows``."""
+        """(total,) int64, the owner of each entry of ``indices``."""
         return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
 
     def take(self, owners: Tensor) -> "Shards":
-        """The shards of ``owners`` (k,) int64, in that order, sharing the examples."""
+        """The shards of ``owners`` (k,) int64, in that order; x and y are shared, not copied."""
         sizes = self.sizes[owners]
         shift = torch.repeat_interleave(self.offsets[owners] - (sizes.cumsum(0) - sizes), sizes)
-        return Shards.dealt(self.x, self.y, self.rows[torch.arange(len(shift)) + shift], sizes)
+        return Shards.from_indices(self.x, self.y, self.indices[torch.arange(len(shift)) + shift], sizes)

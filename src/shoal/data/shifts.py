@@ -1,13 +1,14 @@
-"""Shifts of the input distribution that make groups of clients differ: rotation and brightness."""
+"""Groups of clients that differ by a shift of their images: rotation and brightness."""
 
-import math
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from shoal.core.errors import require
-from shoal.core.settings import Fraction, Range, settings
+from shoal.core.settings import Fraction, settings
 
 _CHUNK = 4096
 """Images rotated at a time, so that the sampling grid stays in tens of megabytes."""
@@ -15,57 +16,55 @@ _CHUNK = 4096
 RESERVED = ("overall", "total")
 """Names that no group may have: `accuracy.overall` and `violations.total` are of all groups."""
 
+_Angle = Annotated[float, Field(ge=-360, le=360, strict=True)]
+_Factor = Annotated[float, Field(ge=0, le=100, strict=True)]
+
 
 @settings
 class Group:
-    """A share of the clients whose images are shifted in the same way; with share 0, held-out images alone.
+    """A share of the clients whose images are shifted in the same way.
 
     Args:
-        name: how configs, tables and summary keys call it.
-        share: of the clients, in [0, 1]; 0: nobody's, but with its part of the test set.
-        rotation: range of angles in degrees, counter-clockwise; one angle an image. None: no rotation.
-        brightness: range of factors, at least 0; one factor an image. None: unchanged.
+        name: the group's name in tables and summary keys.
+        share: fraction of the clients, in [0, 1]; 0: no client, only test images.
+        rotation: [low, high] in degrees, counter-clockwise; one angle per image. None: no rotation.
+        brightness: [low, high] of factors; one factor per image. None: unchanged.
 
     Raises:
-        InputError: a share outside [0, 1], or a range that is not two numbers in order.
+        InputError: a value outside its range, a range whose low is above its high, or a reserved name.
     """
 
     name: str
     share: Fraction
-    rotation: Range | None = None
-    brightness: Range | None = None
+    rotation: Annotated[tuple[_Angle, _Angle], Field(strict=False)] | None = None
+    brightness: Annotated[tuple[_Factor, _Factor], Field(strict=False)] | None = None
 
     def __post_init__(self) -> None:
-        where = f"data.groups.{self.name}"
         require(
             bool(self.name) and self.name not in RESERVED,
-            f"'{where}' cannot be a group's name; {' and '.join(RESERVED)} stand for all groups in summary keys",
+            f"'{self.name}' cannot be a group's name; {' and '.join(RESERVED)} stand for all groups in summary keys",
         )
-        for key, bounds in (("rotation", self.rotation), ("brightness", self.brightness)):
+        for name, bounds in (("rotation", self.rotation), ("brightness", self.brightness)):
             if bounds is not None:
-                ordered = len(bounds) == 2 and all(map(math.isfinite, bounds)) and bounds[0] <= bounds[1]
-                given = ", ".join(f"{bound:g}" for bound in bounds)
-                require(ordered, f"'{where}.{key}' must be [low, high] with low <= high; got [{given}]")
-        if self.rotation is not None:
-            turns = max(map(abs, self.rotation))
-            require(turns <= 360, f"'{where}.rotation' must be within -360 and 360 degrees; got {turns:g}")
-        if self.brightness is not None:
-            low, high = self.brightness
-            require(low >= 0 and high <= 100, f"'{where}.brightness' must be within 0 and 100; got [{low:g}, {high:g}]")
+                low, high = bounds
+                require(low <= high, f"'{name}' must be [low, high] with low <= high; got [{low:g}, {high:g}]")
 
-    def shift(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Shifted copies of ``images`` (B, C, H, W) in [0, 1]; ``draws`` (B, 2) uniform in [0, 1) place each image
-        in the ranges of angles and factors.
+    def shift(self, images: Tensor, uniform: Tensor) -> Tensor:
+        """Shifted copies of ``images`` (B, C, H, W) in [0, 1].
+
+        Args:
+            images: what to shift.
+            uniform: (B, 2) in [0, 1), where in their ranges each image's angle and factor lie.
         """
         if self.rotation is not None:
-            images = rotate(images, _within(self.rotation, draws[:, 0]))
+            images = rotate(images, _interpolate(self.rotation, uniform[:, 0]))
         if self.brightness is not None:
-            images = brighten(images, _within(self.brightness, draws[:, 1]))
+            images = brighten(images, _interpolate(self.brightness, uniform[:, 1]))
         return images
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Turn each image counter-clockwise about its centre, bilinear, zero outside.
+    """Rotate each image counter-clockwise about its centre, bilinear, zero outside.
 
     Args:
         images: (B, C, H, W) float.
@@ -80,19 +79,19 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
             [0., 0., 0.],
             [0., 0., 0.]])
     """
-    turned = torch.empty_like(images)
+    rotated = torch.empty_like(images)
     height, width = images.shape[-2:]
     for start in range(0, len(images), _CHUNK):
-        piece = slice(start, start + _CHUNK)
-        angle = torch.deg2rad(degrees[piece].float())
+        chunk = slice(start, start + _CHUNK)
+        angle = torch.deg2rad(degrees[chunk].float())
         cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-        # affine_grid asks where each output pixel comes from, in units of half the width and half the height.
+        # affine_grid takes where each output pixel comes from, in units of half the width and half the height.
         across = torch.stack([cos, -sin * height / width, zero], dim=1)
         down = torch.stack([sin * width / height, cos, zero], dim=1)
         theta = torch.stack([across, down], dim=1)
-        grid = functional.affine_grid(theta, list(images[piece].shape), align_corners=False)
-        turned[piece] = functional.grid_sample(images[piece], grid, padding_mode="zeros", align_corners=False)
-    return turned
+        grid = functional.affine_grid(theta, list(images[chunk].shape), align_corners=False)
+        rotated[chunk] = functional.grid_sample(images[chunk], grid, padding_mode="zeros", align_corners=False)
+    return rotated
 
 
 def brighten(images: Tensor, factors: Tensor) -> Tensor:
@@ -100,6 +99,6 @@ def brighten(images: Tensor, factors: Tensor) -> Tensor:
     return (images * factors.float()[:, None, None, None]).clamp(0, 1)
 
 
-def _within(bounds: tuple[float, float], uniform: Tensor) -> Tensor:
+def _interpolate(bounds: tuple[float, float], uniform: Tensor) -> Tensor:
     low, high = bounds
     return low + (high - low) * uniform

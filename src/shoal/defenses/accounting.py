@@ -93,7 +93,7 @@ def of_federation(federation: Federation, cohorts: Sequence[Tensor], local: Loca
         return epsilons
     present = torch.tensor([schedule.present(number) for number in range(1, len(cohorts) + 1)], dtype=torch.bool)
     for i in torch.nonzero(federation.ids == schedule.victim).flatten().tolist():
-        holds = schedule.holds[federation.clients.owned(i)]
+        holds = schedule.has_property[federation.clients.owned(i)]
         sizes = torch.stack([holds.sum(), (~holds).sum()])
         rounds = torch.stack([attended[present, i].sum(), attended[~present, i].sum()])
         epsilons[i] = per_client(sizes, rounds, local, rule).max()

@@ -241,7 +241,7 @@ class Engine:
         Returns:
             (n, K) float64.
         """
-        x, picked = shards.x, shards.rows.to(shards.y.device)
+        x, picked = shards.x, shards.indices.to(shards.y.device)
         y = shards.y[picked]
         if torch.equal(picked, torch.arange(len(x), device=picked.device)):
             picked = None  # Read where they lie, instead of gathered batch by batch.

@@ -160,4 +160,6 @@ class LocalSGD:
             return shards
         order, batches = stream.permutations(ids, sizes, 1)[:, 0], self.batches(sizes)
         within = torch.arange(order.shape[1]) < batches[:, None]
-        return Shards.dealt(shards.x, shards.y, shards.rows[(shards.offsets[:-1, None] + order)[within]], batches)
+        return Shards.from_indices(
+            shards.x, shards.y, shards.indices[(shards.offsets[:-1, None] + order)[within]], batches
+        )

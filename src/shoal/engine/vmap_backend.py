@@ -192,7 +192,7 @@ def _steps(shards: Shards, owners: Tensor, orders: Tensor, local: LocalSGD) -> l
         line = (step // per_pass).clamp(max=orders.shape[1] - 1)
         position = orders[owners[:, None], line[..., None], position]
     share = used / used.sum(dim=2, keepdim=True).clamp(min=1)
-    plan = list(zip(shards.rows[first[:, None] + position], share, strict=True))
+    plan = list(zip(shards.indices[first[:, None] + position], share, strict=True))
     return plan * int(steps.max()) if full else plan
 
 

@@ -1,4 +1,7 @@
-"""Rulers: numbers from arrays. May import `core`; knows nothing of models, clients or attacks."""
+"""Metrics as pure functions of arrays: what was predicted, then what is true, then weights.
+
+May import `core`; knows nothing of models, clients or attacks.
+"""
 
 from shoal.metrics.clustering import adjusted_rand_index, exceeds_threshold, is_migrated
 from shoal.metrics.fairness import Fairness, fairness

@@ -1,4 +1,4 @@
-"""How the clusters that formed relate to the groups there are."""
+"""Metrics of the assignment of clients to clusters, against their true groups."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,30 +7,37 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-def adjusted_rand_index(group: Ints, assignment: Ints) -> float:
-    """Adjusted Rand index of the clusters against the true groups: 1 the same partition, about 0 chance."""
-    # Here, since scikit-learn takes long to import.
-    from sklearn.metrics import adjusted_rand_score  # noqa: PLC0415
+def adjusted_rand_index(assignment: Ints, group: Ints) -> float:
+    """Adjusted Rand index of the clusters and the groups: 1 for the same partition, about 0 for a random one.
+
+    >>> adjusted_rand_index(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 1]))
+    1.0
+    """
+    from sklearn.metrics import adjusted_rand_score  # noqa: PLC0415 - scikit-learn takes a second to import
 
     return float(adjusted_rand_score(group, assignment))
 
 
-def is_migrated(group: Ints, assignment: Ints) -> Bools:
-    """(N,) whether a client is in a cluster where another group is in the majority.
+def is_migrated(assignment: Ints, group: Ints) -> Bools:
+    """(N,), true for each client in a cluster where another group has more clients than its own.
 
-    In a cluster with a tie for the largest group nobody of those groups has migrated.
+    Where several groups of a cluster are the largest, their clients have not migrated.
 
-    >>> migrated(np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1]))
+    >>> is_migrated(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]))
     array([False, False,  True, False])
     """
-    moved = np.zeros(len(group), dtype=bool)
+    migrated = np.zeros(len(group), dtype=bool)
     for cluster in np.unique(assignment):
         inside = assignment == cluster
         counts = np.bincount(group[inside], minlength=group.max() + 1)
-        moved[inside] = counts[group[inside]] < counts.max()
-    return moved
+        migrated[inside] = counts[group[inside]] < counts.max()
+    return migrated
 
 
 def exceeds_threshold(exposure: NDArray[np.float64], threshold: NDArray[np.float64]) -> Bools:
-    """(N,) whether the membership-inference accuracy on a client's model exceeds what it tolerates (5.2.2)."""
+    """(N,), true where the membership-inference accuracy on a client's model exceeds its threshold (IFCA-MIR, 5.2.2).
+
+    >>> exceeds_threshold(np.array([0.6, 0.7]), np.array([0.6, 0.6]))
+    array([False,  True])
+    """
     return exposure > threshold

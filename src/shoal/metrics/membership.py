@@ -1,6 +1,6 @@
-"""How well an attacker tells members from non-members.
+"""Metrics of membership inference: how well an attack tells members from non-members.
 
-All take ``member`` (M,) bool, and weights (M,) where examples stand for different numbers of clients.
+``is_member`` is (M,) bool; ``weights`` (M,) say how much each example counts, None: equally.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class MembershipMetrics:
-    """A membership-inference attack on one population of members and non-members.
+    """Metrics of a membership-inference attack on one population of members and non-members.
 
     Args:
         accuracy: balanced accuracy, (TPR + TNR) / 2 at the attack's own threshold (IFCA-MIR, equation 8).
         auc: area under the ROC curve.
         tpr_at_1_percent_fpr: true positive rate at a false positive rate of at most 1 %.
         tpr_at_01_percent_fpr: the same at 0.1 %.
-        members: members scored.
-        non_members: non-members scored.
+        members: number of members scored.
+        non_members: number of non-members scored.
     """
 
     accuracy: float
@@ -34,62 +34,72 @@ class MembershipMetrics:
 
 
 def membership_metrics(
-    scores: Floats, threshold: float, member: Bools, weight: Floats | None = None
+    scores: Floats, is_member: Bools, weights: Floats | None = None, *, threshold: float
 ) -> MembershipMetrics:
-    """Measure an attack's ``scores`` (M,), higher meaning member; above ``threshold`` it says member.
+    """Metrics of an attack's ``scores`` (M,), higher for members; above ``threshold`` it calls an example a member.
 
-    Without members or without non-members every figure is NaN.
+    Without members or without non-members all rates are NaN.
+
+    >>> scores, is_member = np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False])
+    >>> metrics = membership_metrics(scores, is_member, threshold=1.5)
+    >>> metrics.accuracy, metrics.auc
+    (0.5, 0.75)
     """
-    count = int(member.sum())
-    if count in (0, len(member)):
-        nan = float("nan")
-        return MembershipMetrics(nan, nan, nan, nan, count, len(member) - count)
-    # Here, since scikit-learn takes long to import.
-    from sklearn.metrics import roc_auc_score  # noqa: PLC0415
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - scikit-learn takes a second to import
 
-    fpr, tpr = roc(scores, member, weight)
+    members, non_members = int(is_member.sum()), int((~is_member).sum())
+    if members == 0 or non_members == 0:
+        nan = float("nan")
+        return MembershipMetrics(nan, nan, nan, nan, members, non_members)
+    fpr, tpr = roc(scores, is_member, weights)
     return MembershipMetrics(
-        accuracy=balanced_accuracy(scores > threshold, member, weight),
-        auc=float(roc_auc_score(member, scores, sample_weight=weight)),
+        accuracy=balanced_accuracy(scores > threshold, is_member, weights),
+        auc=float(roc_auc_score(is_member, scores, sample_weight=weights)),
         tpr_at_1_percent_fpr=tpr_at_fpr(fpr, tpr, 0.01),
         tpr_at_01_percent_fpr=tpr_at_fpr(fpr, tpr, 0.001),
-        members=count,
-        non_members=len(member) - count,
+        members=members,
+        non_members=non_members,
     )
 
 
-def balanced_accuracy(said_member: Bools, member: Bools, weight: Floats | None = None) -> float:
-    """(TPR + TNR) / 2.
+def balanced_accuracy(predictions: Bools, is_member: Bools, weights: Floats | None = None) -> float:
+    """(TPR + TNR) / 2 of ``predictions`` (M,), true for predicted members.
 
     >>> balanced_accuracy(np.array([True, True, False]), np.array([True, False, False]))
     0.75
     """
-    weights = np.ones(len(member)) if weight is None else weight
-    tpr = np.average(said_member[member], weights=weights[member])
-    tnr = np.average(~said_member[~member], weights=weights[~member])
+    weights = np.ones(len(is_member)) if weights is None else weights
+    tpr = np.average(predictions[is_member], weights=weights[is_member])
+    tnr = np.average(~predictions[~is_member], weights=weights[~is_member])
     return float((tpr + tnr) / 2)
 
 
-def roc(scores: Floats, member: Bools, weight: Floats | None = None) -> tuple[Floats, Floats]:
-    """The ROC curve: false and true positive rates at every threshold, both increasing."""
-    from sklearn.metrics import roc_curve  # noqa: PLC0415
+def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats]:
+    """The ROC curve: false and true positive rates at every threshold, both increasing.
 
-    fpr, tpr, _ = roc_curve(member, scores, sample_weight=weight, drop_intermediate=False)
+    >>> roc(np.array([2.0, 1.0, 0.0]), np.array([True, False, True]))
+    (array([0., 0., 1., 1.]), array([0. , 0.5, 0.5, 1. ]))
+    """
+    from sklearn.metrics import roc_curve  # noqa: PLC0415 - scikit-learn takes a second to import
+
+    fpr, tpr, _ = roc_curve(is_member, scores, sample_weight=weights, drop_intermediate=False)
     return fpr, tpr
 
 
-def tpr_at_fpr(fpr: Floats, tpr: Floats, at_most: float) -> float:
-    """The true positive rate at the largest false positive rate that is at most ``at_most``; no interpolation.
+def tpr_at_fpr(fpr: Floats, tpr: Floats, max_fpr: float) -> float:
+    """The true positive rate at the largest false positive rate that is at most ``max_fpr``; no interpolation.
 
     >>> tpr_at_fpr(np.array([0.0, 0.0, 0.5, 1.0]), np.array([0.0, 0.2, 0.9, 1.0]), 0.01)
     0.2
     """
     # Rates of weighted examples are sums of fractions: 0.01 may come as 0.010000000000000002.
-    return float(tpr[fpr <= at_most + 1e-9].max(initial=0.0))
+    return float(tpr[fpr <= max_fpr + 1e-9].max(initial=0.0))
 
 
 def gap_accuracy(train_accuracy: float, test_accuracy: float) -> float:
-    """Balanced accuracy of the attack that calls an example a member when the model classifies it rightly.
+    """Balanced accuracy of the gap attack, which calls an example a member if the model classifies it correctly.
+
+    0.5 + (train accuracy - test accuracy) / 2.
 
     >>> round(gap_accuracy(1.0, 0.8), 3)
     0.6

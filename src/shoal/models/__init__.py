@@ -1,4 +1,4 @@
-"""What is trained: networks as values, the papers' architectures, and the names that configs use.
+"""Models: networks as values, the papers' architectures, and the catalog of their names.
 
 May import `core`. To add a network: write it in `networks.py` (texts: `recurrent.py`) and name it in `catalog.py`.
 """

@@ -1,4 +1,4 @@
-"""Dropout whose randomness has a name: its masks come from a generator that it is given."""
+"""Dropout whose masks come from a generator of its own, not from PyTorch's global one."""
 
 import torch
 from torch import Tensor, nn
@@ -7,13 +7,13 @@ from shoal.core.errors import require
 
 
 class SeededDropout(nn.Module):
-    """Sets each number of its inputs to 0 with probability ``p`` in training, and scales the others by 1 / (1 - p).
+    """In training, sets each input element to 0 with probability ``p`` and scales the others by 1 / (1 - p).
 
-    PyTorch's own dropout draws from the global generator, so its masks would depend on the number of threads. This one
-    draws from ``generator``, which the engine sets before it trains a client, or not at all.
+    PyTorch's own dropout uses the global generator, so its masks would depend on the number of threads. This one uses
+    ``generator``, which the engine sets before it trains a client; without it training is an error.
 
     Args:
-        p: in [0, 1).
+        p: probability of 0, in [0, 1).
     """
 
     generator: torch.Generator | None = None
@@ -23,11 +23,11 @@ class SeededDropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs of any shape to as many outputs; in evaluation mode they are the inputs."""
+        """Outputs of the shape of ``x``; in evaluation mode ``x`` itself."""
         if not self.training or self.p == 0:
             return x
         generator = self.generator
-        require(generator is not None, "a network with named dropout trains in the engine's loop backend alone")
+        require(generator is not None, "a network with SeededDropout trains only in the engine's loop backend")
         kept = torch.rand(x.shape, generator=generator) >= self.p
         mask = kept.to(dtype=x.dtype, device=x.device) / (1 - self.p)
         if x.is_mkldnn:
@@ -35,10 +35,10 @@ class SeededDropout(nn.Module):
         return x * mask
 
     def extra_repr(self) -> str:
-        """What stands in the brackets of its name."""
+        """The arguments in the layer's ``repr``."""
         return f"p={self.p}"
 
 
 def seeded_dropouts(network: nn.Module) -> list[SeededDropout]:
-    """The layers of ``network`` that draw masks, in its own order."""
+    """The dropout layers of ``network`` with p > 0, in the order of its modules."""
     return [module for module in network.modules() if isinstance(module, SeededDropout) and module.p > 0]

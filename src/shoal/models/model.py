@@ -1,4 +1,4 @@
-"""A model is a value: how to build the network, and what it loses on an example."""
+"""A model: a network factory and a per-example loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from shoal.core.layout import Layout
 from shoal.core.randomness import Stream, seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From outputs (B, C) and labels (B,) to the loss of each example (B,)."""
+"""A function of outputs (B, C) and labels (B,) that returns the loss of each example (B,)."""
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -22,11 +22,11 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Model:
-    """A network that can be built as often as needed, trained as a row of numbers.
+    """A network that can be built as often as needed, and whose parameters are one flat vector (P,).
 
     Args:
-        build: a class or function without arguments that returns a new, randomly initialised `torch.nn.Module`
-            from images (B, C, H, W), or whatever the clients hold, to outputs (B, classes).
+        build: a class or function without arguments that returns a new, randomly initialised `torch.nn.Module` from
+            inputs, such as images (B, C, H, W), to outputs (B, classes).
         loss: per-example loss.
 
     >>> model = Model(lambda: nn.Linear(2, 3))
@@ -45,7 +45,7 @@ class Model:
         )
 
     def network(self) -> nn.Module:
-        """A new network for its structure; its values are always the same."""
+        """A new network, always with the same parameters: it is for its structure."""
         return self._network(Stream(0, ("structure",)))
 
     def _network(self, stream: Stream) -> nn.Module:
@@ -57,47 +57,47 @@ class Model:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where each tensor lies in a row.
+        """The order of the network's tensors in its flat vector.
 
         Raises:
-            InputError: the network has a layer of PyTorch whose randomness cannot be named (dropout), or no
-                parameters. Randomness inside a network's own ``forward`` cannot be seen from here.
+            InputError: the network has a layer that uses PyTorch's global generator (dropout), batch norm without a
+                momentum, or no trainable parameters. Randomness in a network's own ``forward`` is not detected.
         """
         network = self.network()
         for name, module in network.named_modules():
             require(
-                not _draws(module),
+                not _is_random(module),
                 f"layer '{name}' ({type(module).__name__}) draws from PyTorch's global generator, so results "
                 "would depend on the number of threads; leave dropout out of the network",
             )
-            counts = isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None
+            cumulative = isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None
             require(
-                not counts,
+                not cumulative,
                 f"layer '{name}' averages over all its batches, which no two clients share; give it a momentum",
             )
         parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
         require(bool(parameters), "the network has no trainable parameters")
         frozen = {name: p for name, p in network.named_parameters() if not p.requires_grad}
         buffers = {name: b for name, b in network.named_buffers() if b.is_floating_point()}
-        return Layout.of(parameters, frozen | buffers)
+        return Layout.from_tensors(parameters, frozen | buffers)
 
     @property
     def parameters(self) -> int:
-        """The number of trainable parameters."""
+        """Number of trainable parameters."""
         return self.layout.trainable
 
     def init(self, stream: Stream) -> Tensor:
-        """A random initial row (P,), by the network's own initialisation, drawn from ``stream``."""
+        """Random initial parameters (P,), by the network's own initialisation with the randomness of ``stream``."""
         network = self._network(stream)
         return self.layout.pack(dict(network.named_parameters()) | dict(network.named_buffers()))
 
-    def state_dict(self, row: Tensor) -> dict[str, Tensor]:
-        """The network's tensors by name, contiguous copies of ``row`` (P,), fit for `load_state_dict`."""
-        return {name: view.detach().clone().contiguous() for name, view in self.layout.views(row).items()}
+    def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
+        """The network's tensors by name, contiguous copies of ``vector`` (P,), for `load_state_dict`."""
+        return {name: view.detach().clone().contiguous() for name, view in self.layout.views(vector).items()}
 
 
-def _draws(module: nn.Module) -> bool:
-    """Whether a layer of PyTorch draws random numbers while it trains."""
+def _is_random(module: nn.Module) -> bool:
+    """True for a layer of PyTorch that uses random numbers in training."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p > 0
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention):

@@ -1,6 +1,6 @@
-"""The networks of the papers, and small ones; each takes images (B, C, H, W) in [0, 1].
+"""Networks of images (B, C, H, W) in [0, 1]: those of the papers, and small ones.
 
-Max-pooling before ReLU is the same function as ReLU before max-pooling, and touches a quarter of the numbers.
+Max-pooling before ReLU is the same function as ReLU before max-pooling, on a quarter of the elements.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from shoal.core.errors import require
 
 
 def _pool(images: Tensor) -> Tensor:
-    # oneDNN's own layout wants sizes in pairs, and the stride said.
+    # Tensors in oneDNN's own layout need sizes as pairs, and an explicit stride.
     return functional.relu(functional.max_pool2d(images, (2, 2), (2, 2)))
 
 
@@ -69,7 +69,7 @@ class VGG(nn.Module):
 
     Args:
         depth: 11, 13 or 16.
-        norm: "batch" as in the paper, or "group" (32 groups), which unlike batch norm keeps examples apart.
+        norm: "batch" as in the paper, or "group" (32 groups), which unlike batch norm does not mix the examples.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class FacesCNN(nn.Module):
     3x3 without padding, each pooled, and 256 hidden neurons; 880,450 parameters for 3x62x47 images and 2 classes.
 
     Args:
-        channels: of the images.
-        height: of the images, in pixels, at least 22.
-        width: of the images, in pixels, at least 22; need not be the height.
-        classes: outputs.
-        filters: of the three convolutions.
+        channels: channels of the images.
+        height: height of the images in pixels, at least 22.
+        width: width of the images in pixels, at least 22; need not be the height.
+        classes: number of outputs.
+        filters: filters of the three convolutions.
         hidden: neurons of the hidden layer.
     """
 

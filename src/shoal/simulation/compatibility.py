@@ -25,7 +25,7 @@ def check_accountable(federation: Federation, rounds: int, local: LocalSGD) -> N
     if schedule is None:
         return
     # A victim that takes turns has fewer examples in each of its two kinds of rounds, and a step takes more of them.
-    for number, often in ((1, rounds - rounds // schedule.every), (schedule.every, rounds // schedule.every)):
+    for number, often in ((1, rounds - rounds // schedule.period), (schedule.period, rounds // schedule.period)):
         sizes = federation.clients_in_round(number).sizes[federation.ids == schedule.victim]
         accounting.check_computable(sizes, often, local, rule)
 

@@ -151,7 +151,7 @@ def _fairness(final: _Final) -> Summary:
             predictions.append(predicted)
             of_group.append(np.full(len(predicted), g))
             weights.append(np.full(len(predicted), float((assignment[group == g] == k).mean())))
-    found = fairness(*(np.concatenate(each) for each in (labels, predictions, of_group, weights)))
+    found = fairness(*(np.concatenate(each) for each in (predictions, labels, of_group, weights)))
     return {
         "fairness.demographic_parity": found.demographic_parity,
         "fairness.equal_opportunity": found.equal_opportunity,
@@ -163,8 +163,8 @@ def _clusters(final: _Final, clients: pd.DataFrame, exposure: Sequence[Membershi
     group, assignment = final.federation.group.numpy(), final.assignment
     summary: Summary = {
         "violations.total": int(clients["violated"].sum()),
-        "migrated": int(is_migrated(group, assignment).sum()),
-        "adjusted_rand_index": adjusted_rand_index(group, assignment),
+        "migrated": int(is_migrated(assignment, group).sum()),
+        "adjusted_rand_index": adjusted_rand_index(assignment, group),
     }
     for name in (final.federation.groups[g] for g in final.federation.groups_with_clients):
         summary[f"violations.{name}"] = int(clients.loc[clients["group"] == name, "violated"].sum())

@@ -109,7 +109,9 @@ def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation
     labels = federation.test.y.cpu()
     own = torch.zeros(len(federation), federation.classes, dtype=torch.float64)
     clients = federation.clients
-    own.index_put_((clients.owners(), clients.y.cpu()[clients.rows]), torch.ones(len(clients.rows)).double(), True)
+    own.index_put_(
+        (clients.owners(), clients.y.cpu()[clients.indices]), torch.ones(len(clients.indices)).double(), True
+    )
     own /= own.sum(dim=1, keepdim=True)
     even = torch.bincount(labels, minlength=federation.classes).double() / len(labels)
     ratio = torch.where(even > 0, own / even.clamp(min=1e-300), 0.0)[:, labels].numpy()

@@ -26,11 +26,11 @@ def idx_bytes(values):
     return struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape) + values.tobytes()
 
 
-def mark(folder, value, names=PLAIN):
-    """A set of one picture a split, of brightness ``value``."""
+def write_idx(folder, value, names=PLAIN):
+    """A set of one image per split, of brightness ``value``."""
     folder.mkdir(parents=True, exist_ok=True)
-    picture, label = np.full((1, 2, 2), value, np.uint8), np.zeros(1, np.uint8)
-    for name, values in zip(names, (picture, label, picture, label), strict=True):
+    image, label = np.full((1, 2, 2), value, np.uint8), np.zeros(1, np.uint8)
+    for name, values in zip(names, (image, label, image, label), strict=True):
         (folder / name).write_bytes(idx_bytes(values))
     return folder
 
@@ -39,7 +39,7 @@ def brightness(*args, **kwargs):
     return int(load_dataset(*args, **kwargs).pixels[0, 0, 0, 0])
 
 
-def refused(*args, **kwargs):
+def error_of(*args, **kwargs):
     with pytest.raises(InputError) as caught:
         load_dataset(*args, **kwargs)
     assert "\n" not in str(caught.value)
@@ -56,7 +56,7 @@ def test_real_fashion_mnist_from_debians_package():
     assert images.labels[60000:60005].tolist() == [9, 2, 1, 1, 6]
     # The published mean brightness of the training split, 0.2860 of white.
     assert float(images.pixels[:60000].double().mean()) / 255 == pytest.approx(0.2860, abs=5e-5)
-    # The first picture, an ankle boot, lies low and right: its top rows are empty, its sole is not.
+    # The first image, an ankle boot, lies low and right: its top rows are empty, its sole is not.
     assert int(images.pixels[0, 0, :3].max()) == 0
     assert int(images.pixels[0, 0, 24].max()) > 0
     assert int(images.pixels.max()) == 255
@@ -69,76 +69,76 @@ def test_real_fashion_mnist_in_any_folder_by_path():
 
 def test_digits_need_no_files():
     assert load_dataset("digits").pixels.shape == (1797, 1, 8, 8)
-    assert "takes no path" in refused("digits", path=Path("/somewhere"))
+    assert "takes no path" in error_of("digits", path=Path("/somewhere"))
 
 
-def test_faces_are_drawn():
+def test_faces_are_generated():
     assert load_dataset("faces", task="tone").pixels.shape == (6000, 3, 62, 47)
-    assert "takes no path" in refused("faces", path=Path("/somewhere"), task="tone")
-    assert "needs 'data.task'" in refused("faces")
+    assert "takes no path" in error_of("faces", path=Path("/somewhere"), task="tone")
+    assert "needs a 'task'" in error_of("faces")
 
 
-def test_a_task_marks_grey_pictures_wherever_they_come_from(tmp_path):
-    mark(tmp_path / "mnist", 1)
-    mark(tmp_path / "emnist-byclass", 1, EMNIST)
+def test_a_task_adds_a_property_to_grey_images_wherever_they_come_from(tmp_path):
+    write_idx(tmp_path / "mnist", 1)
+    write_idx(tmp_path / "emnist-byclass", 1, EMNIST)
     for name, path in (("mnist", None), ("emnist-byclass", None), ("idx", tmp_path / "mnist")):
         images = load_dataset(name, data_dir=tmp_path, path=path, task="class/thick")
-        assert images.holds is not None
-        assert images.holds.tolist() == [False, False]
-        assert load_dataset(name, data_dir=tmp_path, path=path).holds is None
-        assert "did you mean 'thick'?" in refused(name, data_dir=tmp_path, path=path, task="class/thik")
+        assert images.has_property is not None
+        assert images.has_property.tolist() == [False, False]
+        assert load_dataset(name, data_dir=tmp_path, path=path).has_property is None
+        assert "did you mean 'thick'?" in error_of(name, data_dir=tmp_path, path=path, task="class/thik")
 
 
 def test_a_fifth_of_every_class_of_fashion_mnist_is_thick():
     images = load_dataset("fashion-mnist", task="class/thick")
-    assert images.holds is not None
-    assert images.labels[images.holds].bincount().tolist() == [1400] * 10
+    assert images.has_property is not None
+    assert images.labels[images.has_property].bincount().tolist() == [1400] * 10
 
 
 def test_where_a_set_is_looked_for_and_in_which_order(tmp_path, monkeypatch, cache):
     data, other = tmp_path / "data", tmp_path / "other"
-    mark(cache / "mnist", 1)
+    write_idx(cache / "mnist", 1)
     assert brightness("mnist") == 1
     assert brightness("mnist", data_dir=data) == 1
-    mark(data, 2)
+    write_idx(data, 2)
     assert brightness("mnist") == 1
     assert brightness("mnist", data_dir=data) == 2
-    mark(data / "MNIST" / "raw", 3)
+    write_idx(data / "MNIST" / "raw", 3)
     assert brightness("mnist", data_dir=data) == 3
-    mark(data / "mnist", 4)
+    write_idx(data / "mnist", 4)
     assert brightness("mnist", data_dir=data) == 4
     monkeypatch.setenv("SHOAL_DATA", str(data))
     assert brightness("mnist") == 4
-    mark(other / "mnist", 5)
+    write_idx(other / "mnist", 5)
     assert brightness("mnist", data_dir=other) == 5
-    mark(tmp_path / "mine", 6)
+    write_idx(tmp_path / "mine", 6)
     assert brightness("mnist", path=tmp_path / "mine", data_dir=other) == 6
 
 
 def test_torchvisions_layout_tells_the_sets_apart(tmp_path):
-    mark(tmp_path / "MNIST" / "raw", 1)
-    mark(tmp_path / "FashionMNIST" / "raw", 2)
-    mark(tmp_path / "EMNIST" / "raw", 3, EMNIST)
-    found = [load_dataset(name, data_dir=tmp_path) for name in ("mnist", "fashion-mnist", "emnist-byclass")]
-    assert [int(images.pixels.max()) for images in found] == [1, 2, 3]
-    assert [images.classes for images in found] == [10, 10, 62]
+    write_idx(tmp_path / "MNIST" / "raw", 1)
+    write_idx(tmp_path / "FashionMNIST" / "raw", 2)
+    write_idx(tmp_path / "EMNIST" / "raw", 3, EMNIST)
+    path = [load_dataset(name, data_dir=tmp_path) for name in ("mnist", "fashion-mnist", "emnist-byclass")]
+    assert [int(images.pixels.max()) for images in path] == [1, 2, 3]
+    assert [images.classes for images in path] == [10, 10, 62]
 
 
 def test_mnists_files_are_not_taken_for_emnists(tmp_path):
-    mark(tmp_path, 1)
-    assert "not on this machine" in refused("emnist-byclass", data_dir=tmp_path)
+    write_idx(tmp_path, 1)
+    assert "not on this machine" in error_of("emnist-byclass", data_dir=tmp_path)
     assert load_dataset("emnist-byclass", path=tmp_path).name == "emnist-byclass"
 
 
 def test_a_folder_with_a_file_missing_is_no_hit(tmp_path, cache):
-    mark(tmp_path / "mnist", 1)
+    write_idx(tmp_path / "mnist", 1)
     (tmp_path / "mnist" / PLAIN[3]).unlink()
-    mark(cache / "mnist", 2)
+    write_idx(cache / "mnist", 2)
     assert brightness("mnist", data_dir=tmp_path) == 2
 
 
 def test_fashion_mnist_of_the_user_comes_before_debians(tmp_path):
-    mark(tmp_path / "fashion-mnist", 7)
+    write_idx(tmp_path / "fashion-mnist", 7)
     assert brightness("fashion-mnist", data_dir=tmp_path) == 7
 
 
@@ -150,17 +150,17 @@ def test_cifar10_in_a_data_folder(tmp_path):
     images = load_dataset("cifar10", data_dir=tmp_path)
     assert images.pixels.shape == (6, 3, 32, 32)
     assert images.train_count == 5
-    assert "'cifar10' has no tasks; got 'data.task' = 'class'" in refused("cifar10", data_dir=tmp_path, task="class")
+    assert "'cifar10' has no tasks; got the task 'class'" in error_of("cifar10", data_dir=tmp_path, task="class")
 
 
 def test_an_empty_variable_is_no_folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(mark(tmp_path / "here", 1))
+    monkeypatch.chdir(write_idx(tmp_path / "here", 1))
     monkeypatch.setenv("SHOAL_DATA", "")
-    assert "not on this machine" in refused("mnist")
+    assert "not on this machine" in error_of("mnist")
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "phrases"),
     [
         ("mnist", ["'shoal data --fetch mnist'", "train-images-idx3-ubyte", "shoal[hub]"]),
         ("emnist-byclass", ["'shoal data --fetch emnist-byclass'", "'emnist-byclass-test-images-idx3-ubyte'"]),
@@ -171,13 +171,13 @@ def test_an_empty_variable_is_no_folder(monkeypatch, tmp_path):
         ("imagenet21k", ["unknown data source 'imagenet21k'"]),
     ],
 )
-def test_what_is_not_here_is_one_sentence(name, words):
-    sentence = refused(name)
-    assert all(word in sentence for word in words), sentence
+def test_what_is_not_here_is_one_sentence(name, phrases):
+    sentence = error_of(name)
+    assert all(word in sentence for word in phrases), sentence
 
 
 def test_the_sentence_says_where_it_looked(tmp_path, cache):
-    sentence = refused("mnist", data_dir=tmp_path / "data")
+    sentence = error_of("mnist", data_dir=tmp_path / "data")
     for folder in (
         tmp_path / "data" / "mnist",
         tmp_path / "data" / "MNIST" / "raw",
@@ -185,7 +185,7 @@ def test_the_sentence_says_where_it_looked(tmp_path, cache):
         cache / "mnist",
     ):
         assert f"'{folder}'" in sentence
-    assert f"'{tmp_path / 'no'}', which does not exist" in refused("mnist", path=tmp_path / "no")
+    assert f"'{tmp_path / 'no'}', which does not exist" in error_of("mnist", path=tmp_path / "no")
 
 
 def test_availability_is_by_existence(tmp_path, cache):
@@ -203,18 +203,18 @@ def test_availability_is_by_existence(tmp_path, cache):
         "idx",
     ]
     for name in ("digits", "faces", "reviews"):
-        found = rows[name].found
-        assert found is not None
-        assert found.is_file()
-    assert rows["fashion-mnist"].found == DEBIAN
-    assert [rows[name].found for name in ("mnist", "emnist-byclass", "cifar10", "lfw", "idx")] == [None] * 5
-    assert rows["fashion-mnist"].images == "70,000 of 28x28"
-    assert "apt-get install dataset-fashion-mnist" in rows["fashion-mnist"].how
+        path = rows[name].path
+        assert path is not None
+        assert path.is_file()
+    assert rows["fashion-mnist"].path == DEBIAN
+    assert [rows[name].path for name in ("mnist", "emnist-byclass", "cifar10", "lfw", "idx")] == [None] * 5
+    assert rows["fashion-mnist"].size == "70,000 of 28x28"
+    assert "apt-get install dataset-fashion-mnist" in rows["fashion-mnist"].instructions
     (tmp_path / "cifar-10-python.tar.gz").touch()  # not read
-    mark(cache / "mnist", 1)
+    write_idx(cache / "mnist", 1)
     rows = {row.name: row for row in availability(tmp_path)}
-    assert rows["cifar10"].found == tmp_path / "cifar-10-python.tar.gz"
-    assert rows["mnist"].found == cache / "mnist"
+    assert rows["cifar10"].path == tmp_path / "cifar-10-python.tar.gz"
+    assert rows["mnist"].path == cache / "mnist"
 
 
 def test_the_users_cache(cache):

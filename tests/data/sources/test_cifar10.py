@@ -197,8 +197,8 @@ BAD_PYTHON = [
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("content", "words"), [b[1:] for b in BAD_PYTHON], ids=[b[0] for b in BAD_PYTHON])
-def test_a_bad_python_batch_is_one_sentence(tmp_path, content, words, packed):
+@pytest.mark.parametrize(("content", "phrases"), [b[1:] for b in BAD_PYTHON], ids=[b[0] for b in BAD_PYTHON])
+def test_a_bad_python_batch_is_one_sentence(tmp_path, content, phrases, packed):
     files = contents(python2)
     files[1] = content
     if packed:
@@ -206,14 +206,14 @@ def test_a_bad_python_batch_is_one_sentence(tmp_path, content, words, packed):
         path.write_bytes(gzip.compress(archive(PY_NAMES, files)))
     else:
         path = write_folder(tmp_path, PY_NAMES, files)
-    expect(path, [*words, "data_batch_2"])
+    expect(path, [*phrases, "data_batch_2"])
 
 
-def expect(path, words):
+def expect(path, phrases):
     with pytest.raises(InputError) as caught:
         load_cifar10(path)
     sentence = str(caught.value)
-    assert all(word in sentence for word in [*words, str(path)]), sentence
+    assert all(word in sentence for word in [*phrases, str(path)]), sentence
     assert "\n" not in sentence
 
 
@@ -233,11 +233,11 @@ BAD_BINARY = [
 ]
 
 
-@pytest.mark.parametrize(("content", "words"), [b[1:] for b in BAD_BINARY], ids=[b[0] for b in BAD_BINARY])
-def test_a_bad_binary_batch_is_one_sentence(tmp_path, content, words):
+@pytest.mark.parametrize(("content", "phrases"), [b[1:] for b in BAD_BINARY], ids=[b[0] for b in BAD_BINARY])
+def test_a_bad_binary_batch_is_one_sentence(tmp_path, content, phrases):
     files = contents(binary)
     files[5] = content
-    expect(write_folder(tmp_path, BIN_NAMES, files), [*words, "test_batch.bin"])
+    expect(write_folder(tmp_path, BIN_NAMES, files), [*phrases, "test_batch.bin"])
 
 
 TAR = archive(PY_NAMES, contents(python2))
@@ -254,11 +254,11 @@ BAD_ARCHIVES = [
 ]
 
 
-@pytest.mark.parametrize(("content", "words"), [b[1:] for b in BAD_ARCHIVES], ids=[b[0] for b in BAD_ARCHIVES])
-def test_a_bad_archive_is_one_sentence(tmp_path, content, words):
+@pytest.mark.parametrize(("content", "phrases"), [b[1:] for b in BAD_ARCHIVES], ids=[b[0] for b in BAD_ARCHIVES])
+def test_a_bad_archive_is_one_sentence(tmp_path, content, phrases):
     path = tmp_path / "cifar-10-python.tar.gz"
     path.write_bytes(content)
-    expect(path, words)
+    expect(path, phrases)
 
 
 def test_a_link_in_an_archive_is_not_a_batch(tmp_path):

@@ -13,7 +13,7 @@ from shoal.data.sources.hub import HUB, fetch, from_hub_splits
 RNG = np.random.default_rng(2)
 
 
-def pictures(count, shape, top=256):
+def random_images(count, shape, top=256):
     return RNG.integers(0, top, (count, *shape), dtype=np.uint8)
 
 
@@ -26,21 +26,21 @@ def split(values, labels, image="image", label="label", classes=10):
     )
 
 
-GREY, GREY_TEST = pictures(1200, (4, 5)), pictures(3, (4, 5))
+GREY, GREY_TEST = random_images(1200, (4, 5)), random_images(3, (4, 5))
 LABELS = RNG.integers(0, 10, 1200).tolist()
 
 
 @pytest.fixture
-def served(monkeypatch):
-    """A hub without a network: what `datasets.load_dataset` answers, and what it was asked."""
-    shelf, asked = {}, []
+def hub(monkeypatch):
+    """A hub without a network: what `datasets.load_dataset` answers, and the requests it got."""
+    splits, requests = {}, []
 
     def load_dataset(repository, *, split):
-        asked.append((repository, split))
-        return shelf[split]
+        requests.append((repository, split))
+        return splits[split]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    return shelf, asked
+    return splits, requests
 
 
 def test_the_table():
@@ -66,12 +66,12 @@ def test_a_format_set_by_somebody_else_does_not_matter():
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_fetched_grey_sets_are_read_back(tmp_path, served, name):
-    shelf, asked = served
-    shelf |= {"train": split(GREY, LABELS), "test": split(GREY_TEST, [1, 2, 3])}
+def test_fetched_grey_sets_are_read_back(tmp_path, hub, name):
+    splits, requests = hub
+    splits |= {"train": split(GREY, LABELS), "test": split(GREY_TEST, [1, 2, 3])}
     folder = fetch(name, tmp_path / "cache")
     assert folder == tmp_path / "cache" / name
-    assert asked == [(HUB[name].repository, "train"), (HUB[name].repository, "test")]
+    assert requests == [(HUB[name].repository, "train"), (HUB[name].repository, "test")]
     images = load_dataset(name, data_dir=tmp_path / "cache")
     np.testing.assert_array_equal(images.pixels[:, 0].numpy(), np.concatenate([GREY, GREY_TEST]))
     assert images.labels.tolist() == [*LABELS, 1, 2, 3]
@@ -79,11 +79,11 @@ def test_fetched_grey_sets_are_read_back(tmp_path, served, name):
     assert len(list(folder.iterdir())) == 4  # and nothing temporary
 
 
-def test_fetched_cifar10_is_read_back(tmp_path, served):
-    shelf, _ = served
-    colour, test = pictures(12, (32, 32, 3)), pictures(2, (32, 32, 3))
+def test_fetched_cifar10_is_read_back(tmp_path, hub):
+    splits, _ = hub
+    colour, test = random_images(12, (32, 32, 3)), random_images(2, (32, 32, 3))
     labels = [*range(10), 0, 1]
-    shelf |= {"train": split(colour, labels, "img"), "test": split(test, [9, 8], "img")}
+    splits |= {"train": split(colour, labels, "img"), "test": split(test, [9, 8], "img")}
     fetch("cifar10", tmp_path)
     images = load_dataset("cifar10", data_dir=tmp_path)
     np.testing.assert_array_equal(images.pixels.permute(0, 2, 3, 1).numpy(), np.concatenate([colour, test]))
@@ -92,13 +92,13 @@ def test_fetched_cifar10_is_read_back(tmp_path, served):
 
 
 @pytest.mark.parametrize("dark_on_white", [False, True])
-def test_fetched_femnist_is_upright_light_on_black_and_all_training(tmp_path, served, dark_on_white):
-    shelf, asked = served
-    strokes = pictures(4, (28, 28), top=100)
+def test_fetched_femnist_is_upright_light_on_black_and_all_training(tmp_path, hub, dark_on_white):
+    splits, requests = hub
+    strokes = random_images(4, (28, 28), top=100)
     stored = 255 - strokes if dark_on_white else strokes
-    shelf["train"] = split(stored, [0, 61, 35, 36], label="character", classes=62)
+    splits["train"] = split(stored, [0, 61, 35, 36], label="character", classes=62)
     folder = fetch("emnist-byclass", tmp_path)
-    assert asked == [("flwrlabs/femnist", "train")]
+    assert requests == [("flwrlabs/femnist", "train")]
     images = load_dataset("emnist-byclass", data_dir=tmp_path)
     np.testing.assert_array_equal(images.pixels[:, 0].numpy(), strokes)
     assert images.labels.tolist() == [0, 61, 35, 36]
@@ -122,7 +122,7 @@ def unlabelled():
 
 def damaged():
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    return datasets.Dataset.from_dict({"image": [{"bytes": b"not a picture", "path": None}], "label": [1]}, features)
+    return datasets.Dataset.from_dict({"image": [{"bytes": b"not an image", "path": None}], "label": [1]}, features)
 
 
 def numbered(label):
@@ -135,26 +135,26 @@ def two_sizes():
 
 
 @pytest.mark.parametrize(
-    ("name", "train", "test", "words"),
+    ("name", "train", "test", "phrases"),
     [
         ("cifar10", lambda: split(GREY[:2], [0, 1]), None, ["no column 'img'", "'image', 'label', 'other'"]),
         ("emnist-byclass", lambda: split(GREY[:2], [0, 1]), None, ["no column 'character'"]),
-        ("mnist", lambda: split(pictures(2, (4, 4, 3)), [0, 1]), None, ["mode RGB", "only L"]),
-        ("cifar10", lambda: split(GREY[:2], [0, 1], "img"), None, ["mode L", "only RGB"]),
+        ("mnist", lambda: split(random_images(2, (4, 4, 3)), [0, 1]), None, ["mode RGB", "must be L"]),
+        ("cifar10", lambda: split(GREY[:2], [0, 1], "img"), None, ["mode L", "must be RGB"]),
         ("mnist", lambda: split(GREY[:0], []), None, ["zero images"]),
         ("mnist", two_sizes, None, ["3x5 and 4x5"]),
-        ("mnist", lambda: split(GREY[:1], [0]), lambda: split(GREY[:1, :3], [0]), ["test pictures of 3x5", "4x5"]),
+        ("mnist", lambda: split(GREY[:1], [0]), lambda: split(GREY[:1, :3], [0]), ["test images of 3x5", "4x5"]),
         ("mnist", lambda: split(GREY[:1], [0]), lambda: numbered(10), ["label 10 in its test split", "0 to 9"]),
         ("mnist", lambda: numbered(-1), None, ["label -1 in its train split"]),
         ("mnist", unlabelled, None, ["labels of type", "only integers"]),
-        ("mnist", damaged, None, ["damaged picture"]),
+        ("mnist", damaged, None, ["damaged image"]),
         ("mnits", lambda: None, None, ["'mnits' is not on the hub", "did you mean 'mnist'?"]),
     ],
 )
-def test_splits_that_do_not_fit_are_one_sentence(name, train, test, words):
+def test_splits_that_do_not_fit_are_one_sentence(name, train, test, phrases):
     with pytest.raises(InputError) as caught:
         from_hub_splits(name, train(), test and test())
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(word in str(caught.value) for word in phrases), str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_without_pillow(monkeypatch):
         from_hub_splits("mnist", train, None)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, served):
-    shelf, _ = served
-    shelf |= {"train": split(GREY[:2], [0, 1]), "test": split(GREY[:2], [0, 1])}
+def test_a_folder_that_cannot_be_written(tmp_path, hub):
+    splits, _ = hub
+    splits |= {"train": split(GREY[:2], [0, 1]), "test": split(GREY[:2], [0, 1])}
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match="cannot be written"):
         fetch("mnist", tmp_path / "file")

@@ -106,8 +106,8 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("index", "content", "words"), [f[1:] for f in FAILURES], ids=[f[0] for f in FAILURES])
-def test_a_bad_file_is_one_sentence(tmp_path, index, content, words):
+@pytest.mark.parametrize(("index", "content", "phrases"), [f[1:] for f in FAILURES], ids=[f[0] for f in FAILURES])
+def test_a_bad_file_is_one_sentence(tmp_path, index, content, phrases):
     write_folder(tmp_path)
     if content is None:
         (tmp_path / NAMES[index]).unlink()
@@ -116,7 +116,7 @@ def test_a_bad_file_is_one_sentence(tmp_path, index, content, words):
     with pytest.raises(InputError) as caught:
         load_idx_folder(tmp_path, "some", 10, transposed=False)
     sentence = str(caught.value)
-    assert all(word in sentence for word in [*words, str(tmp_path)]), sentence
+    assert all(word in sentence for word in [*phrases, str(tmp_path)]), sentence
     assert "\n" not in sentence
 
 

@@ -13,7 +13,7 @@ from shoal.data.sources.lfw import find_lfw, load_lfw
 
 COLUMNS = ["Male", "Asian", "White", "Black", "Smiling", "Eyeglasses", "Sunglasses", "No Eyewear", "Bald"]
 COMMENT = "# Scores of attributes, one row a face, tab separated.\n"
-# Person, number of the picture, and scores in the order of COLUMNS.
+# Person, number of the image, and scores in the order of COLUMNS.
 ROWS = [
     ("Zoe Ray", 2, [-1.2, 0.4, 0.9, -0.3, 1.5, -1.0, 0.7, 0.2, 0]),
     ("Abel Moss", 1, [0.8, -0.2, -0.4, 1.1, -0.5, 0.3, -0.8, 0.1, 0]),
@@ -35,7 +35,7 @@ def write_attributes(folder, rows=tuple(ROWS), columns=tuple(COLUMNS), official=
     (folder / "lfw_attributes.txt").write_text(start + "\n".join([header, *lines]) + "\n")
 
 
-def write_pictures(folder, rows=tuple(ROWS)):
+def write_images(folder, rows=tuple(ROWS)):
     """Blurred noise, so that a JPEG keeps its shades."""
     for at, (person, number, _) in enumerate(rows):
         path = path_of(folder, person, number)
@@ -50,36 +50,36 @@ def lfw(tmp_path):
     folder = tmp_path / "lfw_home"
     folder.mkdir()
     write_attributes(folder)
-    write_pictures(folder / "lfw_funneled")
+    write_images(folder / "lfw_funneled")
     for name in ("pairsDevTrain.txt", "pairsDevTest.txt", "pairs.txt"):
         (folder / name).touch()  # scikit-learn wants them to exist
     return folder
 
 
-def refused(path, task="smiling/sunglasses"):
+def error_of(path, task="smiling/sunglasses"):
     with pytest.raises(InputError) as caught:
         load_lfw(path, task)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_the_pictures_are_scikit_learns(lfw, tmp_path):
+def test_the_images_are_scikit_learns(lfw, tmp_path):
     ours = load_lfw(lfw, "gender")
-    theirs = fetch_lfw_people(data_home=tmp_path, color=True, resize=0.5, download_if_missing=False)
+    reference = fetch_lfw_people(data_home=tmp_path, color=True, resize=0.5, download_if_missing=False)
     order = np.random.RandomState(42).permutation(5)  # as theirs does
     by_path = sorted(range(5), key=lambda i: (ROWS[i][0], ROWS[i][1]))
     rows = [by_path[i] for i in order]
-    assert [theirs.target_names[k] for k in theirs.target] == [ROWS[i][0] for i in rows]
-    pictures = np.rint(theirs.images * 255).astype(np.uint8).transpose(0, 3, 1, 2)
+    assert [reference.target_names[k] for k in reference.target] == [ROWS[i][0] for i in rows]
+    expected = np.rint(reference.images * 255).astype(np.uint8).transpose(0, 3, 1, 2)
     assert ours.pixels.shape == (5, 3, 62, 47)
     assert ours.pixels.dtype == torch.uint8
-    assert torch.equal(ours.pixels[rows], torch.from_numpy(pictures))
+    assert torch.equal(ours.pixels[rows], torch.from_numpy(expected))
     assert len(torch.unique(ours.pixels.flatten(1), dim=0)) == 5
-    assert (ours.name, ours.white, ours.train_count, ours.classes, ours.holds) == ("lfw", 255, 5, 2, None)
+    assert (ours.name, ours.white, ours.train_count, ours.classes, ours.has_property) == ("lfw", 255, 5, 2, None)
 
 
 @pytest.mark.parametrize(
-    ("task", "rows", "labels", "holds", "classes"),
+    ("task", "rows", "labels", "has_property", "classes"),
     [
         ("smiling", [0, 1, 2, 3, 4], [1, 0, 1, 0, 1], None, 2),
         ("gender", [0, 1, 2, 3, 4], [0, 1, 0, 0, 1], None, 2),
@@ -93,22 +93,22 @@ def test_the_pictures_are_scikit_learns(lfw, tmp_path):
         ("smiling/male", [0, 1, 2, 3, 4], [1, 0, 1, 0, 1], [False, True, False, False, True], 2),
     ],
 )
-def test_labels_are_made_as_the_paper_makes_them(lfw, task, rows, labels, holds, classes):
-    found = load_lfw(lfw, task)
-    assert found.labels.tolist() == labels
-    assert (None if found.holds is None else found.holds.tolist()) == holds
-    assert (found.classes, found.train_count) == (classes, len(labels))
-    assert torch.equal(found.pixels, load_lfw(lfw, "gender").pixels[rows])
+def test_labels_are_made_as_the_paper_makes_them(lfw, task, rows, labels, has_property, classes):
+    result = load_lfw(lfw, task)
+    assert result.labels.tolist() == labels
+    assert (None if result.has_property is None else result.has_property.tolist()) == has_property
+    assert (result.classes, result.train_count) == (classes, len(labels))
+    assert torch.equal(result.pixels, load_lfw(lfw, "gender").pixels[rows])
 
 
 @pytest.mark.parametrize("name", ["lfw", "lfw-deepfunneled"])
 def test_other_folders_and_the_cleaned_file(lfw, name):
-    wanted = load_lfw(lfw, "race/sunglasses")
+    expected = load_lfw(lfw, "race/sunglasses")
     (lfw / "lfw_funneled").rename(lfw / name)
     write_attributes(lfw, official=False)
-    found = load_lfw(lfw, "race/sunglasses")
-    assert torch.equal(found.pixels, wanted.pixels)
-    assert torch.equal(found.labels, wanted.labels)
+    result = load_lfw(lfw, "race/sunglasses")
+    assert torch.equal(result.pixels, expected.pixels)
+    assert torch.equal(result.labels, expected.labels)
     assert find_lfw(lfw) == lfw
 
 
@@ -124,36 +124,36 @@ def test_where_it_is_looked_for(lfw, tmp_path):
 
 
 def test_the_order_of_columns_and_of_rows_is_the_files(lfw):
-    wanted = load_lfw(lfw, "gender/black")
-    turned = [(person, number, scores[::-1]) for person, number, scores in ROWS[::-1]]
-    write_attributes(lfw, turned, COLUMNS[::-1])
-    found = load_lfw(lfw, "gender/black")
-    assert torch.equal(found.pixels, wanted.pixels.flip(0))
-    assert torch.equal(found.labels, wanted.labels.flip(0))
+    expected = load_lfw(lfw, "gender/black")
+    reversed_rows = [(person, number, scores[::-1]) for person, number, scores in ROWS[::-1]]
+    write_attributes(lfw, reversed_rows, COLUMNS[::-1])
+    result = load_lfw(lfw, "gender/black")
+    assert torch.equal(result.pixels, expected.pixels.flip(0))
+    assert torch.equal(result.labels, expected.labels.flip(0))
 
 
 def test_a_missing_file_or_folder_is_one_sentence(lfw, tmp_path):
     (lfw / "lfw_attributes.txt").rename(tmp_path / "kept")
-    assert "lfw_attributes.txt' is missing" in refused(lfw)
+    assert "lfw_attributes.txt' is missing" in error_of(lfw)
     (tmp_path / "kept").rename(lfw / "lfw_attributes.txt")
     (lfw / "lfw_funneled").rename(tmp_path / "elsewhere")
-    assert "no folder of pictures" in refused(lfw)
-    assert "'lfw-deepfunneled'" in refused(lfw)
+    assert "no folder of images" in error_of(lfw)
+    assert "'lfw-deepfunneled'" in error_of(lfw)
 
 
 def test_missing_columns_are_named(lfw):
     write_attributes(lfw, [(p, n, s[2:]) for p, n, s in ROWS], [*COLUMNS[2:-3], "Sunnyglasses", "No Eyewear", "Bald"])
-    sentence = refused(lfw, "race/sunglasses")
+    sentence = error_of(lfw, "race/sunglasses")
     assert "lacks the columns 'Asian', 'Sunglasses'" in sentence
     assert "lfw_attributes.txt" in sentence
     assert load_lfw(lfw, "smiling").labels.tolist() == [1, 0, 1, 0, 1]
 
 
-def test_missing_pictures_are_counted_and_the_first_is_named(lfw):
+def test_missing_images_are_counted_and_the_first_is_named(lfw):
     for person, number, _ in (ROWS[1], ROWS[2]):
         path_of(lfw / "lfw_funneled", person, number).unlink()
-    sentence = refused(lfw)
-    assert "2 of the 4 pictures" in sentence
+    sentence = error_of(lfw)
+    assert "2 of the 4 images" in sentence
     assert "Abel_Moss_0001.jpg" in sentence
 
 
@@ -172,26 +172,26 @@ def spoil(path, how):
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "phrases"),
     [
         ("empty", "damaged or no JPEG"),
         ("cut", "damaged or no JPEG"),
         ("text", "damaged or no JPEG"),
         ("png", "damaged or no JPEG"),
-        ("another size", "64x64 pixels; LFW's pictures have 250x250"),
+        ("another size", "64x64 pixels; LFW's images have 250x250"),
     ],
 )
-def test_a_damaged_picture_is_one_sentence(lfw, how, words):
+def test_a_damaged_image_is_one_sentence(lfw, how, phrases):
     spoil(path_of(lfw / "lfw_funneled", *ROWS[2][:2]), how)
-    sentence = refused(lfw)
-    assert words in sentence
+    sentence = error_of(lfw)
+    assert phrases in sentence
     assert "Zoe_Ray_0001.jpg" in sentence
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "phrases"),
     [
-        ("Zoe Ray\t2\t1\t2\t3\t4\t5\t6\tmany\t8\t9", ["line 3", "no number", "many"]),
+        ("Zoe Ray\t2\t1\t2\t3\t4\t5\t6\tmany\t8\t9", ["line 3", "not a number", "many"]),
         ("Zoe Ray\t2\t1\t2\t3\t4\t5\t6\tnan\t8\t9", ["line 3", "not finite"]),
         ("Zoe Ray\t2\t1\t2\t3", ["line 3", "5 columns", "11"]),
         ("Zoe Ray\ttwo\t1\t2\t3\t4\t5\t6\t7\t8\t9", ["line 3", "'two'", "whole number"]),
@@ -199,39 +199,39 @@ def test_a_damaged_picture_is_one_sentence(lfw, how, words):
         ("../Zoe Ray\t2\t1\t2\t3\t4\t5\t6\t7\t8\t9", ["line 3", "'../Zoe Ray'"]),
     ],
 )
-def test_a_damaged_row_is_one_sentence(lfw, line, words):
+def test_a_damaged_row_is_one_sentence(lfw, line, phrases):
     header = "\t".join(["person", "imagenum", *COLUMNS])
     (lfw / "lfw_attributes.txt").write_text(f"{COMMENT}#\t{header}\n{line}\n")
-    sentence = refused(lfw)
-    assert all(word in sentence for word in words), sentence
+    sentence = error_of(lfw)
+    assert all(word in sentence for word in phrases), sentence
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00binary", b"# only a comment\n", b"<html>\n"])
 def test_a_file_that_is_no_table_is_one_sentence(lfw, content):
     (lfw / "lfw_attributes.txt").write_bytes(content)
-    assert "lfw_attributes.txt" in refused(lfw)
+    assert "lfw_attributes.txt" in error_of(lfw)
 
 
 def test_a_table_without_rows_or_without_clear_ones_is_one_sentence(lfw):
     write_attributes(lfw, [])
-    assert "has no rows" in refused(lfw)
+    assert "has no rows" in error_of(lfw)
     write_attributes(lfw, [ROWS[3]])
-    assert "no row whose scores for 'race' are clear" in refused(lfw, "race")
+    assert "no row whose scores for 'race' are clear" in error_of(lfw, "race")
 
 
 @pytest.mark.parametrize(
-    ("task", "words"),
+    ("task", "phrases"),
     [
-        (None, ["needs 'data.task'", "'smiling/sunglasses'", "'race'", "'gender'"]),
+        (None, ["needs a 'task'", "'smiling/sunglasses'", "'race'", "'gender'"]),
         ("smiling/sunglass", ["did you mean 'sunglasses'?"]),
         ("gender/male", ["same attribute"]),
         ("race/black", ["same attribute"]),
         ("age", ["main label 'age'"]),
     ],
 )
-def test_a_task_that_lfw_lacks_is_one_sentence(lfw, task, words):
-    sentence = refused(lfw, task)
-    assert all(word in sentence for word in words), sentence
+def test_a_task_that_lfw_lacks_is_one_sentence(lfw, task, phrases):
+    sentence = error_of(lfw, task)
+    assert all(word in sentence for word in phrases), sentence
 
 
 def test_without_pillow_the_sentence_says_what_to_install(lfw, monkeypatch):
@@ -243,4 +243,4 @@ def test_without_pillow_the_sentence_says_what_to_install(lfw, monkeypatch):
         return load(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert "pip install 'shoal[images]'" in refused(lfw)
+    assert "pip install 'shoal[images]'" in error_of(lfw)

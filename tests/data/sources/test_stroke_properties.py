@@ -4,11 +4,11 @@ import torch
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import ImageDataset, load_dataset
-from shoal.data.sources.stroke_properties import measure, slant, thickness, with_task
+from shoal.data.sources.stroke_properties import slant, stroke_property, thickness, with_stroke_property
 
 
-def drawn(inside, size=40):
-    """A picture (1, 1, size, size) of where ``inside``(u, v) is positive, with soft edges, about the middle."""
+def shape_image(inside, size=40):
+    """An image (1, 1, size, size) of the region where ``inside``(u, v) is positive, with soft edges, centred."""
     v, u = torch.meshgrid(torch.arange(size).double(), torch.arange(size).double(), indexing="ij")
     middle = (size - 1) / 2
     return (255 * (inside(u - middle, v - middle) + 0.5).clamp(0, 1)).to(torch.uint8)[None, None]
@@ -17,11 +17,11 @@ def drawn(inside, size=40):
 def bar(width, lean=0.0, half=14.0):
     """A straight stroke from 14 pixels below the middle to 14 above, ``lean`` pixels to the right per pixel up."""
     across = (1 + lean * lean) ** 0.5
-    return drawn(lambda u, v: torch.minimum(width / 2 - (u + lean * v).abs() / across, half - v.abs()))
+    return shape_image(lambda u, v: torch.minimum(width / 2 - (u + lean * v).abs() / across, half - v.abs()))
 
 
 def ring(width, radius=11.0):
-    return drawn(lambda u, v: width / 2 - ((u * u + v * v).sqrt() - radius).abs())
+    return shape_image(lambda u, v: width / 2 - ((u * u + v * v).sqrt() - radius).abs())
 
 
 def images(pixels, labels, classes):
@@ -40,10 +40,10 @@ def test_thickness_is_the_width_of_a_stroke(stroke):
 
 
 def test_thickness_does_not_depend_on_brightness_or_place():
-    picture = ring(3.0)
-    moved = picture.roll((3, -4), (2, 3))
-    assert thickness(moved).item() == pytest.approx(thickness(picture).item(), rel=1e-6)
-    assert thickness(picture // 2).item() == pytest.approx(thickness(picture).item(), rel=0.02)
+    image = ring(3.0)
+    moved = image.roll((3, -4), (2, 3))
+    assert thickness(moved).item() == pytest.approx(thickness(image).item(), rel=1e-6)
+    assert thickness(image // 2).item() == pytest.approx(thickness(image).item(), rel=0.02)
     # At the border the outside counts as empty.
     corner = torch.zeros(1, 1, 4, 4, dtype=torch.uint8)
     corner[0, 0, 0, 0] = 9
@@ -66,31 +66,31 @@ def test_a_sheared_digit_leans_as_much_more():
     assert torch.allclose(slant(wide), slant(digits), atol=1e-9)
 
 
-def test_pictures_without_ink_measure_0():
+def test_images_without_ink_measure_0():
     empty = torch.zeros(2, 1, 5, 5, dtype=torch.uint8)
     empty[1, 0, 2] = 7  # one row: it has ink but no height
     assert thickness(empty)[0] == 0
     assert slant(empty).tolist() == [0, 0]
-    assert measure(images(empty, torch.tensor([0, 0]), 1), "thick").tolist() == [False, False]
+    assert stroke_property(images(empty, torch.tensor([0, 0]), 1), "thick").tolist() == [False, False]
 
 
 @pytest.mark.parametrize("prop", ["thick", "slanted"])
-def test_the_same_share_of_every_class_holds_a_property(prop):
+def test_the_same_share_of_every_class_has_a_property(prop):
     digits = load_dataset("digits")
-    holds = measure(digits, prop)
+    has_property = stroke_property(digits, prop)
     values = (thickness if prop == "thick" else slant)(digits.pixels)
     for label in range(10):
         members = digits.labels == label
-        assert abs(int(holds[members].sum()) - 0.2 * int(members.sum())) <= 0.5
-        assert float(values[members & holds].min()) >= float(values[members & ~holds].max())
+        assert abs(int(has_property[members].sum()) - 0.2 * int(members.sum())) <= 0.5
+        assert float(values[members & has_property].min()) >= float(values[members & ~has_property].max())
 
 
-def test_of_equal_pictures_the_earlier_ones_hold_a_property():
+def test_of_equal_images_the_earlier_ones_have_a_property():
     same = ring(3.0).repeat(10, 1, 1, 1)
-    assert measure(images(same, torch.zeros(10).long(), 1), "thick").tolist() == [True] * 2 + [False] * 8
+    assert stroke_property(images(same, torch.zeros(10).long(), 1), "thick").tolist() == [True] * 2 + [False] * 8
 
 
-def test_a_measure_is_of_one_picture_alone():
+def test_a_measure_depends_on_one_image_only():
     """However many are measured, and in which order."""
     pixels = torch.randint(0, 256, (1100, 1, 9, 7), generator=Stream(0).generator(), dtype=torch.uint8)
     for values in (thickness, slant):
@@ -99,35 +99,35 @@ def test_a_measure_is_of_one_picture_alone():
         assert torch.equal(values(pixels.flip(0)).flip(0), values(pixels))
 
 
-def test_a_task_keeps_the_pictures_and_labels():
+def test_a_task_keeps_the_images_and_labels():
     plain, tasked = load_dataset("digits"), load_dataset("digits", task="class/slanted")
     assert torch.equal(plain.pixels, tasked.pixels)
     assert torch.equal(plain.labels, tasked.labels)
-    assert tasked.holds is not None
-    assert int(tasked.holds.sum()) == pytest.approx(0.2 * 1797, abs=5)
-    assert plain.holds is None
-    assert load_dataset("digits", task="class").holds is None
-    assert with_task(plain, None) is plain
+    assert tasked.has_property is not None
+    assert int(tasked.has_property.sum()) == pytest.approx(0.2 * 1797, abs=5)
+    assert plain.has_property is None
+    assert load_dataset("digits", task="class").has_property is None
+    assert with_stroke_property(plain, None) is plain
 
 
 @pytest.mark.parametrize(
-    ("task", "words"),
+    ("task", "phrases"),
     [
         ("class/thik", ["property 'thik'", "did you mean 'thick'?"]),
-        ("digit/thick", ["'data.task'", "main label 'digit'", "'digits'", "known: class"]),
+        ("digit/thick", ["'task'", "main label 'digit'", "'digits'", "known: class"]),
         ("class/hat", ["known: slanted, thick"]),
     ],
 )
-def test_a_task_that_grey_pictures_lack_is_one_sentence(task, words):
+def test_a_task_that_grey_images_lack_is_one_sentence(task, phrases):
     with pytest.raises(InputError) as caught:
         load_dataset("digits", task=task)
-    for word in words:
+    for word in phrases:
         assert word in str(caught.value)
 
 
-def test_colour_pictures_are_not_measured():
+def test_colour_images_are_not_measured():
     colour = images(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2).long(), 1)
     with pytest.raises(InputError, match="3 channels"):
-        measure(colour, "thick")
+        stroke_property(colour, "thick")
     with pytest.raises(InputError, match="unknown property 'wide'"):
-        measure(colour, "wide")
+        stroke_property(colour, "wide")

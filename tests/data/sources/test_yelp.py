@@ -68,20 +68,20 @@ def test_the_ten_users_with_most_reviews_are_kept_in_the_file_s_order(dump):
     reviews = [json.loads(each) for each in dump.read_bytes().splitlines()]
     kept = [review for review in reviews if review["user_id"] not in {"user-10", "user-11"}]
     assert texts.labels.tolist() == [int(review["stars"]) - 1 for review in kept]
-    assert texts.holds is not None
-    assert texts.holds.tolist() == [review["user_id"] == "user-00" for review in kept]
+    assert texts.has_property is not None
+    assert texts.has_property.tolist() == [review["user_id"] == "user-00" for review in kept]
     assert (texts.name, texts.classes, texts.train_count) == ("yelp", 5, len(kept))
 
 
 @pytest.mark.parametrize("author", range(1, 11))
 def test_authors_are_numbered_by_falling_number_of_reviews(dump, author):
-    holds = load_yelp(dump, f"score/author-{author}").holds
-    assert holds is not None
-    assert int(holds.sum()) == 15 - author
+    has_property = load_yelp(dump, f"score/author-{author}").has_property
+    assert has_property is not None
+    assert int(has_property.sum()) == 15 - author
 
 
 def test_the_score_alone_marks_no_property(dump):
-    assert load_yelp(dump).holds is None
+    assert load_yelp(dump).has_property is None
     assert torch.equal(load_yelp(dump).labels, load_yelp(dump, "score/author-3").labels)
 
 
@@ -120,8 +120,8 @@ def test_texts_without_a_known_word_are_dropped_and_the_unknown_words_of_others(
     texts = load_yelp(write(tmp_path, lines), "score/author-1")
     assert texts.words.tolist() == [[1, 1]] * 10 + [[1, 0]]
     assert texts.labels.tolist() == [0] * 10 + [3]
-    assert texts.holds is not None
-    assert texts.holds.nonzero().flatten().tolist() == [3, 10]
+    assert texts.has_property is not None
+    assert texts.has_property.nonzero().flatten().tolist() == [3, 10]
 
 
 def test_long_texts_are_cut_after_their_first_known_words(tmp_path):
@@ -147,12 +147,12 @@ def test_the_file_is_found_plain_zipped_and_through_the_catalog(dump, tmp_path):
     for path in (zipped, tmp_path, tmp_path / "zipped"):
         assert torch.equal(load_yelp(path).words, plain.words)
     named = load_dataset("yelp", data_dir=tmp_path, task="score/author-2")
-    assert named.holds is not None
-    assert int(named.holds.sum()) == 13
-    assert load_dataset("yelp", path=dump).holds is None
+    assert named.has_property is not None
+    assert int(named.has_property.sum()) == 13
+    assert load_dataset("yelp", path=dump).has_property is None
     row = {row.name: row for row in availability(tmp_path)}["yelp"]
-    assert row.found == dump
-    assert "the official Yelp Open Dataset's yelp_academic_dataset_review.json" in row.how
+    assert row.path == dump
+    assert "the official Yelp Open Dataset's yelp_academic_dataset_review.json" in row.instructions
 
 
 def test_empty_lines_are_no_reviews(dump, tmp_path):
@@ -192,11 +192,9 @@ def test_a_bad_file_is_one_sentence(tmp_path, lines, sentence):
 
 
 def test_a_task_or_a_folder_without_the_file_is_refused(dump, tmp_path):
-    with pytest.raises(
-        InputError, match=r"'data.task' = 'score/autor-1' is not a task of 'yelp'; did you mean 'score/"
-    ):
+    with pytest.raises(InputError, match=r"'task' is 'score/autor-1', no task of 'yelp'; did you mean 'score/"):
         load_yelp(dump, "score/autor-1")
-    with pytest.raises(InputError, match=r"'data.task' = 'score/author-11' is not a task of 'yelp'; did you mean"):
+    with pytest.raises(InputError, match=r"'task' is 'score/author-11', no task of 'yelp'; did you mean"):
         load_yelp(dump, "score/author-11")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=rf"'{tmp_path / 'empty'}' has no 'yelp_academic_dataset_review.json'"):

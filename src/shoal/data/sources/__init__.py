@@ -1,1 +1,1 @@
-"""Where data sets come from: one source a file, and the catalog that knows their names."""
+"""Sources of data sets, one per file, and the catalog of their names."""

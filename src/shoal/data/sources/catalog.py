@@ -1,4 +1,4 @@
-"""Every source of pictures and texts: where it is looked for, how it is read, how to get it."""
+"""The catalog of data sources: where each is looked for, how it is read, how to get it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
 from shoal.data.sources.digits import load_sklearn_digits
 from shoal.data.sources.idx import idx_files, load_idx_folder
 from shoal.data.sources.lfw import find_lfw, load_lfw
-from shoal.data.sources.stroke_properties import with_task
+from shoal.data.sources.stroke_properties import with_stroke_property
 from shoal.data.sources.yelp import find_yelp, load_yelp
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -25,27 +25,36 @@ _EMNIST_IDX = _IDX.replace("t10k", "test").replace("'t", "'emnist-byclass-t")
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a source is on this machine.
+    """The state of a source on this machine.
 
     Attributes:
         name: name of the source.
-        found: the folder or file it would be read from; None if it is not here (or needs a path).
-        images: how many pictures of which size, or texts, the official set has, such as ``"70,000 of 28x28"``.
-        how: how to get it.
+        path: the folder or file it would be read from; None if it is not here (or needs a path).
+        size: number and size of the official set's images or texts, such as ``"70,000 of 28x28"``.
+        instructions: how to get it.
     """
 
     name: str
-    found: Path | None
-    images: str
-    how: str
+    path: Path | None
+    size: str
+    instructions: str
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A source that is kept in files: ``find`` says where in a folder it is, if there; ``load`` also takes the task."""
+    """A source that is kept in files.
 
-    images: str
-    how: str
+    Attributes:
+        size: as in `Availability`.
+        instructions: how to get it.
+        find: the source's path in a folder; None if it is not there.
+        load: reads the source from a path, with a task.
+        torchvision: its folder in torchvision's layout.
+        system: folders in which a package manager installs it.
+    """
+
+    size: str
+    instructions: str
     find: Callable[[Path], Path | None]
     load: Callable[[Path, str | None], LabelledDataset]
     torchvision: str = ""
@@ -57,15 +66,15 @@ def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:
 
 
 def _idx(name: str, classes: int | None, transposed: bool = False) -> Callable[[Path, str | None], ImageDataset]:
-    return lambda path, task: with_task(load_idx_folder(path, name, classes, transposed), task)
+    return lambda path, task: with_stroke_property(load_idx_folder(path, name, classes, transposed), task)
 
 
 def _cifar10(path: Path, task: str | None) -> ImageDataset:
-    require(task is None, f"data source 'cifar10' has no tasks; got 'data.task' = '{task}'")
+    require(task is None, f"data source 'cifar10' has no tasks; got the task '{task}'")
     return load_cifar10(path)
 
 
-def _how(name: str, files: str, package: str = "") -> str:
+def _instructions(name: str, files: str, package: str = "") -> str:
     return (
         f"run {package}'shoal data --fetch {name}' (needs pip install 'shoal[hub]'), or put the official {files} "
         "into a folder that --data-dir or SHOAL_DATA names"
@@ -73,10 +82,10 @@ def _how(name: str, files: str, package: str = "") -> str:
 
 
 _SOURCES: dict[str, _Source] = {
-    "mnist": _Source("70,000 of 28x28", _how("mnist", _IDX), _idx_folder, _idx("mnist", 10), "MNIST/raw"),
+    "mnist": _Source("70,000 of 28x28", _instructions("mnist", _IDX), _idx_folder, _idx("mnist", 10), "MNIST/raw"),
     "fashion-mnist": _Source(
         "70,000 of 28x28",
-        _how("fashion-mnist", _IDX, "'apt-get install dataset-fashion-mnist' or "),
+        _instructions("fashion-mnist", _IDX, "'apt-get install dataset-fashion-mnist' or "),
         _idx_folder,
         _idx("fashion-mnist", 10),
         "FashionMNIST/raw",
@@ -84,14 +93,14 @@ _SOURCES: dict[str, _Source] = {
     ),
     "emnist-byclass": _Source(
         "814,255 of 28x28",
-        _how("emnist-byclass", _EMNIST_IDX),
+        _instructions("emnist-byclass", _EMNIST_IDX),
         partial(_idx_folder, prefixed=True),
         _idx("emnist-byclass", 62, transposed=True),
         "EMNIST/raw",
     ),
     "cifar10": _Source(
         "60,000 of 32x32",
-        _how("cifar10", "'cifar-10-python.tar.gz' or 'cifar-10-binary.tar.gz'"),
+        _instructions("cifar10", "'cifar-10-python.tar.gz' or 'cifar-10-binary.tar.gz'"),
         find_cifar10,
         _cifar10,
     ),
@@ -121,16 +130,16 @@ def load_dataset(
 
     Without a path it is looked for in ``data_dir`` (else in the folder that the environment variable
     ``SHOAL_DATA`` names): its sub-folder of that name, torchvision's layout, the folder itself. Then in the user's
-    cache, then where Debian installs it. MNIST and Fashion-MNIST use the same file names, so a folder that holds
-    such files itself counts as either.
+    cache, then where Debian installs it. MNIST and Fashion-MNIST have the same file names, so a folder that directly
+    contains such files counts as either.
 
     Args:
         name: ``digits``, ``faces``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``idx``
-            (any folder in MNIST's format, which needs a path), or the texts ``reviews`` (made up) and ``yelp``.
-        data_dir: a folder that holds one or more sets.
-        path: the folder or archive of this source; nothing else is looked at then.
-        task: main label and property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. `draw_faces` and `load_lfw` say theirs and
-            need one; grey pictures have ``class``, ``class/thick`` and ``class/slanted``, texts ``score`` and
+            (any folder in MNIST's format, which needs a path), or the texts ``reviews`` (synthetic) and ``yelp``.
+        data_dir: a folder with one or more sets.
+        path: the folder or archive of this source; no other place is tried then.
+        task: main label and property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. `generate_faces` and `load_lfw` list theirs
+            and need one; grey images have ``class``, ``class/thick`` and ``class/slanted``, texts ``score`` and
             ``score/author-1`` to ``score/author-10``; ``cifar10`` has none.
 
     Raises:
@@ -142,37 +151,41 @@ def load_dataset(
     require(name in _NAMES, f"unknown data source '{name}'; {nearest(name, _NAMES)}")
     if name == "digits":
         require(path is None, f"data source 'digits' comes with scikit-learn and takes no path; got '{path}'")
-        return with_task(load_sklearn_digits(), task)
+        return with_stroke_property(load_sklearn_digits(), task)
     if name == "faces":
-        require(path is None, f"data source 'faces' is drawn and takes no path; got '{path}'")
-        return synthetic_faces.draw_faces(task)
+        require(path is None, f"data source 'faces' is generated and takes no path; got '{path}'")
+        return synthetic_faces.generate_faces(task)
     if name == "reviews":
-        require(path is None, f"data source 'reviews' is made up in memory and takes no path; got '{path}'")
-        return synthetic_reviews.write_reviews("score" if task is None else task)
+        require(path is None, f"data source 'reviews' is generated and takes no path; got '{path}'")
+        return synthetic_reviews.generate_reviews("score" if task is None else task)
     source = _SOURCES[name]
     if path is not None:
         path = path.expanduser()
-        require(path.exists(), f"data source '{name}' has the path '{path}', which does not exist; {source.how}")
+        require(
+            path.exists(), f"data source '{name}' has the path '{path}', which does not exist; {source.instructions}"
+        )
         return source.load(path, task)
-    require(name != "idx", f"data source 'idx' needs a path; {source.how}")
-    found = _find(name, data_dir)
-    if found is None:
-        looked = ", ".join(f"'{folder}'" for folder in _folders(name, data_dir))
-        raise InputError(f"data source '{name}' is not on this machine: looked in {looked}; to get it, {source.how}")
-    return source.load(found, task)
+    require(name != "idx", f"data source 'idx' needs a path; {source.instructions}")
+    path = _find(name, data_dir)
+    if path is None:
+        tried = ", ".join(f"'{folder}'" for folder in _folders(name, data_dir))
+        raise InputError(
+            f"data source '{name}' is not on this machine: looked in {tried}; to get it, {source.instructions}"
+        )
+    return source.load(path, task)
 
 
 def availability(data_dir: Path | None) -> list[Availability]:
-    """What `load_dataset` would find for each source with this ``data_dir``, by existence only: nothing is read."""
-    # Here, since scikit-learn takes long to import.
-    import sklearn.datasets  # noqa: PLC0415
+    """Where `load_dataset` would find each source with this ``data_dir``, by existence only: nothing is read."""
+    from sklearn import datasets  # noqa: PLC0415 - scikit-learn takes a second to import
 
-    digits = Path(sklearn.datasets.__file__).parent / "data" / "digits.csv.gz"
-    rows = [Availability("digits", digits, "1,797 of 8x8", "it comes with scikit-learn")]
-    rows.append(Availability("faces", Path(synthetic_faces.__file__), "6,000 of 62x47", "they are drawn"))
-    rows.append(Availability("reviews", Path(synthetic_reviews.__file__), "8,000 texts", "they are made up"))
-    rows += [Availability(name, _find(name, data_dir), one.images, one.how) for name, one in _SOURCES.items()]
-    return rows
+    digits = Path(datasets.__file__).parent / "data" / "digits.csv.gz"
+    return [
+        Availability("digits", digits, "1,797 of 8x8", "it comes with scikit-learn"),
+        Availability("faces", Path(synthetic_faces.__file__), "6,000 of 62x47", "they are generated"),
+        Availability("reviews", Path(synthetic_reviews.__file__), "8,000 texts", "they are generated"),
+        *(Availability(name, _find(name, data_dir), one.size, one.instructions) for name, one in _SOURCES.items()),
+    ]
 
 
 def user_cache() -> Path:
@@ -181,16 +194,16 @@ def user_cache() -> Path:
 
 
 def _find(name: str, data_dir: Path | None) -> Path | None:
-    hits = (_SOURCES[name].find(folder) for folder in _folders(name, data_dir))
-    return next((hit for hit in hits if hit is not None), None)
+    paths = (_SOURCES[name].find(folder) for folder in _folders(name, data_dir))
+    return next((path for path in paths if path is not None), None)
 
 
 def _folders(name: str, data_dir: Path | None) -> Iterator[Path]:
-    """Where a source may be, the first hit winning."""
+    """The folders in which a source is looked for, in order."""
     source = _SOURCES[name]
-    named = os.environ.get("SHOAL_DATA", "")
-    if data_dir is None and named:
-        data_dir = Path(named)
+    variable = os.environ.get("SHOAL_DATA", "")
+    if data_dir is None and variable:
+        data_dir = Path(variable)
     if data_dir is not None:
         data_dir = data_dir.expanduser()
         yield data_dir / name

@@ -1,8 +1,8 @@
 """CIFAR-10 from its official archives, packed or extracted, in the python or the binary version.
 
-Source: Krizhevsky, "The CIFAR-10 dataset" (2009). A binary batch is a row of records of one label byte and 3,072
+Source: Krizhevsky, "The CIFAR-10 dataset" (2009). A binary batch is a sequence of records of one label byte and 3,072
 pixel bytes; a python batch is a pickle of a dictionary with ``data`` ((n, 3072) uint8) and ``labels`` (n integers).
-Either way a picture is its red, green and blue plane, each 32 rows of 32 pixels.
+Either way an image is its red, green and blue plane, each 32 rows of 32 pixels.
 """
 
 import io
@@ -29,7 +29,7 @@ _ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", "cifar-10-pytho
 
 
 def find_cifar10(folder: Path) -> Path | None:
-    """The CIFAR-10 in a folder: the batches themselves, an extracted folder with all of them, or an archive."""
+    """The path of CIFAR-10 in a folder: the folder itself, an extracted folder with all batches, or an archive."""
     for batches in (folder, *(folder / name for name in _FOLDERS)):
         if any(all((batches / name).is_file() for name in names) for names in (_PYTHON, _BINARY)):
             return batches
@@ -38,28 +38,27 @@ def find_cifar10(folder: Path) -> Path | None:
 
 
 def load_cifar10(path: Path) -> ImageDataset:
-    """CIFAR-10: 60,000 colour pictures of 32x32 pixels in 10 classes, the 50,000 for training first.
+    """CIFAR-10: 60,000 colour images of 32x32 pixels in 10 classes, the 50,000 for training first.
 
     Args:
-        path: an archive, the folder of extracted batches, or a folder that holds either.
+        path: an archive, the folder of extracted batches, or a folder that contains either.
 
     Raises:
         InputError: something is missing, damaged, or not CIFAR-10.
     """
     if path.is_dir():
-        found = find_cifar10(path)
-        path = path if found is None else found
+        path = find_cifar10(path) or path
     if path.is_dir():
         python = any((path / name).is_file() for name in _PYTHON)
         names = _PYTHON if python else _BINARY
         missing = [name for name in names if not (path / name).is_file()]
-        require(not missing, f"'{path}' lacks {_listed(missing)}; CIFAR-10 has {_listed(names)}")
+        require(not missing, f"'{path}' lacks {_quoted(missing)}; CIFAR-10 has {_quoted(names)}")
         sources, contents = [f"{path / name}" for name in names], [_content(path / name) for name in names]
     else:
         members = _members(path)
         names = _PYTHON if any(name in members for name in _PYTHON) else _BINARY
         missing = [name for name in names if name not in members]
-        require(not missing, f"'{path}' lacks {_listed(missing)}; a CIFAR-10 archive has {_listed(names)}")
+        require(not missing, f"'{path}' lacks {_quoted(missing)}; a CIFAR-10 archive has {_quoted(names)}")
         sources, contents = [f"{name} in {path}" for name in names], [members[name] for name in names]
     read = _python_batch if names is _PYTHON else _binary_batch
     batches = [read(content, source) for content, source in zip(contents, sources, strict=True)]
@@ -76,20 +75,20 @@ def _content(path: Path) -> bytes:
 
 def _members(path: Path) -> dict[str, bytes]:
     """The batches in an archive by their names without folders; nothing is extracted to disk."""
-    found: dict[str, bytes] = {}
+    members: dict[str, bytes] = {}
     with opened(path) as file:
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 for member in archive:
                     name = member.name.rpartition("/")[2]
                     part = archive.extractfile(member) if member.isfile() and name in _PYTHON + _BINARY else None
-                    if part is not None:  # in blocks, so that a lying size cannot ask for all the memory there is
-                        found[name] = b"".join(iter(partial(part.read, 1 << 20), b""))
+                    if part is not None:  # in blocks, so that a wrong size in its header cannot exhaust the memory
+                        members[name] = b"".join(iter(partial(part.read, 1 << 20), b""))
             while file.read(1 << 24):  # to the end, where gzip keeps its checksum
                 pass
         except tarfile.TarError as error:
             raise InputError(f"'{path}' is truncated or not a tar archive ({error}); fetch it again") from error
-    return found
+    return members
 
 
 def _binary_batch(content: bytes, source: str) -> tuple[Tensor, Tensor]:
@@ -111,13 +110,13 @@ def _python_batch(content: bytes, source: str) -> tuple[Tensor, Tensor]:
         batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except InputError as error:
         raise InputError(f"'{source}' {error}") from error
-    except Exception as error:  # what a damaged pickle raises is anybody's guess
+    except Exception as error:  # a damaged pickle can raise any exception
         raise InputError(f"'{source}' is truncated or no pickle of a CIFAR-10 batch ({error})") from error
     require(isinstance(batch, dict), f"'{source}' holds a {type(batch).__name__}; a CIFAR-10 batch is a dictionary")
     fields = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
-    for key, kind, wanted in (("data", _Array, "an array"), ("labels", list, "a list")):
-        found = f"'{key}' as {type(fields[key]).__name__.strip('_').lower()}" if key in fields else f"no '{key}'"
-        require(isinstance(fields.get(key), kind), f"'{source}' has {found}; a CIFAR-10 batch has {wanted} '{key}'")
+    for key, kind, expected in (("data", _Array, "an array"), ("labels", list, "a list")):
+        given = f"'{key}' as {type(fields[key]).__name__.strip('_').lower()}" if key in fields else f"no '{key}'"
+        require(isinstance(fields.get(key), kind), f"'{source}' has {given}; a CIFAR-10 batch has {expected} '{key}'")
     labels = fields["labels"]
     require(all(type(label) is int for label in labels), f"'{source}' has labels that are not integers; 0 to 9 allowed")
     pixels = fields["data"].numpy(source)
@@ -129,17 +128,17 @@ def _python_batch(content: bytes, source: str) -> tuple[Tensor, Tensor]:
 
 
 def _check_opcodes(content: bytes) -> None:
-    """Refuse what the official batches do not use before Python's unpickler trusts any size or index in it."""
+    """Refuse opcodes that the official batches do not use, before Python's unpickler trusts any size or index."""
     for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         require(opcode.name in _OPCODES, f"has the pickle opcode {opcode.name}; a CIFAR-10 batch does not use it")
-        right = opcode.name != "PROTO" or argument == 2
-        require(right, f"is a pickle of protocol {argument}; a CIFAR-10 batch is one of protocol 2")
-        sane = opcode.name != "LONG_BINPUT" or (argument is not None and argument <= count)
-        require(sane, f"is damaged: its pickle has a memo {argument} after {count} opcodes; fetch it again")
+        protocol_2 = opcode.name != "PROTO" or argument == 2
+        require(protocol_2, f"is a pickle of protocol {argument}; a CIFAR-10 batch is one of protocol 2")
+        small_memo = opcode.name != "LONG_BINPUT" or (argument is not None and argument <= count)
+        require(small_memo, f"is damaged: its pickle has a memo {argument} after {count} opcodes; fetch it again")
 
 
 class _Array:
-    """Stands for ``numpy.ndarray`` in a pickle: it takes the state of one, so that none of NumPy's code runs."""
+    """Replaces ``numpy.ndarray`` while unpickling: it keeps an array's state, so that none of NumPy's code runs."""
 
     state: object = None
 
@@ -154,9 +153,8 @@ class _Array:
             case _:
                 raise InputError(f"'{source}' has a 'data' array that is incomplete; a CIFAR-10 batch has (n, 3072) u1")
         columns = _RECORD - 1
-        right = code == "u1" and shape == [len(content) // columns, columns] and len(content) % columns == 0
         require(
-            right,
+            code == "u1" and shape == [len(content) // columns, columns] and len(content) % columns == 0,
             f"'{source}' has a 'data' array of {len(content):,} bytes, shape {tuple(shape)} and type '{code}'; "
             f"a CIFAR-10 batch has shape (n, {columns}) and type 'u1'",
         )
@@ -164,7 +162,7 @@ class _Array:
 
 
 class _Type:
-    """Stands for ``numpy.dtype`` in a pickle; the byte order in its state does not matter to bytes."""
+    """Replaces ``numpy.dtype`` while unpickling; the byte order in its state does not matter for bytes."""
 
     def __init__(self, code: bytes | str, *_: object) -> None:
         self.code = code.decode("latin1") if isinstance(code, bytes) else code
@@ -196,7 +194,7 @@ _OPCODES = frozenset(_OPCODE_TEXT.split())
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what the official batches are made of and refuses everything else, so that no pickle runs code."""
+    """Unpickles the types of the official batches and refuses all others, so that no pickle runs code."""
 
     def find_class(self, module: str, name: str) -> object:
         require((module, name) in _ALLOWED, f"asks for '{module}.{name}'; a CIFAR-10 batch only has arrays and lists")
@@ -210,5 +208,5 @@ def _check(labels: Tensor, source: str) -> None:
     require(low >= 0 and high <= 9, f"'{source}' has label {wrong}, a class that CIFAR-10 lacks; allowed are 0 to 9")
 
 
-def _listed(names: tuple[str, ...] | list[str]) -> str:
+def _quoted(names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)

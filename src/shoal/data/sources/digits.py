@@ -15,8 +15,7 @@ def load_sklearn_digits() -> ImageDataset:
     >>> digits.pixels.shape, digits.pixels.dtype, digits.white, digits.train_count
     (torch.Size([1797, 1, 8, 8]), torch.uint8, 16, 1797)
     """
-    # Here, since scikit-learn takes long to import.
-    from sklearn.datasets import load_digits  # noqa: PLC0415
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - scikit-learn takes a second to import
 
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels).to(torch.uint8).reshape(-1, 1, 8, 8)

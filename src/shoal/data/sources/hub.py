@@ -1,4 +1,4 @@
-"""The same sets from the Hugging Face hub, kept in the official formats (needs the extra ``shoal[hub]``)."""
+"""Download of data sets from the Hugging Face hub into their official formats (needs the extra ``shoal[hub]``)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from shoal.data.datasets import ImageDataset
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_BATCH = 1000  # pictures decoded at a time
+_BATCH = 1000  # images decoded at a time
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """Where the hub keeps a set.
+    """A data set on the hub.
 
     Attributes:
         repository: owner and name of the data set.
-        image: column of pictures.
+        image: column of images.
         label: column of class numbers.
-        mode: what Pillow calls the pictures' colours: ``L`` (grey) or ``RGB``.
-        classes: classes the set officially has.
-        test: whether there is a split named ``test`` beside ``train``.
+        mode: Pillow's mode of the images: ``L`` (grey) or ``RGB``.
+        classes: number of classes of the official set.
+        test: True if there is a split named ``test`` beside ``train``.
     """
 
     repository: str
@@ -56,17 +56,17 @@ def from_hub_splits(name: str, train: "Dataset", test: "Dataset | None") -> Imag
 
     Args:
         name: a key of `HUB`, whose columns the splits must have.
-        train: at least one picture.
+        train: at least one image.
         test: None where the set has no such split.
 
     Raises:
-        InputError: a column is missing, a picture of another size or mode, a label outside the classes.
+        InputError: a column is missing, an image of another size or mode, a label outside the classes.
     """
     source = _source(name)
     splits = [_read(name, part, split) for part, split in (("train", train), ("test", test)) if split is not None]
     for part, (pixels, _) in zip(("train", "test"), splits, strict=False):
-        found, wanted = _size(pixels), _size(splits[0][0])
-        require(found == wanted, f"'{name}' has {part} pictures of {found} pixels; training has {wanted}")
+        size, expected = _size(pixels), _size(splits[0][0])
+        require(size == expected, f"'{name}' has {part} images of {size} pixels; training has {expected}")
     pixels, labels = (torch.cat(parts) for parts in zip(*splits, strict=True))
     if name == "emnist-byclass" and pixels.sum(dtype=torch.int64) > pixels.numel() * 255 // 2:
         pixels = 255 - pixels
@@ -77,7 +77,7 @@ def fetch(name: str, destination: Path) -> Path:
     """Download a set and keep it in its official format in the folder ``destination / name``.
 
     Grey sets become IDX files (EMNIST's transposed, as the official ones; the hub's version has no test split,
-    so its test files are empty), CIFAR-10 binary batches. Each file is whole or absent.
+    so its test files are empty), CIFAR-10 binary batches. Each file is complete or absent.
 
     Returns:
         The folder, which `shoal.data.sources.catalog.load_dataset` finds if ``destination`` is its data directory.
@@ -87,7 +87,7 @@ def fetch(name: str, destination: Path) -> Path:
     """
     source = _source(name)
     try:
-        from datasets import load_dataset  # noqa: PLC0415
+        from datasets import load_dataset  # noqa: PLC0415 - an extra, and slow to import
     except ImportError as error:
         raise InputError(f"fetching '{name}' needs Hugging Face's datasets: pip install 'shoal[hub]'") from error
     try:
@@ -119,14 +119,18 @@ def _source(name: str) -> HubSource:
 def _read(name: str, part: str, split: "Dataset") -> tuple[Tensor, Tensor]:
     """Pixels (n, C, H, W) uint8 and labels (n,) int64 of a split."""
     source = HUB[name]
-    wanted = [source.image, source.label]
-    found = ", ".join(f"'{column}'" for column in split.column_names)
-    for column in wanted:
-        require(column in split.column_names, f"'{name}' has no column '{column}' in its {part} split; it has {found}")
+    columns = ", ".join(f"'{column}'" for column in split.column_names)
+    for column in (source.image, source.label):
+        require(
+            column in split.column_names, f"'{name}' has no column '{column}' in its {part} split; it has {columns}"
+        )
     require(len(split) > 0, f"'{name}' has zero images in its {part} split; at least 1 is needed")
     labels = np.array(split.with_format(None)[source.label][:])
-    found = f"'{name}' has labels of type {labels.dtype} in its {part} split"
-    require(labels.dtype.kind in "iu", f"{found}; only integers from 0 to {source.classes - 1} are allowed")
+    require(
+        labels.dtype.kind in "iu",
+        f"'{name}' has labels of type {labels.dtype} in its {part} split; only integers from 0 to {source.classes - 1} "
+        "are allowed",
+    )
     wrong = labels[(labels < 0) | (labels >= source.classes)]
     require(
         not len(wrong),
@@ -134,27 +138,27 @@ def _read(name: str, part: str, split: "Dataset") -> tuple[Tensor, Tensor]:
         f"allowed are 0 to {source.classes - 1}",
     )
     pixels: Tensor | None = None
-    for at, picture in enumerate(_pictures(split, source.image)):
-        require(picture.mode == source.mode, f"'{name}' has a picture of mode {picture.mode}; only {source.mode} works")
-        values = torch.from_numpy(np.array(picture)).reshape(picture.height, picture.width, -1).permute(2, 0, 1)
+    for i, image in enumerate(_images(split, source.image)):
+        require(image.mode == source.mode, f"'{name}' has an image of mode {image.mode}; it must be {source.mode}")
+        values = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1)
         if pixels is None:
             pixels = torch.empty((len(split), *values.shape), dtype=torch.uint8)
         same = values.shape == pixels.shape[1:]
-        require(same, f"'{name}' has pictures of {_size(values)} and {_size(pixels)} pixels; all must be of one size")
-        pixels[at] = values
+        require(same, f"'{name}' has images of {_size(values)} and {_size(pixels)} pixels; all must be of one size")
+        pixels[i] = values
     assert pixels is not None
     return pixels, torch.from_numpy(labels.astype(np.int64))
 
 
-def _pictures(split: "Dataset", column: str) -> Iterator[Any]:
-    """The decoded pictures of a split, never more than a batch of them in memory."""
+def _images(split: "Dataset", column: str) -> Iterator[Any]:
+    """The decoded images of a split, never more than a batch of them in memory."""
     try:
         for batch in split.with_format(None).select_columns([column]).iter(batch_size=_BATCH):
             yield from batch[column]  # pyright: ignore[reportCallIssue, reportArgumentType]
     except ImportError as error:
-        raise InputError("pictures from the hub need Pillow: pip install 'shoal[hub]'") from error
+        raise InputError("images from the hub need Pillow: pip install 'shoal[hub]'") from error
     except OSError as error:
-        raise InputError(f"column '{column}' holds a damaged picture ({error}); fetch the set again") from error
+        raise InputError(f"column '{column}' has a damaged image ({error}); fetch the set again") from error
 
 
 def _size(pixels: Tensor) -> str:
@@ -182,7 +186,7 @@ def _write_cifar_batches(images: ImageDataset, folder: Path) -> None:
 
 
 def _write(path: Path, header: bytes, content: Tensor) -> None:
-    """A header and a tensor as bytes, in one file that is whole or absent."""
+    """Write a header and the bytes of a tensor to a file, atomically."""
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:

@@ -1,8 +1,8 @@
-"""MNIST's own file format, IDX, plain or gzipped.
+"""Reader of MNIST's file format, IDX, plain or gzipped.
 
 Source: LeCun, Cortes, Burges, "The MNIST database of handwritten digits": two zero bytes, one byte for the type of
 an element (0x08: unsigned byte), one for the number of dimensions, each dimension as a big-endian 32-bit number, then
-the elements, last dimension fastest. EMNIST (Cohen et al. 2017) keeps the format but stores each picture transposed.
+the elements, last dimension fastest. EMNIST (Cohen et al. 2017) keeps the format but stores each image transposed.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from shoal.data.datasets import ImageDataset
 
 _TYPES = {0x08: "unsigned byte", 0x09: "signed byte", 0x0B: "short", 0x0C: "int", 0x0D: "float", 0x0E: "double"}
 _TRAIN, _TEST = ("train",), ("t10k", "test")
-_BLOCK = 1 << 24  # bytes read at a time, so that a lying header cannot ask for all the memory there is
+_BLOCK = 1 << 24  # bytes read at a time, so that a wrong size in a header cannot exhaust the memory
 
 
 def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bool) -> ImageDataset:
@@ -33,9 +33,9 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
 
     Args:
         folder: where the files are.
-        name: what the set is called.
-        classes: how many classes it officially has; None: one more than the largest label.
-        transposed: whether the files store each picture transposed, as EMNIST's do; the result is upright.
+        name: name of the set.
+        classes: number of classes of the official set; None: one more than the largest label.
+        transposed: True if the files store each image transposed, as EMNIST's do; the result is upright.
 
     Raises:
         InputError: a file is missing, damaged or of another type, or the files do not fit together.
@@ -49,8 +49,8 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     require(len(train_images) > 0, f"'{paths[0]}' holds zero images; a training split needs at least 1")
     if len(test_images) == 0:
         test_images = train_images[:0]
-    found, wanted = _size(test_images), _size(train_images)
-    require(found == wanted, f"'{paths[2]}' has images of {found} pixels; those of the training split are of {wanted}")
+    size, expected = _size(test_images), _size(train_images)
+    require(size == expected, f"'{paths[2]}' has images of {size} pixels; those of the training split have {expected}")
     if classes is None:
         classes = int(torch.cat([train_labels, test_labels]).max()) + 1
     for path, labels in ((paths[1], train_labels), (paths[3], test_labels)):
@@ -62,9 +62,10 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
 
 
 def idx_files(folder: Path, prefixed: bool = False) -> tuple[Path, Path, Path, Path] | None:
-    """Where a folder keeps training images, training labels, test images, test labels; None unless all are there."""
-    found = [_find(folder, parts, what, prefixed) for parts in (_TRAIN, _TEST) for what in ("images", "labels")]
-    images, labels, test_images, test_labels = found
+    """Training images, training labels, test images and test labels in a folder; None unless all four are there."""
+    images, labels, test_images, test_labels = (
+        _find(folder, parts, what, prefixed) for parts in (_TRAIN, _TEST) for what in ("images", "labels")
+    )
     if images is None or labels is None or test_images is None or test_labels is None:
         return None
     return images, labels, test_images, test_labels
@@ -77,8 +78,10 @@ def read_idx_images(path: Path) -> Tensor:
         InputError: the file is missing, damaged, or not three-dimensional of unsigned bytes.
     """
     images = _read(path, 3, "images")
-    found = _size(images)
-    require(images.shape[1] > 0 and images.shape[2] > 0, f"'{path}' has images of {found} pixels; at least 1x1 needed")
+    require(
+        images.shape[1] > 0 and images.shape[2] > 0,
+        f"'{path}' has images of {_size(images)} pixels; at least 1x1 is needed",
+    )
     return images
 
 
@@ -93,10 +96,10 @@ def read_idx_labels(path: Path) -> Tensor:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """A file open for reading, unzipped on the way if its first bytes are gzip's, whatever its name.
+    """A file open for reading, decompressed if its first bytes are gzip's, whatever its name.
 
     Raises:
-        InputError: the file cannot be read, or turns out truncated or damaged while it is.
+        InputError: the file cannot be read, or proves truncated or damaged while it is read.
     """
     try:
         with path.open("rb") as file:
@@ -126,31 +129,31 @@ def _read(path: Path, dimensions: int, what: str) -> Tensor:
         size = 1
         for length in shape:
             size *= length
-        shown = "x".join(map(str, shape))
-        content = _exactly(file, size, path, f"{shown} {what}")
+        described = f"{'x'.join(map(str, shape))} {what}"
+        content = _exactly(file, size, path, described)
         extra = bool(file.read(1))
-    require(not extra, f"'{path}' has trailing bytes after the {size:,} that its header ({shown} {what}) allows")
-    # torch.frombuffer refuses an empty buffer
-    return (
-        torch.frombuffer(content, dtype=torch.uint8).reshape(shape) if size else torch.zeros(shape, dtype=torch.uint8)
-    )
+    require(not extra, f"'{path}' has trailing bytes after the {size:,} that its header ({described}) allows")
+    if not size:  # torch.frombuffer refuses an empty buffer
+        return torch.zeros(shape, dtype=torch.uint8)
+    return torch.frombuffer(content, dtype=torch.uint8).reshape(shape)
 
 
 def _check_magic(path: Path, magic: bytearray, dimensions: int, what: str) -> None:
-    wanted = bytes([0, 0, 0x08, dimensions])
+    """Raise unless the first four bytes say unsigned bytes in so many dimensions."""
     if magic[:2] != b"\0\0" or magic[2] not in _TYPES:
-        raise InputError(f"'{path}' has the wrong magic number 0x{magic.hex()}; IDX {what} begin with 0x{wanted.hex()}")
-    kind, found = _TYPES[magic[2]], magic[3]
+        expected = bytes([0, 0, 0x08, dimensions]).hex()
+        raise InputError(f"'{path}' has the wrong magic number 0x{magic.hex()}; IDX {what} begin with 0x{expected}")
     if magic[2] != 0x08:
-        thing = "pixel" if what == "images" else "label"
+        element = "pixel" if what == "images" else "label"
         raise InputError(
-            f"'{path}' has the wrong {thing} type {kind} (0x{magic[2]:02x}); only unsigned byte (0x08) is allowed"
+            f"'{path}' has the wrong {element} type {_TYPES[magic[2]]} (0x{magic[2]:02x}); only unsigned byte (0x08) "
+            "is allowed"
         )
-    require(found == dimensions, f"'{path}' has {found} dimensions; {what} have {dimensions}")
+    require(magic[3] == dimensions, f"'{path}' has {magic[3]} dimensions; {what} have {dimensions}")
 
 
 def _exactly(file: io.BufferedIOBase, size: int, path: Path, what: str) -> bytearray:
-    """The next ``size`` bytes of a file, of which ``what`` is made."""
+    """The next ``size`` bytes of a file; ``what`` names them in the error sentence."""
     content = bytearray()
     while len(content) < size:
         block = file.read(min(_BLOCK, size - len(content)))
@@ -162,14 +165,17 @@ def _exactly(file: io.BufferedIOBase, size: int, path: Path, what: str) -> bytea
 
 def _pair(images_path: Path, labels_path: Path) -> tuple[Tensor, Tensor]:
     images, labels = read_idx_images(images_path), read_idx_labels(labels_path)
-    counts = f"'{labels_path}' has {len(labels):,} labels for the {len(images):,} images of '{images_path.name}'"
-    require(len(images) == len(labels), f"{counts}; the counts must be equal")
+    require(
+        len(images) == len(labels),
+        f"'{labels_path}' has {len(labels):,} labels for the {len(images):,} images of '{images_path.name}'; the "
+        "counts must be equal",
+    )
     return images, labels
 
 
 def _check_labels(path: Path, labels: Tensor, name: str, classes: int) -> None:
-    worst = int(labels.max()) if len(labels) else 0
-    require(worst < classes, f"'{path}' has label {worst}, a class that '{name}' lacks; allowed are 0 to {classes - 1}")
+    last = int(labels.max()) if len(labels) else 0
+    require(last < classes, f"'{path}' has label {last}, a class that '{name}' lacks; allowed are 0 to {classes - 1}")
 
 
 def _size(images: Tensor) -> str:
@@ -177,8 +183,9 @@ def _size(images: Tensor) -> str:
 
 
 def _names(parts: tuple[str, ...], what: str, prefixed: bool) -> list[str]:
+    """The accepted names of a file, in the order in which they are tried."""
     rank, prefix = (3 if what == "images" else 1), ("emnist-byclass-" if prefixed else "")
-    stems = [f"{prefix}{part}-{what}{joint}idx{rank}-ubyte" for part in parts for joint in "-."]
+    stems = [f"{prefix}{part}-{what}{separator}idx{rank}-ubyte" for part in parts for separator in "-."]
     return [stem + suffix for stem in stems for suffix in ("", ".gz")]
 
 
@@ -188,13 +195,13 @@ def _find(folder: Path, parts: tuple[str, ...], what: str, prefixed: bool) -> Pa
 
 
 def _first_missing(folder: Path, transposed: bool) -> str:
-    """The first file a folder lacks, named as people name it."""
+    """The usual name of the first file that a folder lacks."""
     if not folder.is_dir():
         return "every file"
     prefixed = transposed and any(folder.glob("emnist-byclass-*"))
     for parts in (_TRAIN, _TEST):
         for what in ("images", "labels"):
             if _find(folder, parts, what, prefixed) is None:
-                spelling = parts[-1:] if prefixed else parts[:1]  # EMNIST says test, MNIST t10k
-                return f"'{_names(spelling, what, prefixed)[0]}' (plain or .gz)"
+                usual = parts[-1:] if prefixed else parts[:1]  # EMNIST says test, MNIST t10k
+                return f"'{_names(usual, what, prefixed)[0]}' (plain or .gz)"
     raise AssertionError("called with nothing missing")

@@ -2,8 +2,8 @@
 
 Sources: Huang, Ramesh, Berg, Learned-Miller, "Labeled Faces in the Wild" (2007), funneled; the attribute scores of
 Kumar, Berg, Belhumeur, Nayar, "Attribute and simile classifiers for face verification" (ICCV 2009), one real number
-an attribute, above 0 where it is likely present. The labels are those of Melis, Song, De Cristofaro, Shmatikov,
-"Exploiting unintended feature leakage in collaborative learning" (S&P 2019), the pictures scikit-learn's.
+per attribute, above 0 where it is likely present. The labels are those of Melis, Song, De Cristofaro, Shmatikov,
+"Exploiting unintended feature leakage in collaborative learning" (S&P 2019), the crops scikit-learn's.
 """
 
 import csv
@@ -23,20 +23,20 @@ from shoal.data.sources.tasks import read_task
 FILE = "lfw_attributes.txt"
 FOLDERS = ("lfw_funneled", "lfw", "lfw-deepfunneled")
 _SIZE, _BOX, _SMALL = (250, 250), (78, 70, 172, 195), (47, 62)  # width and height; left, top, right, bottom
-_UNCLEAR = -0.1  # the best of several scores below this says nothing
+_MIN_SCORE = -0.1  # a face whose largest of several scores is below this has no class
 
 
 @dataclass(frozen=True)
 class _Attribute:
-    """One column by its sign (class 1 above 0), or the largest of several."""
+    """The sign of one column (class 1 above 0), or the largest of several columns."""
 
     columns: tuple[str, ...]
 
-    def read(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Classes (n,) of the scores (n, columns), and which rows are clear enough to have one."""
+    def classes(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Classes (n,) of the scores (n, columns), and a mask (n,) of the rows that have one."""
         if len(self.columns) == 1:
             return (scores[:, 0] > 0).astype(np.int64), np.ones(len(scores), bool)
-        return scores.argmax(1), scores.max(1) >= _UNCLEAR
+        return scores.argmax(1), scores.max(1) >= _MIN_SCORE
 
 
 _SMILE, _GENDER = _Attribute(("Smiling",)), _Attribute(("Male",))
@@ -50,12 +50,14 @@ _PROPERTIES = {
     "smiling": (_SMILE, 1),
     "male": (_GENDER, 1),
 }
-_CHOICES = {main: [name for name, (of, _) in _PROPERTIES.items() if of != one] for main, one in _MAIN.items()}
+_CHOICES = {
+    main: [name for name, (attribute, _) in _PROPERTIES.items() if attribute != label] for main, label in _MAIN.items()
+}
 
 
 def find_lfw(folder: Path) -> Path | None:
-    """The folder itself if it holds the attributes and a folder of pictures, else None."""
-    return folder if (folder / FILE).is_file() and _pictures_in(folder) is not None else None
+    """The folder itself if it has the attributes and a folder of images, else None."""
+    return folder if (folder / FILE).is_file() and _image_folder(folder) is not None else None
 
 
 def load_lfw(path: Path, task: str | None) -> ImageDataset:
@@ -63,58 +65,58 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
 
     A score's sign decides ``smiling`` and ``gender`` (1: male); the largest score decides ``race`` (0 Asian, 1 white,
     2 black) and the glasses (eyeglasses, sunglasses, none), and a face whose largest is below -0.1 is left out. The
-    picture is the middle of the original, rows 70 to 195 and columns 78 to 172, at half size.
+    image is the middle of the original, rows 70 to 195 and columns 78 to 172, at half size.
 
     Args:
-        path: folder with ``lfw_attributes.txt`` and ``lfw_funneled`` (or ``lfw``, ``lfw-deepfunneled``), which has a
-            folder a person.
+        path: folder with ``lfw_attributes.txt`` and ``lfw_funneled`` (or ``lfw``, ``lfw-deepfunneled``), which has one
+            folder per person.
         task: ``"MAIN"`` or ``"MAIN/PROPERTY"``: main labels ``smiling``, ``race`` (3 classes), ``gender``;
             properties ``sunglasses``, ``eyeglasses``, ``black``, ``smiling``, ``male``, of another attribute.
 
     Raises:
         InputError: no such task, files that are missing or damaged, or no Pillow.
     """
-    main, held = read_task(task, "lfw", _CHOICES)
-    attributes = [_MAIN[main]] if held is None else [_MAIN[main], _PROPERTIES[held][0]]
-    pictures = _pictures_in(path)
-    folders = ", ".join(f"'{name}'" for name in FOLDERS)
-    require(pictures is not None, f"'{path}' has no folder of pictures; LFW's are in one of {folders}")
-    assert pictures is not None
-    names, scores = _read_scores(path / FILE, [column for one in attributes for column in one.columns])
-    labels, clear = attributes[0].read(scores[:, : len(attributes[0].columns)])
-    holds = None
-    if held is not None:
-        classes, also = attributes[1].read(scores[:, len(attributes[0].columns) :])
-        clear &= also
-        holds = torch.from_numpy((classes == _PROPERTIES[held][1])[clear])
+    main, name = read_task(task, "lfw", _CHOICES)
+    attributes = [_MAIN[main]] if name is None else [_MAIN[main], _PROPERTIES[name][0]]
+    folder = _image_folder(path)
+    folders = ", ".join(f"'{each}'" for each in FOLDERS)
+    require(folder is not None, f"'{path}' has no folder of images; LFW's are in one of {folders}")
+    assert folder is not None
+    files, scores = _read_scores(path / FILE, [column for attribute in attributes for column in attribute.columns])
+    labels, clear = attributes[0].classes(scores[:, : len(attributes[0].columns)])
+    has_property = None
+    if name is not None:
+        classes, also_clear = attributes[1].classes(scores[:, len(attributes[0].columns) :])
+        clear &= also_clear
+        has_property = torch.from_numpy((classes == _PROPERTIES[name][1])[clear])
     require(bool(clear.any()), f"'{path / FILE}' has no row whose scores for '{task}' are clear; at least 1 is needed")
-    pixels = _decode([pictures / name for name, one in zip(names, clear, strict=True) if one], path / FILE)
+    pixels = _decode([folder / file for file, taken in zip(files, clear, strict=True) if taken], path / FILE)
     labels = torch.from_numpy(labels[clear])
-    return ImageDataset("lfw", pixels, 255, labels, len(labels), 3 if main == "race" else 2, holds)
+    return ImageDataset("lfw", pixels, 255, labels, len(labels), 3 if main == "race" else 2, has_property)
 
 
-def _pictures_in(folder: Path) -> Path | None:
+def _image_folder(folder: Path) -> Path | None:
     return next((folder / name for name in FOLDERS if (folder / name).is_dir()), None)
 
 
 def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray]:
-    """Each row's picture, relative to the folder of pictures, and its scores (n, columns)."""
+    """The image of each row, relative to the folder of images, and its scores (n, columns)."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = _rows(file)
-            _, header = next(rows, (0, []))
-            at = _places(header, ["person", "imagenum", *columns], path)
-            found = [_row(cells, at, len(header), f"'{path}', line {line}") for line, cells in rows]
+            lines = _table_lines(file)
+            _, header = next(lines, (0, []))
+            positions = _column_positions(header, ["person", "imagenum", *columns], path)
+            rows = [_row(cells, positions, len(header), f"'{path}', line {line}") for line, cells in lines]
     except FileNotFoundError as error:
         raise InputError(f"'{path}' is missing; LFW's attributes are needed for its labels") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"'{path}' cannot be read ({error}); it must be LFW's file of attributes as text") from error
-    require(len(found) > 0, f"'{path}' has no rows; at least one face is needed")
-    return [name for name, _ in found], np.array([scores for _, scores in found], dtype=np.float64)
+    require(len(rows) > 0, f"'{path}' has no rows; at least one face is needed")
+    return [file for file, _ in rows], np.array([scores for _, scores in rows], dtype=np.float64)
 
 
-def _rows(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Lines with their numbers, the header first: the official file has a comment before it and a ``#`` in it."""
+def _table_lines(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Line numbers and cells, the header first: the official file has a comment before it and a ``#`` in it."""
     started = False
     for line, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), start=1):
         cells = [cell.strip() for cell in row]
@@ -125,56 +127,59 @@ def _rows(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
             yield line, cells
 
 
-def _places(header: list[str], wanted: list[str], path: Path) -> list[int]:
-    missing = ", ".join(f"'{name}'" for name in wanted if name not in header)
+def _column_positions(header: list[str], columns: list[str], path: Path) -> list[int]:
+    missing = ", ".join(f"'{name}'" for name in columns if name not in header)
     require(not missing, f"'{path}' lacks the columns {missing}; its header must name them, separated by tabs")
-    return [header.index(name) for name in wanted]
+    return [header.index(name) for name in columns]
 
 
-def _row(cells: list[str], at: list[int], width: int, where: str) -> tuple[Path, list[float]]:
+def _row(cells: list[str], positions: list[int], width: int, where: str) -> tuple[Path, list[float]]:
+    """The image file and the scores of one row."""
     require(len(cells) == width, f"{where}, has {len(cells)} columns; its header has {width}")
-    person, number, *scores = (cells[place] for place in at)
+    person, number, *scores = (cells[position] for position in positions)
     folder = person.replace(" ", "_")
     plain = bool(folder) and folder not in {".", ".."} and "/" not in folder and "\\" not in folder
-    found = f"{where}, has the picture {number!r} of {person!r}"
-    require(plain and number.isdecimal() and len(number) < 9, f"{found}; a person's name and a whole number are needed")
+    require(
+        plain and number.isdecimal() and len(number) < 9,
+        f"{where}, has the image {number!r} of {person!r}; a person's name and a whole number are needed",
+    )
     try:
         values = [float(score) for score in scores]
     except ValueError as error:
-        raise InputError(f"{where}, has a score that is no number ({error}); only numbers are allowed") from error
+        raise InputError(f"{where}, has a score that is not a number ({error}); only numbers are allowed") from error
     require(bool(np.isfinite(values).all()), f"{where}, has a score that is not finite; only numbers are allowed")
     return Path(folder) / f"{folder}_{int(number):04d}.jpg", values
 
 
 def _decode(paths: list[Path], attributes: Path) -> Tensor:
-    """The pictures (M, 3, 62, 47) uint8, decoded by several threads, in the order of the paths."""
+    """The images (M, 3, 62, 47) uint8, decoded by several threads, in the order of the paths."""
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise InputError(
-            f"{len(missing):,} of the {len(paths):,} pictures that '{attributes}' names are missing, the first "
+            f"{len(missing):,} of the {len(paths):,} images that '{attributes}' names are missing, the first "
             f"'{missing[0]}'; unpack the whole archive again"
         )
     try:
-        from PIL import Image  # noqa: F401, PLC0415
+        from PIL import Image  # noqa: F401, PLC0415 - Pillow is an extra
     except ImportError as error:
-        raise InputError("pictures of 'lfw' need Pillow: pip install 'shoal[images]'") from error
+        raise InputError("images of 'lfw' need Pillow: pip install 'shoal[images]'") from error
     pixels = np.empty((len(paths), 3, _SMALL[1], _SMALL[0]), np.uint8)
     with ThreadPoolExecutor() as threads:
-        for at, picture in enumerate(threads.map(_face, paths)):
-            pixels[at] = picture
+        for i, face in enumerate(threads.map(_face, paths)):
+            pixels[i] = face
     return torch.from_numpy(pixels)
 
 
 def _face(path: Path) -> np.ndarray:
-    """One picture (3, 62, 47), cropped and resized as scikit-learn's fetch_lfw_people does (Pillow's bicubic)."""
-    from PIL import Image  # noqa: PLC0415
+    """One image (3, 62, 47), cropped and resized as scikit-learn's fetch_lfw_people does (Pillow's bicubic)."""
+    from PIL import Image  # noqa: PLC0415 - Pillow is an extra
 
     try:
-        with Image.open(path, formats=["JPEG"]) as picture:
-            size = picture.size
-            face = np.asarray(picture.convert("RGB").crop(_BOX).resize(_SMALL)) if size == _SIZE else None
+        with Image.open(path, formats=["JPEG"]) as image:
+            size = image.size
+            face = np.asarray(image.convert("RGB").crop(_BOX).resize(_SMALL)) if size == _SIZE else None
     except (OSError, SyntaxError, ValueError) as error:
         raise InputError(f"'{path}' is damaged or no JPEG ({error}); unpack it again") from error
     if face is None:
-        raise InputError(f"'{path}' has {size[0]}x{size[1]} pixels; LFW's pictures have {_SIZE[0]}x{_SIZE[1]}")
+        raise InputError(f"'{path}' has {size[0]}x{size[1]} pixels; LFW's images have {_SIZE[0]}x{_SIZE[1]}")
     return face.transpose(2, 0, 1)

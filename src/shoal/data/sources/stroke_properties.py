@@ -1,8 +1,8 @@
-"""Properties measured on grey pictures: how thick their strokes are, how far they slant.
+"""Properties measured on grey images: the thickness and the slant of their strokes.
 
-A property of a task is what the main label does not say, so the threshold is each class's own: in every class the
-same share of pictures, a fifth, holds the property, which is then independent of the main label by construction. On
-digits the two measures mean what their names say; on other pictures they are still measures of shape.
+A property should say nothing about the main label, so the threshold is taken per class: in every class the same share
+of images, a fifth, has the property, which makes it independent of the main label by construction. On digits the two
+measures mean what their names say; on other images they are still measures of shape.
 """
 
 from dataclasses import replace
@@ -15,48 +15,50 @@ from shoal.core.errors import nearest, require
 from shoal.data.datasets import ImageDataset
 from shoal.data.sources.tasks import read_task
 
-SHARE = 0.2  # of each class holds the property
-_MEASURES = ("slanted", "thick")
-_BLOCK = 512  # pictures measured at a time
+PROPERTY_SHARE = 0.2
+"""The share of each class that has the property."""
+
+_PROPERTIES = ("slanted", "thick")
+_BLOCK = 512  # images measured at a time
 
 
-def with_task(images: ImageDataset, task: str | None) -> ImageDataset:
-    """The same pictures and labels, and which of them hold the property of the task.
+def with_stroke_property(images: ImageDataset, task: str | None) -> ImageDataset:
+    """The same images and labels, with ``has_property`` of the task.
 
     Args:
-        images: grey pictures.
+        images: grey images.
         task: ``"class"``, ``"class/thick"``, ``"class/slanted"`` or None, which is ``"class"``.
 
     Raises:
-        InputError: the pictures have no such task.
+        InputError: the images have no such task.
     """
-    held = None if task is None else read_task(task, images.name, {"class": _MEASURES})[1]
-    return images if held is None else replace(images, holds=measure(images, held))
+    name = None if task is None else read_task(task, images.name, {"class": _PROPERTIES})[1]
+    return images if name is None else replace(images, has_property=stroke_property(images, name))
 
 
-def measure(images: ImageDataset, prop: str) -> Tensor:
-    """Which pictures hold a property: (M,) bool, the same share of every class to within one picture.
+def stroke_property(images: ImageDataset, name: str) -> Tensor:
+    """Which images have a property: (M,) bool, the same share of every class to within one image.
 
-    Of each class's n pictures the ``round(n / 5)`` with the largest measure hold it (`thickness` for ``thick``,
-    `slant` for ``slanted``), the earlier picture first where two measure the same.
+    Of the n images of a class the ``round(n / 5)`` with the largest measure have it (`thickness` for ``thick``,
+    `slant` for ``slanted``), the earlier image first where two measure the same.
 
     Raises:
-        InputError: unknown property, or pictures that are not grey.
+        InputError: unknown property, or images that are not grey.
     """
-    require(prop in _MEASURES, f"'data.task' has the unknown property '{prop}'; {nearest(prop, _MEASURES)}")
+    require(name in _PROPERTIES, f"'task' has the unknown property '{name}'; {nearest(name, _PROPERTIES)}")
     channels = images.pixels.shape[1]
-    require(channels == 1, f"'{images.name}' has pictures of {channels} channels; '{prop}' is measured on grey ones")
-    values = (thickness if prop == "thick" else slant)(images.pixels)
-    holds = torch.zeros(len(values), dtype=torch.bool)
+    require(channels == 1, f"'{images.name}' has images of {channels} channels; '{name}' is measured on grey ones")
+    values = (thickness if name == "thick" else slant)(images.pixels)
+    has_property = torch.zeros(len(values), dtype=torch.bool)
     for label in range(images.classes):
         members = torch.nonzero(images.labels == label).flatten()
         order = torch.argsort(values[members], descending=True, stable=True)
-        holds[members[order[: round(SHARE * len(members))]]] = True
-    return holds
+        has_property[members[order[: round(PROPERTY_SHARE * len(members))]]] = True
+    return has_property
 
 
 def thickness(pixels: Tensor) -> Tensor:
-    """Mean width of the strokes in pixels, (M,) float64; 0 for a picture without ink.
+    """Mean width of the strokes in pixels, (M,) float64; 0 for an image without ink.
 
     Twice the ink over the length of its edge, which is the total variation of the brightness: the length of a level
     set, averaged over levels (the coarea formula). A long straight stroke of width w has the edge 2 per unit length
@@ -81,10 +83,9 @@ def thickness(pixels: Tensor) -> Tensor:
 
 
 def slant(pixels: Tensor) -> Tensor:
-    """How far strokes lean to the right: pixels to the right per pixel up, (M,) float64; 0 without ink or height.
+    """Slant of the strokes: pixels to the right per pixel up, (M,) float64; 0 without ink or height.
 
-    From the second moments about the centre of the ink, ``-mu_xy / mu_yy`` with y downward, by which pictures are
-    also deslanted.
+    From the second moments about the centre of the ink, ``-mu_xy / mu_yy`` with y downward, as images are deslanted.
 
     Args:
         pixels: (M, 1, H, W), ink is bright.
@@ -98,10 +99,10 @@ def slant(pixels: Tensor) -> Tensor:
     height, width = pixels.shape[-2:]
     y, x = torch.meshgrid(torch.arange(height).double(), torch.arange(width).double(), indexing="ij")
     monomials = torch.stack([torch.ones_like(x), x, y, x * y, y * y]).flatten(1).T
-    leans = [torch.zeros(0, dtype=torch.float64)]
+    slants = [torch.zeros(0, dtype=torch.float64)]
     for block in pixels.flatten(1).split(_BLOCK):
-        # Sums of whole numbers, exact in float64, so that no order of summation decides near a threshold.
+        # Sums of whole numbers, exact in float64, so that the order of summation cannot change a threshold.
         ink, sx, sy, sxy, syy = (block.double() @ monomials).unbind(1)
         mixed, down = ink * sxy - sx * sy, ink * syy - sy * sy
-        leans.append(torch.where(down > 0, -mixed / down.clamp(min=1), 0.0))
-    return torch.cat(leans)
+        slants.append(torch.where(down > 0, -mixed / down.clamp(min=1), 0.0))
+    return torch.cat(slants)

@@ -1,7 +1,7 @@
-"""Drawn faces whose attributes are known and independent, for property inference with nothing to download.
+"""Synthetic faces whose attributes are known and independent, for property inference with nothing to download.
 
-They are no photographs and do not pretend to be: what they share with real ones is that one picture shows several
-attributes at once, so that a model trained for one of them sees the others.
+They are simple drawings. What they share with photographs is that one image shows several attributes at once, so that a
+model trained for one of them also sees the others.
 """
 
 from functools import cache
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.core.randomness import Stream
 from shoal.data.datasets import ImageDataset
-from shoal.data.sources.face_renderer import HEIGHT, WIDTH, draw_portraits
+from shoal.data.sources.face_renderer import HEIGHT, WIDTH, FaceParameters, render_faces
 from shoal.data.sources.tasks import read_task
 
 COUNT = 6000
@@ -20,7 +20,7 @@ _TONES = np.array([[236, 196, 168], [192, 142, 106], [112, 74, 52]], float)
 _HAIR = np.array([[28, 22, 20], [86, 54, 34], [206, 170, 104], [146, 62, 30], [158, 156, 152]], float)
 _EYES = np.array([[60, 38, 24], [62, 98, 132], [72, 102, 62], [30, 24, 22]], float)
 
-# The attribute behind each main label and each property, and the class of it that holds the property.
+# The main labels are attributes; a property is a class of an attribute.
 _MAIN = ("smiling", "tone", "long-hair", "hat", "background")
 _PROPERTIES = {
     "sunglasses": ("sunglasses", 1),
@@ -29,15 +29,15 @@ _PROPERTIES = {
     "smiling": ("smiling", 1),
     "bright-background": ("background", 1),
 }
-_CHOICES = {main: [name for name, (of, _) in _PROPERTIES.items() if of != main] for main in _MAIN}
+_CHOICES = {main: [name for name, (attribute, _) in _PROPERTIES.items() if attribute != main] for main in _MAIN}
 
 
-def draw_faces(task: str | None) -> ImageDataset:
-    """6,000 drawn faces of 62x47 pixels in colour, without a split; the same ones whatever a run's seed.
+def generate_faces(task: str | None) -> ImageDataset:
+    """6,000 faces of 62x47 pixels in colour, without a split; the same ones whatever a run's seed.
 
-    The attributes are independent draws: smiling (half), sunglasses (20 %), hat (20 %), tone (skin: 0 light,
-    1 medium, 2 dark, a third each), long hair (half), background (1 bright, half). Everything else varies freely:
-    place, size, rotation, shape of head, eyes, nose and mouth, hair and its colour, spectacles, light, noise.
+    The attributes are independent: smiling (half), sunglasses (20 %), hat (20 %), tone (skin: 0 light, 1 medium,
+    2 dark, a third each), long hair (half), background (1 bright, half). Everything else varies independently of them:
+    position, size, rotation, shape of head, eyes, nose and mouth, hair and its colour, spectacles, light, noise.
 
     Args:
         task: ``"MAIN"`` or ``"MAIN/PROPERTY"``. Main labels are ``smiling``, ``tone`` (3 classes), ``long-hair``,
@@ -47,97 +47,103 @@ def draw_faces(task: str | None) -> ImageDataset:
     Raises:
         InputError: no task, or one that the faces do not have.
 
-    >>> faces = draw_faces("smiling/sunglasses")
+    >>> faces = generate_faces("smiling/sunglasses")
     >>> faces.pixels.shape, faces.classes
     (torch.Size([6000, 3, 62, 47]), 2)
     """
-    main, held = read_task(task, "faces", _CHOICES)
+    main, name = read_task(task, "faces", _CHOICES)
     pixels, attributes = _faces()
-    holds = None
-    if held is not None:
-        attribute, one = _PROPERTIES[held]
-        holds = attributes[attribute] == one
-    return ImageDataset("faces", pixels, 255, attributes[main].clone(), COUNT, 3 if main == "tone" else 2, holds)
+    has_property = None
+    if name is not None:
+        attribute, value = _PROPERTIES[name]
+        has_property = attributes[attribute] == value
+    classes = 3 if main == "tone" else 2
+    return ImageDataset("faces", pixels, 255, attributes[main].clone(), COUNT, classes, has_property)
 
 
 @cache
 def _faces() -> tuple[Tensor, dict[str, Tensor]]:
-    """The pictures and their attributes, drawn once a process."""
-    draw = Stream(0, ("faces",)).numpy()
+    """The images and their attributes, rendered once per process."""
+    rng = Stream(0, ("faces",)).numpy()
     attributes = {
-        "smiling": draw.random(COUNT) < 0.5,
-        "sunglasses": draw.random(COUNT) < 0.2,
-        "hat": draw.random(COUNT) < 0.2,
-        "tone": draw.integers(0, 3, COUNT),
-        "long-hair": draw.random(COUNT) < 0.5,
-        "background": draw.random(COUNT) < 0.5,
+        "smiling": rng.random(COUNT) < 0.5,
+        "sunglasses": rng.random(COUNT) < 0.2,
+        "hat": rng.random(COUNT) < 0.2,
+        "tone": rng.integers(0, 3, COUNT),
+        "long-hair": rng.random(COUNT) < 0.5,
+        "background": rng.random(COUNT) < 0.5,
     }
-    pixels = draw_portraits(_looks(attributes, draw))
+    pixels = render_faces(_parameters(attributes, rng))
     return torch.from_numpy(pixels), {name: torch.from_numpy(a).long() for name, a in attributes.items()}
 
 
-def _looks(has: dict[str, np.ndarray], draw: np.random.Generator) -> dict[str, np.ndarray]:
-    """What `draw_portraits` needs: the attributes made visible, and everything else at random."""
+def _parameters(attributes: dict[str, np.ndarray], rng: np.random.Generator) -> FaceParameters:
+    """Parameters of `render_faces` that show the attributes; everything else is random.
+
+    The order of the entries is the order of the random numbers: another order makes other faces.
+    """
 
     def between(low: float, high: float) -> np.ndarray:
-        return draw.uniform(low, high, COUNT)
+        return rng.uniform(low, high, COUNT)
 
     def colour(low: float, high: float) -> np.ndarray:
-        return draw.uniform(low, high, (COUNT, 3))
+        return rng.uniform(low, high, (COUNT, 3))
 
     def one_of(colours: np.ndarray, spread: float) -> np.ndarray:
-        return colours[draw.integers(0, len(colours), COUNT)] * draw.uniform(1 - spread, 1 + spread, (COUNT, 1))
+        return colours[rng.integers(0, len(colours), COUNT)] * rng.uniform(1 - spread, 1 + spread, (COUNT, 1))
 
-    smiles, shaded = has["smiling"], has["sunglasses"]
-    spectacles = ~shaded & (draw.random(COUNT) < 0.25)
-    bright = np.where(has["background"], 205.0, 60.0)[:, None]
+    smiling, sunglasses, tones = attributes["smiling"], attributes["sunglasses"], _TONES[attributes["tone"]]
+    spectacles = ~sunglasses & (rng.random(COUNT) < 0.25)
+    brightness = np.where(attributes["background"], 205.0, 60.0)[:, None]
     return {
         "size": between(20.0, 24.0),
         "x": between(-0.1, 0.1),
         "y": between(-0.02, 0.14),
-        "turn": between(-0.1, 0.1),
-        "edge": between(1.0, 2.6),
-        "wide": between(0.66, 0.8),
+        "rotation": between(-0.1, 0.1),
+        "edge-width": between(1.0, 2.6),
+        "face-width": between(0.66, 0.8),
         "chin": between(0.94, 1.12),
-        "skin": np.clip(_TONES[has["tone"]] * between(0.86, 1.08)[:, None] + colour(-9, 9), 0, 255),
+        "skin": np.clip(tones * between(0.86, 1.08)[:, None] + colour(-9, 9), 0, 255),
         "hair-colour": one_of(_HAIR, 0.25),
-        "volume": between(0.02, 0.16),
+        "hair-volume": between(0.02, 0.16),
         "hairline": between(-0.72, -0.42),
         "parting": between(-0.35, 0.35),
-        "long": has["long-hair"].astype(float),
-        "length": between(0.85, 1.3),
-        "apart": between(0.27, 0.36),
+        "long-hair": attributes["long-hair"].astype(float),
+        "hair-length": between(0.85, 1.3),
+        "eye-distance": between(0.27, 0.36),
         "eye-height": between(-0.2, -0.08),
-        "eye-open": between(0.05, 0.1),
+        "eye-opening": between(0.05, 0.1),
         "gaze": between(-0.05, 0.05),
         "eye-colour": one_of(_EYES, 0.2),
         "eye-white": between(205, 245)[:, None] + colour(-8, 4),
-        "brow": between(0.17, 0.26),
+        "brow-distance": between(0.17, 0.26),
         "brow-height": between(0.03, 0.06),
         "nose": between(0.1, 0.19),
-        "mouth": between(0.3, 0.42),
+        "mouth-width": between(0.3, 0.42),
         "mouth-height": between(0.47, 0.55),
-        "rise": np.where(smiles, between(0.13, 0.3), between(-0.12, 0.03)),
-        "lip": np.where(smiles, between(0.08, 0.14), between(0.05, 0.1)),
-        "teeth": draw.random(COUNT) < np.where(smiles, 0.8, 0.15),
-        "lips": np.clip(_TONES[has["tone"]] * [0.82, 0.52, 0.55] + colour(-18, 18), 0, 255),
+        "mouth-rise": np.where(smiling, between(0.13, 0.3), between(-0.12, 0.03)),
+        "lip-height": np.where(smiling, between(0.08, 0.14), between(0.05, 0.1)),
+        "teeth": rng.random(COUNT) < np.where(smiling, 0.8, 0.15),
+        "lip-colour": np.clip(tones * [0.82, 0.52, 0.55] + colour(-18, 18), 0, 255),
         "lens": between(0.21, 0.3),
-        "glasses": np.where(shaded, between(0.82, 0.98), np.where(spectacles, between(0.15, 0.4), 0.0)),
-        "glass-colour": np.where(shaded[:, None], colour(5, 60), np.where(draw.random((COUNT, 1)) < 0.5, 30.0, 235.0)),
-        "hat": has["hat"].astype(float),
+        "glasses": np.where(sunglasses, between(0.82, 0.98), np.where(spectacles, between(0.15, 0.4), 0.0)),
+        "glasses-colour": np.where(
+            sunglasses[:, None], colour(5, 60), np.where(rng.random((COUNT, 1)) < 0.5, 30.0, 235.0)
+        ),
+        "hat": attributes["hat"].astype(float),
         "hat-colour": colour(15, 235),
         "brim": between(-0.62, -0.45),
-        "peak": between(-0.2, 0.2),
+        "brim-shift": between(-0.2, 0.2),
         "shirt": colour(15, 235),
-        "background": np.clip(bright + colour(-38, 38), 0, 255),
-        "blob": np.clip(bright + colour(-70, 70), 0, 255),
+        "background": np.clip(brightness + colour(-38, 38), 0, 255),
+        "blob": np.clip(brightness + colour(-70, 70), 0, 255),
         "blob-u": between(-1.3, 1.3),
         "blob-v": between(-1.5, 1.5),
         "blob-size": between(0.4, 1.0),
         "light": between(0.78, 1.1),
         "light-u": between(-0.16, 0.16),
         "light-v": between(-0.12, 0.12),
-        "strip": draw.standard_normal(3 * HEIGHT * WIDTH + 300_000, dtype=np.float32),  # noise, cut where a face says
-        "cut": draw.integers(0, 300_000, COUNT),
-        "grain": between(3, 11),
+        "noise": rng.standard_normal(3 * HEIGHT * WIDTH + 300_000, dtype=np.float32),  # each face takes a part of it
+        "noise-start": rng.integers(0, 300_000, COUNT),
+        "noise-scale": between(3, 11),
     }

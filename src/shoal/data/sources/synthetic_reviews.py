@@ -1,8 +1,8 @@
-"""Made-up reviews by ten authors, for texts without a download: no person wrote a word of them.
+"""Synthetic reviews by ten synthetic authors, for texts without a download.
 
-A review is drawn word by word. What it says of its score is in words of praise and blame, what it is about in the words
-of a topic, and who wrote it in favourite words and marks, in how long it is, and in whether it judges first or last.
-Score and author are independent. The set is the same in every run.
+A review is sampled word by word. Its score shows in words of praise and blame, its topic in the words of that topic,
+and its author in favourite words and punctuation marks, in its length, and in whether it judges first or last. Score
+and author are independent. The set is the same in every run.
 """
 
 from functools import cache
@@ -13,18 +13,18 @@ from torch import Tensor
 
 from shoal.core.randomness import Stream
 from shoal.data.datasets import TextDataset
-from shoal.data.sources.author_tasks import AUTHORS, held_by
+from shoal.data.sources.author_tasks import AUTHORS, author_property
 
 COUNTS = (1500, 1250, 1050, 900, 800, 700, 600, 500, 400, 300)
 """Reviews of each author."""
 
-SHORTEST, LONGEST = 8, 40
-"""Words of a review."""
+MIN_WORDS, MAX_WORDS = 8, 40
+"""Length of a review."""
 
 _SCORES = (0.12, 0.12, 0.18, 0.28, 0.30)
 _TOPICS, _TOPIC_WORDS, _AUTHOR_WORDS = 8, 50, 45
-_DOUBT = 0.65
-"""How far words of praise and blame stray from the score, in scores: it decides how well the scores can be told."""
+_JUDGEMENT_SD = 0.65
+"""Standard deviation of the score that a word of praise or blame expresses: it limits how well scores can be told."""
 
 _MARKS, _COMMON = (
     words.split()
@@ -36,7 +36,7 @@ _MARKS, _COMMON = (
         "who what which where how other than over out up down first last time day place",
     )
 )
-_JUDGED = tuple(
+_JUDGEMENTS = tuple(
     words.split()
     for words in (
         "terrible awful horrible worst disgusting rude dirty never avoid refund broken stale burnt scam ruined "
@@ -52,90 +52,92 @@ _JUDGED = tuple(
 )
 
 
-def write_reviews(task: str = "score") -> TextDataset:
+def generate_reviews(task: str = "score") -> TextDataset:
     """8,000 synthetic reviews of 8 to 40 words with scores from 0 to 4.
 
     Args:
-        task: "score", or "score/author-1" to "score/author-10", whose ``holds`` says which reviews are by that author
-            (the first wrote most).
+        task: "score", or "score/author-1" to "score/author-10", whose ``has_property`` says which reviews are by that
+            author (the first has most).
 
     Raises:
         InputError: an unknown task.
     """
-    words, labels, authors, names = _written()
-    return TextDataset(
-        "reviews", words, len(names), labels, len(labels), len(_SCORES), held_by(task, "reviews", authors)
-    )
+    words, labels, authors, vocabulary = _reviews()
+    has_property = author_property(task, "reviews", authors)
+    return TextDataset("reviews", words, len(vocabulary), labels, len(labels), len(_SCORES), has_property)
 
 
-def spelled(words: Tensor) -> str:
-    """One of these reviews, words (L,) int64, in letters.
+def text_of(words: Tensor) -> str:
+    """The text of one of these reviews, words (L,) int64.
 
-    >>> spelled(write_reviews().words[4])[:46]
+    >>> text_of(generate_reviews().words[4])[:46]
     'scam your place ? this careless meh was ! rule'
     """
-    *_, names = _written()
-    return " ".join(names[number - 1] for number in words.tolist() if number)
+    *_, vocabulary = _reviews()
+    return " ".join(vocabulary[number - 1] for number in words.tolist() if number)
 
 
 @cache
-def _written() -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
-    """Words (M, L) by number, scores (M,), authors (M,), and the words in letters by falling frequency."""
-    draw = Stream(0, ("synthetic reviews",)).numpy()
-    authors = draw.permutation(np.repeat(np.arange(AUTHORS), COUNTS))
+def _reviews() -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
+    """Words (M, L) by number, scores (M,), authors (M,), and the vocabulary by falling frequency."""
+    rng = Stream(0, ("synthetic reviews",)).numpy()
+    authors = rng.permutation(np.repeat(np.arange(AUTHORS), COUNTS))
     total = len(authors)
-    scores = draw.choice(len(_SCORES), total, p=_SCORES)
-    usual = np.linspace(14, 32, AUTHORS)[np.arange(AUTHORS) * 7 % AUTHORS]  # in no order of the authors' numbers
-    lengths = np.clip(np.rint(draw.normal(usual[authors], 5)), SHORTEST, LONGEST)
-    place = np.arange(LONGEST)
-    kinds = _kinds(draw, authors, place / lengths[:, None])
+    scores = rng.choice(len(_SCORES), total, p=_SCORES)
+    mean_length = np.linspace(14, 32, AUTHORS)[np.arange(AUTHORS) * 7 % AUTHORS]  # not ordered by author
+    lengths = np.clip(np.rint(rng.normal(mean_length[authors], 5)), MIN_WORDS, MAX_WORDS)
+    position = np.arange(MAX_WORDS)
+    kinds = _kinds(rng, authors, position / lengths[:, None])
 
-    shape = (total, LONGEST)
-    # Small ranks are frequent, as in any language.
-    rank = draw.random(shape) ** 2
+    shape = (total, MAX_WORDS)
+    # Squared: small ranks are frequent, as in natural language.
+    rank = rng.random(shape) ** 2
     mark = (len(_MARKS) * rank).astype(int) + authors[:, None]
-    topic = draw.integers(_TOPICS, size=total)[:, None]
-    level = np.clip(np.rint(scores[:, None] + draw.normal(0, _DOUBT, shape)), 0, len(_SCORES) - 1).astype(int)
-    # One favourite word in three is somebody else's.
-    favourite = np.where(draw.random(shape) < 1 / 3, draw.integers(AUTHORS, size=shape), authors[:, None])
-    starts = np.cumsum([0, len(_MARKS), len(_COMMON), 16 * len(_JUDGED), _TOPICS * _TOPIC_WORDS])
-    drawn = (
+    topic = rng.integers(_TOPICS, size=total)[:, None]
+    level = np.clip(np.rint(scores[:, None] + rng.normal(0, _JUDGEMENT_SD, shape)), 0, len(_SCORES) - 1).astype(int)
+    # One favourite word in three is that of a random author.
+    favourite = np.where(rng.random(shape) < 1 / 3, rng.integers(AUTHORS, size=shape), authors[:, None])
+    starts = np.cumsum([0, len(_MARKS), len(_COMMON), 16 * len(_JUDGEMENTS), _TOPICS * _TOPIC_WORDS])
+    candidates = (
         mark % len(_MARKS),
         starts[1] + (len(_COMMON) * rank).astype(int),
         starts[2] + 16 * level + (16 * rank).astype(int),
         starts[3] + _TOPIC_WORDS * topic + (_TOPIC_WORDS * rank).astype(int),
         starts[4] + _AUTHOR_WORDS * favourite + (_AUTHOR_WORDS * rank).astype(int),
     )
-    chosen = np.choose(kinds, drawn)
-    read = place < lengths[:, None]
-    count = np.bincount(chosen[read], minlength=starts[4] + AUTHORS * _AUTHOR_WORDS)
+    words = np.choose(kinds, candidates)
+    inside = position < lengths[:, None]
+    count = np.bincount(words[inside], minlength=starts[4] + AUTHORS * _AUTHOR_WORDS)
     order = np.argsort(-count, kind="stable")[: np.count_nonzero(count)]
     number = np.zeros(len(count), dtype=np.int64)
     number[order] = np.arange(1, len(order) + 1)
-    names = [*_MARKS, *_COMMON, *(word for words in _JUDGED for word in words), *_coined(len(count) - starts[3])]
+    judgements = (word for level in _JUDGEMENTS for word in level)
+    spelling = [*_MARKS, *_COMMON, *judgements, *_coined_words(len(count) - starts[3])]
     return (
-        torch.from_numpy(np.where(read, number[chosen], 0)),
+        torch.from_numpy(np.where(inside, number[words], 0)),
         torch.from_numpy(scores),
         torch.from_numpy(authors),
-        tuple(names[word] for word in order),
+        tuple(spelling[word] for word in order),
     )
 
 
-def _kinds(draw: np.random.Generator, authors: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """Of each word (M, L), at its place in the text from 0 to 1: 0 mark, 1 common, 2 praise or blame, 3 topic, 4
-    favourite. Every other author judges at the beginning, the others at the end.
+def _kinds(rng: np.random.Generator, authors: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """The kind of each word (M, L): 0 punctuation, 1 common, 2 praise or blame, 3 topic, 4 favourite.
+
+    ``position`` (M, L) is a word's place in its text from 0 to 1. Every other author judges at the beginning, the
+    others at the end.
     """
-    judging = (place < 0.4) == (authors % 2 == 0)[:, None]
+    judges_here = (position < 0.4) == (authors % 2 == 0)[:, None]
     marks = np.linspace(0.04, 0.13, AUTHORS)[authors * 3 % AUTHORS][:, None]
     favourites = np.linspace(0.12, 0.2, AUTHORS)[authors * 7 % AUTHORS][:, None]
-    judged = np.where(judging, 0.28, 0.08)
-    uniform = draw.random(place.shape)
-    edges = np.broadcast_arrays(marks, marks + 0.32, marks + 0.32 + judged, 1 - favourites)
+    judgements = np.where(judges_here, 0.28, 0.08)
+    uniform = rng.random(position.shape)
+    edges = np.broadcast_arrays(marks, marks + 0.32, marks + 0.32 + judgements, 1 - favourites)
     return (uniform > np.stack(edges)).sum(axis=0)
 
 
-def _coined(count: int) -> list[str]:
-    """Words of three syllables, all different, for things and names that nothing is called."""
+def _coined_words(count: int) -> list[str]:
+    """Different invented words of three syllables, for topics and favourites."""
     syllables = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
     size = len(syllables)
     # 7,919 shares no factor with 70 to the third, so the first 343,000 multiples differ.
