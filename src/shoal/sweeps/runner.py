@@ -22,7 +22,7 @@ from shoal.config.validation import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
 from shoal.reports.run.page import ROUND_COLUMNS
-from shoal.reports.sweep import show
+from shoal.reports.sweep import write_sweep_report
 from shoal.runs.files import read_table
 from shoal.runs.run import is_finished
 from shoal.sweeps.plan import plan
@@ -134,18 +134,18 @@ def is_sweep(out: Path) -> bool:
 def _show(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], str]]) -> Path:
     # Several figures draw the same runs.
     @cache
-    def courses(digest: str) -> pd.DataFrame:
+    def read_rounds(digest: str) -> pd.DataFrame:
         return read_table(out / "runs" / digest / "rounds.csv", ROUND_COLUMNS)
 
-    return show(
+    return write_sweep_report(
         out,
         title=sweep.title,
-        shown=sweep.shown,
+        spec=sweep.shown,
         axes=sweep.axes,
         seeds=sweep.seeds,
         results=read_results(out, sweep.axes),
         missing=missing,
-        courses=courses,
+        read_rounds=read_rounds,
         source=sweep.toml("base.toml"),
     )
 
