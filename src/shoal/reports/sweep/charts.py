@@ -123,8 +123,9 @@ def _draw_categories(axes: Axes, drawn: Chart, p: int) -> float:
             # Without a spread, of one seed, there is no error bar.
             spread = drawn.result.spread[p, b, i]
             axes.bar(x, mean, 0.92 * width, yerr=spread, capsize=3, **fill_style(b))
-            axes.axhline(0.0, color="black", linewidth=0.8)
         axes.plot(x + np.linspace(-0.3, 0.3, len(values) + 2)[1:-1] * width, values, **_SEED)
+    if not boxes:
+        axes.axhline(0.0, color="black", linewidth=0.8)
     return _write_notes(axes, notes)
 
 
@@ -155,15 +156,14 @@ def _draw_x_axis(axes: Axes, drawn: Chart) -> tuple[Floats, bool]:
     """
     data, axis = drawn.data, drawn.data.spec.x or ""
     settings = data.statistics.axes[axis]
-    _name_categories(axes, drawn)
     if any(isinstance(each, str | bool) for each in settings):
+        _name_categories(axes, drawn)
         return np.arange(len(settings), dtype=float), False
     at = np.array(settings, dtype=float)
     log = bool(at.min() > 0 and at.max() > 20 * at.min())
     axes.set_xscale("log" if log else "linear")
     axes.set_xticks(at, data.settings(axis))
     axes.minorticks_off()
-    axes.grid(visible=True, axis="x")
     axes.set_xlabel(data.labels.axis(axis) + " (log scale)" * log)
     return np.log(at) if log else at, log
 
