@@ -399,6 +399,40 @@ def test_courses_with_gaps() -> None:
     assert texts(lost).count("n = 4") == 2
 
 
+def test_curves_never_bridge_rounds_without_a_value() -> None:
+    def gappy(run: str) -> pd.DataFrame:
+        rounds = rounds_of(run)
+        smaller = rounds["clients"] == 50
+        rounds.loc[smaller & rounds["round"].isin([2, 4]), "accuracy"] = np.nan
+        return rounds
+
+    (panel, _) = painted(data_of(figure_spec("courses")), gappy).axes
+    larger, smaller = panel.lines
+    assert np.isfinite(larger.get_ydata()).all()
+    assert np.isnan(smaller.get_ydata()).tolist() == [False, True, False, True, False, False]
+    # A round alone between two gaps is no line, so it must have a marker.
+    assert smaller.get_markevery()[2]
+    assert smaller.get_marker() not in {"None", "", None}
+
+
+def test_missing_n_of_lines_stand_in_the_order_of_the_legend() -> None:
+    results = results_of()
+    few = results[(results["algorithm"] == "IFCA") | (results["share"] != 0.3) | (results["seed"] < 2)]
+    figure = painted(data_of(figure_spec("lines"), few.reset_index(drop=True)))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["n = 5, 2"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["IFCA", "IFCA-MIR"]
+
+
+def test_each_metric_of_courses_begins_a_row() -> None:
+    axes: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], "share": [0.1, 0.2, 0.3, 0.4, 0.5]}
+    spec = figure_spec("courses", by="share", where={"algorithm": "IFCA"}, y=["accuracy", "clients"])
+    figure = painted(data_of(spec, axes=axes))
+    places = [(panel.get_subplotspec().rowspan.start, panel.get_subplotspec().colspan.start) for panel in figure.axes]
+    assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1)]
+    assert len({panel.get_ylim() for panel in figure.axes[:5]}) == 1
+    assert figure.axes[0].get_ylim() != figure.axes[5].get_ylim()
+
+
 def test_more_and_fewer_models() -> None:
     def three(run: str) -> pd.DataFrame:
         rounds = rounds_of(run)
@@ -475,7 +509,11 @@ def test_print_size() -> None:
 
 @pytest.mark.parametrize("kind", [*CHARTS, "courses"])
 def test_strange_and_long_names(kind: str) -> None:
-    labels = {"IFCA": "<b>& $x$ a very long name that no legend can hold in one line", "share": "少数 " * 12}
+    labels = {
+        "0.5": " ",
+        "IFCA": "<b>& $x$ a very long name that no legend can hold in one line",
+        "share": "少数 " * 12,
+    }
     figure = drawn(figure_spec(kind), labels=labels)
     ElementTree.fromstring(figure.svg)
     assert any("<b>& $x$" in text for text in texts(figure))

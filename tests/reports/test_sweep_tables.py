@@ -225,6 +225,18 @@ def test_every_family_has_words(prefix: str) -> None:
     assert Labels({"mia.a": "leak"}).key("mia.a") == "leak"
 
 
+def test_settings_of_several_types_stay_as_the_file_has_them() -> None:
+    settings = ["all", 2, 2.5, True]
+    axes: Axes = {"x": settings}
+    results = pd.DataFrame(
+        {"run": list("abcd"), "x": pd.Series(settings, dtype=object), "seed": 3, "gap.a": [0.1, 0.2, 0.3, 0.4]}
+    )
+    table = sweep_table("t", TableSpec(y=["gap.a"], rows=["x"]), SeedStatistics(results[::-1], axes, [3]), LABELS)
+    assert table.stubs["x"].tolist() == ["all", "2", "2.5", "true"]
+    assert table.texts.iloc[:, 0].tolist() == ["0.100", "0.200", "0.300", "0.400"]
+    assert [row["x"] for row in csv.DictReader(io.StringIO(table_csv(table)))] == ["all", "2", "2.5", "True"]
+
+
 def nasty_table() -> SweepTable:
     axes: Axes = {NASTY: ["[1]", "*", "a--b"], "m": [True, False]}
     rows = [
@@ -303,6 +315,7 @@ def test_latex_rows_have_the_columns_that_are_declared() -> None:
         (f"{DASH} ± \N{MINUS SIGN}1", r"-- $\pm$ $-$1"),
         ("a---b", "a-{}-{}-b"),
         ("one\n two", "one two"),
+        ("ε ≤ 8, \N{GREEK SMALL LETTER ALPHA} = 1°", r"$\epsilon$ $\leq$ 8, $\alpha$ = 1$^{\circ}$"),
     ],
 )
 def test_escape(plain: str, escaped: str) -> None:

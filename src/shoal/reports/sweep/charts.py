@@ -70,7 +70,7 @@ class Chart:
         """The names of categories, in lines where their words fit below them, and whether they must stand aslant."""
         names, letters = self.data.settings(self.data.spec.x), int(11.5 * (self.width - 0.75) / self.notes.shape[2])
         lines = [fill(name, max(letters, 1), break_long_words=False, break_on_hyphens=False) for name in names]
-        aslant = any(name.count("\n") > 2 or max(map(len, name.splitlines())) > letters for name in lines)
+        aslant = any(name.count("\n") > 2 or max(map(len, name.splitlines()), default=0) > letters for name in lines)
         return [fill(name, 30) for name in names] if aslant else lines, aslant
 
 
@@ -206,7 +206,7 @@ def _reading(data: FigureData) -> str:
         "boxes": f"Boxes: {data.seeds}, from the first to the third quartile; red line: the median; diamond: the mean; "
         "whiskers: to the furthest seed within 1.5 box heights; dots: single seeds.",
         "bars": f"Bars: means over {data.seeds}; {spread}; dots: single seeds.",
-        "lines": f"Lines: means over {data.seeds}; {spread}. Several n stand in the legend's order.",
+        "lines": f"Lines: means over {data.seeds}; {spread}.",
     }[data.spec.kind]
 
 

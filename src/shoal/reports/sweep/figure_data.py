@@ -60,7 +60,10 @@ class FigureData:
         spec, n = self.spec, list(n)
         sentences = [spec.caption, reading, *self.labels.selection(spec, self.statistics.axes)]
         if any(0 < count < len(self.statistics.seeds) for count in n):
-            sentences.append("Where n is given, only n seeds have a value; other runs are not finished or have none.")
+            sentences.append(
+                "Where n is given, only n seeds have a value (of several lines, in the legend's order); other runs are "
+                "not finished or have none."
+            )
         if 0 in n:
             sentences.append("A labelled gap is a place without a value of any seed.")
         if spec.y_range:

@@ -53,10 +53,8 @@ def paint(figure: Figure, content: Content, data: FigureData) -> None:
     for i, panel in enumerate(content.panels):
         if panel is None:
             continue
-        one, room = scales.get(panel.scale, (None, 0.0))
-        axes = figure.add_subplot(
-            -(-len(content.panels) // columns), columns, i + 1, sharex=(figure.axes or [None])[0], sharey=one
-        )
+        (one, room), rows = scales.get(panel.scale, (None, 0.0)), -(-len(content.panels) // columns)
+        axes = figure.add_subplot(rows, columns, i + 1, sharex=(figure.axes or [None])[0], sharey=one)
         if spec.level is not None:
             axes.axhline(spec.level, **level, zorder=1.5)
         scales[panel.scale] = (axes, max(room, panel.draw(axes)))
@@ -77,5 +75,5 @@ def _put_legend(figure: Figure, handles: list[Artist]) -> None:
     """A legend below the panels, in as many columns as fit."""
     for handle in handles:
         handle.set_label(fill(str(handle.get_label()), 40))
-    letters = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
+    letters = max((len(line) for handle in handles for line in str(handle.get_label()).splitlines()), default=0)
     legend(figure, handles, columns=max(1, int(12.5 * figure.get_figwidth() / (letters + 8))))

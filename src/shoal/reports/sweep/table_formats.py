@@ -22,7 +22,7 @@ _LATEX = str.maketrans(
         # Two hyphens would become a dash; `escape` puts this between them.
         "\N{ZERO WIDTH SPACE}": "{}",
         "\N{EN DASH}": "--", "—": "---", "±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "\N{MULTIPLICATION SIGN}": r"$\times$",
-        "≤": r"$\leq$", "≥": r"$\geq$", "…": r"\ldots{}", "°": r"$^{\circ}$", "\N{NO-BREAK SPACE}": "~",
+        "≤": r"$\leq$", "≥": r"$\geq$", "…": r"\ldots{}", "°": r"$^{\circ}$",
         "\N{RIGHT SINGLE QUOTATION MARK}": "'",
     }
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """The tables, figures and page of a sweep, as files."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,11 +60,10 @@ def write_sweep_report(
                 figures.append(draw_figure(name, figure, statistics, labels, read_rounds))
     page = sweep_page(title, spec, statistics, tables, figures, missing=missing, source=source)
     formats = {".md": markdown, ".csv": table_csv, ".tex": latex}
-    _replace(
-        out / "tables", {end: {each.name: form(each).encode() for each in tables} for end, form in formats.items()}
-    )
-    drawn = {".svg": {each.name: each.svg for each in figures}, ".pdf": {each.name: each.pdf for each in figures}}
-    _replace(out / "figures", drawn)
+    texts = {each.name + ending: form(each).encode() for each in tables for ending, form in formats.items()}
+    _replace(out / "tables", texts, formats)
+    drawn = {f"{each.name}.svg": each.svg for each in figures} | {f"{each.name}.pdf": each.pdf for each in figures}
+    _replace(out / "figures", drawn, (".svg", ".pdf"))
     path = out / "report.html"
     write_text(path, page)
     return path
@@ -79,15 +78,14 @@ def _named(name: str) -> Iterator[None]:
         raise InputError(f"{name}: {error}") from error
 
 
-def _replace(folder: Path, files: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Let ``folder`` hold these files, by ending and by name, and no others with these endings."""
-    wanted = {name + ending: content for ending, named in files.items() for name, content in named.items()}
-    if wanted:
+def _replace(folder: Path, files: Mapping[str, bytes], endings: Collection[str]) -> None:
+    """Let ``folder`` hold ``files`` and no others with these ``endings``."""
+    if files:
         folder.mkdir(exist_ok=True)
     if folder.is_dir():
         remove_unfinished(folder)
-        for name, content in wanted.items():
+        for name, content in files.items():
             write_bytes(folder / name, content)
         for path in sorted(folder.iterdir()):
-            if path.suffix in files and path.name not in wanted and path.is_file():
+            if path.suffix in endings and path.name not in files and path.is_file():
                 path.unlink()
