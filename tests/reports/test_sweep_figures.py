@@ -14,23 +14,18 @@ from scipy import stats
 
 from shoal.core.errors import InputError
 from shoal.reports.plotting import cluster_look
-from shoal.reports.sweep.boxes import RED
-from shoal.reports.sweep.charts import chart_plate
-from shoal.reports.sweep.figure_data import Scene
-from shoal.reports.sweep.figures import draw
-from shoal.reports.sweep.labels import Words
-from shoal.reports.sweep.looks import fill_of, grid_of
-from shoal.reports.sweep.marks import chart, mark_at
-from shoal.reports.sweep.picture import Picture
-from shoal.reports.sweep.ranked import courses_of
-from shoal.reports.sweep.round_curves import courses_plate
-from shoal.reports.sweep.seed_statistics import Outcomes, mean_and_spread
-from shoal.reports.sweep.spec import Axes, FigureSection
+from shoal.reports.sweep.charts import RED, Chart, chart, fill_style
+from shoal.reports.sweep.figure_data import FigureData, columns_of
+from shoal.reports.sweep.figures import SweepFigure, draw_figure, paint
+from shoal.reports.sweep.labels import Labels
+from shoal.reports.sweep.round_curves import read_curves, round_curves
+from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
+from shoal.reports.sweep.spec import Axes, FigureSpec
 
 SEEDS = (0, 1, 2, 3, 4)
 ROUNDS = 6
 AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], "share": [0.1, 0.3, 0.5]}
-FIGURES = ("accuracy.minority", "accuracy.majority", "mia.minority")
+METRICS = ("accuracy.minority", "accuracy.majority", "mia.minority")
 CHARTS = ("boxes", "bars", "lines")
 
 
@@ -39,8 +34,8 @@ def results_of(axes: Axes = AXES) -> pd.DataFrame:
     rows = []
     for number, settings in enumerate(product(*axes.values())):
         for seed in SEEDS:
-            figures = dict(zip(FIGURES, rng.uniform(0.5, 0.9, 3), strict=True))
-            rows.append({"run": f"{number}-{seed}", **dict(zip(axes, settings, strict=True)), "seed": seed, **figures})
+            metrics = dict(zip(METRICS, rng.uniform(0.5, 0.9, 3), strict=True))
+            rows.append({"run": f"{number}-{seed}", **dict(zip(axes, settings, strict=True)), "seed": seed, **metrics})
     return pd.DataFrame(rows)
 
 
@@ -56,39 +51,38 @@ def rounds_of(run: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def asked_for(kind: str, **more: object) -> FigureSection:
+def figure_spec(kind: str, **more: object) -> FigureSpec:
     given = {"kind": kind, "by": "algorithm", "y": ["accuracy"] if kind == "courses" else ["accuracy.minority"]}
     if kind != "courses":
         given["x"] = "share"
     else:
         given["where"] = {"share": 0.3}
-    return FigureSection.model_validate(given | more)
+    return FigureSpec.model_validate(given | more)
 
 
-def scene_of(asked: FigureSection, results: pd.DataFrame | None = None, axes: Axes = AXES) -> Scene:
-    return Scene(asked, Outcomes(results_of(axes) if results is None else results, axes, SEEDS), Words({}))
+def data_of(spec: FigureSpec, results: pd.DataFrame | None = None, axes: Axes = AXES) -> FigureData:
+    return FigureData(spec, SeedStatistics(results_of(axes) if results is None else results, axes, SEEDS), Labels({}))
 
 
 def drawn(
-    asked: FigureSection,
+    spec: FigureSpec,
     results: pd.DataFrame | None = None,
     labels: dict[str, str] | None = None,
-    courses: Callable[[str], pd.DataFrame] = rounds_of,
-) -> Picture:
-    found = results_of() if results is None else results
-    return draw("figure-2", asked, Outcomes(found, AXES, SEEDS), Words(labels or {}), courses)
+    read_rounds: Callable[[str], pd.DataFrame] = rounds_of,
+) -> SweepFigure:
+    runs = results_of() if results is None else results
+    return draw_figure("figure-2", spec, SeedStatistics(runs, AXES, SEEDS), Labels(labels or {}), read_rounds)
 
 
-def painted(asked: FigureSection, results: pd.DataFrame | None = None) -> Figure:
-    scene = scene_of(asked, results)
-    plate = courses_plate(scene, rounds_of) if asked.kind == "courses" else chart_plate(scene)
-    figure = Figure(figsize=plate.size)
-    plate.paint(figure)
+def painted(data: FigureData, read_rounds: Callable[[str], pd.DataFrame] = rounds_of) -> Figure:
+    content = round_curves(data, read_rounds) if data.spec.kind == "courses" else chart(data)
+    figure = Figure(figsize=(content.columns * content.size[0], content.size[1]), layout="constrained")
+    paint(figure, content, data)
     return figure
 
 
-def texts(picture: Picture) -> list[str]:
-    return [each.strip() for each in ElementTree.fromstring(picture.svg).itertext() if each.strip()]
+def texts(figure: SweepFigure) -> list[str]:
+    return [each.strip() for each in ElementTree.fromstring(figure.svg).itertext() if each.strip()]
 
 
 def at(results: pd.DataFrame, algorithm: str, share: float, key: str = "accuracy.minority") -> np.ndarray:
@@ -98,40 +92,40 @@ def at(results: pd.DataFrame, algorithm: str, share: float, key: str = "accuracy
 
 @pytest.mark.parametrize("kind", [*CHARTS, "courses"])
 def test_same_input_gives_the_same_bytes(kind: str) -> None:
-    first, second = drawn(asked_for(kind)), drawn(asked_for(kind))
+    first, second = drawn(figure_spec(kind)), drawn(figure_spec(kind))
     assert first == second
     shuffled = results_of().sample(frac=1.0, random_state=1)
-    assert drawn(asked_for(kind), shuffled) == first
+    assert drawn(figure_spec(kind), shuffled) == first
 
 
 @pytest.mark.parametrize("kind", [*CHARTS, "courses"])
-def test_forms_of_a_picture(kind: str) -> None:
-    picture = drawn(asked_for(kind, title="A & <B>", caption="As in the paper."))
-    root = ElementTree.fromstring(picture.svg)
+def test_forms_of_a_figure(kind: str) -> None:
+    figure = drawn(figure_spec(kind, title="A & <B>", caption="As in the paper."))
+    root = ElementTree.fromstring(figure.svg)
     assert root.tag.endswith("}svg")
     assert root.get("width", "").endswith("pt")
-    assert b"<text" in picture.svg
-    assert picture.pdf.startswith(b"%PDF")
-    assert b"/CreationDate" not in picture.pdf
-    assert b"/ModDate" not in picture.pdf
-    assert b"/FontType 3" not in picture.pdf
-    assert b"/CIDFontType2" in picture.pdf
-    inline = ElementTree.fromstring(picture.inline)
+    assert b"<text" in figure.svg
+    assert figure.pdf.startswith(b"%PDF")
+    assert b"/CreationDate" not in figure.pdf
+    assert b"/ModDate" not in figure.pdf
+    assert b"/FontType 3" not in figure.pdf
+    assert b"/CIDFontType2" in figure.pdf
+    inline = ElementTree.fromstring(figure.inline)
     assert inline.tag == "svg"
     assert inline.get("role") == "img"
     assert inline.get("aria-label", "").startswith("A & <B>. ")
     assert inline.get("width") is None
     assert inline.get("style") == ("max-width: 6.4in" if kind == "courses" else "max-width: 3.2in")
-    assert picture.name == "figure-2"
-    assert picture.title == "A & <B>"
-    assert picture.caption.startswith("As in the paper. ")
-    assert "5 seeds" in picture.caption
+    assert figure.name == "figure-2"
+    assert figure.title == "A & <B>"
+    assert figure.caption.startswith("As in the paper. ")
+    assert "5 seeds" in figure.caption
 
 
-def test_pictures_in_one_page_do_not_share_ids() -> None:
+def test_figures_in_one_page_do_not_share_ids() -> None:
     ids = [
-        set(re.findall(r'id="([^"]+)"', draw(
-            name, asked_for("bars"), Outcomes(results_of(), AXES, SEEDS), Words({}), rounds_of
+        set(re.findall(r'id="([^"]+)"', draw_figure(
+            name, figure_spec("bars"), SeedStatistics(results_of(), AXES, SEEDS), Labels({}), rounds_of
         ).inline))
         for name in ("figure-2", "figure-3")
     ]  # fmt: skip
@@ -140,24 +134,24 @@ def test_pictures_in_one_page_do_not_share_ids() -> None:
 
 
 def test_inline_pointers_lead_somewhere() -> None:
-    inline = drawn(asked_for("boxes")).inline
+    inline = drawn(figure_spec("boxes")).inline
     pointers = set(re.findall(r"url\(#([^)]+)\)", inline))
     assert pointers
     assert pointers <= set(re.findall(r'id="([^"]+)"', inline))
 
 
-def test_marks_are_the_seeds_of_their_setting() -> None:
+def test_places_have_the_seeds_of_their_setting() -> None:
     results = results_of()
-    panels = chart(scene_of(asked_for("boxes", y=list(FIGURES)), results)).panels
+    values = Chart.of(data_of(figure_spec("boxes", y=list(METRICS)), results)).values
     for (p, key), (b, algorithm), (i, share) in product(*(
-        list(enumerate(each)) for each in (FIGURES, AXES["algorithm"], AXES["share"])
+        list(enumerate(each)) for each in (METRICS, AXES["algorithm"], AXES["share"])
     )):  # fmt: skip
-        np.testing.assert_array_equal(panels[p][b][i].values, at(results, str(algorithm), float(share), key))
+        np.testing.assert_array_equal(values[p, b, i], at(results, str(algorithm), float(share), key))
 
 
 def test_boxes_show_median_mean_quartiles_and_seeds() -> None:
     results = results_of()
-    (panel,) = painted(asked_for("boxes"), results).axes
+    (panel,) = painted(data_of(figure_spec("boxes"), results)).axes
     cells = [at(results, str(a), float(s)) for a in AXES["algorithm"] for s in AXES["share"]]
     medians = [line.get_ydata()[0] for line in panel.lines if line.get_color() == RED]
     means = [line.get_ydata()[0] for line in panel.lines if line.get_marker() == "D"]
@@ -174,7 +168,7 @@ def test_whiskers_stop_within_one_and_a_half_boxes() -> None:
     results = results_of()
     held = (results["algorithm"] == "IFCA") & (results["share"] == 0.1)
     results.loc[held, "accuracy.minority"] = [0.5, 0.51, 0.52, 0.53, 0.9]
-    (panel,) = painted(asked_for("boxes"), results).axes
+    (panel,) = painted(data_of(figure_spec("boxes"), results)).axes
     whiskers = [line.get_ydata().tolist() for line in panel.lines if line.get_marker() in {"None", "", None}]
     assert [0.53, 0.53] in whiskers
     assert [0.9, 0.9] not in whiskers
@@ -182,7 +176,7 @@ def test_whiskers_stop_within_one_and_a_half_boxes() -> None:
 
 def test_bars_stand_on_zero_and_are_means() -> None:
     results = results_of()
-    (panel,) = painted(asked_for("bars"), results).axes
+    (panel,) = painted(data_of(figure_spec("bars"), results)).axes
     means = [at(results, str(a), float(s)).mean() for a in AXES["algorithm"] for s in AXES["share"]]
     bars = [patch for patch in panel.patches if patch.get_height() > 0]
     np.testing.assert_allclose([bar.get_height() for bar in bars], means)
@@ -193,7 +187,7 @@ def test_bars_stand_on_zero_and_are_means() -> None:
 def test_lines_are_means_and_break_at_gaps() -> None:
     results = results_of()
     results = results[~((results["algorithm"] == "IFCA") & (results["share"] == 0.3))].reset_index(drop=True)
-    (panel,) = painted(asked_for("lines"), results).axes
+    (panel,) = painted(data_of(figure_spec("lines"), results)).axes
     line = next(line for line in panel.lines if line.get_color() == cluster_look(0).color and len(line.get_xdata()) > 2)
     means = [at(results, "IFCA", share).mean() if share != 0.3 else np.nan for share in (0.1, 0.3, 0.5)]
     np.testing.assert_allclose(line.get_ydata(), means)
@@ -207,10 +201,7 @@ def test_wide_ranges_get_a_log_scale_and_words_none() -> None:
         (["a", "b"], "linear"),
     ):
         axes: Axes = {"algorithm": ["IFCA"], "share": settings}
-        scene = Scene(asked_for("lines"), Outcomes(results_of(axes), axes, SEEDS), Words({}))
-        plate = chart_plate(scene)
-        figure = Figure(figsize=plate.size)
-        plate.paint(figure)
+        figure = painted(data_of(figure_spec("lines"), axes=axes))
         assert figure.axes[0].get_xscale() == scale
         assert ("(log scale)" in figure.axes[0].get_xlabel()) == (scale == "log")
         assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == [str(each) for each in settings]
@@ -219,56 +210,57 @@ def test_wide_ranges_get_a_log_scale_and_words_none() -> None:
 @pytest.mark.parametrize("n", [2, 5])
 def test_spread_is_that_of_scipy(n: int) -> None:
     values = np.random.default_rng(1).normal(size=(n, 3))
-    mean, deviation = mean_and_spread(values, "sd")
-    np.testing.assert_allclose(mean, values.mean(axis=0))
-    np.testing.assert_allclose(deviation, values.std(axis=0, ddof=1))
-    _, half = mean_and_spread(values, "ci")
+    result = estimate(values, "sd")
+    np.testing.assert_allclose(result.mean, values.mean(axis=0))
+    np.testing.assert_allclose(result.spread, values.std(axis=0, ddof=1))
+    half = estimate(values, "ci").spread
     low, high = stats.t.interval(0.95, n - 1, loc=values.mean(axis=0), scale=stats.sem(values, axis=0))
     np.testing.assert_allclose(half, (high - low) / 2)
 
 
 def test_spread_leaves_out_what_is_missing() -> None:
     values = np.array([[1.0, 1.0, np.nan], [3.0, np.nan, np.nan], [np.nan, np.nan, np.nan]])
-    mean, deviation = mean_and_spread(values, "sd")
-    np.testing.assert_allclose(mean, [2.0, 1.0, np.nan])
-    np.testing.assert_allclose(deviation, [np.sqrt(2.0), np.nan, np.nan])
+    result = estimate(values, "sd")
+    np.testing.assert_allclose(result.mean, [2.0, 1.0, np.nan])
+    np.testing.assert_allclose(result.spread, [np.sqrt(2.0), np.nan, np.nan])
+    assert result.n.tolist() == [2, 1, 0]
+    assert np.isnan(estimate(values, "ci").spread).tolist() == [False, True, True]
 
 
 def test_each_seed_is_averaged_before_the_seeds() -> None:
     results = results_of()
-    asked = asked_for("bars", x="algorithm", by=None, average=["share"])
+    spec = figure_spec("bars", x="algorithm", by=None, average=["share"])
     by_seed = results[results["algorithm"] == "IFCA"].groupby("seed")["accuracy.minority"].mean()
-    np.testing.assert_allclose(mark_at(scene_of(asked, results), "accuracy.minority", "IFCA", None).values, by_seed)
+    np.testing.assert_allclose(Chart.of(data_of(spec, results)).values[0, 0, 0], by_seed)
 
 
 def test_a_seed_without_all_that_is_averaged_does_not_count() -> None:
     whole = results_of()
     lost = (whole["algorithm"] == "IFCA") & (whole["share"] == 0.5) & (whole["seed"] == 2)
     results = whole[~lost].reset_index(drop=True)
-    asked = asked_for("bars", x="algorithm", by=None, average=["share"])
-    mark = mark_at(scene_of(asked, results), "accuracy.minority", "IFCA", None)
-    assert mark.n == 4
-    assert "n = 4" in texts(drawn(asked, results))
+    spec = figure_spec("bars", x="algorithm", by=None, average=["share"])
+    assert Chart.of(data_of(spec, results)).result.n[0, 0].tolist() == [4, 5]
+    assert "n = 4" in texts(drawn(spec, results))
 
 
 def test_where_holds_a_setting() -> None:
     results = results_of()
-    asked = asked_for("boxes", x="algorithm", by=None, where={"share": 0.3})
-    mark = mark_at(scene_of(asked, results), "accuracy.minority", "IFCA-MIR", None)
-    np.testing.assert_array_equal(mark.values, at(results, "IFCA-MIR", 0.3))
-    assert "Held: share = 0.3." in drawn(asked, results).caption
+    spec = figure_spec("boxes", x="algorithm", by=None, where={"share": 0.3})
+    np.testing.assert_array_equal(Chart.of(data_of(spec, results)).values[0, 0, 1], at(results, "IFCA-MIR", 0.3))
+    assert "Held: share = 0.3." in drawn(spec, results).caption
 
 
 @pytest.mark.parametrize("kind", CHARTS)
 def test_fewer_seeds_are_marked(kind: str) -> None:
     results = results_of()
-    whole = drawn(asked_for(kind), results)
+    whole = drawn(figure_spec(kind), results)
     assert not [text for text in texts(whole) if text.startswith("n =")]
     assert "n is given" not in whole.caption
     results = results[~((results["share"] == 0.1) & (results["seed"] > 2))].reset_index(drop=True)
     results.loc[(results["share"] == 0.3) & (results["seed"] == 0), "accuracy.minority"] = np.nan
-    part = drawn(asked_for(kind), results)
-    assert sorted(text for text in texts(part) if text.startswith("n =")) == ["n = 3", "n = 3", "n = 4", "n = 4"]
+    part = drawn(figure_spec(kind), results)
+    each = 1 if kind == "lines" else 2
+    assert sorted(text for text in texts(part) if text.startswith("n =")) == ["n = 3"] * each + ["n = 4"] * each
     assert "n is given" in part.caption
 
 
@@ -279,11 +271,11 @@ def test_n_stands_inside_the_panel(kind: str, y_range: list[float] | None) -> No
     few = results[(results["share"] != 0.1) | (results["seed"] < 3)].reset_index(drop=True)
     for share in (0.1, 0.5):
         few.loc[few["share"] == share, "accuracy.minority"] = 0.95
-        figure = painted(asked_for(kind, y_range=y_range), few)
+        figure = painted(data_of(figure_spec(kind, y_range=y_range), few))
         figure.draw_without_rendering()
         (panel,) = figure.axes
         frame = panel.get_window_extent()
-        assert [text.get_text() for text in panel.texts] == ["n = 3", "n = 3"]
+        assert [text.get_text() for text in panel.texts] == ["n = 3"] * (1 if kind == "lines" else 2)
         for text in panel.texts:
             box = text.get_window_extent()
             assert frame.y0 - 2 <= box.y0 <= box.y1 <= frame.y1 + 2
@@ -294,53 +286,53 @@ def test_settings_without_runs_leave_a_labelled_gap(kind: str) -> None:
     results = results_of()
     results = results[results["share"] != 0.5].reset_index(drop=True)
     results.loc[(results["share"] == 0.3) & (results["algorithm"] == "IFCA"), "accuracy.minority"] = np.nan
-    picture = drawn(asked_for(kind), results)
-    words = texts(picture)
+    figure = drawn(figure_spec(kind), results)
+    words = texts(figure)
     assert "0.5" in words
     assert "no run" in words
-    assert "no value" in words
-    assert "labelled gap" in picture.caption
-    label = ElementTree.fromstring(picture.inline).get("aria-label", "")
+    assert ("n = 0, 5" if kind == "lines" else "no value") in words
+    assert "labelled gap" in figure.caption
+    label = ElementTree.fromstring(figure.inline).get("aria-label", "")
     assert "no run at 0.5" in label
     assert "no value at 0.3" in label
 
 
 @pytest.mark.parametrize("kind", [*CHARTS, "courses"])
 def test_sweep_without_a_finished_run(kind: str) -> None:
-    assert "no run" in texts(drawn(asked_for(kind), results_of().head(0)))
+    assert "no run" in texts(drawn(figure_spec(kind), results_of().head(0)))
 
 
 @pytest.mark.parametrize("kind", CHARTS)
 def test_one_seed_has_no_spread(kind: str) -> None:
-    asked, results = asked_for(kind, spread="ci"), results_of()
+    spec, results = figure_spec(kind, spread="ci"), results_of()
     only = results[results["seed"] == 0].reset_index(drop=True)
-    picture = draw("one", asked, Outcomes(only, AXES, [0]), Words({}), rounds_of)
-    assert "1 seed," in picture.caption or "1 seed;" in picture.caption
-    assert "nan" not in picture.svg.decode().lower()
+    figure = draw_figure("one", spec, SeedStatistics(only, AXES, [0]), Labels({}), rounds_of)
+    assert "1 seed," in figure.caption or "1 seed;" in figure.caption
+    assert "nan" not in figure.svg.decode().lower()
 
 
 @pytest.mark.parametrize("kind", CHARTS)
 def test_unknown_figure(kind: str) -> None:
     with pytest.raises(InputError) as caught:
-        drawn(asked_for(kind, y=["acuracy.minority"]))
-    assert str(caught.value) == "no run has the figure 'acuracy.minority'; did you mean 'accuracy.minority'?"
+        drawn(figure_spec(kind, y=["acuracy.minority"]))
+    assert str(caught.value) == "no run has the metric 'acuracy.minority'; did you mean 'accuracy.minority'?"
 
 
 @pytest.mark.parametrize("key", ["run", "seed", "share"])
 def test_what_is_no_figure(key: str) -> None:
-    with pytest.raises(InputError, match=f"^no run has the figure '{key}'"):
-        drawn(asked_for("bars", y=[key]))
+    with pytest.raises(InputError, match=f"^no run has the metric '{key}'"):
+        drawn(figure_spec("bars", y=[key]))
 
 
 def test_figure_that_is_undefined_in_every_run() -> None:
     results = results_of().assign(**{"mia.majority": np.nan})
     with pytest.raises(InputError, match=r"'mia\.majority'; did you mean 'mia\.minority'"):
-        drawn(asked_for("bars", y=["mia.majority"]), results)
+        drawn(figure_spec("bars", y=["mia.majority"]), results)
 
 
 def test_unknown_column_of_courses() -> None:
     with pytest.raises(InputError) as caught:
-        drawn(asked_for("courses", y=["acuracy"]))
+        drawn(figure_spec("courses", y=["acuracy"]))
     assert str(caught.value) == "no run's rounds.csv has the column 'acuracy'; did you mean 'accuracy'?"
 
 
@@ -352,9 +344,9 @@ def test_courses_do_not_depend_on_the_numbers_of_clusters() -> None:
     def tied(run: str) -> pd.DataFrame:
         return rounds_of(run).assign(clients=100)
 
-    assert drawn(asked_for("courses"), courses=swapped) == drawn(asked_for("courses"))
+    assert drawn(figure_spec("courses"), read_rounds=swapped) == drawn(figure_spec("courses"))
     both = [
-        drawn(asked_for("courses"), courses=each)
+        drawn(figure_spec("courses"), read_rounds=each)
         for each in (tied, lambda run: swapped(run).assign(clients=100))
     ]  # fmt: skip
     assert both[0] == both[1]
@@ -366,23 +358,25 @@ def test_larger_model_is_that_of_the_last_round() -> None:
         last = rounds["round"] == ROUNDS
         return rounds.assign(clients=rounds["clients"].where(last, 200 - rounds["clients"]))
 
-    ends = [courses_of(scene_of(asked_for("courses")), each)[0].values for each in (rounds_of, late)]
+    ends = [read_curves(data_of(figure_spec("courses")), each)[0].values for each in (rounds_of, late)]
     np.testing.assert_array_equal(ends[0], ends[1])
     assert (ends[0][:, 0] > ends[0][:, 1]).all()
 
 
 def test_courses_are_means_over_seeds() -> None:
-    (first, _) = courses_of(scene_of(asked_for("courses")), rounds_of)
+    (first, _) = read_curves(data_of(figure_spec("courses")), rounds_of)
     runs = [rounds_of(f"1-{seed}") for seed in SEEDS]
     larger = [run[run["cluster"] == seed % 2]["accuracy"].to_numpy() for seed, run in zip(SEEDS, runs, strict=True)]
     np.testing.assert_array_equal(first.values[:, 0], larger)
-    line = painted(asked_for("courses")).axes[0].lines[0]
+    line = painted(data_of(figure_spec("courses"))).axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), np.mean(larger, axis=0))
 
 
 def test_courses_average_each_seed_first() -> None:
-    (panel, _) = courses_of(scene_of(asked_for("courses", where={}, average=["share"])), rounds_of)
-    each = [courses_of(scene_of(asked_for("courses", where={"share": s})), rounds_of)[0].values for s in AXES["share"]]
+    (panel, _) = read_curves(data_of(figure_spec("courses", where={}, average=["share"])), rounds_of)
+    each = [
+        read_curves(data_of(figure_spec("courses", where={"share": s})), rounds_of)[0].values for s in AXES["share"]
+    ]
     np.testing.assert_allclose(panel.values, np.mean(each, axis=0))
 
 
@@ -394,15 +388,49 @@ def test_courses_with_gaps() -> None:
             rounds.loc[(rounds["cluster"] == 1) & (rounds["round"] > 3), "accuracy"] = np.nan
         return rounds
 
-    (first, _) = courses_of(scene_of(asked_for("courses")), gappy)
+    (first, _) = read_curves(data_of(figure_spec("courses")), gappy)
     assert first.rounds.tolist() == [1, 3, 4, 5, 6]
-    assert first.n.tolist() == [[5, 5, 5, 5, 5], [5, 5, 4, 4, 4]]
-    picture = drawn(asked_for("courses"), courses=gappy)
-    assert "smaller model: n = 4 to 5" in texts(picture)
-    assert "n is given" in picture.caption
+    assert first.result.n.tolist() == [[5, 5, 5, 5, 5], [5, 5, 4, 4, 4]]
+    figure = drawn(figure_spec("courses"), read_rounds=gappy)
+    assert "n = 4 to 5" in texts(figure)
+    assert "n is given" in figure.caption
     results = results_of()
-    lost = drawn(asked_for("courses"), results[results["seed"] != 4].reset_index(drop=True))
+    lost = drawn(figure_spec("courses"), results[results["seed"] != 4].reset_index(drop=True))
     assert texts(lost).count("n = 4") == 2
+
+
+def test_curves_never_bridge_rounds_without_a_value() -> None:
+    def gappy(run: str) -> pd.DataFrame:
+        rounds = rounds_of(run)
+        smaller = rounds["clients"] == 50
+        rounds.loc[smaller & rounds["round"].isin([2, 4]), "accuracy"] = np.nan
+        return rounds
+
+    (panel, _) = painted(data_of(figure_spec("courses")), gappy).axes
+    larger, smaller = panel.lines
+    assert np.isfinite(larger.get_ydata()).all()
+    assert np.isnan(smaller.get_ydata()).tolist() == [False, True, False, True, False, False]
+    # A round alone between two gaps is no line, so it must have a marker.
+    assert smaller.get_markevery()[2]
+    assert smaller.get_marker() not in {"None", "", None}
+
+
+def test_missing_n_of_lines_stand_in_the_order_of_the_legend() -> None:
+    results = results_of()
+    few = results[(results["algorithm"] == "IFCA") | (results["share"] != 0.3) | (results["seed"] < 2)]
+    figure = painted(data_of(figure_spec("lines"), few.reset_index(drop=True)))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["n = 5, 2"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["IFCA", "IFCA-MIR"]
+
+
+def test_each_metric_of_courses_begins_a_row() -> None:
+    axes: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], "share": [0.1, 0.2, 0.3, 0.4, 0.5]}
+    spec = figure_spec("courses", by="share", where={"algorithm": "IFCA"}, y=["accuracy", "clients"])
+    figure = painted(data_of(spec, axes=axes))
+    places = [(panel.get_subplotspec().rowspan.start, panel.get_subplotspec().colspan.start) for panel in figure.axes]
+    assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1)]
+    assert len({panel.get_ylim() for panel in figure.axes[:5]}) == 1
+    assert figure.axes[0].get_ylim() != figure.axes[5].get_ylim()
 
 
 def test_more_and_fewer_models() -> None:
@@ -410,18 +438,18 @@ def test_more_and_fewer_models() -> None:
         rounds = rounds_of(run)
         return pd.concat([rounds, rounds[rounds["cluster"] == 0].assign(cluster=2, clients=10)], ignore_index=True)
 
-    words = texts(drawn(asked_for("courses"), courses=three))
+    words = texts(drawn(figure_spec("courses"), read_rounds=three))
     assert {"model 1 (largest)", "model 2", "model 3 (smallest)"} <= set(words)
-    one = texts(drawn(asked_for("courses"), courses=lambda run: rounds_of(run).query("cluster == 0")))
+    one = texts(drawn(figure_spec("courses"), read_rounds=lambda run: rounds_of(run).query("cluster == 0")))
     assert "the model" in one
 
 
 def test_settings_differ_in_hatch_and_grey() -> None:
     def grey(i: int) -> float:
-        return float(np.dot(fill_of(i).face, [0.299, 0.587, 0.114]))
+        return float(np.dot(fill_style(i)["facecolor"], [0.299, 0.587, 0.114]))
 
-    assert len({fill_of(i).hatch for i in range(7)}) == 7
-    assert len({(to_hex(fill_of(i).face), fill_of(i).hatch) for i in range(50)}) == 50
+    assert len({fill_style(i)["hatch"] for i in range(7)}) == 7
+    assert len({(to_hex(fill_style(i)["facecolor"]), fill_style(i)["hatch"]) for i in range(50)}) == 50
     assert min(abs(grey(i) - grey(i + 1)) for i in range(6)) > 0.1
     red = float(np.dot(to_rgb(RED), [0.299, 0.587, 0.114]))
     assert min(grey(i) for i in range(7)) > red + 0.1
@@ -434,9 +462,9 @@ def test_settings_differ_in_hatch_and_grey() -> None:
 def test_panels_under_one_label_have_one_scale(kind: str) -> None:
     results = results_of()
     results["mia.minority"] *= 10
-    asked = asked_for(kind, y=list(FIGURES), y_label="a figure")
-    one = {panel.get_ylim() for panel in painted(asked, results).axes}
-    own = {panel.get_ylim() for panel in painted(asked_for(kind, y=list(FIGURES)), results).axes}
+    spec = figure_spec(kind, y=list(METRICS), y_label="a figure")
+    one = {panel.get_ylim() for panel in painted(data_of(spec, results)).axes}
+    own = {panel.get_ylim() for panel in painted(data_of(figure_spec(kind, y=list(METRICS)), results)).axes}
     assert len(one) == 1
     assert len(own) > 1
     (low, high), widest = one.pop(), max(high for _, high in own)
@@ -445,43 +473,47 @@ def test_panels_under_one_label_have_one_scale(kind: str) -> None:
 
 
 def test_lines_and_limits_of_the_file() -> None:
-    asked = asked_for("boxes", y=list(FIGURES), y_label="balanced accuracy", y_range=[0.6, 0.7], level=0.65)
-    figure = painted(asked)
+    spec = figure_spec("boxes", y=list(METRICS), y_label="balanced accuracy", y_range=[0.6, 0.7], level=0.65)
+    figure = painted(data_of(spec))
     assert [panel.get_ylim() for panel in figure.axes] == [(0.6, 0.7)] * 3
     assert [panel.get_ylabel() for panel in figure.axes] == ["balanced accuracy", "", ""]
-    assert [panel.get_title() for panel in figure.axes] == [Words({}).key(key) for key in FIGURES]
+    assert [panel.get_title() for panel in figure.axes] == [Labels({}).key(key) for key in METRICS]
     assert all(any(line.get_linestyle() == ":" for line in panel.lines) for panel in figure.axes)
     assert "0.65" in [text.get_text() for text in figure.legends[0].get_texts()]
-    values = results_of()[list(FIGURES)].to_numpy()
+    values = results_of()[list(METRICS)].to_numpy()
     outside = int(((values < 0.6) | (values > 0.7)).sum())
-    assert f"Outside the axis and not shown: {outside} of 90 values." in drawn(asked).caption
+    assert f"Outside the axis and not drawn: {outside} of 90 values." in drawn(spec).caption
 
 
 def test_words_and_numbers_for_those_who_listen() -> None:
     results = results_of()
-    picture = drawn(asked_for("boxes"), results, {"share": "part", "0.1": "a tenth"})
-    label = ElementTree.fromstring(picture.inline).get("aria-label", "")
+    figure = drawn(figure_spec("boxes"), results, {"share": "part", "0.1": "a tenth"})
+    label = ElementTree.fromstring(figure.inline).get("aria-label", "")
     assert f"IFCA {at(results, 'IFCA', 0.1).mean():.3f} at a tenth" in label
     assert "by part" in label
-    assert {"part", "a tenth"} <= set(texts(picture))
+    assert {"part", "a tenth"} <= set(texts(figure))
 
 
 def test_print_size() -> None:
     for count in range(1, 8):
-        rows, columns = grid_of(count)
+        columns = columns_of(count, 3)
+        rows = -(-count // columns)
         assert columns <= 3
         assert (rows - 1) * columns < count <= rows * columns
-    asked = asked_for("boxes", y=list(FIGURES))
-    figure = painted(asked, results_of().query("seed < 3"))
+    figure = painted(data_of(figure_spec("boxes", y=list(METRICS)), results_of().query("seed < 3")))
     assert figure.get_figwidth() == pytest.approx(9.6)
     for panel in figure.axes:
-        marks = [*panel.texts, *panel.get_xticklabels(), *panel.get_yticklabels(), panel.title, panel.xaxis.label]
-        assert all(text.get_fontsize() >= 8 for text in marks)
+        written = [*panel.texts, *panel.get_xticklabels(), *panel.get_yticklabels(), panel.title, panel.xaxis.label]
+        assert all(text.get_fontsize() >= 8 for text in written)
 
 
 @pytest.mark.parametrize("kind", [*CHARTS, "courses"])
 def test_strange_and_long_names(kind: str) -> None:
-    labels = {"IFCA": "<b>& $x$ a very long name that no legend can hold in one line", "share": "少数 " * 12}
-    picture = drawn(asked_for(kind), labels=labels)
-    ElementTree.fromstring(picture.svg)
-    assert any("<b>& $x$" in text for text in texts(picture))
+    labels = {
+        "0.5": " ",
+        "IFCA": "<b>& $x$ a very long name that no legend can hold in one line",
+        "share": "少数 " * 12,
+    }
+    figure = drawn(figure_spec(kind), labels=labels)
+    ElementTree.fromstring(figure.svg)
+    assert any("<b>& $x$" in text for text in texts(figure))

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Callable
+from itertools import product
 from math import nan, sqrt
 from pathlib import Path
 from typing import Any
@@ -15,33 +16,31 @@ from scipy import stats
 
 from html_page import Page
 from shoal.core.errors import InputError
-from shoal.reports.run.tables import DASH
 from shoal.reports.sweep import write
-from shoal.reports.sweep.figures import draw
-from shoal.reports.sweep.labels import FAMILIES, Words
-from shoal.reports.sweep.number_format import text
+from shoal.reports.sweep.figures import SweepFigure, draw_figure
+from shoal.reports.sweep.labels import FAMILIES, Labels
+from shoal.reports.sweep.number_format import DASH, format_estimate
 from shoal.reports.sweep.page import sweep_page
-from shoal.reports.sweep.picture import Picture
-from shoal.reports.sweep.seed_statistics import Estimate, Outcomes, estimate
-from shoal.reports.sweep.spec import Axes, FigureSection, TableSection, read_shown
+from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
+from shoal.reports.sweep.spec import Axes, FigureSpec, TableSpec, read_report_spec
 from shoal.reports.sweep.table_formats import escape, latex, markdown, table_csv
-from shoal.reports.sweep.tables import Cell, SweepTable, sweep_table
+from shoal.reports.sweep.tables import SweepTable, sweep_table
 
 SHARE = "data.groups.minority.share"
 AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], SHARE: [0.1, 0.3, 0.5]}
 SEEDS = [3, 5, 8, 13]
-WORDS = Words({SHARE: "share"})
+LABELS = Labels({SHARE: "share"})
 NASTY = r"50 % of <a_b> & {c} ~^ #1 $x$ \frac | [0] *±" + DASH
 
 
-def figure(algorithm: str, share: float, seed: int) -> float:
+def metric(algorithm: str, share: float, seed: int) -> float:
     """Some number that differs by all three."""
     return 0.6 + 0.1 * (algorithm == "IFCA-MIR") + 0.2 * share + sqrt(seed) / 97 + share * seed / 131
 
 
 def results_of(axes: Axes = AXES, seeds: list[int] = SEEDS) -> pd.DataFrame:
     rows = [
-        {"run": f"r{i}{seed}", "algorithm": a, SHARE: s, "seed": seed, "accuracy.overall": figure(str(a), s, seed)}
+        {"run": f"r{i}{seed}", "algorithm": a, SHARE: s, "seed": seed, "accuracy.overall": metric(str(a), s, seed)}
         | {"violations.total": 10.0 * s * seed, "mia.minority": nan if s == 0.5 else 0.5 + s * seed / 100}
         for i, (a, s) in enumerate((a, float(s)) for a in axes["algorithm"] for s in axes[SHARE])
         for seed in seeds
@@ -49,13 +48,19 @@ def results_of(axes: Axes = AXES, seeds: list[int] = SEEDS) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def table_of(results: pd.DataFrame | None = None, seeds: list[int] = SEEDS, **asked: Any) -> SweepTable:
-    section = TableSection(**({"y": ["accuracy.overall"], "rows": ["algorithm"], "columns": [SHARE]} | asked))
-    return sweep_table("t", section, Outcomes(results_of() if results is None else results, AXES, seeds), WORDS)
+def table_of(results: pd.DataFrame | None = None, seeds: list[int] = SEEDS, **given: Any) -> SweepTable:
+    spec = TableSpec(**({"y": ["accuracy.overall"], "rows": ["algorithm"], "columns": [SHARE]} | given))
+    return sweep_table("t", spec, SeedStatistics(results_of() if results is None else results, AXES, seeds), LABELS)
 
 
-def cells_of(table: SweepTable) -> list[Cell]:
-    return [cell for line in table.lines for cell in line.cells]
+def cells_of(table: SweepTable) -> list[dict[str, Any]]:
+    """Each cell's settings, ``key``, ``mean``, ``spread``, ``n``, ``text`` and ``best``, in reading order."""
+    cells = table.values.rename(columns={"sd": "spread", "ci": "spread"})
+    return cells.assign(text=table.texts.to_numpy().ravel(), best=table.best.ravel()).to_dict("records")
+
+
+def estimates_of(table: SweepTable) -> list[tuple[float, ...]]:
+    return [(cell["mean"], cell["spread"], cell["n"]) for cell in cells_of(table)]
 
 
 def without(results: pd.DataFrame, algorithm: str, share: float, *seeds: int) -> pd.DataFrame:
@@ -66,80 +71,79 @@ def without(results: pd.DataFrame, algorithm: str, share: float, *seeds: int) ->
 def test_mean_and_spread_over_seeds() -> None:
     for spread in ("sd", "ci"):
         for cell in cells_of(table_of(spread=spread)):
-            values = [figure(str(cell.settings["algorithm"]), float(cell.settings[SHARE]), seed) for seed in SEEDS]
+            values = [metric(cell["algorithm"], cell[SHARE], seed) for seed in SEEDS]
             mean = sum(values) / 4
             sd = sqrt(sum((value - mean) ** 2 for value in values) / 3)
             low, high = stats.t.interval(0.95, 3, loc=mean, scale=sd / 2)
-            assert cell.found.mean == pytest.approx(mean, rel=1e-12)
-            assert cell.found.spread == pytest.approx(sd if spread == "sd" else (high - low) / 2, rel=1e-9)
-            assert cell.found.n == 4
+            assert cell["mean"] == pytest.approx(mean, rel=1e-12)
+            assert cell["spread"] == pytest.approx(sd if spread == "sd" else (high - low) / 2, rel=1e-9)
+            assert cell["n"] == 4
 
 
 def test_interval_by_the_printed_table_of_student() -> None:
-    found = estimate([1.0, 2.0, 3.0, 4.0, 5.0], "ci")
-    assert found.spread == pytest.approx(2.776 * sqrt(2.5) / sqrt(5), rel=1e-3)
+    result = estimate(np.array([1.0, 2.0, 3.0, 4.0, 5.0]), "ci")
+    assert float(result.spread) == pytest.approx(2.776 * sqrt(2.5) / sqrt(5), rel=1e-3)
 
 
 def test_axes_are_averaged_within_a_seed_first() -> None:
-    (line,) = table_of(rows=[], columns=[], average=["algorithm", SHARE]).lines
+    (cell,) = cells_of(table_of(rows=[], columns=[], average=["algorithm", SHARE]))
     by_seed = [
-        np.mean([figure(str(a), float(s), seed) for a in AXES["algorithm"] for s in AXES[SHARE]]) for seed in SEEDS
+        np.mean([metric(str(a), float(s), seed) for a in AXES["algorithm"] for s in AXES[SHARE]]) for seed in SEEDS
     ]
-    assert line.cells[0].found.mean == pytest.approx(np.mean(by_seed), rel=1e-12)
-    assert line.cells[0].found.spread == pytest.approx(np.std(by_seed, ddof=1), rel=1e-12)
-    assert line.cells[0].found.spread < 0.5 * float(results_of()["accuracy.overall"].std())
+    assert cell["mean"] == pytest.approx(np.mean(by_seed), rel=1e-12)
+    assert cell["spread"] == pytest.approx(np.std(by_seed, ddof=1), rel=1e-12)
+    assert cell["spread"] < 0.5 * float(results_of()["accuracy.overall"].std())
 
 
 def test_averaging_over_one_setting_is_holding_it() -> None:
     axes: Axes = AXES | {SHARE: [0.3]}
     results = results_of(axes)
-    asked = {"y": ["accuracy.overall"], "rows": ["algorithm"]}
+    given = {"y": ["accuracy.overall"], "rows": ["algorithm"]}
     tables = [
-        sweep_table("t", TableSection(**(asked | more)), Outcomes(results, axes, SEEDS), WORDS)
+        sweep_table("t", TableSpec(**(given | more)), SeedStatistics(results, axes, SEEDS), LABELS)
         for more in ({"average": [SHARE]}, {"where": {SHARE: 0.3}}, {})
     ]
-    assert len({tuple(cell.found for cell in cells_of(table)) for table in tables}) == 1
+    assert len({tuple(estimates_of(table)) for table in tables}) == 1
 
 
 def test_seed_that_lacks_a_run_is_left_out_of_the_average() -> None:
     whole = table_of(without(results_of(), "IFCA", 0.3, 5), seeds=[3, 8, 13], columns=[], average=[SHARE])
     table = table_of(without(results_of(), "IFCA", 0.3, 5), columns=[], average=[SHARE])
-    found, other = (cell.found for cell in cells_of(table))
-    assert found == cells_of(whole)[0].found
-    assert (found.n, other.n) == (3, 4)
-    assert cells_of(table)[0].text.endswith(" (n = 3)")
-    assert "n =" not in cells_of(table)[1].text
+    first, other = cells_of(table)
+    assert estimates_of(table)[0] == estimates_of(whole)[0]
+    assert (first["n"], other["n"]) == (3, 4)
+    assert first["text"].endswith(" (n = 3)")
+    assert "n =" not in other["text"]
 
 
 def test_where_holds_an_axis() -> None:
     table = table_of(columns=[], where={SHARE: 0.5})
-    wide = {(cell.settings["algorithm"], cell.settings[SHARE]): cell.found for cell in cells_of(table_of())}
-    assert [cell.found for cell in cells_of(table)] == [wide[each, 0.5] for each in AXES["algorithm"]]
+    wide = {(cell["algorithm"], cell[SHARE]): cell["mean"] for cell in cells_of(table_of())}
+    assert [cell["mean"] for cell in cells_of(table)] == [wide[each, 0.5] for each in AXES["algorithm"]]
     assert "Held: share = 0.5." in table.note
 
 
 def test_fewer_seeds_say_how_many() -> None:
     table = table_of(without(without(results_of(), "IFCA", 0.1, 3, 5, 8), "IFCA", 0.3, *SEEDS))
-    one, none, full = table.lines[0].cells
-    assert one.text == f"{figure('IFCA', 0.1, 13):.3f} (n = 1)"
-    assert none.text == DASH
-    assert none.found.n == 0
-    assert re.fullmatch(r"0\.\d{3} ± 0\.\d{3}", full.text)
+    one, none, full = cells_of(table)[:3]
+    assert one["text"] == f"{metric('IFCA', 0.1, 13):.3f} (n = 1)"
+    assert none["text"] == DASH
+    assert none["n"] == 0
+    assert re.fullmatch(r"0\.\d{3} ± 0\.\d{3}", full["text"])
 
 
 def test_undefined_figures_are_missing_seeds() -> None:
-    texts = [cell.text for cell in table_of(y=["mia.minority"]).lines[0].cells]
-    assert [each == DASH for each in texts] == [False, False, True]
+    assert [text == DASH for text in table_of(y=["mia.minority"]).texts.iloc[0]] == [False, False, True]
 
 
 def test_one_seed_stands_alone() -> None:
     table = table_of(seeds=[5])
-    assert [cell.text for cell in table.lines[0].cells] == [f"{figure('IFCA', float(s), 5):.3f}" for s in AXES[SHARE]]
+    assert table.texts.iloc[0].tolist() == [f"{metric('IFCA', float(s), 5):.3f}" for s in AXES[SHARE]]
     assert "±" not in table.note
 
 
 @pytest.mark.parametrize(
-    ("key", "shown"),
+    ("key", "text"),
     [
         ("accuracy.overall", "1,234.568 ± 0.500"),
         ("violations.minority", "1,234.6 ± 0.5"),
@@ -150,86 +154,100 @@ def test_one_seed_stands_alone() -> None:
         ("tpr_at_fpr_0.001.a.b", "1,234.5678 ± 0.5000"),
     ],
 )
-def test_decimals(key: str, shown: str) -> None:
-    assert text(Estimate(1234.5678, 0.5, 2), key, seeds=2) == shown
+def test_decimals(key: str, text: str) -> None:
+    assert format_estimate(1234.5678, 0.5, 2, key, seeds=2) == text
 
 
 def test_signs() -> None:
-    assert text(Estimate(-0.25, nan, 1), "adjusted_rand_index", seeds=1) == "\N{MINUS SIGN}0.250"
-    assert text(Estimate(-0.0001, nan, 1), "adjusted_rand_index", seeds=1) == "0.000"
+    assert format_estimate(-0.25, nan, 1, "adjusted_rand_index", seeds=1) == "\N{MINUS SIGN}0.250"
+    assert format_estimate(-0.0001, nan, 1, "adjusted_rand_index", seeds=1) == "0.000"
 
 
 def test_best_is_bold_in_each_line_and_key() -> None:
     y = ["accuracy.overall", "violations.total"]
     for best, at in (("highest", 2), ("lowest", 0)):
-        for line in table_of(y=y, y_in="rows", best=best).lines:
-            assert [cell.best for cell in line.cells] == [i == at for i in range(3)]
-        for line in table_of(y=y, y_in="columns", best=best).lines:
-            for key in y:
-                assert [cell.best for cell in line.cells if cell.key == key] == [i == at for i in range(3)]
+        assert table_of(y=y, y_in="rows", best=best).best.tolist() == [[i == at for i in range(3)]] * 4
+        for key, algorithm in product(y, AXES["algorithm"]):
+            cells = cells_of(table_of(y=y, y_in="columns", best=best))
+            line = [cell["best"] for cell in cells if (cell["key"], cell["algorithm"]) == (key, algorithm)]
+            assert line == [i == at for i in range(3)]
 
 
 def test_best_is_shared_needs_another_and_is_never_undefined() -> None:
     same = results_of()
     same["accuracy.overall"] = 0.5 + 1e-6 * same["seed"] + 1e-6 * same[SHARE]
-    assert all(cell.best for cell in cells_of(table_of(same, best="highest")))
-    assert not any(cell.best for cell in cells_of(table_of(columns=[], where={SHARE: 0.1}, best="highest")))
+    assert table_of(same, best="highest").best.all()
+    assert not table_of(columns=[], where={SHARE: 0.1}, best="highest").best.any()
     lonely = without(without(results_of(), "IFCA", 0.1, *SEEDS), "IFCA", 0.3, *SEEDS)
-    assert [cell.best for cell in cells_of(table_of(lonely, best="lowest"))] == [False] * 3 + [True, False, False]
-    assert not any(cell.best for cell in cells_of(table_of()))
+    assert table_of(lonely, best="lowest").best.tolist() == [[False] * 3, [True, False, False]]
+    assert not table_of().best.any()
 
 
 def test_heads_say_what_stands_where() -> None:
     y = ["accuracy.overall", "mia.minority"]
     table = table_of(rows=[], columns=["algorithm", SHARE], y=y, y_in="columns")
-    assert (table.stubs, len(table.lines)) == ((), 1)
-    assert table.heads[:3] == (
+    assert table.stubs.shape == (1, 0)
+    assert table.texts.columns[:3].tolist() == [
         "IFCA, 0.1: accuracy, all clients",
         "IFCA, 0.1: MIA accuracy, minority",
         "IFCA, 0.3: accuracy, all clients",
-    )
+    ]
     assert table.over == "algorithm, share"
     table = table_of(rows=["algorithm", SHARE], columns=[], y=y)
-    assert (table.stubs, table.heads) == (("algorithm", "share", "figure"), ("value",))
-    assert table.lines[1].heads == ("IFCA", "0.1", "MIA accuracy, minority")
-    assert table_of(columns=[], average=[SHARE]).heads == ("accuracy, all clients",)
+    assert table.stubs.columns.tolist() == ["algorithm", "share", "metric"]
+    assert table.texts.columns.tolist() == ["value"]
+    assert table.stubs.iloc[1].tolist() == ["IFCA", "0.1", "MIA accuracy, minority"]
+    assert table_of(columns=[], average=[SHARE]).texts.columns.tolist() == ["accuracy, all clients"]
 
 
 def test_cells_stand_under_their_heads() -> None:
-    for asked in ({"rows": [SHARE], "columns": ["algorithm"]}, {"rows": [], "columns": [SHARE, "algorithm"]}):
-        table = table_of(**asked, y=["accuracy.overall", "mia.minority"], y_in="columns")
-        for line in table.lines:
-            for head, cell in zip(table.heads, line.cells, strict=True):
-                assert str(cell.settings["algorithm"]) in re.split("[,:] ", head)
-                assert head.endswith(WORDS.key(cell.key))
-                assert str(cell.settings[SHARE]) in line.heads or str(cell.settings[SHARE]) in re.split("[,:] ", head)
-        assert bool(table.over) == (SHARE in asked["columns"])
+    y = ["accuracy.overall", "mia.minority"]
+    for given in ({"rows": [SHARE], "columns": ["algorithm"]}, {"rows": [], "columns": [SHARE, "algorithm"]}):
+        for y_in in ("columns", "rows"):
+            table = table_of(**given, y=y, y_in=y_in)
+            places = [[*stubs, *re.split("[,:] ", head)] for stubs in table.stubs.to_numpy() for head in table.texts]
+            for place, cell in zip(places, cells_of(table), strict=True):
+                assert {cell["algorithm"], str(cell[SHARE])} <= set(place)
+                assert LABELS.key(cell["key"]) in ", ".join(place)
+            assert bool(table.over) == (SHARE in given["columns"])
 
 
 @pytest.mark.parametrize("prefix", ["larger", "smaller", "clusters.12"])
 def test_every_family_has_words(prefix: str) -> None:
-    words = Words({"far.off": "far off"})
+    labels = Labels({"far.off": "far off"})
     for family, name in FAMILIES.items():
         whose = {"larger": "larger model", "smaller": "smaller model"}.get(prefix, "model 12")
-        assert words.key(f"{prefix}.{family}") == f"{name}, {whose}"
-        assert words.key(f"{family}.far.off") == f"{name}, far off"
-        assert words.key(f"{family}.total") == words.key(f"{family}.overall") == f"{name}, all clients"
-        assert words.key(family) == name
-    assert words.key("larger.unheard_of") == "larger.unheard_of"
-    assert Words({"mia.a": "leak"}).key("mia.a") == "leak"
+        assert labels.key(f"{prefix}.{family}") == f"{name}, {whose}"
+        assert labels.key(f"{family}.far.off") == f"{name}, far off"
+        assert labels.key(f"{family}.total") == labels.key(f"{family}.overall") == f"{name}, all clients"
+        assert labels.key(family) == name
+    assert labels.key("larger.unheard_of") == "larger.unheard_of"
+    assert Labels({"mia.a": "leak"}).key("mia.a") == "leak"
+
+
+def test_settings_of_several_types_stay_as_the_file_has_them() -> None:
+    settings = ["all", 2, 2.5, True]
+    axes: Axes = {"x": settings}
+    results = pd.DataFrame(
+        {"run": list("abcd"), "x": pd.Series(settings, dtype=object), "seed": 3, "gap.a": [0.1, 0.2, 0.3, 0.4]}
+    )
+    table = sweep_table("t", TableSpec(y=["gap.a"], rows=["x"]), SeedStatistics(results[::-1], axes, [3]), LABELS)
+    assert table.stubs["x"].tolist() == ["all", "2", "2.5", "true"]
+    assert table.texts.iloc[:, 0].tolist() == ["0.100", "0.200", "0.300", "0.400"]
+    assert [row["x"] for row in csv.DictReader(io.StringIO(table_csv(table)))] == ["all", "2", "2.5", "True"]
 
 
 def nasty_table() -> SweepTable:
-    axes: Axes = {NASTY: ["[1]", "*", "a--b"], "n": [True, False]}
+    axes: Axes = {NASTY: ["[1]", "*", "a--b"], "m": [True, False]}
     rows = [
-        {"run": f"{i}{seed}", NASTY: a, "n": b, "seed": seed, "mia.x_y": -float(i + seed) / 3}
-        for i, (a, b) in enumerate((a, b) for a in axes[NASTY] for b in axes["n"])
+        {"run": f"{i}{seed}", NASTY: a, "m": b, "seed": seed, "mia.x_y": -float(i + seed) / 3}
+        for i, (a, b) in enumerate(product(axes[NASTY], axes["m"]))
         for seed in (0, 1)
     ]
-    asked = TableSection(
-        title=NASTY, caption=f"{NASTY}\nand on", rows=[NASTY], columns=["n"], y=["mia.x_y"], best="highest"
+    spec = TableSpec(
+        title=NASTY, caption=f"{NASTY}\nand on", rows=[NASTY], columns=["m"], y=["mia.x_y"], best="highest"
     )
-    return sweep_table("t_1", asked, Outcomes(pd.DataFrame(rows), axes, [0, 1]), Words({}))
+    return sweep_table("t_1", spec, SeedStatistics(pd.DataFrame(rows), axes, [0, 1]), Labels({}))
 
 
 def latex_tokens(source: str) -> list[str]:
@@ -262,7 +280,7 @@ def test_latex_is_whole_and_escaped() -> None:
         "pm",
         "textbackslash",
     }
-    known |= {"multicolumn", "cmidrule", "textasciitilde", "textasciicircum", "textless", "textgreater", "textbar"}
+    known |= {"multicolumn", "textasciitilde", "textasciicircum", "textless", "textgreater", "textbar"}
     assert {token[1:] for token in tokens if re.fullmatch(r"\\[A-Za-z]+", token)} <= known
     assert re.findall(r"\\(begin|end)\{(\w+)\}", body) == [
         ("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table"),
@@ -278,13 +296,12 @@ def test_latex_says_a_setting_once_where_lines_repeat_it() -> None:
 def test_latex_rows_have_the_columns_that_are_declared() -> None:
     lines = latex(nasty_table()).splitlines()
     rows = [line for line in lines if line.endswith(r" \\")]
-    assert r"  \begin{tabular}{lrr}" in lines
-    assert rows.pop(0) == r"     & \multicolumn{2}{c}{n} \\"
-    assert r"    \cmidrule(lr){2-3}" in lines
+    assert r"\begin{tabular}{lrr}" in lines
+    assert rows.pop(0) == r" & \multicolumn{2}{c}{m} \\"
     assert len(rows) == 4
     assert {latex_tokens(row).count("&") for row in rows} == {2}
-    # An asterisk or a bracket at a row's beginning would be taken as an argument of the row before.
-    assert all(re.match(r"    [^*\[]", row) for row in rows)
+    # TeX would take an asterisk or a bracket at a row's beginning as an argument of the row before.
+    assert all(re.match(r"[^*\[]", row) for row in rows)
     assert sum(r"\textbf{$-$" in row for row in rows) == 3
 
 
@@ -298,6 +315,7 @@ def test_latex_rows_have_the_columns_that_are_declared() -> None:
         (f"{DASH} ± \N{MINUS SIGN}1", r"-- $\pm$ $-$1"),
         ("a---b", "a-{}-{}-b"),
         ("one\n two", "one two"),
+        ("ε ≤ 8, \N{GREEK SMALL LETTER ALPHA} = 1°", r"$\epsilon$ $\leq$ 8, $\alpha$ = 1$^{\circ}$"),
     ],
 )
 def test_escape(plain: str, escaped: str) -> None:
@@ -308,14 +326,15 @@ def test_markdown_has_the_same_columns_in_every_row() -> None:
     table = nasty_table()
     lines = markdown(table).split("\n")
     rows = [line for line in lines if line.startswith("| ")]
+    assert re.fullmatch(r"\|:-+\|-+:\|-+:\|", lines[3])
     parts = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
     assert {len(each) for each in parts} == {3}
-    assert len(parts) == 2 + len(table.lines)
+    assert len(parts) == 1 + len(table.texts)
     assert re.sub(r"\\(.)", r"\1", parts[0][0].strip()) == NASTY
-    assert parts[2][1].strip().startswith("**")
+    assert parts[1][1].strip().startswith("**")
     assert lines[0].startswith("**")
-    assert r"\*" in parts[3][0]
-    assert "Columns: n." in lines
+    assert r"\*" in parts[2][0]
+    assert "Columns: m." in lines
 
 
 def test_csv_reads_back_to_the_same_numbers() -> None:
@@ -324,13 +343,13 @@ def test_csv_reads_back_to_the_same_numbers() -> None:
     cells = cells_of(table)
     assert list(rows[0]) == ["algorithm", SHARE, "key", "mean", "ci", "n"]
     for row, cell in zip(rows, cells, strict=True):
-        assert (row["algorithm"], float(row[SHARE])) == (cell.settings["algorithm"], cell.settings[SHARE])
-        assert (row["key"], int(row["n"])) == (cell.key, cell.found.n)
-        for name, value in (("mean", cell.found.mean), ("ci", cell.found.spread)):
+        assert (row["algorithm"], float(row[SHARE])) == (cell["algorithm"], cell[SHARE])
+        assert (row["key"], int(row["n"])) == (cell["key"], cell["n"])
+        for name, value in (("mean", cell["mean"]), ("ci", cell["spread"])):
             assert (row[name] == "") == np.isnan(value)
             assert row[name] == "" or float(row[name]) == value
     assert len(rows) == 12
-    assert next(csv.reader(io.StringIO(table_csv(nasty_table())))) == [NASTY, "n", "key", "mean", "sd", "n"]
+    assert next(csv.reader(io.StringIO(table_csv(nasty_table())))) == [NASTY, "m", "key", "mean", "sd", "n"]
 
 
 class SweepPage(Page):
@@ -344,10 +363,10 @@ class SweepPage(Page):
         assert not {"script", "link", "iframe"} & set(self.tags)
 
 
-def picture_of(name: str, asked: FigureSection, *_: object) -> Picture:
-    """A figure that nobody has to draw."""
+def figure_of(name: str, spec: FigureSpec, *_: object) -> SweepFigure:
+    """A figure that takes no time to draw."""
     inline = f'<svg role="img" aria-label="{name}"><g id="{name}-g"></g></svg>'
-    return Picture(name, asked.title or name, asked.caption, b"<svg/>", b"%PDF", inline)
+    return SweepFigure(name, spec.title or name, spec.caption, b"<svg/>", b"%PDF", inline)
 
 
 TABLES: dict[str, Any] = {"one": {"y": ["accuracy.overall"], "rows": ["algorithm"], "average": [SHARE], "title": NASTY}}
@@ -355,21 +374,21 @@ FIGURES: dict[str, Any] = {"two": {"kind": "lines", "x": SHARE, "by": "algorithm
 
 
 @pytest.fixture
-def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepPage]:
-    """Shows a sweep in ``tmp_path``, as pages are."""
-    monkeypatch.setattr(write, "draw", picture_of)
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepPage]:
+    """Writes the report of a sweep in ``tmp_path``, and reads its page."""
+    monkeypatch.setattr(write, "draw_figure", figure_of)
 
-    def shows(**given: Any) -> SweepPage:
-        shown = read_shown({"tables": given.pop("tables", TABLES), "figures": given.pop("figures", FIGURES)}, AXES, "x")
+    def write_and_read(**given: Any) -> SweepPage:
+        wanted = {"tables": given.pop("tables", TABLES), "figures": given.pop("figures", FIGURES)}
         usual: dict[str, Any] = {
             "title": NASTY, "axes": AXES, "seeds": SEEDS, "results": results_of(), "missing": [],
-            "courses": lambda _: pd.DataFrame({"round": [1], "accuracy": [0.5]}), "source": f"# {NASTY}",
+            "read_rounds": lambda _: pd.DataFrame({"round": [1], "accuracy": [0.5]}), "source": f"# {NASTY}",
         }  # fmt: skip
-        path = write.show(tmp_path, shown=shown, **(usual | given))
+        path = write.write_sweep_report(tmp_path, spec=read_report_spec(wanted, AXES, "x"), **(usual | given))
         assert path == tmp_path / "report.html"
         return SweepPage(path.read_text(encoding="utf-8"))
 
-    return shows
+    return write_and_read
 
 
 def files_in(out: Path) -> set[str]:
@@ -379,8 +398,8 @@ def files_in(out: Path) -> set[str]:
 WHOLE = {"report.html", "tables/one.md", "tables/one.csv", "tables/one.tex", "figures/two.svg", "figures/two.pdf"}
 
 
-def test_page_has_everything(show: Callable[..., SweepPage], tmp_path: Path) -> None:
-    page = show()
+def test_page_has_everything(report: Callable[..., SweepPage], tmp_path: Path) -> None:
+    page = report()
     assert files_in(tmp_path) == WHOLE
     assert WHOLE - {"report.html"} <= set(page.addresses)
     runs = results_of()["run"]
@@ -391,40 +410,40 @@ def test_page_has_everything(show: Callable[..., SweepPage], tmp_path: Path) -> 
     assert "are missing" not in page.text
     assert page.tags.count("svg") == 1
     for cell in cells_of(table_of(columns=[], average=[SHARE])):
-        assert cell.text in page.text
+        assert cell["text"] in page.text
     assert "nan" not in page.text
 
 
-def test_page_lists_the_runs_that_are_missing(show: Callable[..., SweepPage]) -> None:
+def test_page_lists_the_runs_that_are_missing(report: Callable[..., SweepPage]) -> None:
     results = without(results_of(), "IFCA", 0.3, 5, 8)
     gone = [({"algorithm": "IFCA", SHARE: 0.3, "seed": seed}, f"failed <{seed}>") for seed in (5, 8)]
-    page = show(results=results, missing=gone)
+    page = report(results=results, missing=gone)
     assert "22 of 24 runs are finished." in page.text
     assert "IFCA 0.3 5 failed <5>" in page.text
     assert "IFCA 0.3 8 failed <8>" in page.text
     assert "(n = 2)" in page.text
 
 
-def test_same_sweep_gives_the_same_bytes(show: Callable[..., SweepPage], tmp_path: Path) -> None:
-    show()
+def test_same_sweep_gives_the_same_bytes(report: Callable[..., SweepPage], tmp_path: Path) -> None:
+    report()
     first = {name: (tmp_path / name).read_bytes() for name in WHOLE}
-    show()
+    report()
     assert {name: (tmp_path / name).read_bytes() for name in WHOLE} == first
 
 
-def test_files_that_are_no_longer_asked_for_go(show: Callable[..., SweepPage], tmp_path: Path) -> None:
+def test_files_that_are_no_longer_asked_for_go(report: Callable[..., SweepPage], tmp_path: Path) -> None:
     for folder in ("tables", "figures"):
         (tmp_path / folder).mkdir()
         for ending in ("md", "csv", "tex", "svg", "pdf", "txt"):
             (tmp_path / folder / f"old.{ending}").touch()
-    show()
+    report()
     theirs = {"figures/old.md", "figures/old.csv", "figures/old.tex", "tables/old.svg", "tables/old.pdf"}
     assert files_in(tmp_path) == WHOLE | theirs | {"tables/old.txt", "figures/old.txt"}
 
 
-def test_sweep_without_a_finished_run(show: Callable[..., SweepPage], tmp_path: Path) -> None:
-    show()
-    page = show(results=pd.DataFrame(), missing=[({"algorithm": "IFCA", SHARE: 0.1, "seed": 3}, "not begun")])
+def test_sweep_without_a_finished_run(report: Callable[..., SweepPage], tmp_path: Path) -> None:
+    report()
+    page = report(results=pd.DataFrame(), missing=[({"algorithm": "IFCA", SHARE: 0.1, "seed": 3}, "not begun")])
     assert "No run is finished" in page.text
     assert "0 of 1 runs are finished." in page.text
     assert not {"svg", "figure"} & set(page.tags)
@@ -432,60 +451,50 @@ def test_sweep_without_a_finished_run(show: Callable[..., SweepPage], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "asked", "sentence"),
+    ("kind", "given", "sentence"),
     [
         ("tables", {"one": TABLES["one"] | {"y": ["acuracy.overall"]}},
-         "tables.one: no run has the figure 'acuracy.overall'; did you mean 'accuracy.overall'?"),
+         "tables.one: no run has the metric 'acuracy.overall'; did you mean 'accuracy.overall'?"),
         ("figures", {"two": FIGURES["two"] | {"y": ["mia.minorty"]}},
-         "figures.two: no run has the figure 'mia.minorty'; did you mean 'mia.minority'?"),
+         "figures.two: no run has the metric 'mia.minorty'; did you mean 'mia.minority'?"),
         ("figures", {"two": {"kind": "courses", "by": "algorithm", "average": [SHARE], "y": ["acuracy"]}},
          "figures.two: no run's rounds.csv has the column 'acuracy'; did you mean 'accuracy'?"),
     ],
 )  # fmt: skip
 def test_unknown_figure_is_an_error(
-    show: Callable[..., SweepPage],
+    report: Callable[..., SweepPage],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
-    asked: dict[str, Any],
+    given: dict[str, Any],
     sentence: str,
 ) -> None:
-    monkeypatch.setattr(write, "draw", draw)
+    monkeypatch.setattr(write, "draw_figure", draw_figure)
     with pytest.raises(InputError) as caught:
-        show(**{kind: asked})
+        report(**{kind: given})
     assert str(caught.value) == sentence
     assert files_in(tmp_path) == set()
 
 
 def test_figure_that_is_undefined_in_every_run_is_unknown(
-    show: Callable[..., SweepPage], monkeypatch: pytest.MonkeyPatch
+    report: Callable[..., SweepPage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write, "draw", draw)
+    monkeypatch.setattr(write, "draw_figure", draw_figure)
     results = results_of()
     results["mia.minority"] = nan
-    with pytest.raises(InputError, match=r"figures\.two: no run has the figure 'mia\.minority'"):
-        show(results=results)
+    with pytest.raises(InputError, match=r"figures\.two: no run has the metric 'mia\.minority'"):
+        report(results=results)
 
 
 def test_page_of_one_run_without_axes() -> None:
     results = pd.DataFrame({"run": ["abc"], "seed": [7], "violations.total": [3.0]})
-    asked = TableSection(y=["violations.total"])
-    table = sweep_table("t", asked, Outcomes(results, {}, [7]), WORDS)
-    assert [cell.text for cell in cells_of(table)] == ["3.0"]
+    statistics = SeedStatistics(results, {}, [7])
+    table = sweep_table("t", TableSpec(y=["violations.total"]), statistics, LABELS)
+    assert table.texts.to_numpy().tolist() == [["3.0"]]
     assert table_csv(table) == "key,mean,sd,n\nviolations.total,3.0,,1\n"
-    page = SweepPage(
-        sweep_page(
-            "",
-            axes={},
-            seeds=[7],
-            results=results,
-            missing=[],
-            source="",
-            words=WORDS,
-            tables=[table],
-            pictures=[],
-            keys=["violations.total"],
-        )
-    )
+    assert r"\begin{tabular}{r}" in latex(table)
+    assert "| 3.0 |" in re.sub(" +", " ", markdown(table))
+    spec = read_report_spec({"tables": {"t": {"y": ["violations.total"]}}}, {}, "x")
+    page = SweepPage(sweep_page("", spec, statistics, [table], [], missing=[], source=""))
     assert "Seed 7. The one run is finished." in page.text
     assert "abc 7 3" in page.text

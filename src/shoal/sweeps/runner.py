@@ -138,22 +138,22 @@ def _is_complete(run: Path) -> bool:
 def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], str]]) -> Path:
     # Here, so that the command line does not load matplotlib and jinja2 before it needs them.
     from shoal.reports.run.page import ROUND_COLUMNS  # noqa: PLC0415
-    from shoal.reports.sweep.write import show  # noqa: PLC0415
+    from shoal.reports.sweep.write import write_sweep_report  # noqa: PLC0415
 
     # Several figures draw the same runs.
     @cache
     def read_rounds(digest: str) -> pd.DataFrame:
         return read_table(out / "runs" / digest / "rounds.csv", ROUND_COLUMNS)
 
-    return show(
+    return write_sweep_report(
         out,
         title=sweep.title,
-        shown=sweep.shown,
+        spec=sweep.shown,
         axes=sweep.axes,
         seeds=sweep.seeds,
         results=read_results(out, sweep.axes),
         missing=missing,
-        courses=read_rounds,
+        read_rounds=read_rounds,
         source=sweep.toml("base.toml"),
     )
 

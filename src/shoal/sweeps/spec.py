@@ -16,7 +16,7 @@ from shoal.config.schema import Config
 from shoal.config.validation import parse, read_toml
 from shoal.core.errors import require
 from shoal.core.settings import Count, settings
-from shoal.reports.sweep.spec import Axes, Shown, Value, read_shown
+from shoal.reports.sweep.spec import Axes, ReportSpec, Value, read_report_spec
 from shoal.sweeps.grid import Changes, changed, check_apart, read_axis
 
 
@@ -75,7 +75,7 @@ class Sweep:
     axes: Axes
     seeds: tuple[int, ...]
     runs: tuple[Run, ...]
-    shown: Shown
+    shown: ReportSpec
     base: Mapping[str, Any]
     asked: Mapping[str, Any]
 
@@ -110,7 +110,7 @@ def read_sweep(path: Path) -> Sweep:
         axes=values,
         seeds=tuple(section.seeds),
         runs=tuple(_runs(section, axes, table, where)),
-        shown=read_shown(shown, values, where),
+        shown=read_report_spec(shown, values, where),
         base=table,
         asked=given,
     )

@@ -1,44 +1,127 @@
-"""What a figure is about: its wish, the runs, and words for both."""
+"""A requested figure with its data and labels, and the content that is drawn from it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from shoal.reports.sweep.labels import Words
-from shoal.reports.sweep.seed_statistics import Outcomes
-from shoal.reports.sweep.spec import FigureSection, Value
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from shoal.reports.frames import Floats
+from shoal.reports.plotting import cluster_look
+from shoal.reports.sweep.labels import Labels
+from shoal.reports.sweep.seed_statistics import SeedStatistics
+from shoal.reports.sweep.spec import FigureSpec
+
+NOTE: dict[str, Any] = {
+    "fontsize": 8.5, "ha": "center", "va": "top",
+    "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+}  # fmt: skip
+"""The style of small text in a panel, legible over lines."""
 
 
-@dataclass(frozen=True)
-class Scene:
-    """A figure that is asked for, over the runs there are.
+@dataclass(frozen=True, eq=False)
+class FigureData:
+    """A requested figure with its data and labels."""
 
-    Args:
-        asked: the figure.
-        outcomes: the runs.
-        words: names of axes, settings and keys.
-    """
-
-    asked: FigureSection
-    outcomes: Outcomes
-    words: Words
+    spec: FigureSpec
+    statistics: SeedStatistics
+    labels: Labels
 
     @property
-    def seeds(self) -> Sequence[int]:
-        """Of the sweep."""
-        return self.outcomes.seeds
+    def seeds(self) -> str:
+        """The number of seeds, in words."""
+        count = len(self.statistics.seeds)
+        return f"{count} seed{'' if count == 1 else 's'}"
 
-    def settings(self, axis: str | None) -> Sequence[Value | None]:
-        """The settings of an axis in the order of the file; None alone where the figure has no such axis."""
-        return [None] if axis is None else self.outcomes.axes[axis]
+    def settings(self, axis: str | None) -> list[str]:
+        """The names of an axis' settings; one empty name where the figure has no such axis."""
+        return [""] if axis is None else [self.labels.setting(each) for each in self.statistics.axes[axis]]
 
-    def place(self, x: Value | None, by: Value | None) -> Mapping[str, Value]:
-        """The axes' settings at a place of the figure, but for those averaged over."""
-        shown = ((self.asked.x, x), (self.asked.by, by))
-        return self.asked.where | {axis: value for axis, value in shown if axis is not None and value is not None}
+    def series(self) -> list[str]:
+        """The settings of `by`, with the name of the axis where they are numbers, which say little alone."""
+        by, names = self.spec.by, self.settings(self.spec.by)
+        if by is None or all(isinstance(each, str) for each in self.statistics.axes[by]):
+            return names
+        return [f"{self.labels.axis(by)}\N{NO-BREAK SPACE}{name}" for name in names]
 
-    def named(self, setting: str) -> str:
-        """A setting of `by` with its axis, where it is a number and says little alone."""
-        by = self.asked.by
-        plain = by is not None and all(isinstance(each, str) for each in self.outcomes.axes[by])
-        # A number alone in its line would be lost.
-        return setting if plain or by is None else f"{self.words.axis(by)}\N{NO-BREAK SPACE}{setting}"
+    def missing(self) -> np.ndarray:
+        """(settings of the figure's axes) why a place without values has none."""
+        rows = self.statistics.rows(self.spec.displayed, self.spec.where)
+        return np.where((rows >= 0).all(axis=2).any(axis=0), "no value", "no run")
+
+    def caption(self, reading: str, n: Iterable[int], values: Floats) -> str:
+        """The caption: the file's own, how to read the figure, and what is held, averaged over, missing or cut off.
+
+        ``n`` are the seeds behind the figure's places, ``values`` the numbers that it shows.
+        """
+        spec, n = self.spec, list(n)
+        sentences = [spec.caption, reading, *self.labels.selection(spec, self.statistics.axes)]
+        if any(0 < count < len(self.statistics.seeds) for count in n):
+            sentences.append(
+                "Where n is given, only n seeds have a value (of several lines, in the legend's order); other runs are "
+                "not finished or have none."
+            )
+        if 0 in n:
+            sentences.append("A labelled gap is a place without a value of any seed.")
+        if spec.y_range:
+            known, (low, high) = values[~np.isnan(values)], spec.y_range
+            outside = int(((known < low) | (known > high)).sum())
+            sentences += [f"Outside the axis and not drawn: {outside} of {len(known)} values."] * (outside > 0)
+        return " ".join(filter(None, sentences))
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One panel of a figure; those of one ``scale`` share their y axis.
+
+    ``draw`` returns the share of the panel's height that notes at its top take.
+    """
+
+    title: str
+    y_label: str
+    scale: str
+    draw: Callable[[Axes], float]
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a figure consists of.
+
+    Args:
+        panels: in reading order; None is an empty place.
+        columns: panels side by side.
+        size: width and height of a panel in inches, with its labels.
+        handles: the legend.
+        caption: how to read the figure.
+        description: its main numbers in words.
+    """
+
+    panels: Sequence[Panel | None]
+    columns: int
+    size: tuple[float, float]
+    handles: Sequence[Artist]
+    caption: str
+    description: str
+
+
+def columns_of(panels: int, most: int) -> int:
+    """The columns of a grid of ``panels``, at most ``most``, with as few empty places as its rows allow.
+
+    >>> [columns_of(panels, 3) for panels in range(1, 8)]
+    [1, 2, 3, 2, 3, 3, 3]
+    """
+    return -(-panels // -(-panels // most))
+
+
+def line_style(i: int) -> dict[str, Any]:
+    """The line of setting or model number ``i``, told apart by colour, dashes and marker."""
+    style = cluster_look(i)
+    return {"color": style.color, "linestyle": style.dashes, "marker": style.marker, "markersize": 5}
+
+
+def line_handles(names: Iterable[str]) -> list[Artist]:
+    """A legend of lines called ``names``."""
+    return [Line2D([], [], **line_style(i), label=name) for i, name in enumerate(names)]

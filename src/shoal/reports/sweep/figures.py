@@ -1,45 +1,79 @@
-"""A sweep's figures: what is asked for, drawn for the page and for print."""
+"""A sweep's figures, drawn for the page and for print."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from textwrap import fill
 
-import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from shoal.reports.plotting import forms
-from shoal.reports.sweep.charts import chart_plate
-from shoal.reports.sweep.figure_data import Scene
-from shoal.reports.sweep.labels import Words
-from shoal.reports.sweep.picture import Picture
-from shoal.reports.sweep.round_curves import courses_plate
-from shoal.reports.sweep.seed_statistics import Outcomes
-from shoal.reports.sweep.spec import FigureSection
+from shoal.reports.plotting import COIN, forms, legend
+from shoal.reports.sweep.charts import chart
+from shoal.reports.sweep.figure_data import Content, FigureData
+from shoal.reports.sweep.labels import Labels
+from shoal.reports.sweep.round_curves import ReadRounds, round_curves
+from shoal.reports.sweep.seed_statistics import SeedStatistics
+from shoal.reports.sweep.spec import FigureSpec
 
 
-def draw(
-    name: str,
-    asked: FigureSection,
-    outcomes: Outcomes,
-    words: Words,
-    courses: Callable[[str], pd.DataFrame],
-) -> Picture:
-    """The figure that ``asked`` describes; the same input gives the same bytes.
+@dataclass(frozen=True)
+class SweepFigure:
+    """A figure of a sweep: two files, and an SVG element to stand in a page, where ``name`` is unique."""
 
-    Args:
-        name: of its files, and unique in the page.
-        asked: the figure; it fits the sweep's axes (`shown.read_shown`).
-        outcomes: the runs; those that are missing are marked.
-        words: names of axes, settings and keys.
-        courses: the table rounds.csv of a run, by its name.
+    name: str
+    title: str
+    caption: str
+    svg: bytes
+    pdf: bytes
+    inline: str
+
+
+def draw_figure(
+    name: str, spec: FigureSpec, statistics: SeedStatistics, labels: Labels, read_rounds: ReadRounds
+) -> SweepFigure:
+    """The figure that ``spec``, which fits the sweep's axes, describes; the same input gives the same bytes.
 
     Raises:
-        InputError: no run has one of the figures that ``asked`` names.
+        InputError: no run has one of the metrics of ``spec``.
     """
-    scene = Scene(asked, outcomes, words)
-    if asked.kind == "courses":
-        plate = courses_plate(scene, courses)
-    else:
-        outcomes.need(asked.y)
-        plate = chart_plate(scene)
-    title = asked.title or name
-    drawn = forms(name, f"{title}. {plate.alt}", plate.paint, plate.size)
-    caption = " ".join([*([asked.caption] if asked.caption else []), *plate.notes])
-    return Picture(name, title, caption, drawn.svg, drawn.pdf, drawn.inline)
+    data = FigureData(spec, statistics, labels)
+    content = round_curves(data, read_rounds) if spec.kind == "courses" else chart(data)
+    title, (width, height) = spec.title or name, content.size
+    size = (content.columns * width, -(-len(content.panels) // content.columns) * height)
+    drawn = forms(name, f"{title}. {content.description}", lambda figure: paint(figure, content, data), size)
+    return SweepFigure(name, title, content.caption, drawn.svg, drawn.pdf, drawn.inline)
+
+
+def paint(figure: Figure, content: Content, data: FigureData) -> None:
+    """Draw panels and legend on an empty figure."""
+    spec, columns, letters = data.spec, content.columns, int(10 * content.size[0])
+    level = {"color": COIN, "linewidth": 1.4, "linestyle": ":"}
+    scales: dict[str, tuple[Axes, float]] = {}
+    for i, panel in enumerate(content.panels):
+        if panel is None:
+            continue
+        (one, room), rows = scales.get(panel.scale, (None, 0.0)), -(-len(content.panels) // columns)
+        axes = figure.add_subplot(rows, columns, i + 1, sharex=(figure.axes or [None])[0], sharey=one)
+        if spec.level is not None:
+            axes.axhline(spec.level, **level, zorder=1.5)
+        scales[panel.scale] = (axes, max(room, panel.draw(axes)))
+        axes.set_title("\n".join(fill(line, letters) for line in panel.title.splitlines()))
+        axes.set_xlabel(fill(axes.get_xlabel(), letters))
+        if i % columns == 0 or not spec.y_label:
+            axes.set_ylabel(fill(panel.y_label, 22))
+    for axes, room in scales.values():
+        low, high = axes.get_ylim()
+        axes.set_ylim(*(spec.y_range or (low, low + (high - low) / (1 - room))))
+    handles = [*content.handles]
+    if spec.level is not None:
+        handles.append(Line2D([], [], **level, label=data.labels.setting(spec.level)))
+    _put_legend(figure, handles)
+
+
+def _put_legend(figure: Figure, handles: list[Artist]) -> None:
+    """A legend below the panels, in as many columns as fit."""
+    for handle in handles:
+        handle.set_label(fill(str(handle.get_label()), 40))
+    letters = max((len(line) for handle in handles for line in str(handle.get_label()).splitlines()), default=0)
+    legend(figure, handles, columns=max(1, int(12.5 * figure.get_figwidth() / (letters + 8))))

@@ -1,4 +1,4 @@
-"""What axes, their settings, and figures are called where people read them."""
+"""Names of axes, their settings, and metrics in tables and figures."""
 
 import re
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ KEYS = {
     "seconds.train": "seconds, training",
     "seed": "seed",
 }
-"""Names of figures."""
+"""Names of metrics."""
 
 FAMILIES = {
     "accuracy": "accuracy",
@@ -53,81 +53,83 @@ FAMILIES = {
     "train_loss": "train loss",
     "violations": "violations",
 }
-"""Names of figures that there are of each group, as in ``mia.minority``, or of each model, as in ``larger.mia``."""
+"""Names of metrics of groups, as in ``mia.minority``, and of models, as in ``larger.mia``."""
+
+EVERYONE = ("overall", "total")
+"""In a group's place in metrics of all clients."""
 
 SPREADS: Mapping[Spread, str] = {
     "sd": "one standard deviation",
     "ci": "half the width of the 95 % confidence interval (Student's t)",
 }
-"""What stands after ±, and how far error bars and bands reach."""
+"""What follows ±, and how far error bars and bands reach."""
 
-EVERYONE = ("overall", "total")
-"""What stands in a group's place in figures of all clients."""
+_FAMILY = "|".join(map(re.escape, FAMILIES))
+_KEY = re.compile(
+    rf"(?P<size>larger|smaller|clusters\.\d+)\.(?P<a>{_FAMILY})|model\.(?P<chosen>.+?)\.(?P<b>{_FAMILY})"
+    rf"|(?P<c>{_FAMILY})(\.(?P<group>.+))?"
+)
+
+
+def split_key(name: str) -> tuple[str, str]:
+    """The family of a metric and whose it is, in words; empty for a metric of no family, or of nobody.
+
+    >>> split_key("mia.far.north"), split_key("clusters.3.mia"), split_key("model.far.north.mia"), split_key("migrated")
+    (('mia', 'far.north'), ('mia', 'model 3'), ('mia', 'model of far.north'), ('', ''))
+    """
+    parts = _KEY.fullmatch(name)
+    if parts is None:
+        return "", ""
+    whose = parts["group"] or ""
+    if parts["chosen"]:
+        whose = f"model of {parts['chosen']}"
+    elif parts["size"]:
+        whose = f"{parts['size']} model" if parts["size"] in ("larger", "smaller") else f"model {parts['size'][9:]}"
+    return parts["a"] or parts["b"] or parts["c"], whose
 
 
 @dataclass(frozen=True)
-class Words:
-    """Words for a sweep: its own labels first, then the usual ones, then the name itself."""
+class Labels:
+    """Names for a sweep: its own labels first, then the usual names, then the key itself."""
 
     labels: Mapping[str, str]
 
     def axis(self, name: str) -> str:
-        """An axis."""
+        """The name of an axis."""
         return self.labels.get(name) or AXES.get(name, name)
 
     def setting(self, value: Value) -> str:
-        """A setting of an axis; true and false as TOML writes them."""
+        """The name of a setting; true and false as TOML writes them."""
         text = str(value).lower() if isinstance(value, bool) else str(value)
         return self.labels.get(text) or NAMES.get(text, text)
 
     def key(self, name: str) -> str:
-        """A figure of results.csv or rounds.csv.
+        """The name of a metric of results.csv or rounds.csv.
 
-        >>> words = Words({"far": "far away"})
-        >>> words.key("accuracy.overall"), words.key("tpr_at_fpr_0.01.far"), words.key("smaller.mia")
+        >>> labels = Labels({"far": "far away"})
+        >>> labels.key("accuracy.overall"), labels.key("tpr_at_fpr_0.01.far"), labels.key("smaller.mia")
         ('accuracy, all clients', 'TPR at 1 % FPR, far away', 'MIA accuracy, smaller model')
         """
-        return self.labels.get(name) or KEYS.get(name) or self._by_family(name) or name
-
-    def selection(self, asked: Selection, axes: Axes) -> list[str]:
-        """Sentences on what is held and what is averaged over."""
-        told = []
-        if asked.where:
-            held = ", ".join(f"{self.axis(axis)} = {self.setting(value)}" for axis, value in asked.where.items())
-            told.append(f"Held: {held}.")
-        if asked.average:
-            over = [f"{self.axis(axis)} ({', '.join(map(self.setting, axes[axis]))})" for axis in asked.average]
-            told.append(f"Each seed is first averaged over {' and '.join(over)}.")
-        return told
-
-    def _by_family(self, name: str) -> str:
-        """Of a model or of a group; empty where it is neither."""
+        known = self.labels.get(name) or KEYS.get(name)
         family, whose = split_key(name)
-        if not family:
-            return ""
-        if whose in EVERYONE:
-            whose = "all clients"
-        of, group = ("model of ", whose[9:]) if whose.startswith("model of ") else ("", whose)
-        return ", ".join(part for part in (FAMILIES[family], of + self.labels.get(group, group)) if part)
+        if known or not family:
+            return known or name
+        group = whose.removeprefix("model of ")
+        named = whose.removesuffix(group) + self.labels.get(group, group)
+        return ", ".join(filter(None, (FAMILIES[family], "all clients" if whose in EVERYONE else named)))
+
+    def selection(self, spec: Selection, axes: Axes) -> list[str]:
+        """Sentences on what is held and what is averaged over."""
+        sentences = []
+        if spec.where:
+            held = ", ".join(f"{self.axis(axis)} = {self.setting(value)}" for axis, value in spec.where.items())
+            sentences.append(f"Held: {held}.")
+        if spec.average:
+            over = [f"{self.axis(axis)} ({', '.join(map(self.setting, axes[axis]))})" for axis in spec.average]
+            sentences.append(f"Each seed is first averaged over {' and '.join(over)}.")
+        return sentences
 
 
-def split_key(name: str) -> tuple[str, str]:
-    """A figure's family and whose it is, in words; empty where it belongs to no family, or to nobody.
-
-    >>> split_key("mia_auc.far.north"), split_key("clusters.0.mia"), split_key("risk"), split_key("migrated")
-    (('mia_auc', 'far.north'), ('mia', 'model 0'), ('risk', ''), ('', ''))
-    >>> split_key("model.far.north.mia")
-    ('mia', 'model of far.north')
-    """
-    if name in FAMILIES:
-        return name, ""
-    of_model = re.fullmatch(r"(larger|smaller|clusters\.\d+)\.(.+)", name)
-    if of_model and of_model[2] in FAMILIES:
-        return of_model[2], f"model {of_model[1][9:]}" if "." in of_model[1] else f"{of_model[1]} model"
-    if name.startswith("model."):
-        # A group's name may have dots, and so may a family's: the longest family that fits.
-        family = max((each for each in FAMILIES if name.endswith(f".{each}")), key=len, default="")
-        group = name.removeprefix("model.").removesuffix(f".{family}")
-        return (family, f"model of {group}") if family and group else ("", "")
-    family = next((each for each in FAMILIES if name.startswith(f"{each}.")), "")
-    return family, name.removeprefix(f"{family}.") if family else ""
+def capitalised(sentence: str) -> str:
+    """``sentence`` with its first letter in upper case."""
+    return sentence[:1].upper() + sentence[1:]

@@ -1,39 +1,39 @@
-"""How figures are written: with how many decimals, and with which spread and n."""
+"""Numbers as text: how many decimals a metric has, and an estimate with its spread and n."""
 
-from shoal.reports.run.tables import DASH
+from math import isnan
+
 from shoal.reports.sweep.labels import split_key
-from shoal.reports.sweep.seed_statistics import Estimate
 
-COUNTED = ("clients", "examples", "violations")
-"""Families of figures that count things."""
+DASH = "\N{EN DASH}"
+"""Stands for an undefined value."""
+
+COUNTS = ("clients", "examples", "violations")
+"""Families of metrics that count something."""
 
 
-def digits(key: str) -> int:
-    """How many decimals a figure has: 1 for counts and seconds; else 3, and 4 at a false positive rate of 0.1 %.
+def decimals_of(key: str) -> int:
+    """The decimals of a metric: 1 for counts and seconds; otherwise 3, and 4 at a false positive rate of 0.1 %.
 
-    >>> digits("violations.minority"), digits("larger.clients"), digits("seconds.total"), digits("mia.minority")
-    (1, 1, 1, 3)
+    >>> decimals_of("violations.minority"), decimals_of("seconds.total"), decimals_of("mia.minority")
+    (1, 1, 3)
     """
     family, _ = split_key(key)
-    if family in COUNTED or key in {"migrated", "rounds"} or key.startswith("seconds."):
+    if family in COUNTS or key in {"migrated", "rounds"} or key.startswith("seconds."):
         return 1
     return 4 if family.startswith("tpr_at_fpr_0.001") else 3
 
 
-def text(found: Estimate, key: str, seeds: int) -> str:
-    """An estimate as people read it; it says n where that is not all ``seeds``.
+def format_value(value: float, key: str, decimals: int | None = None) -> str:
+    """A value of the metric ``key`` with its decimals and a true minus sign; a dash for NaN."""
+    places = decimals_of(key) if decimals is None else decimals
+    return DASH if isnan(value) else f"{value:z,.{places}f}".replace("-", "\N{MINUS SIGN}")
 
-    >>> text(Estimate(0.8123, 0.0101, 4), "accuracy.overall", seeds=5)
+
+def format_estimate(mean: float, spread: float, n: int, key: str, seeds: int) -> str:
+    """A mean over ``n`` seeds with its spread, and with ``n`` where that is not all ``seeds``.
+
+    >>> format_estimate(0.8123, 0.0101, 4, "accuracy.overall", seeds=5)
     '0.812 ± 0.010 (n = 4)'
     """
-    if found.n == 0:
-        return DASH
-    told = number(found.mean, key)
-    if found.n > 1:
-        told += f" ± {number(found.spread, key)}"
-    return told if found.n == seeds else f"{told} (n = {found.n})"
-
-
-def number(value: float, key: str) -> str:
-    """A value of the figure ``key`` with its decimals and a true minus sign."""
-    return f"{value:z,.{digits(key)}f}".replace("-", "\N{MINUS SIGN}")
+    text = format_value(mean, key) + (f" ± {format_value(spread, key)}" if n > 1 else "")
+    return text if n in (0, seeds) else f"{text} (n = {n})"

@@ -1,101 +1,74 @@
-"""A sweep's page: what was run, what is missing, the tables and the figures, and a way to each run's own report."""
+"""The page of a sweep: what was run, what is missing, tables, figures, and links to the runs' own reports."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isnan
 
 import pandas as pd
 
-from shoal.reports.frames import column
 from shoal.reports.html import render
-from shoal.reports.run.tables import DASH
-from shoal.reports.sweep.labels import Words
-from shoal.reports.sweep.number_format import digits, number
-from shoal.reports.sweep.picture import Picture
-from shoal.reports.sweep.spec import Axes, Value
+from shoal.reports.sweep.figures import SweepFigure
+from shoal.reports.sweep.labels import Labels, capitalised
+from shoal.reports.sweep.number_format import DASH, decimals_of, format_value
+from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
+from shoal.reports.sweep.spec import ReportSpec, Value
 from shoal.reports.sweep.tables import SweepTable
 
 Missing = Sequence[tuple[Mapping[str, Value], str]]
-"""Runs that are not finished: the axes' settings and the seed, and why."""
+"""Runs that are not finished: their settings and seed, and why."""
 
-
-@dataclass(frozen=True)
-class _Run:
-    """A finished run as a row of the page."""
-
-    name: str
-    settings: tuple[str, ...]
-    figures: tuple[str, ...]
+USUAL = ("accuracy.overall", "violations.total", "seconds.total")
+"""Metrics of each run on the page, beside those of the tables and figures."""
 
 
 def sweep_page(
     title: str,
+    spec: ReportSpec,
+    statistics: SeedStatistics,
+    tables: Sequence[SweepTable],
+    figures: Sequence[SweepFigure],
     *,
-    axes: Axes,
-    seeds: Sequence[int],
-    results: pd.DataFrame,
     missing: Missing,
     source: str,
-    words: Words,
-    tables: Sequence[SweepTable],
-    pictures: Sequence[Picture],
-    keys: Sequence[str],
 ) -> str:
     """The page, in HTML. Its links lead to files beside it: ``tables/``, ``figures/``, ``runs/``, results.csv.
 
-    Args:
-        title: of the page.
-        axes: what the sweep varies.
-        seeds: of the sweep.
-        results: a row a finished run: ``run``, ``seed``, a column an axis and a column a figure.
-        missing: the runs that ``results`` lacks.
-        source: the text of the sweep's file.
-        words: what axes, settings and figures are called.
-        tables: in the order of the page.
-        pictures: in the order of the page.
-        keys: figures to show of each run.
+    Tables and figures are in the order of the page; ``source`` is the text of the sweep's file.
     """
-    named = (*axes, "seed")
+    results, labels, named = statistics.results, Labels(spec.labels), [*statistics.axes, "seed"]
+    wanted = [*USUAL, *(key for each in (*spec.tables.values(), *spec.figures.values()) for key in each.y)]
+    known = metrics_in(results, ("run", *named))
+    keys = [key for key in dict.fromkeys(wanted) if key in known]
+    columns = [results[name].map(labels.setting) for name in named if len(results)]
+    columns += [_values(results[key], key) for key in keys]
     page = {
         "title": title or "Sweep",
-        "told": _told(axes, seeds, len(results), len(missing), words),
+        "summary": _summary(statistics, len(missing), labels),
         "missing": [
-            (tuple(words.setting(each[axis]) if axis in each else DASH for axis in named), reason)
-            for each, reason in missing
+            ([labels.setting(settings[axis]) if axis in settings else DASH for axis in named], reason)
+            for settings, reason in missing
         ],
-        "axes": [words.axis(axis) for axis in axes],
+        "axes": [labels.axis(axis) for axis in statistics.axes],
         "tables": tables,
-        "pictures": pictures,
-        "keys": [words.key(key) for key in keys],
-        "runs": _runs(results, named, keys, words),
+        "figures": figures,
+        "keys": [labels.key(key) for key in keys],
+        "runs": [(str(run), cells) for run, *cells in zip(results.get("run", ()), *columns, strict=True)],
         "source": source,
     }
     return render("sweep.html.j2", page)
 
 
-def _told(axes: Axes, seeds: Sequence[int], finished: int, missing: int, words: Words) -> str:
-    """What was run, in a line."""
-    varied = [f"{words.axis(axis)} ({', '.join(map(words.setting, axes[axis]))})" for axis in axes]
-    one = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds ({', '.join(map(str, seeds))})"
-    told = f"{' by '.join(varied)}, with {one}" if varied else one
-    runs = finished + missing
+def _summary(statistics: SeedStatistics, missing: int, labels: Labels) -> str:
+    """What was run, in one line."""
+    axes, seeds, finished = statistics.axes, statistics.seeds, len(statistics.results)
+    varied = [f"{labels.axis(axis)} ({', '.join(map(labels.setting, axes[axis]))})" for axis in axes]
+    runs = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds ({', '.join(map(str, seeds))})"
     if missing:
-        done = f"{finished} of {runs} runs {'is' if finished == 1 else 'are'} finished"
+        done = f"{finished} of {finished + missing} runs {'is' if finished == 1 else 'are'} finished"
     else:
-        done = "The one run is finished" if runs == 1 else f"All {runs} runs are finished"
-    return f"{told[:1].upper()}{told[1:]}. {done}."
+        done = "The one run is finished" if finished == 1 else f"All {finished} runs are finished"
+    return f"{capitalised(', with '.join(filter(None, [' by '.join(varied), runs])))}. {done}."
 
 
-def _runs(results: pd.DataFrame, named: Sequence[str], keys: Sequence[str], words: Words) -> list[_Run]:
-    if results.empty:
-        return []
-    settings = zip(*(map(words.setting, results[name].tolist()) for name in named), strict=True)
-    figures = zip(*(map(str, _shown(results, key)) for key in keys), strict=True) if keys else [()] * len(results)
-    return [_Run(*each) for each in zip(results["run"].astype(str), settings, figures, strict=True)]
-
-
-def _shown(results: pd.DataFrame, key: str) -> list[str]:
-    """A figure of each run; a count is whole here, as it is no mean."""
-    values = column(results, key).tolist()
-    whole = digits(key) == 1 and all(value.is_integer() for value in values if not isnan(value))
-    return [DASH if isnan(value) else f"{value:,.0f}" if whole else number(value, key) for value in values]
+def _values(values: pd.Series, key: str) -> list[str]:
+    """A metric of each run; counts are whole numbers here, as they are no means."""
+    whole = decimals_of(key) == 1 and bool((values.dropna() % 1 == 0).all())
+    return [format_value(value, key, decimals=0 if whole else None) for value in values]

@@ -1,149 +1,161 @@
-"""Courses over rounds, drawn: a panel a column of rounds.csv and a setting, a line a model."""
+"""Curves over rounds: one line per model, models ordered by how many clients chose them at the end."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes as Panel
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from shoal.reports.frames import Floats
-from shoal.reports.plotting import cluster_look
-from shoal.reports.sweep.figure_data import Scene
-from shoal.reports.sweep.gaps import seeds_of, sentences
+from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, columns_of, line_handles, line_style
 from shoal.reports.sweep.labels import SPREADS
-from shoal.reports.sweep.looks import (
-    ACROSS,
-    HEIGHT,
-    PANEL,
-    SMALL,
-    Plate,
-    draw_level,
-    line_of,
-    put_legend,
-    wrapped,
-)
-from shoal.reports.sweep.number_format import number
-from shoal.reports.sweep.ranked import Courses, courses_of, models_named
-from shoal.reports.sweep.seed_statistics import mean_and_spread
+from shoal.reports.sweep.number_format import format_value
+from shoal.reports.sweep.seed_statistics import Estimate, estimate, require_metrics
+
+ReadRounds = Callable[[str], pd.DataFrame]
+"""Reads the rounds.csv of a run, one row per round and cluster."""
 
 
-def courses_plate(scene: Scene, courses: Callable[[str], pd.DataFrame]) -> Plate:
-    """Courses, ready to be drawn.
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """The curves of one panel.
+
+    Args:
+        key: the column of rounds.csv.
+        setting: the name of the setting of `by`.
+        rounds: (rounds,) those in which any model has a value.
+        values: (seeds, models, rounds), NaN where a seed has none.
+        result: (models, rounds) their estimates.
+        missing: why there is no value, if there is none.
+    """
+
+    key: str
+    setting: str
+    rounds: Floats
+    values: Floats
+    result: Estimate
+    missing: str
+
+
+def round_curves(data: FigureData, read_rounds: ReadRounds) -> Content:
+    """The content of a figure of courses.
 
     Raises:
         InputError: no run has one of the columns.
     """
-    panels, asked = courses_of(scene, courses), scene.asked
-    settings = len(scene.settings(asked.by))
-    lines = -(-settings // ACROSS)
-    columns = -(-settings // lines)
-    names = models_named(max(panel.values.shape[1] for panel in panels))
-    subtitles = [_fewer(panel, len(scene.seeds), names) for panel in panels]
-
-    def paint(figure: Figure) -> None:
-        level, first = [], {}
-        for i, (panel, below) in enumerate(zip(panels, subtitles, strict=True)):
-            line, at = divmod(i % settings, columns)
-            row = i // settings * lines + line
-            together = figure.axes[0] if figure.axes else None
-            axes = figure.add_subplot(
-                len(asked.y) * lines, columns, row * columns + at + 1, sharex=together, sharey=first.get(panel.key)
-            )
-            first.setdefault(panel.key, axes)
-            level = draw_level(axes, scene)
-            _draw(axes, panel, scene)
-            axes.set_title(wrapped(_title(panel, scene), PANEL - 0.3) + (f"\n{below}" if below else ""))
-            label = asked.y_label or scene.words.key(panel.key)
-            if at == 0 and label != _title(panel, scene):
-                axes.set_ylabel(wrapped(label, HEIGHT - 0.5))
-        put_legend(figure, [*(line_of(m, name) for m, name in enumerate(names)), *level])
-
-    height = HEIGHT + 0.18 * max(text.count("\n") + 1 if text else 0 for text in subtitles)
-    notes = _notes(scene, panels, names)
-    return Plate((columns * PANEL, len(asked.y) * lines * height), paint, notes, _alt(panels, scene, names))
+    spec, curves, settings = data.spec, read_curves(data, read_rounds), len(data.series())
+    names, columns = model_names(max(len(each.result.n) for each in curves)), columns_of(settings, 3)
+    panels: list[Panel | None] = []
+    for i, each in enumerate(curves):
+        y_label = spec.y_label or data.labels.key(each.key)
+        panels.append(Panel(_title(each, data), y_label, each.key, partial(_draw, curves=each)))
+        if (i + 1) % settings == 0:
+            # The next metric begins a row.
+            panels += [None] * (-settings % columns)
+    order = " Models are ordered by how many clients chose them in the last round of each run." * (len(names) > 1)
+    reading = f"Lines: means over {data.seeds}; bands: {SPREADS[spec.spread]} each way.{order}"
+    # A round in which a model has no value is a break in its line, which needs no label.
+    n = [count for each in curves for count in each.result.n[each.result.n > 0].tolist() or [0]]
+    return Content(
+        panels=panels,
+        columns=columns,
+        size=(3.2, 3.0),
+        handles=line_handles(names),
+        caption=data.caption(reading, n, np.concatenate([each.result.mean.ravel() for each in curves])),
+        description=f"Means over seeds at the end. {' '.join(_ends(each, data, names) for each in curves)}",
+    )
 
 
-def _title(panel: Courses, scene: Scene) -> str:
-    setting = "" if panel.by is None else scene.named(scene.words.setting(panel.by))
-    if setting and (len(scene.asked.y) == 1 or not scene.asked.y_label):
-        return setting
-    return ", ".join(part for part in (scene.words.key(panel.key), setting) if part)
+def read_curves(data: FigureData, read_rounds: ReadRounds) -> list[Curves]:
+    """The curves of each metric and setting of `by`, in that order.
+
+    Raises:
+        InputError: no run has one of the columns.
+    """
+    spec, statistics, keys = data.spec, data.statistics, data.spec.y
+    runs = statistics.results["run"].astype(str).tolist()
+    used = sorted({row for row in statistics.rows(spec.displayed, spec.where).ravel().tolist() if row >= 0})
+    if runs:
+        # A column that only runs outside the figure have is known; the figure has gaps then.
+        frames = (read_rounds(runs[row]) for row in dict.fromkeys([*used, *range(len(runs))]))
+        require_metrics(keys, frames, ("round", "cluster"), "no run's rounds.csv has the column")
+    ranked = {row: rank_models(read_rounds(runs[row]), keys) for row in used}
+    rounds = sorted({number for each in ranked.values() for number in each.columns.unique("round")})
+    columns = pd.MultiIndex.from_product([keys, rounds])
+    values = np.full((len(runs), max(map(len, ranked.values()), default=1), len(keys), len(rounds)), np.nan)
+    for row, each in ranked.items():
+        values[row, : len(each)] = each.reindex(columns=columns).to_numpy().reshape(len(each), len(keys), -1)
+    by_seed = statistics.by_seed(values, spec.displayed, spec.where)
+    curves = []
+    for k, (b, setting) in product(range(len(keys)), enumerate(data.series())):
+        models = max(1, int((~np.isnan(by_seed[:, b])).any(axis=(0, 2, 3)).sum()))
+        here = by_seed[:, b, :models, k]
+        measured = (~np.isnan(here)).any(axis=(0, 1))
+        here = here[:, :, measured]
+        missing = str(data.missing()[b])
+        curves.append(Curves(keys[k], setting, np.array(rounds)[measured], here, estimate(here, spec.spread), missing))
+    return curves
 
 
-def _fewer(panel: Courses, seeds: int, names: Sequence[str]) -> str:
-    """Which lines rest on fewer than all seeds, in a line or two for the panel's title."""
-    n = panel.n
-    if not n.any():
-        return ""
-    told = []
-    for name, counts in zip(names, n, strict=False):
-        if counts.min() < seeds:
-            low, high = counts.min(), counts.max()
-            told.append((name, f"n = {low}" if low == high else f"n = {low} to {high}"))
-    same = {text for _, text in told}
-    if len(told) == len(n) and len(same) == 1:
-        return same.pop()
-    return "\n".join(f"{name.partition(' (')[0]}: {text}" for name, text in told)
+def rank_models(rounds: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """(models, columns x rounds) a run's rounds.csv, the largest model first.
+
+    Models of one size in the last round are ordered by earlier rounds, then by ``keys``; never by their number.
+    """
+    names = [*dict.fromkeys(("clients", *keys))]
+    wide = rounds.reindex(columns=["cluster", "round", *names]).pivot(index="cluster", columns="round", values=names)
+    latest_first = wide.fillna(-np.inf).to_numpy().reshape(len(wide), len(names), -1)[:, :, ::-1].tolist()
+    return wide.iloc[sorted(range(len(wide)), key=latest_first.__getitem__, reverse=True)]
 
 
-def _draw(axes: Panel, panel: Courses, scene: Scene) -> None:
+def model_names(count: int) -> list[str]:
+    """Names of so many models from the largest to the smallest.
+
+    >>> model_names(1), model_names(2), model_names(3)
+    (['the model'], ['larger model', 'smaller model'], ['model 1 (largest)', 'model 2', 'model 3 (smallest)'])
+    """
+    if count <= 2:
+        return ["the model"] if count == 1 else ["larger model", "smaller model"]
+    return ["model 1 (largest)", *(f"model {i}" for i in range(2, count)), f"model {count} (smallest)"]
+
+
+def _draw(axes: Axes, curves: Curves) -> float:
+    """Means over rounds with their bands; a line breaks where a model has no value. See `Panel.draw`."""
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    mean, spread = mean_and_spread(panel.values, scene.asked.spread)
-    for m, (line, reach) in enumerate(zip(mean, np.nan_to_num(spread), strict=True)):
-        look = cluster_look(m)
-        axes.fill_between(panel.rounds, line - reach, line + reach, color=look.color, alpha=0.2, linewidth=0)
-        axes.plot(
-            panel.rounds, line, color=look.color, linestyle=look.dashes, marker=look.marker, markersize=4.5,
-            markevery=_marked(line, m),
-        )  # fmt: skip
-    if not panel.n.any():
-        axes.text(
-            0.5, 0.5, "no run" if not _runs(scene, panel) else "no value",
-            transform=axes.transAxes, ha="center", fontsize=SMALL + 1, color="#555555",
-        )  # fmt: skip
-    if scene.asked.y_range:
-        axes.set_ylim(*scene.asked.y_range)
+    if not curves.result.n.any():
+        axes.text(0.5, 0.5, curves.missing, transform=axes.transAxes, **NOTE)
+        return 0.0
+    for m, (mean, spread) in enumerate(zip(curves.result.mean, np.nan_to_num(curves.result.spread), strict=True)):
+        style = line_style(m)
+        axes.fill_between(curves.rounds, mean - spread, mean + spread, color=style["color"], alpha=0.2, linewidth=0)
+        # About ten points have markers, and those without neighbours, which no line would show.
+        line, step = pd.Series(mean), max(1, len(mean) // 10)
+        alone = line.notna() & line.shift().isna() & line.shift(-1).isna()
+        axes.plot(curves.rounds, mean, markevery=(alone | (line.index % step == m * step // 3)).tolist(), **style)
+    return 0.0
 
 
-def _runs(scene: Scene, panel: Courses) -> int:
-    return sum(row is not None for rows in scene.outcomes.rows(scene.place(None, panel.by)) for row in rows)
+def _title(curves: Curves, data: FigureData) -> str:
+    """The setting, the metric where the y axis does not name it, and n where seeds are missing."""
+    spec, n = data.spec, curves.result.n
+    key = data.labels.key(curves.key) if spec.y_label and (len(spec.y) > 1 or not curves.setting) else ""
+    few = ""
+    if n.any() and n.min() < len(data.statistics.seeds):
+        few = f"\nn = {n.min()}" + f" to {n.max()}" * bool(n.max() > n.min())
+    return (", ".join(filter(None, [key, curves.setting])) + few).strip()
 
 
-def _marked(line: Floats, m: int) -> list[bool]:
-    """Which points get a marker: about ten of a long line, and those without neighbours, that no line would show."""
-    known = np.concatenate([[False], ~np.isnan(line), [False]])
-    alone = known[1:-1] & ~known[:-2] & ~known[2:]
-    step = max(1, len(line) // 10)
-    return [bool(one) or i % step == m * step // 3 % step for i, one in enumerate(alone)]
-
-
-def _notes(scene: Scene, panels: Sequence[Courses], names: Sequence[str]) -> list[str]:
-    order = ""
-    if len(names) > 1:
-        order = " Models are ordered by how many clients chose them in the last round of each run."
-    first = f"Lines: means over {seeds_of(scene)}; bands: {SPREADS[scene.asked.spread]} each way.{order}"
-    # A round in which a model has no value is a break in its line, which needs no label.
-    counts = [int(count) for panel in panels for count in (panel.n[panel.n > 0] if panel.n.any() else [0])]
-    means = [mean_and_spread(panel.values, "sd")[0].ravel() for panel in panels]
-    shown = np.concatenate(means)
-    return [first, *sentences(scene, counts, shown[~np.isnan(shown)])]
-
-
-def _alt(panels: Sequence[Courses], scene: Scene, names: Sequence[str]) -> str:
-    told = []
-    for panel in panels:
-        title = ", ".join(dict.fromkeys([scene.words.key(panel.key), _title(panel, scene)]))
-        if not panel.n.any():
-            told.append(f"{title}: no value.")
-            continue
-        mean, _ = mean_and_spread(panel.values, "sd")
-        ends = []
-        for name, line in zip(names, mean, strict=False):
-            known = np.flatnonzero(~np.isnan(line))
-            if len(known):
-                ends.append(f"{name} {number(line[known[-1]], panel.key)} in round {panel.rounds[known[-1]]:.0f}")
-        told.append(f"{title}: {', '.join(ends)}.")
-    return f"Means over seeds at the end of the courses. {' '.join(told)}"
+def _ends(curves: Curves, data: FigureData, names: Sequence[str]) -> str:
+    """The last means of the curves, in words."""
+    ends = []
+    for name, mean in zip(names, curves.result.mean, strict=False):
+        line = pd.Series(mean, curves.rounds).dropna()
+        if len(line):
+            ends.append(f"{name} {format_value(line.iloc[-1], curves.key)} in round {line.index[-1]:.0f}")
+    title = ", ".join(filter(None, [data.labels.key(curves.key), curves.setting]))
+    return f"{title}: {', '.join(ends) or 'no value'}."

@@ -1,124 +1,106 @@
-"""The runs of a sweep by their settings, and what a figure of theirs is over seeds."""
+"""Means over the seeds of a sweep, and their spread."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
-from math import nan
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from shoal.core.errors import InputError, nearest
-from shoal.reports.frames import Floats, column
+from shoal.reports.frames import Floats
 from shoal.reports.sweep.spec import Axes, Spread, Value
 
 
-@dataclass(frozen=True)
-class Outcomes:
-    """The runs there are, among those that the sweep asks for.
+@dataclass(frozen=True, eq=False)
+class SeedStatistics:
+    """The finished runs of a sweep, arranged by setting and seed.
 
     Args:
-        results: a row a finished run: ``run``, a column an axis, ``seed``, and a column a figure.
+        results: one row per finished run: ``run``, one column per axis, ``seed``, and one column per metric.
         axes: what the sweep varies.
-        seeds: of the sweep.
+        seeds: of each setting.
     """
 
     results: pd.DataFrame
     axes: Axes
     seeds: Sequence[int]
 
-    def rows(self, settings: Mapping[str, Value]) -> list[list[int | None]]:
-        """(seeds, settings averaged over) the row of each run where the axes have ``settings``; None where it lacks.
+    def rows(self, by: Sequence[str], where: Mapping[str, Value]) -> NDArray[np.int64]:
+        """(seeds, settings of ``by``, settings averaged over) the row of each run; -1 where it is not finished.
 
-        Axes that ``settings`` leaves out are those averaged over.
+        Settings are in the order of their product, the last axis fastest. Axes that are neither in ``by`` nor held by
+        ``where`` are averaged over.
         """
-        held = [[settings[axis]] if axis in settings else self.axes[axis] for axis in self.axes]
-        choices = list(product(*held))
-        return [[self._row.get((*each, seed)) for each in choices] for seed in self.seeds]
+        rest = [axis for axis in self.axes if axis not in by]
+        settings = [[where[axis]] if axis in where else self.axes[axis] for axis in (*by, *rest)]
+        runs = self.results[["seed", *by, *rest]].itertuples(index=False, name=None)
+        row_of = {run: row for row, run in enumerate(runs)}
+        rows = np.array([row_of.get(run, -1) for run in product(self.seeds, *settings)])
+        places = int(np.prod([len(self.axes[axis]) for axis in by]))
+        return rows.reshape(len(self.seeds), places, -1)
 
-    def by_seed(self, key: str, settings: Mapping[str, Value]) -> Floats:
-        """(seeds,) a figure where the axes have ``settings``, averaged over the axes that these leave out.
+    def by_seed(self, values: Floats, by: Sequence[str], where: Mapping[str, Value]) -> Floats:
+        """(seeds, settings of ``by``, ...) the mean of ``values`` (runs, ...) over the settings averaged over.
 
-        A seed that lacks any of the runs averaged over is NaN: a mean over fewer settings would be another figure.
+        It is NaN where one of these runs is missing: a mean over fewer settings would be another quantity.
         """
-        figures = column(self.results, key)
-        seeds = [[nan if row is None else figures[row] for row in rows] for rows in self.rows(settings)]
-        return np.array([np.mean(values) for values in seeds], dtype=float)
+        missing = np.full((1, *values.shape[1:]), np.nan)
+        return np.concatenate([values, missing])[self.rows(by, where)].mean(axis=2)
 
-    def need(self, keys: Iterable[str]) -> None:
-        """Raise `InputError` where no run has one of the figures ``keys``."""
+    def metrics_by_seed(self, keys: Sequence[str], by: Sequence[str], where: Mapping[str, Value]) -> Floats:
+        """(seeds, settings of ``by``, keys) the metrics; see `by_seed`.
+
+        Raises:
+            InputError: no run has one of ``keys``.
+        """
         if len(self.results):
-            need_keys(keys, [self.results], (*self.axes, "run", "seed"), "no run has the figure")
-
-    @cached_property
-    def _row(self) -> Mapping[tuple[Value, ...], int]:
-        keys = zip(*(self.results[name].tolist() for name in (*self.axes, "seed")), strict=True)
-        return {key: row for row, key in enumerate(keys)}
+            require_metrics(keys, [self.results], ("run", "seed", *self.axes), "no run has the metric")
+        return self.by_seed(self.results[list(keys)].to_numpy(dtype=float), by, where)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Estimate:
-    """A figure over seeds.
+    """Means over seeds, their spread, and how many seeds have a value, as arrays of one shape."""
 
-    Args:
-        mean: NaN where no seed has the figure.
-        spread: see `mean_and_spread`.
-        n: seeds that have the figure.
+    mean: Floats
+    spread: Floats
+    n: NDArray[np.int64]
+
+
+def estimate(values: Floats, spread: Spread) -> Estimate:
+    """The means of ``values`` (seeds, ...) over seeds, NaN left out, and their spread, which is NaN below two seeds.
+
+    >>> result = estimate(np.array([1.0, 3.0, np.nan]), "sd")
+    >>> float(result.mean), float(result.spread), int(result.n)
+    (2.0, 1.4142135623730951, 2)
     """
-
-    mean: float
-    spread: float
-    n: int
-
-
-def estimate(values: Sequence[float] | Floats, spread: Spread) -> Estimate:
-    """What ``values``, one a seed, say of their mean; NaN are left out.
-
-    >>> estimate([1.0, 3.0, nan], "sd")
-    Estimate(mean=2.0, spread=1.4142135623730951, n=2)
-    """
-    known = np.array([value for value in values if not np.isnan(value)], dtype=float)
-    mean, deviation = mean_and_spread(known, spread)
-    return Estimate(float(mean), float(deviation), len(known))
-
-
-def mean_and_spread(values: Floats, spread: Spread) -> tuple[Floats, Floats]:
-    """The mean over the first dimension, (seeds, ...), and its spread; NaN in ``values`` are left out.
-
-    The spread is the sample standard deviation ("sd") or half the width of the 95 % confidence interval of the mean
-    by Student's t ("ci"), and NaN below two seeds.
-    """
-    known = ~np.isnan(values)
-    n = known.sum(axis=0)
-    sums = np.where(known, values, 0.0).sum(axis=0)
-    mean = np.where(n > 0, sums / np.maximum(n, 1), np.nan)
-    squares = np.where(known, values - mean, 0.0) ** 2
-    deviation = np.where(n > 1, np.sqrt(squares.sum(axis=0) / np.maximum(n - 1, 1)), np.nan)
+    frame = pd.DataFrame(values.reshape(len(values), -1))
+    n, deviation = frame.count(), frame.std()
     if spread == "ci":
-        deviation = deviation * stdtrit(np.maximum(n - 1, 1), 0.975) / np.sqrt(np.maximum(n, 1))
-    return mean, deviation
+        deviation = deviation * stdtrit(n - 1, 0.975) / np.sqrt(n)
+    mean, deviation, n = (each.to_numpy().reshape(values.shape[1:]) for each in (frame.mean(), deviation, n))
+    return Estimate(mean, deviation, n)
 
 
-def figures_in(frame: pd.DataFrame, besides: Iterable[str]) -> list[str]:
-    """The columns of numbers, ``besides`` excepted, that have one at least."""
-    other = set(besides)
-    names = [str(name) for name in frame if name not in other]
-    return [name for name in names if pd.api.types.is_numeric_dtype(frame[name]) and frame[name].notna().any()]
+def metrics_in(frame: pd.DataFrame, besides: Iterable[str]) -> list[str]:
+    """The columns of numbers, other than ``besides``, that have a value."""
+    columns = frame.drop(columns=list(besides), errors="ignore").dropna(axis="columns", how="all")
+    return [str(name) for name in columns.select_dtypes("number")]
 
 
-def need_keys(keys: Iterable[str], frames: Iterable[pd.DataFrame], besides: Iterable[str], lacking: str) -> None:
-    """Each of ``keys`` must be among the figures of one of ``frames``, which are looked at as far as necessary.
+def require_metrics(keys: Iterable[str], frames: Iterable[pd.DataFrame], besides: Sequence[str], lacking: str) -> None:
+    """Require that each of ``keys`` is a metric of one of ``frames``, which are read as far as necessary.
 
     Raises:
         InputError: no frame has one of them; ``lacking`` begins the sentence.
     """
-    left, known, besides = list(keys), {}, list(besides)
+    left, known = list(keys), dict[str, None]()
     for frame in frames:
-        known |= dict.fromkeys(figures_in(frame, besides))
+        known |= dict.fromkeys(metrics_in(frame, besides))
         left = [key for key in left if key not in known]
         if not left:
             return
-    if left:
-        raise InputError(f"{lacking} '{left[0]}'; {nearest(left[0], known) if known else 'they have none'}")
+    raise InputError(f"{lacking} '{left[0]}'; {nearest(left[0], known) if known else 'they have none'}")

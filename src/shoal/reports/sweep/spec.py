@@ -1,11 +1,11 @@
-"""What a sweep's file may say about tables and figures, checked against what the sweep varies.
+"""The [tables], [figures] and [labels] of a sweep's file, checked against the sweep's axes.
 
-Every axis of a sweep must be spoken for in each table and figure: shown, held at one value (`where`), or averaged over
-(`average`); else figures of different settings would be mixed without a word.
+Every axis with more than one setting must be displayed, held at one setting (`where`) or averaged over (`average`) in
+each table and figure; otherwise runs of different settings would be mixed silently.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from math import isfinite
 from typing import Annotated, Any, Literal
 
@@ -16,25 +16,23 @@ from shoal.core.errors import InputError, nearest, require
 from shoal.core.settings import Range, settings
 
 Value = str | int | float | bool
-"""One setting of an axis, as results.csv has it."""
+"""A setting of an axis, as in results.csv."""
 
 Axes = Mapping[str, Sequence[Value]]
-"""What a sweep varies: the axes' names and their settings, in the order of the file."""
+"""The settings of each axis, in the order of the sweep's file."""
 
 Spread = Literal["sd", "ci"]
-"""Of seeds: the standard deviation, or the 95 % confidence interval of the mean by Student's t."""
-
-Keys = Annotated[list[str], Field(min_length=1)]
+"""Over seeds: the standard deviation, or half the 95 % confidence interval of the mean (Student's t)."""
 
 
 @settings
 class Selection:
-    """What tables and figures have in common.
+    """The keys that tables and figures share.
 
-    `y` are keys of results.csv; for courses, columns of rounds.csv.
+    `y` names columns of results.csv; for courses, columns of rounds.csv.
     """
 
-    y: Keys
+    y: Annotated[list[str], Field(min_length=1)]
     title: str = ""
     caption: str = ""
     where: dict[str, Value] = field(default_factory=dict)
@@ -43,107 +41,95 @@ class Selection:
 
 
 @settings
-class TableSection(Selection):
-    """[tables.NAME]: a cell is mean and spread over seeds. The keys of `y` are rows or columns, inside the axes."""
+class TableSpec(Selection):
+    """[tables.NAME]: a cell is a mean and its spread over seeds. The metrics of `y` stand inside the axes."""
 
     rows: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     y_in: Literal["rows", "columns"] = "rows"
     best: Literal["highest", "lowest"] | None = None
-    """Which mean is set in bold among those that differ by the columns' axes only."""
+    """Which mean is bold, among those that differ by the columns' axes only."""
 
     @property
-    def shown(self) -> tuple[str, ...]:
-        """The axes that it shows."""
+    def displayed(self) -> tuple[str, ...]:
+        """The axes of its rows and columns."""
         return (*self.rows, *self.columns)
 
 
 @settings
-class FigureSection(Selection):
-    """[figures.NAME]: boxes, bars or lines over an axis, a panel for each key of `y`, or courses over rounds.
-
-    In courses the lines are models, ordered by how many clients chose them at the end, and a panel is a key of `y`
-    and a setting of `by`.
-    """
+class FigureSpec(Selection):
+    """[figures.NAME]: one panel per metric over the axis `x`; courses: one panel per metric and setting of `by`."""
 
     kind: Literal["boxes", "bars", "lines", "courses"] = field(kw_only=True)
     x: str | None = None
     by: str | None = None
     y_label: str = ""
-    """One name for the axes of all panels, which then have one scale."""
+    """The name of all panels' y axes, which then have one scale."""
     y_range: Range | None = None
     level: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """A dotted line for comparison, such as a coin's 0.5."""
+    """A dotted line for comparison, such as 0.5 for guessing."""
 
     @property
-    def shown(self) -> tuple[str, ...]:
-        """The axes that it shows."""
-        return tuple(axis for axis in (self.x, self.by) if axis is not None)
+    def displayed(self) -> tuple[str, ...]:
+        """Its axes, `by` before `x`."""
+        return tuple(axis for axis in (self.by, self.x) if axis is not None)
 
 
 @settings
-class ShownSection:
-    """[tables], [figures] and [labels] together. Labels are words for axes, their settings, and keys."""
+class ReportSpec:
+    """[tables], [figures] and [labels] together. Labels name axes, their settings, groups, and metrics."""
 
-    tables: dict[str, TableSection] = field(default_factory=dict)
-    figures: dict[str, FigureSection] = field(default_factory=dict)
+    tables: dict[str, TableSpec] = field(default_factory=dict)
+    figures: dict[str, FigureSpec] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """Tables and figures that fit a sweep's axes."""
-
-    tables: Mapping[str, TableSection]
-    figures: Mapping[str, FigureSection]
-    labels: Mapping[str, str]
-
-
-def read_shown(given: Mapping[str, Any], axes: Axes, where: str) -> Shown:
-    """The tables and figures that a sweep's file asks for; ``where`` names the file in error sentences.
+def read_report_spec(given: Mapping[str, Any], axes: Axes, where: str) -> ReportSpec:
+    """The checked tables and figures of a sweep's file; ``where`` names the file in error sentences.
 
     Raises:
-        InputError: an axis or setting that the sweep does not have, or an axis that is not spoken for.
+        InputError: an unknown axis or setting, or an axis that is neither displayed, held nor averaged over.
     """
-    section = parse(ShownSection, given, where)
-    for kind, wanted in (("tables", section.tables), ("figures", section.figures)):
-        for name, each in wanted.items():
+    spec = parse(ReportSpec, given, where)
+    for kind, specs in (("tables", spec.tables), ("figures", spec.figures)):
+        for name, each in specs.items():
             require(
                 bool(name) and all(letter.isalnum() or letter in "-_." for letter in name) and name[0] != ".",
                 f"{where}: '{kind}.{name}' becomes a file's name, so it must be letters, digits, '-', '_' and '.'",
             )
             require(len(name.encode()) <= 200, f"{where}: '{kind}.{name}' is too long for a file's name")
             try:
-                _fit(each, axes)
+                if isinstance(each, FigureSpec):
+                    _check_figure(each)
+                _check_axes(each, axes)
             except InputError as error:
                 raise InputError(f"{where}: '{kind}.{name}': {error}") from error
-    return Shown(section.tables, section.figures, section.labels)
+    return spec
 
 
-def _fit(asked: TableSection | FigureSection, axes: Axes) -> None:
-    if isinstance(asked, FigureSection):
-        if asked.kind == "courses":
-            require(asked.x is None, "courses run over rounds, so 'x' must be left out")
-        else:
-            require(asked.x is not None, f"'x' is missing: the axis that the {asked.kind} stand over")
-        low, high = asked.y_range or (0, 1)
-        require(isfinite(low) and isfinite(high) and low < high, f"'y_range' must be [low, high]; got [{low}, {high}]")
-    spoken = [*asked.shown, *asked.where, *asked.average]
-    for axis in spoken:
-        require(axis in axes, f"the sweep does not vary '{axis}'; {_known(axis, axes)}")
-        require(spoken.count(axis) == 1, f"'{axis}' is named twice; show it, hold it by 'where', or 'average' over it")
-    for axis, value in asked.where.items():
+def _check_figure(spec: FigureSpec) -> None:
+    if spec.kind == "courses":
+        require(spec.x is None, "courses run over rounds, so 'x' must be left out")
+    else:
+        require(spec.x is not None, f"'x' is missing: the axis that the {spec.kind} stand over")
+    low, high = spec.y_range or (0, 1)
+    require(isfinite(low) and isfinite(high) and low < high, f"'y_range' must be [low, high]; got {spec.y_range}")
+
+
+def _check_axes(spec: TableSpec | FigureSpec, axes: Axes) -> None:
+    used = [*spec.displayed, *spec.where, *spec.average]
+    for axis in used:
+        hint = nearest(axis, axes) if axes else "it varies nothing"
+        require(axis in axes, f"the sweep does not vary '{axis}'; {hint}")
+        require(used.count(axis) == 1, f"'{axis}' is named twice; show it, hold it by 'where', or 'average' over it")
+    for axis, value in spec.where.items():
+        same = any(each == value and isinstance(each, bool) == isinstance(value, bool) for each in axes[axis])
         settings = ", ".join(map(str, axes[axis]))
-        same = [each for each in axes[axis] if each == value and isinstance(each, bool) == isinstance(value, bool)]
-        require(bool(same), f"'where' holds '{axis}' at {value!r}, but the sweep has it at {settings}")
-    twice = [key for key in asked.y if asked.y.count(key) > 1]
-    require(not twice, f"'y' has '{twice[0] if twice else ''}' twice")
-    left = [axis for axis in axes if axis not in spoken and len(axes[axis]) > 1]
-    require(
-        not left,
-        f"the sweep also varies '{left[0] if left else ''}'; show it, hold it by 'where', or 'average' over it",
-    )
-
-
-def _known(axis: str, axes: Iterable[str]) -> str:
-    return nearest(axis, axes) if axes else "it varies nothing"
+        require(same, f"'where' holds '{axis}' at {value!r}, but the sweep has it at {settings}")
+    for key in spec.y:
+        require(spec.y.count(key) == 1, f"'y' has '{key}' twice")
+    for axis in axes:
+        require(
+            axis in used or len(axes[axis]) == 1,
+            f"the sweep also varies '{axis}'; show it, hold it by 'where', or 'average' over it",
+        )

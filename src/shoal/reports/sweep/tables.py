@@ -1,177 +1,125 @@
-"""A sweep's tables as values: each cell a figure's mean and spread over seeds."""
+"""A sweep's tables as data frames: each cell is a metric's mean and spread over seeds."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
-from shoal.reports.sweep.labels import SPREADS, Words
-from shoal.reports.sweep.number_format import number, text
-from shoal.reports.sweep.seed_statistics import Estimate, Outcomes, estimate
-from shoal.reports.sweep.spec import Axes, Spread, TableSection, Value
+import numpy as np
+import pandas as pd
 
-Settings = Mapping[str, Value]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A figure at some settings.
-
-    Args:
-        settings: of the axes that the table shows or holds.
-        key: of the figure.
-        found: its mean and spread over seeds.
-        text: the same as people read it.
-        best: whether it is the best of those that differ by the columns' axes only.
-    """
-
-    settings: Settings
-    key: str
-    found: Estimate
-    text: str
-    best: bool = False
+from shoal.reports.frames import Bools
+from shoal.reports.sweep.labels import SPREADS, Labels, capitalised
+from shoal.reports.sweep.number_format import format_estimate, format_value
+from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
+from shoal.reports.sweep.spec import TableSpec
 
 
-@dataclass(frozen=True)
-class Line:
-    """What a line is about, a part for each of the table's stubs, and its cells."""
-
-    heads: tuple[str, ...]
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SweepTable:
-    """Cells in lines, under heads.
+    """A table of a sweep.
 
     Args:
         name: of its files.
-        title: what it shows.
-        caption: what the file says about it.
-        note: how to read it: what the cells are.
-        spread: of the cells.
-        stubs: heads of the columns on the left, which say what a line is about.
-        over: names of the axes that the columns stand for, above their heads; empty where the heads speak for
-            themselves.
-        heads: heads of the columns of cells.
-        lines: in the order of the axes' settings.
+        title: what it is about.
+        caption: the caption in the sweep's file.
+        note: what the cells are.
+        over: names of the columns' axes, above their heads; empty where the heads are words and need none.
+        stubs: (rows, stubs) what each row is about; the columns are the names of the rows' axes.
+        texts: (rows, columns) the cells as people read them, under their heads.
+        best: (rows, columns) whether a cell is the best of those that differ by the columns' axes only.
+        values: one row per cell, in reading order: the settings, ``key``, ``mean``, ``sd`` or ``ci``, and ``n``.
     """
 
     name: str
     title: str
     caption: str
     note: str
-    spread: Spread
-    stubs: tuple[str, ...]
     over: str
-    heads: tuple[str, ...]
-    lines: tuple[Line, ...]
+    stubs: pd.DataFrame
+    texts: pd.DataFrame
+    best: Bools
+    values: pd.DataFrame
+
+    @property
+    def repeats(self) -> Bools:
+        """(rows, stubs) whether a stub and all to its left are those of the row above."""
+        stubs = self.stubs.to_numpy()
+        same = np.logical_and.accumulate(stubs[1:] == stubs[:-1], axis=1)
+        return np.concatenate([np.zeros_like(stubs[:1], dtype=bool), same])
+
+    @property
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """The stubs, which of them repeat, the cells, and which of them are best, of each row."""
+        return zip(self.stubs.to_numpy(), self.repeats, self.texts.to_numpy(), self.best, strict=True)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A row or a column: the settings of its axes, its keys, and what it is called."""
-
-    settings: Settings
-    key: str | None
-    heads: tuple[str, ...]
-
-
-def sweep_table(name: str, asked: TableSection, outcomes: Outcomes, words: Words) -> SweepTable:
-    """The table that ``asked`` describes.
-
-    Args:
-        name: of the table.
-        asked: what the sweep's file says; it fits the sweep's axes (`shown.read_shown`).
-        outcomes: the runs; a cell over fewer than all seeds says so.
-        words: what axes, settings and figures are called.
+def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> SweepTable:
+    """The table that ``spec``, which fits the sweep's axes, describes; a cell over fewer than all seeds says so.
 
     Raises:
-        InputError: no run has one of the figures that ``asked`` names.
+        InputError: no run has one of the metrics of ``spec``.
     """
-    outcomes.need(asked.y)
-    axes, seeds = outcomes.axes, outcomes.seeds
-    one = asked.y[0] if len(asked.y) == 1 else None
-    lines = _parts(asked.rows, asked.y if one is None and asked.y_in == "rows" else [None], axes, words)
-    columns = _parts(asked.columns, asked.y if one is None and asked.y_in == "columns" else [None], axes, words)
+    # A single metric needs no row or column of its own.
+    key_in_rows = spec.y_in == "rows" and len(spec.y) > 1
+    values, width = _values(spec, statistics, key_in_rows=key_in_rows)
+    rows, columns = values.iloc[::width], values.iloc[:width]
 
-    def cell(line: _Part, column: _Part) -> Cell:
-        key = line.key or column.key or asked.y[0]
-        settings = dict(line.settings) | dict(column.settings) | asked.where
-        found = estimate(outcomes.by_seed(key, settings), asked.spread)
-        return Cell(settings, key, found, text(found, key, len(seeds)))
+    def words(cells: pd.DataFrame, axes: list[str]) -> list[list[str]]:
+        return [list(map(labels.setting, cell)) for cell in cells[axes].itertuples(index=False)]
 
-    stubs = [words.axis(axis) for axis in asked.rows]
-    if one is None and asked.y_in == "rows":
-        stubs.append("figure")
+    stubs, heads = words(rows, spec.rows), [", ".join(each) for each in words(columns, spec.columns)]
+    if key_in_rows:
+        stubs = [[*stub, labels.key(key)] for stub, key in zip(stubs, rows["key"], strict=True)]
+    elif len(spec.y) > 1 or not spec.columns:
+        keys = map(labels.key, columns["key"])
+        heads = [": ".join(filter(None, pair)) for pair in zip(heads, keys, strict=True)]
+    estimates = values[["mean", spec.spread, "n", "key"]].itertuples(index=False)
+    texts = [format_estimate(*each, seeds=len(statistics.seeds)) for each in estimates]
+    named = all(isinstance(value, str) for axis in spec.columns for value in statistics.axes[axis])
     return SweepTable(
         name=name,
-        title=asked.title or _begin("; ".join(map(words.key, asked.y))),
-        caption=asked.caption,
-        note=_note(asked, axes, seeds, words),
-        spread=asked.spread,
-        stubs=tuple(stubs),
-        over=_over(asked.columns, axes, words),
-        heads=tuple(_head(asked, column, words) for column in columns),
-        lines=tuple(Line(line.heads, _mark([cell(line, column) for column in columns], asked.best)) for line in lines),
+        title=spec.title or capitalised("; ".join(map(labels.key, spec.y))),
+        caption=spec.caption,
+        note=_note(spec, statistics, labels),
+        over="" if named else ", ".join(map(labels.axis, spec.columns)),
+        stubs=pd.DataFrame(stubs, columns=[*map(labels.axis, spec.rows), *["metric"] * key_in_rows], dtype=object),
+        texts=pd.DataFrame(np.reshape(texts, (-1, width)), columns=[head or "value" for head in heads]),
+        best=_best(values, spec).reshape(-1, width),
+        values=values,
     )
 
 
-def _parts(shown: Sequence[str], keys: Sequence[str | None], axes: Axes, words: Words) -> list[_Part]:
-    """Every setting of the ``shown`` axes, the last varying fastest, and inside them the keys."""
-    parts = []
-    for each in product(*(axes[axis] for axis in shown)):
-        settings = dict(zip(shown, each, strict=True))
-        parts += [
-            _Part(settings, key, (*map(words.setting, each), *([] if key is None else [words.key(key)])))
-            for key in keys
-        ]
-    return parts
+def _values(spec: TableSpec, statistics: SeedStatistics, *, key_in_rows: bool) -> tuple[pd.DataFrame, int]:
+    """`SweepTable.values`, and how many cells a row of the table has."""
+    axes, by = statistics.axes, spec.displayed
+    result = estimate(statistics.metrics_by_seed(spec.y, by, spec.where), spec.spread)
+    values = pd.DataFrame([*product(*(axes[axis] for axis in by), spec.y)], columns=[*by, "key"], dtype=object)
+    values = values.assign(**spec.where)[[*by, *spec.where, "key"]]
+    values = values.assign(**{"mean": result.mean.ravel(), spec.spread: result.spread.ravel(), "n": result.n.ravel()})
+    columns, keys = int(np.prod([len(axes[axis]) for axis in spec.columns])), len(spec.y)
+    if not key_in_rows:
+        return values, columns * keys
+    return values.iloc[np.arange(len(values)).reshape(-1, columns, keys).transpose(0, 2, 1).ravel()], columns
 
 
-def _over(columns: Sequence[str], axes: Axes, words: Words) -> str:
-    """What the heads are settings of; numbers do not say it themselves."""
-    clear = all(isinstance(value, str) for axis in columns for value in axes[axis])
-    return "" if clear else ", ".join(map(words.axis, columns))
+def _best(values: pd.DataFrame, spec: TableSpec) -> Bools:
+    """(cells,) whether a cell is the best of several of its row and metric; those that read the same are all best."""
+    if spec.best is None:
+        return np.zeros(len(values), dtype=bool)
+    means = values.groupby([*spec.rows, "key"], sort=False)["mean"]
+    best = means.transform("max" if spec.best == "highest" else "min").where(means.transform("count") > 1)
+    texts = [[format_value(*pair) for pair in zip(each, values["key"], strict=True)] for each in (values["mean"], best)]
+    return np.equal(*map(np.array, texts)) & best.notna().to_numpy() & values["mean"].notna().to_numpy()
 
 
-def _head(asked: TableSection, column: _Part, words: Words) -> str:
-    """A column's head in one line."""
-    told = ", ".join(map(words.setting, column.settings.values()))
-    if column.key is None:
-        return told or (words.key(asked.y[0]) if len(asked.y) == 1 else "value")
-    return ": ".join(part for part in (told, words.key(column.key)) if part)
-
-
-def _mark(cells: Sequence[Cell], best: str | None) -> tuple[Cell, ...]:
-    """A line's ``cells``, the best of each key marked where there is another; those that read the same are all best."""
-    if best is None:
-        return tuple(cells)
-    wanted: dict[str, str] = {}
-    for key in dict.fromkeys(cell.key for cell in cells):
-        means = [cell.found.mean for cell in cells if cell.key == key and cell.found.n > 0]
-        if len(means) > 1:
-            wanted[key] = number(max(means) if best == "highest" else min(means), key)
-    return tuple(
-        replace(cell, best=cell.found.n > 0 and wanted.get(cell.key) == number(cell.found.mean, cell.key))
-        for cell in cells
-    )
-
-
-def _note(asked: TableSection, axes: Axes, seeds: Sequence[int], words: Words) -> str:
+def _note(spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> str:
     """What the cells are, in sentences."""
-    one = f"{words.key(asked.y[0])}: " if len(asked.y) == 1 and asked.title and asked.columns else ""
-    if len(seeds) == 1:
-        told = [f"{one}one seed."]
-    else:
-        told = [f"{one}mean ± {SPREADS[asked.spread]} over {len(seeds)} seeds, or over n where that is given."]
-    told += words.selection(asked, axes)
-    if asked.best and asked.columns:
-        told.append(
-            f"Bold: the {asked.best} of those that differ by {' and '.join(map(words.axis, asked.columns))} only."
-        )
-    return _begin(" ".join(told))
-
-
-def _begin(sentence: str) -> str:
-    """``sentence`` with its first letter in upper case."""
-    return sentence[:1].upper() + sentence[1:]
+    metric = f"{labels.key(spec.y[0])}: " if len(spec.y) == 1 and spec.title and spec.columns else ""
+    seeds = len(statistics.seeds)
+    many = f"mean ± {SPREADS[spec.spread]} over {seeds} seeds, or over n where that is given."
+    sentences = [metric + ("one seed." if seeds == 1 else many), *labels.selection(spec, statistics.axes)]
+    if spec.best and spec.columns:
+        axes = " and ".join(map(labels.axis, spec.columns))
+        sentences.append(f"Bold: the {spec.best} of those that differ by {axes} only.")
+    return capitalised(" ".join(sentences))
