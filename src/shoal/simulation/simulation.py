@@ -33,6 +33,7 @@ from shoal.simulation.compatibility import check_spending, check_together
 from shoal.simulation.measurement import measure
 from shoal.simulation.result import Result
 from shoal.simulation.round_metrics import Row, round_metrics
+from shoal.simulation.summary import Summary
 
 LOG = logging.getLogger(__name__)
 
@@ -260,5 +261,5 @@ def conclude(
         result = result.with_property(found)
     total = progress.seconds["total"] + time.perf_counter() - began
     seconds = {f"seconds.{key}": round(value, 3) for key, value in (progress.seconds | {"total": total}).items()}
-    summary = {"seed": simulation.seed, "rounds": progress.state.round} | result.summary | seconds
-    return replace(result, summary=summary)
+    played = Summary(run={"seed": simulation.seed, "rounds": progress.state.round}, overall=seconds)
+    return replace(result, summary=result.summary | played)
