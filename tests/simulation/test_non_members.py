@@ -1,6 +1,7 @@
 """Groups without clients, and attacks against the non-members of other groups."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,9 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from shoal.config.build import build
 from shoal.config.schema import parse_config, read_config
-from shoal.reports.summary_text import groups_of
 from shoal.runs.comparison import compare
 from shoal.runs.run import run
+from shoal.simulation.summary import parse_summary
 
 GROUPS = {
     "few": {"share": 0.2, "rotation": [0, 20]},
@@ -149,7 +150,7 @@ def test_non_members_of_another_group_by_hand(tmp_path, name):
 def test_nothing_is_said_by_group_of_a_group_without_clients(outsiders):
     found = figures(outsiders)
     assert not [key for key in found if key.endswith(".nobody")]
-    assert groups_of(found) == list(GROUPS)
+    assert list(parse_summary(found).by_group) == list(GROUPS)
     assert set(pd.read_csv(outsiders / "roc.csv")["group"]) == set(GROUPS)
     assert load_file(outsiders / "samples.safetensors")["nobody"].shape[0] > 0
 
@@ -165,9 +166,10 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
     assert page.count('role="img" aria-label="8 held-out images of') == 4
     assert "of nobody" not in page.replace("held-out images of nobody", "")
     before = (without / "report.html").read_text()
-    assert "against" not in before.partition("Figures by cluster")[0].partition("Figures by group")[2]
-    drawn = [text.partition("</svg>")[0] for text in page.split("<svg")[1:]]
-    assert drawn == [text.partition("</svg>")[0] for text in before.split("<svg")[1:]]
+    assert "against" not in before.partition("Metrics by cluster")[0].partition("Metrics by group")[2]
+    figures_after, figures_before = (re.findall("data:image/svg[^>]*", text) for text in (page, before))
+    assert figures_after == figures_before
+    assert len(figures_before) == 6
 
 
 def test_runs_with_and_without_it_compare(outsiders, without):

@@ -31,10 +31,11 @@ from shoal.core.errors import InputError, require
 from shoal.data import Federation
 from shoal.engine import Engine, RoundReport
 from shoal.models import Model
-from shoal.reports.run.page import write_report
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
+from shoal.runs.report import write_report
 from shoal.simulation.result import CLIENT_COLUMNS, Result
 from shoal.simulation.simulation import Progress, Simulation, Watch, begin, conclude, go_on, prepare
+from shoal.simulation.summary import Summary, flatten
 
 LOG = logging.getLogger("shoal")
 
@@ -101,7 +102,7 @@ def run(
                     save_checkpoint(checkpoints, progress, fresh)
             result = conclude(simulation, engine, progress, stored_observations(checkpoints))
             _write(out, decided, simulation, result)
-            LOG.info("done in %.1f s", result.summary["seconds.total"])
+            LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
     return out
 
 
@@ -161,9 +162,9 @@ def _write(out: Path, config: Config, simulation: Simulation, result: Result) ->
         write_text(out / "property.csv", result.updates.to_csv(index=False))
     write_bytes(out / "models.safetensors", models_as_safetensors(simulation.model, result.state.models))
     write_bytes(out / "samples.safetensors", _samples(simulation.federation))
-    summary = {"algorithm": config.algorithm.name, "dataset": config.data.source} | result.summary
-    write_report(out, config, summary, result.rounds, result.clients, result.roc, updates=result.updates)
-    write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    summary = Summary(run={"algorithm": config.algorithm.name, "dataset": config.data.source}) | result.summary
+    write_report(out, summary)
+    write_text(out / "summary.json", json.dumps(flatten(summary), indent=2, allow_nan=False) + "\n")
     for left in (out / "checkpoint").glob("*.safetensors"):
         left.unlink()
 

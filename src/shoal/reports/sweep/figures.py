@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from shoal.reports.plotting import forms
+from shoal.reports.plotting import figure_files
 from shoal.reports.sweep.charts import chart_plate
 from shoal.reports.sweep.figure_data import Scene
 from shoal.reports.sweep.labels import Words
@@ -40,6 +40,6 @@ def draw(
         outcomes.need(asked.y)
         plate = chart_plate(scene)
     title = asked.title or name
-    drawn = forms(name, f"{title}. {plate.alt}", plate.paint, plate.size)
+    drawn = figure_files(f"{title}. {plate.alt}", plate.paint, plate.size)
     caption = " ".join([*([asked.caption] if asked.caption else []), *plate.notes])
-    return Picture(name, title, caption, drawn.svg, drawn.pdf, drawn.inline)
+    return Picture(name, title, caption, drawn.svg, drawn.pdf, drawn.image)

@@ -7,7 +7,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes as Panel
 
 from shoal.reports.frames import Floats
-from shoal.reports.plotting import cluster_look, short
+from shoal.reports.plotting import cluster_style as cluster_look
+from shoal.reports.plotting import short
 from shoal.reports.sweep.gaps import Spot, finish, gap, write_gap
 from shoal.reports.sweep.looks import Names, line_of
 from shoal.reports.sweep.marks import Chart

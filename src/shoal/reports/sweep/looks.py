@@ -13,7 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from shoal.reports.frames import Floats
-from shoal.reports.plotting import COIN, LEGEND_LINE, cluster_look, short
+from shoal.reports.plotting import CHANCE as COIN
+from shoal.reports.plotting import LEGEND_LINE, short
+from shoal.reports.plotting import cluster_style as cluster_look
 from shoal.reports.sweep.figure_data import Scene
 
 PANEL = 3.2

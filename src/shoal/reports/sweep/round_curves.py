@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from shoal.reports.frames import Floats
-from shoal.reports.plotting import cluster_look
+from shoal.reports.plotting import cluster_style as cluster_look
 from shoal.reports.sweep.figure_data import Scene
 from shoal.reports.sweep.gaps import seeds_of, sentences
 from shoal.reports.sweep.labels import SPREADS
