@@ -191,7 +191,7 @@ def test_metrics_are_shown_with_their_meaning() -> None:
     assert "brightness times 0.5 to 0.8" in text
     assert "taken on shadow models" in text
     assert "held-out images of the same group" in text
-    assert "Clusters 0, 1 end with at most 3 clients" in text
+    assert "Clusters that end with at most 3 clients: 0 (3), 1 (3)" in text
 
 
 def test_labels_say_how_it_ended() -> None:
@@ -233,7 +233,7 @@ def test_undefined_metrics_become_dashes() -> None:
     assert len(figures_on(page)) == 3
     assert "No attack was measured." in page.text
     assert DASH in page.text
-    assert "No client ends in cluster 1" in page.text
+    assert "at most 3 clients: 1 (0)" in page.text
     assert PNG not in " ".join(page.addresses)
 
 

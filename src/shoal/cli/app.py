@@ -64,10 +64,10 @@ def run(
     data_dir: DataDir = None,
 ) -> None:
     """Train one federation, attack it, and measure both: one run, one directory."""
-    asked = read_config(config, changes or ())
+    parsed = read_config(config, changes or ())
     directory = out if out is not None else Path("runs") / config.stem
     with Display(Console(stderr=True)) as display:
-        run_config(asked, directory, resume=resume, data_dir=data_dir, watch=display)
+        run_config(parsed, directory, resume=resume, data_dir=data_dir, watch=display)
     typer.echo(verdict(read_summary(directory)))
     typer.echo(f"Report: {directory / 'report.html'}")
 
@@ -84,11 +84,11 @@ def sweep(
     data_dir: DataDir = None,
 ) -> None:
     """Do many runs, and show them in tables and figures; what is finished is never done twice."""
-    asked = read_sweep(sweep)
+    parsed = read_sweep(sweep)
     directory = out if out is not None else Path("runs") / sweep.stem
     with SweepDisplay(Console(stderr=True)) as display:
         outcome = run_sweep(
-            asked,
+            parsed,
             directory,
             workers=Workers(jobs, cluster),
             data_dir=data_dir,
@@ -97,7 +97,7 @@ def sweep(
         )
     for run, reason in outcome.failed.items():
         typer.echo(f"shoal: {run}: failed: {' '.join(reason.split())}", err=True)
-    typer.echo(f"{outcome.finished} of {len(asked.runs)} runs are done: {directory / 'results.csv'}")
+    typer.echo(f"{outcome.finished} of {len(parsed.runs)} runs are done: {directory / 'results.csv'}")
     typer.echo(f"Report: {outcome.report}")
     if outcome.failed:
         raise typer.Exit(1)

@@ -28,24 +28,24 @@ class Display:
         )
         self._task = self._bar.add_task("rounds", total=None, left="")
         self._live = Live(self._bar, console=console, transient=True, refresh_per_second=4)
-        self._shown = console.is_terminal
+        self._enabled = console.is_terminal
         self._began = time.perf_counter()
         self._before = 0
 
     def __enter__(self) -> "Display":
-        if self._shown:
+        if self._enabled:
             self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._shown:
+        if self._enabled:
             self._live.stop()
 
     def __call__(self, simulation: Simulation, progress: RunProgress, report: RoundReport | None) -> None:
         """Show where the run stands; the signature is `simulation.Watch`."""
-        if not self._shown:
+        if not self._enabled:
             return
         done = progress.state.round
         if report is None:

@@ -21,10 +21,10 @@ class SweepDisplay:
             TextColumn("run"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")
         )
         self._task = self._bar.add_task("runs", total=None, left="")
-        self._standing: Callable[[], SweepProgress] | None = None
+        self._progress: Callable[[], SweepProgress] | None = None
         self._began = time.perf_counter()
         self._before = 0.0
-        self._live = Live(get_renderable=self._look, console=console, transient=True, refresh_per_second=1)
+        self._live = Live(get_renderable=self._render, console=console, transient=True, refresh_per_second=1)
 
     def __enter__(self) -> "SweepDisplay":
         if self._console.is_terminal:
@@ -37,11 +37,11 @@ class SweepDisplay:
         if self._console.is_terminal:
             self._live.stop()
 
-    def begun(self, standing: Callable[[], SweepProgress]) -> None:
+    def begun(self, progress: Callable[[], SweepProgress]) -> None:
         """Take note of where the sweep starts."""
-        now = standing()
+        now = progress()
         self._began, self._before = time.perf_counter(), now.done
-        self._standing = standing
+        self._progress = progress
         if now.finished and not self._console.is_terminal:
             self._console.print(f"{now.finished} of {now.runs} runs are done already")
 
@@ -51,9 +51,9 @@ class SweepDisplay:
             broken = f", {now.failed} failed" if now.failed else ""
             self._console.print(f"{now.finished} of {now.runs} runs are done{broken}{self._left(now)}")
 
-    def _look(self) -> Progress:
-        if self._standing is not None:
-            now = self._standing()
+    def _render(self) -> Progress:
+        if self._progress is not None:
+            now = self._progress()
             broken = f"{now.failed} failed; " if now.failed else ""
             left = f"{broken}{self._left(now).removeprefix('; ')}"
             self._bar.update(self._task, total=now.runs, completed=now.finished, left=left)

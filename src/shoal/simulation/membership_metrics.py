@@ -79,13 +79,13 @@ def _mixes(g: int, federation: Federation) -> Mapping[str, Floats]:
     return {"group": one_group_mix(g, federation), "population": federation.group_fractions.numpy()}
 
 
-def _attack(found: MembershipMetrics, non_members: str = "") -> dict[str, float]:
+def _attack(measured: MembershipMetrics, non_members: str = "") -> dict[str, float]:
     """An attack's metrics by name; ``non_members`` is the part of the name that says their kind."""
     return {
-        f"mia{non_members}": found.accuracy,
-        f"mia{non_members}_auc": found.auc,
-        f"tpr_at_fpr_0.01{non_members}": found.tpr_at_1_percent_fpr,
-        f"tpr_at_fpr_0.001{non_members}": found.tpr_at_01_percent_fpr,
+        f"mia{non_members}": measured.accuracy,
+        f"mia{non_members}_auc": measured.auc,
+        f"tpr_at_fpr_0.01{non_members}": measured.tpr_at_1_percent_fpr,
+        f"tpr_at_fpr_0.001{non_members}": measured.tpr_at_01_percent_fpr,
     }
 
 

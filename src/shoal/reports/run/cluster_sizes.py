@@ -47,20 +47,10 @@ def drained(at_end: Mapping[int, int]) -> str:
     """A warning of clusters that end with hardly any client; empty if there are none.
 
     >>> drained({0: 46, 1: 3, 2: 0})
-    'Cluster 1 ends with 3 clients: a model of so few can give them away more easily. No client ends in cluster 2.'
+    'Clusters that end with at most 3 clients: 1 (3), 2 (0). A model of so few can give them away more easily.'
     """
-    few = {k: count for k, count in at_end.items() if 0 < count <= FEW}
-    empty = [str(k) for k, count in at_end.items() if count == 0]
-    sentences = []
-    if len(few) == 1:
-        ((k, count),) = few.items()
-        who = "one client" if count == 1 else f"{count} clients"
-        sentences.append(f"Cluster {k} ends with {who}: a model of so few can give them away more easily.")
-    elif few:
-        which = ", ".join(map(str, few))
-        sentences.append(
-            f"Clusters {which} end with at most {FEW} clients: models of so few can give them away more easily."
-        )
-    if empty:
-        sentences.append(f"No client ends in cluster {', '.join(empty)}.")
-    return " ".join(sentences)
+    small = ", ".join(f"{k} ({count})" for k, count in at_end.items() if count <= FEW)
+    warning = (
+        f"Clusters that end with at most {FEW} clients: {small}. A model of so few can give them away more easily."
+    )
+    return warning if small else ""

@@ -71,26 +71,26 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
     known = known[known["group"].isin(groups) & known["non_members"].isin(KINDS)]
     if known.empty:
         return None
-    drawn = [group for group in groups if (known["group"] == group).any()]
+    measured = [group for group in groups if (known["group"] == group).any()]
 
     def draw(figure: MplFigure) -> None:
         rates = known[["fpr", "tpr"]].to_numpy()
         low = max(SMALLEST, 10 ** np.floor(np.log10(rates[rates > 0].min(initial=0.1))))
         axes = figure.subplots()
         axes.plot([low, 1], [low, 1], **CHANCE_LINE)
-        for group in drawn:
-            for kind, look in KINDS.items():
+        for group in measured:
+            for kind, line in KINDS.items():
                 here = (known["group"] == group) & (known["non_members"] == kind) & (known["tpr"] > 0)
                 fpr, tpr = (known.loc[here, rate].clip(lower=low) for rate in ("fpr", "tpr"))
-                axes.plot(fpr, tpr, color=group_style(groups.index(group)).color, **look)
+                axes.plot(fpr, tpr, color=group_style(groups.index(group)).color, **line)
         axes.set(xscale="log", yscale="log", xlim=(low, 1), ylim=(low, 1))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(10))
             axis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g} %"))
             axis.set_minor_formatter(NullFormatter())
         axes.set(xlabel="false positive rate", ylabel="true positive rate")
-        handles = [Line2D([], [], color=group_style(groups.index(each)).color, label=short(each)) for each in drawn]
-        handles += [Line2D([], [], color=_DARK, label=f"others: {kind}", **look) for kind, look in KINDS.items()]
+        handles = [Line2D([], [], color=group_style(groups.index(each)).color, label=short(each)) for each in measured]
+        handles += [Line2D([], [], color=_DARK, label=f"others: {kind}", **line) for kind, line in KINDS.items()]
         legend(figure, [*handles, guess_key("guessing")], columns=2)
 
     caption = (
@@ -99,5 +99,5 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
         "members with few mistakes. Solid: others from the same group. Dashed: others from the whole population. "
         "A curve begins where the attack recognises its first member."
     )
-    alt = f"ROC curves of the attack on logarithmic axes for {', '.join(drawn)}."
+    alt = f"ROC curves of the attack on logarithmic axes for {', '.join(measured)}."
     return draw_figure("roc", "What the attack recognises", caption, alt, draw)

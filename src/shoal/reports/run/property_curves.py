@@ -5,8 +5,8 @@ import pandas as pd
 
 from shoal.simulation.property_metrics import auc
 
-CHECKPOINTS = 200
-"""Rounds at which an AUC over rounds is computed; a figure shows about twice as many pixels."""
+CHECKPOINTS = 100
+"""Rounds at which an AUC over rounds is computed; a figure is about 400 pixels wide."""
 
 
 def by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:

@@ -1,7 +1,5 @@
 """A run's figures of a property attack: its AUC over rounds, cosines of consecutive updates, and t-SNE maps."""
 
-from collections.abc import Iterable
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
@@ -25,8 +23,7 @@ WITHOUT, WITH = LineStyle(WITHIN, "", "o"), LineStyle(OVER, "", "^")
 MOST = 1200
 """Points that a panel shows; beyond, they hide each other and the page grows for nothing."""
 
-MANY = 300
-"""Points from which on they are drawn smaller."""
+SAMPLE = f"A panel shows at most {MOST:,} updates, the same share of either kind."
 
 MEAN = "#222222"
 """The colour of rolling means."""
@@ -82,13 +79,13 @@ def cosines(updates: pd.DataFrame) -> Figure | None:
             axes.set_ylim(-1.08, 1.08)
             fit_rounds(axes, updates["round"])
         mean = Line2D([], [], color=MEAN, linewidth=1.5, label=f"mean over {2 * half + 1} rounds")
-        legend(figure, [*kind_keys(updates), mean], columns=2)
+        legend(figure, [*kind_keys(), mean], columns=2)
 
     caption = (
         "A point: the cosine of the angle between a model's aggregated update and the one before. 1: the same "
         "direction; 0: unrelated; -1: the opposite direction. Kim et al. (RAID 2023) hold that updates which keep "
         f"their direction give more away. Line: mean over {2 * half + 1} rounds around. Above each panel: mean ± "
-        f"standard deviation.{_left_out(panels.values())}"
+        f"standard deviation. {SAMPLE}"
     )
     ends = "; ".join(f"{name} {spread}" for name, spread in spreads.items())
     alt = f"Cosines of consecutive updates over rounds: {ends}."
@@ -106,12 +103,12 @@ def maps(updates: pd.DataFrame, models: int) -> Figure | None:
         for axes, (title, points) in zip(cells, panels.items(), strict=True):
             draw_map(axes, points)
             axes.set_title(title)
-        legend(figure, kind_keys(updates))
+        legend(figure, kind_keys())
 
     caption = (
         "A point is an aggregated update; t-SNE puts updates near each other whose features are alike. Only "
         "neighbourhoods mean something: directions and distances have no unit. Where triangles lie apart from circles "
-        f"the property is easy to infer; different models lie apart too.{_left_out(panels.values())}"
+        f"the property is easy to infer; different models lie apart too. {SAMPLE}"
     )
     if list(panels) == ["all rounds"]:
         caption += " The first fifth of the rounds has too few updates for a map of its own."
@@ -135,28 +132,16 @@ def draw_map(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def draw_points(axes: Axes, updates: pd.DataFrame, x: str, y: str) -> None:
-    """Updates as points by kind, the same share of either where they are many, so that densities can be compared."""
-    larger = 1.5 if len(updates) <= MANY else 0.0
+    """Updates as points by kind, the same share of either, so that densities can be compared."""
     for kind, style in ((0, WITHOUT), (1, WITH)):
         points = updates[updates["present"] == kind].sample(frac=min(1.0, MOST / len(updates)), random_state=0)
         axes.plot(
             points[x], points[y], linestyle="", marker=style.marker, color=style.color,
-            markersize=2.5 + 1.5 * kind + larger, alpha=0.5 + 0.35 * kind, markeredgewidth=0,
+            markersize=3.0 + 1.5 * kind, alpha=0.5 + 0.35 * kind, markeredgewidth=0,
         )  # fmt: skip
 
 
-def _left_out(panels: Iterable[pd.DataFrame]) -> str:
-    """A note where some points are not drawn."""
-    if max(len(each) for each in panels) <= MOST:
-        return ""
-    return f" A panel of more than {MOST:,} updates shows about as many of them, the same share of either kind."
-
-
-def kind_keys(updates: pd.DataFrame | None = None) -> list[Line2D]:
-    """The legend of the points, with the number of updates of each kind where ``updates`` are given."""
-    kinds = ((WITHOUT, "without the property", 0), (WITH, "with the property", 1))
-    counts = ["" if updates is None else f" ({(updates['present'] == kind).sum():,})" for *_, kind in kinds]
-    return [
-        Line2D([], [], color=style.color, linestyle="", marker=style.marker, label=name + number)
-        for (style, name, _), number in zip(kinds, counts, strict=True)
-    ]
+def kind_keys() -> list[Line2D]:
+    """The legend of the points."""
+    kinds = ((WITHOUT, "without the property"), (WITH, "with the property"))
+    return [Line2D([], [], color=style.color, linestyle="", marker=style.marker, label=name) for style, name in kinds]

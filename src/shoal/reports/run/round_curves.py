@@ -97,8 +97,9 @@ def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[A
 
 def fit_rounds(axes: Axes, rounds: pd.Series) -> float:
     """Limit the axis to the ``rounds`` there are; returns its right end."""
-    end = float(rounds.max()) + max(0.5, 0.02 * len(rounds))
-    axes.set_xlim(float(rounds.min()) - 0.5, end)
+    first, last = float(rounds.min()), float(rounds.max())
+    end = last + max(0.5, 0.02 * (last - first + 1))
+    axes.set_xlim(first - 0.5, end)
     return end
 
 
@@ -157,7 +158,7 @@ def risk(rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: 
     def draw(figure: MplFigure) -> None:
         axes = round_axes(figure, "balanced accuracy of the attack")
         axes.axhline(0.5, **CHANCE_LINE)
-        end = fit_rounds(axes, rounds["round"].drop_duplicates())
+        end = fit_rounds(axes, rounds["round"])
         for curve, value in zip(curves, measured, strict=True):
             color, dashes = curve.style.color, curve.style.dashes
             if estimated:
