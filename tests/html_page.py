@@ -32,7 +32,7 @@ class Page(HTMLParser):
             text = value or ""
             if key == "id":
                 self.ids.append(text)
-            elif key == "aria-label":
+            elif key == "aria-label" or (key == "alt" and text):
                 self.labels.append(text)
             elif key == "aria-labelledby":
                 self.pointers.append(text)

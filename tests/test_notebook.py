@@ -35,8 +35,10 @@ def test_a_federation_of_own_tensors():
     assert isinstance(result.clients, pd.DataFrame)
     assert "train_accuracy" in result.clients
     assert len(result.rounds) == 8
-    assert result.summary["accuracy.few"] == pytest.approx(result.clients.query("group == 'few'")["accuracy"].mean())
-    assert "accuracy.many" not in result.summary, "there are no test examples of that group"
+    assert result.summary.by_group["few"]["accuracy"] == pytest.approx(
+        result.clients.query("group == 'few'")["accuracy"].mean()
+    )
+    assert "accuracy" not in result.summary.by_group["many"], "there are no test examples of that group"
 
 
 def test_without_a_shadow_set_the_gap_attack_measures():
@@ -48,7 +50,7 @@ def test_without_a_shadow_set_the_gap_attack_measures():
         shoal.LocalSGD(steps=3),
         rounds=2,
     )
-    assert result.summary["mia.all"] == pytest.approx(result.summary["gap.all"])
+    assert result.summary.by_group["all"]["mia"] == pytest.approx(result.summary.by_group["all"]["gap"])
     assert repr(result).startswith("Result(")
 
 

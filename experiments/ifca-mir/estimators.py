@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from shoal.core.atomic_files import write_bytes, write_text
-from shoal.reports.plotting import COIN, cluster_look, forms
+from shoal.reports.plotting import CHANCE_LINE, cluster_style, figure_files
 from shoal.reports.run.page import ROUND_COLUMNS
 from shoal.runs.files import read_table
 from shoal.sweeps import read_sweep
@@ -92,17 +92,17 @@ def table(by_seed: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def paint(figure: Figure, risks: pd.DataFrame) -> None:
+def draw(figure: Figure, risks: pd.DataFrame) -> None:
     """A panel an estimator: what it said against the truth, a mark a model and round."""
     kinds = [kind for kind in ("shadow", "federated") if kind in risks]
     panels = figure.subplots(1, len(kinds), sharex=True, sharey=True, squeeze=False)[0]
     values = risks[[*kinds, TRUTH]].to_numpy()
     low, high = values.min() - 0.01, values.max() + 0.01
     for panel, kind in zip(panels, kinds, strict=True):
-        panel.plot([low, high], [low, high], color=COIN, linewidth=1.2, linestyle=":", label="right")
-        for look, (size, mine) in enumerate(risks.groupby(SIZE)):
+        panel.plot([low, high], [low, high], **CHANCE_LINE, label="right")
+        for i, (size, mine) in enumerate(risks.groupby(SIZE)):
             panel.scatter(
-                mine[TRUTH], mine[kind], s=14, marker=cluster_look(look).marker, color=cluster_look(look).color,
+                mine[TRUTH], mine[kind], s=14, marker=cluster_style(i).marker, color=cluster_style(i).color,
                 alpha=0.6, linewidths=0, label=f"{size} images per client",
             )  # fmt: skip
         panel.set(xlim=(low, high), ylim=(low, high), aspect="equal", title=kind, xlabel="risk by audit")
@@ -121,7 +121,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     write_text(given.out / "estimators.csv", by_seed.to_csv(index=False))
     write_text(given.out / "estimators.md", table(by_seed))
-    drawn = forms("estimators", "Estimates of risk against the audit", lambda figure: paint(figure, risks), (6.4, 4.0))
+    drawn = figure_files("Estimates of risk against the audit", lambda figure: draw(figure, risks), (6.4, 4.0))
     write_bytes(given.out / "estimators.svg", drawn.svg)
     write_bytes(given.out / "estimators.pdf", drawn.pdf)
     print(table(by_seed))

@@ -18,6 +18,7 @@ from shoal.core.atomic_files import write_text
 from shoal.engine import State
 from shoal.simulation.measurement import measure
 from shoal.simulation.simulation import prepare
+from shoal.simulation.summary import flatten
 
 
 def again(run: Path) -> dict:
@@ -32,7 +33,7 @@ def again(run: Path) -> dict:
     with Engine(simulation.model, threads=config.engine.threads) as engine:
         training = prepare(simulation, engine).on(engine)
         result = measure(state, training, simulation.red_team, training.stream("final"), [])
-    return before | result.summary
+    return before | flatten(result.summary)
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,12 +24,11 @@ from matplotlib.ticker import MaxNLocator
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import InputError, require
-from shoal.reports.frames import by_cluster, column
-from shoal.reports.plotting import COIN, Forms, Look, cluster_look, forms, legend
-from shoal.reports.run.property_curves import drawn_of, early_and_all, half_window, rolling_mean
-from shoal.reports.run.property_figures import kinds, mean_and_sd, paint_map
-from shoal.reports.run.round_curves import fit
-from shoal.reports.run.tables import DASH
+from shoal.reports.formats import DASH
+from shoal.reports.plotting import CHANCE_LINE, FigureFiles, LineStyle, cluster_style, figure_files, legend
+from shoal.reports.run.property_curves import by_cluster, half_window, rolling_mean, tsne_maps
+from shoal.reports.run.property_figures import draw_map, kind_keys, mean_and_sd
+from shoal.reports.run.round_curves import fit_rounds
 from shoal.runs.files import read_run, read_table
 from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 
@@ -43,12 +41,12 @@ POINTS = 600
 
 
 @dataclass(frozen=True)
-class Course:
+class Cosines:
     """One model's cosines."""
 
     label: str
     updates: pd.DataFrame
-    look: Look
+    style: LineStyle
 
 
 def read(out: Path, *, clustered: bool) -> tuple[Config, pd.DataFrame]:
@@ -62,79 +60,77 @@ def read(out: Path, *, clustered: bool) -> tuple[Config, pd.DataFrame]:
     return config, read_table(out / "property.csv", PROPERTY_COLUMNS)
 
 
-def draw_maps(found: dict[str, pd.DataFrame], title: str | None) -> Forms:
+def draw_maps(found: dict[str, pd.DataFrame], title: str | None) -> FigureFiles:
     """A row of panels each of FL and CFL."""
-    maps = {name: dict(early_and_all(updates)) for name, updates in found.items()}
+    maps = {name: tsne_maps(updates) for name, updates in found.items()}
     for name, each in maps.items():
         require(bool(each), f"the run of {name} has no maps; run it with property_attack.tsne = true and more rounds")
 
-    def paint(figure: Figure) -> None:
+    def draw(figure: Figure) -> None:
         cells = figure.subplots(2, 2)
         for row, (name, placed) in zip(cells, maps.items(), strict=True):
             for axes, period in zip(row, PERIODS, strict=True):
                 _panel(axes, placed.get(period))
                 axes.set_title(f"{name}, {period}")
         _entitle(figure, title)
-        legend(figure, kinds())
+        legend(figure, kind_keys())
 
     counts = "; ".join(f"{name}, {period}: {len(each)}" for name, by in maps.items() for period, each in by.items())
-    return forms("maps", f"Maps of aggregated updates by t-SNE. {counts}.", paint, (6.6, 6.4))
+    return figure_files(f"Maps of aggregated updates by t-SNE. {counts}.", draw, (6.6, 6.4))
 
 
-def draw_cosines(courses: Sequence[Course], title: str | None) -> Forms:
+def draw_cosines(models: Sequence[Cosines], title: str | None) -> FigureFiles:
     """Points and rolling means over rounds, a panel each of FL and CFL."""
-    rounds = np.concatenate([column(each.updates, "round") for each in courses])
+    rounds = pd.concat([each.updates["round"] for each in models])
     half = half_window(rounds.max())
 
-    def paint(figure: Figure) -> None:
+    def draw(figure: Figure) -> None:
         cells = figure.subplots(1, 2, sharex=True, sharey=True)
-        for axes, panel in zip(cells, (courses[:1], courses[1:]), strict=True):
-            axes.axhline(0, color=COIN, linewidth=1.0, linestyle=":")
+        for axes, panel in zip(cells, (models[:1], models[1:]), strict=True):
+            axes.axhline(0, **CHANCE_LINE)
             for each in panel:
-                _course(axes, each, half)
+                _draw_cosines(axes, each, half)
             axes.set(xlabel="round", ylim=(-1.08, 1.08))
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            fit(axes, rounds)
+            fit_rounds(axes, rounds)
         cells[0].set(title="FL", ylabel="cosine with the update before")
-        cells[1].set(title=f"CFL, {len(courses) - 1} models")
+        cells[1].set(title=f"CFL, {len(models) - 1} models")
         _entitle(figure, title)
-        legend(figure, [_key(each) for each in courses], columns=2)
+        legend(figure, [_key(each) for each in models], columns=2)
 
-    told = "; ".join(f"{each.label} {mean_and_sd(each.updates)}" for each in courses)
-    return forms("cosine", f"Cosines of consecutive aggregated updates over rounds: {told}.", paint, (7.0, 3.8))
+    spreads = "; ".join(f"{each.label} {mean_and_sd(each.updates)}" for each in models)
+    return figure_files(f"Cosines of consecutive aggregated updates over rounds: {spreads}.", draw, (7.0, 3.8))
 
 
-def table(courses: Sequence[Course]) -> str:
+def table(models: Sequence[Cosines]) -> str:
     """Mean and standard deviation, in Markdown."""
-    lines = [f"| {each.label} | {mean_and_sd(each.updates, 4)} | {PAPER.get(each.label, DASH)} |" for each in courses]
+    lines = [f"| {each.label} | {mean_and_sd(each.updates, 4)} | {PAPER.get(each.label, DASH)} |" for each in models]
     head = "| cosine of consecutive aggregated updates | mean ± sd | paper |\n|---|---:|---:|"
     return "\n".join([head, *lines]) + "\n"
 
 
 def _panel(axes: Axes, placed: pd.DataFrame | None) -> None:
     if placed is not None:
-        paint_map(axes, placed)
+        draw_map(axes, placed)
         return
     axes.set(xticks=[], yticks=[])
     axes.text(0.5, 0.5, "too few updates", transform=axes.transAxes, ha="center", va="center")
 
 
-def _course(axes: Axes, each: Course, half: int) -> None:
-    played, values = column(each.updates, "round"), column(each.updates, "cosine")
-    shown = drawn_of(len(played), min(1.0, POINTS / len(played)))
-    look = each.look
+def _draw_cosines(axes: Axes, each: Cosines, half: int) -> None:
+    style, updates = each.style, each.updates
+    points = updates.sample(frac=min(1.0, POINTS / len(updates)), random_state=0)
     axes.plot(
-        played[shown], values[shown], linestyle="", marker=look.marker, color=look.color, markersize=3.0, alpha=0.35,
-        markeredgewidth=0,
+        points["round"], points["cosine"], linestyle="", marker=style.marker, color=style.color, markersize=3.0,
+        alpha=0.35, markeredgewidth=0,
     )  # fmt: skip
-    axes.plot(played, rolling_mean(played, values, half), color=look.color, linestyle=look.dashes)
+    means = rolling_mean(updates.groupby("round")["cosine"].mean(), half)
+    axes.plot(means.index, means, color=style.color, linestyle=style.dashes)
 
 
-def _key(each: Course) -> Line2D:
-    label = f"{each.label}: {mean_and_sd(each.updates)}"
-    return Line2D(
-        [], [], color=each.look.color, linestyle=each.look.dashes, marker=each.look.marker, markersize=4, label=label
-    )
+def _key(each: Cosines) -> Line2D:
+    style, label = each.style, f"{each.label}: {mean_and_sd(each.updates)}"
+    return Line2D([], [], color=style.color, linestyle=style.dashes, marker=style.marker, markersize=4, label=label)
 
 
 def _entitle(figure: Figure, title: str | None) -> None:
@@ -148,15 +144,15 @@ def write(fl: Path, cfl: Path, out: Path, title: str | None) -> None:
     other, many = read(cfl, clustered=True)
     alike = (config.data.source, config.data.task) == (other.data.source, other.data.task)
     require(alike, f"{cfl}: is a run on other data or another task than {fl}; compare runs of the same task")
-    courses = [Course("FL", one, Look("#000000", "-", "X"))]
-    courses += [Course(f"CFL, cluster {k}", own, cluster_look(k + 1)) for k, own in by_cluster(many)]
-    drawn = {"maps": draw_maps({"FL": one, "CFL": many}, title), "cosine": draw_cosines(courses, title)}
+    models = [Cosines("FL", one, LineStyle("#000000", "-", "X"))]
+    models += [Cosines(f"CFL, cluster {k}", own, cluster_style(k + 1)) for k, own in by_cluster(many).items()]
+    drawn = {"maps": draw_maps({"FL": one, "CFL": many}, title), "cosine": draw_cosines(models, title)}
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, each in drawn.items():
             write_bytes(out / f"{name}.svg", each.svg)
             write_bytes(out / f"{name}.pdf", each.pdf)
-        write_text(out / "cosine.md", table(courses))
+        write_text(out / "cosine.md", table(models))
     except OSError as error:
         raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
 

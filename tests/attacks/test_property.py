@@ -25,7 +25,7 @@ from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, 
 from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
-from shoal.simulation.property_metrics import figures_of
+from shoal.simulation.property_metrics import property_summary
 from shoal.simulation.simulation import simulate
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
@@ -210,7 +210,7 @@ def test_features_are_the_largest_changes_of_rows_and_kernels():
 def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation):
     attack = PropertyAttack(simulated_updates=8)
     _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack, rounds=90)
-    figures = figures_of(classify_updates(attack, observations, Stream(1)))
+    figures = property_summary(classify_updates(attack, observations, Stream(1))).overall
     assert figures["property.positives"] == 30
     assert figures["property.auc"] > 0.8
     assert abs(figures["property.auc_control"] - 0.5) <= 0.05
@@ -369,5 +369,5 @@ def test_in_memory_as_on_disk(mlp, federation):
         defenses=[NormClipping(0.05)],
     )
     assert result.updates is not None
-    assert result.summary["property.updates"] == len(result.updates)
-    assert 0 <= result.summary["property.auc"] <= 1
+    assert result.summary.overall["property.updates"] == len(result.updates)
+    assert 0 <= result.summary.overall["property.auc"] <= 1

@@ -55,7 +55,7 @@ def test_every_defense_plays_every_algorithm(model, build, algorithm, defense):
 
 def test_all_defenses_together(cnn, build, algorithm):
     found = played(cnn, build(), algorithm, Dropout(0.2), L2(0.01), DPSGD(1.0, 0.4), NormClipping(1.0))
-    assert found.summary["epsilon"] == found.clients["epsilon"].max()
+    assert found.summary.overall["epsilon"] == found.clients["epsilon"].max()
 
 
 def test_defenses_are_values(defense):
@@ -67,21 +67,21 @@ def test_defenses_are_values(defense):
 def test_only_private_runs_say_what_they_spent(cnn, build):
     federation = build()
     found = played(cnn, federation, FedAvg(), DPSGD(1.0, 0.5, 1e-4), participation=0.5)
-    assert (found.clients.columns[-1], found.summary["delta"]) == ("epsilon", 1e-4)
+    assert (found.clients.columns[-1], found.summary.overall["delta"]) == ("epsilon", 1e-4)
     # Who took part is known from which epsilons are 0.
     assert (found.clients["epsilon"] > 0).sum() >= 3
     for size, spent in zip(federation.clients.sizes.tolist(), found.clients["epsilon"], strict=True):
         steps = LOCAL.steps_of(size)
         allowed = [accounting.epsilon([(4 / size, n * steps)], 0.5, 1e-4) for n in range(4)]
         assert spent in allowed
-    assert found.summary["epsilon"] == found.clients["epsilon"].max()
+    assert found.summary.overall["epsilon"] == found.clients["epsilon"].max()
     for others in ((), (Dropout(0.2), L2(0.1)), (DPSGD(math.inf, 0.0),)):
         plain = played(cnn, build(), FedAvg(), *others)
         assert "epsilon" not in plain.clients
-        assert not {"epsilon", "delta"} & set(plain.summary)
+        assert not {"epsilon", "delta"} & set(plain.summary.overall)
     clipped = played(cnn, build(), FedAvg(), DPSGD(1.0, 0.0))
     assert np.isinf(clipped.clients["epsilon"]).all()
-    assert "epsilon" not in clipped.summary
+    assert "epsilon" not in clipped.summary.overall
 
 
 @pytest.mark.parametrize("nothing", [DPSGD(math.inf, 0.0), Dropout(0.0), L2(0.0), NormClipping(math.inf)], ids=repr)

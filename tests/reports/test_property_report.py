@@ -1,9 +1,8 @@
-"""A property attack on a run's page, and the figures drawn of two runs: their numbers, their words, their failures."""
+"""A property attack on a run's page, and the figures of two runs: their numbers, their text, their failures."""
 
 import importlib.util
 import json
 import sys
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -11,21 +10,39 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from safetensors.numpy import save_file
 from sklearn.metrics import roc_auc_score
-from test_run_report import clients_of, config_of, page_of, roc_of, rounds_of, save_samples, summary_of
+from test_run_report import (
+    clients_of,
+    config_of,
+    figures_on,
+    frames_of,
+    page_of,
+    report_text,
+    roc_of,
+    rounds_of,
+    samples_of,
+    summary_of,
+)
 
-from html_page import Page
 from shoal.config.schema import Config, PropertyAttackSection
-from shoal.config.tables import read
 from shoal.core.errors import InputError
-from shoal.reports.run.page import write_report
-from shoal.reports.run.property_curves import drawn_of, early_and_all, of_control, rolling_mean, running_auc
-from shoal.reports.run.property_figures import MOST, auc_over_rounds, cosines, maps, paint_map
-from shoal.reports.run.property_section import inference
-from shoal.reports.run.tables import DASH, overall, seconds
+from shoal.reports.formats import DASH
+from shoal.reports.run.page import run_page
+from shoal.reports.run.property_curves import (
+    CHECKPOINTS,
+    control_auc_over_rounds,
+    rolling_mean,
+    running_auc,
+    tsne_maps,
+)
+from shoal.reports.run.property_figures import MOST, auc_over_rounds, cosines, draw_map, draw_points, maps
+from shoal.reports.run.property_section import PropertySection, property_section
+from shoal.reports.run.tables import overall, seconds
 from shoal.reports.summary_text import verdict
-from shoal.runs.report import report_of
-from shoal.simulation.property_metrics import figures_of
+from shoal.runs.report import report_of, run_info
+from shoal.simulation.property_metrics import property_summary
+from shoal.simulation.summary import Summary, flatten, parse_summary
 
 GROUPS = ["a", "b"]
 SCRIPT = Path(__file__).parents[2] / "experiments" / "property" / "figures.py"
@@ -33,8 +50,8 @@ SCRIPT = Path(__file__).parents[2] / "experiments" / "property" / "figures.py"
 
 def attacked(clusters: int = 2, **attack: object) -> Config:
     config = config_of(GROUPS, clusters)
-    data = replace(config.data, task="smiling/sunglasses")
-    return replace(config, data=data, property_attack=read(PropertyAttackSection, attack))
+    data = config.data.model_copy(update={"task": "smiling/sunglasses"})
+    return config.model_copy(update={"data": data, "property_attack": PropertyAttackSection.model_validate(attack)})
 
 
 def updates_of(clusters: int = 2, rounds: int = 20) -> pd.DataFrame:
@@ -55,37 +72,40 @@ def updates_of(clusters: int = 2, rounds: int = 20) -> pd.DataFrame:
     return frame
 
 
-def figures(clusters: int, updates: pd.DataFrame) -> dict[str, float | int | str]:
-    known = {key: value for key, value in figures_of(updates).items() if not np.isnan(value)}
-    return summary_of(GROUPS, clusters) | known | {"main.auc": 0.8125, "main.auc_even": 0.4375}
+def summary_with(clusters: int, updates: pd.DataFrame) -> Summary:
+    main = Summary(overall={"main.auc": 0.8125, "main.auc_even": 0.4375})
+    return parse_summary(summary_of(GROUPS, clusters)) | property_summary(updates) | main
 
 
-def written(out: Path, clusters: int = 2, updates: pd.DataFrame | None = None, config: Config | None = None) -> Page:
-    save_samples(out, GROUPS)
-    found = updates_of(clusters) if updates is None else updates
-    frames = rounds_of(GROUPS, clusters), clients_of(GROUPS, clusters), roc_of(GROUPS)
-    config = attacked(clusters) if config is None else config
-    return page_of(write_report(out, config, figures(clusters, found), *frames, updates=found))
+def html_of(clusters: int = 2, config: Config | None = None) -> str:
+    updates = updates_of(clusters)
+    info = run_info(attacked(clusters) if config is None else config)
+    frames = frames_of(GROUPS, clusters, updates)
+    return run_page(info, summary_with(clusters, updates), frames, samples_of(GROUPS))
 
 
 def finished(out: Path, clusters: int = 2, updates: pd.DataFrame | None = None, config: Config | None = None) -> Path:
-    """A run directory with what a property attack found."""
+    """A run directory with the outcome of a property attack."""
     out.mkdir(exist_ok=True)
-    found = updates_of(clusters) if updates is None else updates
-    save_samples(out, GROUPS)
+    updates = updates_of(clusters) if updates is None else updates
+    save_file(samples_of(GROUPS), out / "samples.safetensors")
     text = (attacked(clusters) if config is None else config).toml()
     (out / "config.toml").write_text(text, encoding="utf-8")
     frames = {"rounds": rounds_of(GROUPS, clusters), "clients": clients_of(GROUPS, clusters), "roc": roc_of(GROUPS)}
-    for name, frame in (frames | {"property": found}).items():
+    for name, frame in (frames | {"property": updates}).items():
         frame.to_csv(out / f"{name}.csv", index=False)
-    (out / "summary.json").write_text(json.dumps(figures(clusters, found)), encoding="utf-8")
+    (out / "summary.json").write_text(json.dumps(flatten(summary_with(clusters, updates))), encoding="utf-8")
     return out
 
 
-def cells(page_figures: dict, updates: pd.DataFrame | None, clusters: int = 2) -> dict[str, tuple[str, ...]]:
-    section = inference(attacked(clusters), page_figures, updates)
-    assert section is not None
-    return {line.name: line.cells for line in section.table.lines}
+def section_of(summary: Summary, updates: pd.DataFrame | None, clusters: int = 2, **attack: object) -> PropertySection:
+    info = run_info(attacked(**attack)).property_attack
+    assert info is not None
+    return property_section(info, summary, updates, clusters)
+
+
+def cells(summary: Summary, updates: pd.DataFrame | None, clusters: int = 2) -> dict[str, tuple[str, ...]]:
+    return {row.name: row.cells for row in section_of(summary, updates, clusters).table.rows}
 
 
 def script():
@@ -99,39 +119,42 @@ def script():
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 3])
-def test_page_has_the_section_with_its_figures(tmp_path: Path, clusters: int) -> None:
-    page = written(tmp_path, clusters)
+def test_page_has_the_section_with_its_figures(clusters: int) -> None:
+    page = page_of(html_of(clusters))
     assert "Property inference" in page.text
     assert {"property-auc-title", "property-cosine-title", "property-maps-title"} <= set(page.ids)
     assert ("FL, one model" if clusters == 1 else f"CFL, {clusters} models") in page.text
-    for word in ("sunglasses", "smiling", "first fifth of the rounds", "all rounds", "0.812", "0.438"):
+    for word in ("sunglasses", "smiling", "0.812", "0.438"):
         assert word in page.text
+    drawn = " ".join(figures_on(page))
+    assert "first fifth of the rounds" in drawn
+    assert "all rounds" in drawn
 
 
-def test_table_shows_the_figures_of_all_models_and_of_each() -> None:
+def test_table_shows_the_metrics_of_all_models_and_of_each() -> None:
     found = updates_of()
-    made = figures(2, found)
+    made = summary_with(2, found)
     shown = cells(made, found)
     assert shown["Updates"] == ("40", "20", "20")
     assert shown["… with the property"] == ("4", "0", "4")
-    assert shown["AUC"] == (f"{made['property.auc']:.3f}", DASH, f"{made['clusters.1.property_auc']:.3f}")
+    assert shown["AUC"] == (f"{made.overall['property.auc']:.3f}", DASH, f"{made.by_cluster[1]['property_auc']:.3f}")
     own = found[found["cluster"] == 1]
     control = np.mean([roc_auc_score(own["present"], own[f"control.{i}"]) for i in range(3)])
-    assert shown["AUC, control"] == (f"{made['property.auc_control']:.3f}", DASH, f"{control:.3f}")
-    assert shown["AUC within models"] == (f"{made['property.auc_within']:.3f}", "", "")
-    assert shown["AUC over rounds"] == (f"{made['property.auc_rounds']:.3f}", "", "")
+    assert shown["AUC, control"] == (f"{made.overall['property.auc_control']:.3f}", DASH, f"{control:.3f}")
+    assert shown["AUC within models"] == (f"{made.overall['property.auc_within']:.3f}", "", "")
+    assert shown["AUC over rounds"] == (f"{made.overall['property.auc_rounds']:.3f}", "", "")
     mean, sd = own["cosine"].mean(), own["cosine"].std()
     assert shown["Cosine of consecutive updates"][2] == f"{mean:.3f} ± {sd:.3f}"
 
 
-def test_a_guesser_s_spread_is_that_of_all_orders() -> None:
+def test_standard_deviation_of_guessing_is_that_of_all_orders() -> None:
     found = updates_of(1, rounds=5).assign(present=[1, 0, 0, 1, 0])
     aucs = [roc_auc_score(np.isin(np.arange(5), held), np.arange(5.0)) for held in combinations(range(5), 2)]
-    assert cells({}, found, 1)["Spread of a coin's AUC"] == (f"{np.std(aucs):.3f}",)
+    assert cells(Summary(), found, 1)["Standard deviation of guessing"] == (f"{np.std(aucs):.3f}",)
 
 
-def test_figures_that_are_missing_are_dashes() -> None:
-    shown = cells({}, None)
+def test_metrics_that_are_missing_are_dashes() -> None:
+    shown = cells(Summary(), None)
     assert shown.pop("Cosine of consecutive updates") == (f"{DASH} ± {DASH}",) * 3
     assert {cell for line in shown.values() for cell in line} == {DASH, ""}
 
@@ -139,22 +162,16 @@ def test_figures_that_are_missing_are_dashes() -> None:
 @pytest.mark.parametrize(
     ("attack", "words", "without"),
     [
-        ({"mode": "passive"}, ["only watches", "all models"], ["times as large", "0.9"]),
+        ({"mode": "passive"}, ["only observes", "all models"], ["times as large", "0.9"]),
         ({"mode": "active", "alpha": 0.75}, ["0.75 times", "0.25 times", "active"], ["times as large"]),
-        ({"mode": "scaled", "gamma": 10.0, "alpha": 0.7}, ["10 times as large", "0.3 times"], ["only watches"]),
-        (
-            {"visible_models": "own", "period": 4},
-            ["only the model that it trains", "multiple of 4"],
-            ["all models before"],
-        ),
+        ({"mode": "scaled", "gamma": 10.0, "alpha": 0.7}, ["10 times as large", "0.3 times"], ["only observes"]),
+        ({"sees": "own", "every": 4}, ["only the model that it trains", "multiple of 4"], ["all models before"]),
         ({"auxiliary": "attacker+test", "forests": "per-cluster"}, ["test examples", "for each model"], []),
         ({"warm_up": 7}, ["from round 8 on"], []),
     ],
 )
 def test_words_say_who_looks_for_what(attack: dict, words: list[str], without: list[str]) -> None:
-    section = inference(attacked(**attack), {}, updates_of())
-    assert section is not None
-    told = " ".join(section.words)
+    told = " ".join(section_of(Summary(), updates_of(), **attack).paragraphs)
     for word in words:
         assert word in told
     for word in without:
@@ -166,30 +183,23 @@ def test_page_of_a_run_without_the_attack_has_no_section(tmp_path: Path) -> None
     finished(tmp_path, config=config)
     (tmp_path / "property.csv").write_text("damaged", encoding="utf-8")
     (tmp_path / "summary.json").write_text(json.dumps(summary_of(GROUPS, 2)), encoding="utf-8")
-    page = page_of(report_of(tmp_path))
-    before = (tmp_path / "report.html").read_bytes()
-    frames = rounds_of(GROUPS, 2), clients_of(GROUPS, 2), roc_of(GROUPS)
-    write_report(tmp_path, config, summary_of(GROUPS, 2), *frames)
-    assert (tmp_path / "report.html").read_bytes() == before
+    text = report_text(tmp_path)
+    page = page_of(text)
+    plain = parse_summary(summary_of(GROUPS, 2))
+    assert text == run_page(run_info(config), plain, frames_of(GROUPS, 2), samples_of(GROUPS))
     assert not [name for name in page.ids if name.startswith("property")]
     assert "roperty" not in page.text
     assert "Epsilon" not in page.text
 
 
 def test_run_read_back_gives_the_same_page(tmp_path: Path) -> None:
-    written(tmp_path)
-    first = (tmp_path / "report.html").read_bytes()
-    written(tmp_path)
-    assert (tmp_path / "report.html").read_bytes() == first
-    finished(tmp_path)
-    report_of(tmp_path)
-    assert (tmp_path / "report.html").read_bytes() == first
+    assert report_text(finished(tmp_path)) == html_of() == html_of()
 
 
 def test_columns_that_are_missing_leave_figures_out(tmp_path: Path) -> None:
     found = updates_of()
     kept = ["round", "cluster", "clients", "present", "cosine"]
-    assert page_of(report_of(finished(tmp_path, updates=found[kept]))).ids.count("property-cosine-title") == 1
+    assert page_of(report_text(finished(tmp_path, updates=found[kept]))).ids.count("property-cosine-title") == 1
     assert auc_over_rounds(found[kept]) is None
     assert maps(found[kept], 2) is None
     assert cosines(found.assign(cosine=np.nan)) is None
@@ -197,7 +207,7 @@ def test_columns_that_are_missing_leave_figures_out(tmp_path: Path) -> None:
 
 
 def test_run_that_saw_nothing_has_a_section_without_figures(tmp_path: Path) -> None:
-    page = page_of(report_of(finished(tmp_path, updates=updates_of().head(0))))
+    page = page_of(report_text(finished(tmp_path, updates=updates_of().head(0))))
     assert "Property inference" in page.text
     assert "property-auc-title" not in page.ids
 
@@ -207,8 +217,8 @@ def test_first_map_is_left_out_where_there_were_too_few() -> None:
     drawn = maps(found, 2)
     assert drawn is not None
     assert "too few updates" in drawn.caption
-    assert "first fifth" not in drawn.svg
-    assert [title for title, _ in early_and_all(found)] == ["all rounds"]
+    assert "first fifth" not in drawn.image
+    assert list(tsne_maps(found)) == ["all rounds"]
 
 
 @pytest.mark.parametrize(
@@ -235,54 +245,68 @@ def test_damaged_or_missing_updates_are_an_error(tmp_path: Path, content: bytes 
 
 def test_running_auc_is_that_of_the_updates_so_far() -> None:
     draw = np.random.default_rng(0)
-    rounds = draw.integers(1, 30, 90).astype(float)
+    rounds = draw.integers(1, 30, 90)
     present = (draw.uniform(size=90) < 0.3) & (rounds > 4)
     scores = draw.integers(0, 6, 90).astype(float)
     scores[draw.uniform(size=90) < 0.1] = np.nan
-    over, aucs = running_auc(rounds, present, scores)
+    found = running_auc(pd.DataFrame({"round": rounds, "present": present, "score": scores}))
     expected = {}
     for number in np.unique(rounds):
         past = (rounds <= number) & ~np.isnan(scores)
         if len(np.unique(present[past])) == 2 and (past & (rounds == number)).any():
             expected[number] = roc_auc_score(present[past], scores[past])
-    assert over.tolist() == list(expected)
-    assert over.min() > 4
-    assert aucs == pytest.approx(list(expected.values()))
+    assert found.index.tolist() == list(expected)
+    assert found.index.min() > 4
+    assert found.tolist() == pytest.approx(list(expected.values()))
 
 
-def test_courses_end_at_the_figures_of_the_summary() -> None:
+def test_running_auc_of_many_rounds_has_the_first_and_the_last() -> None:
+    found = updates_of(1, rounds=20 * CHECKPOINTS)
+    aucs = running_auc(found)
+    assert len(aucs) == CHECKPOINTS
+    assert (aucs.index[0], aucs.index[-1]) == (5, 20 * CHECKPOINTS)
+    assert aucs.iloc[-1] == pytest.approx(roc_auc_score(found["present"], found["score"]))
+
+
+def test_curves_end_at_the_metrics_of_the_summary() -> None:
     found = updates_of()
-    made = figures_of(found)
-    assert of_control(found)[1][-1] == pytest.approx(made["property.auc_control"])
+    made = property_summary(found)
+    assert control_auc_over_rounds(found).iloc[-1] == pytest.approx(made.overall["property.auc_control"])
     drawn = auc_over_rounds(found)
     assert drawn is not None
-    assert f"all models {made['property.auc']:.3f}, cluster 1 {made['clusters.1.property_auc']:.3f}" in drawn.svg
+    ends = f"all models {made.overall['property.auc']:.3f}, cluster 1 {made.by_cluster[1]['property_auc']:.3f}"
+    assert ends in drawn.image
     assert "The updates of cluster 0 are of one kind alone" in drawn.caption
 
 
 def test_rolling_mean_is_that_of_the_rounds_around() -> None:
     draw = np.random.default_rng(1)
-    rounds = draw.choice(40, 25, replace=False).astype(float)
+    rounds = np.sort(draw.choice(40, 25, replace=False))
     values = draw.normal(size=25)
     values[draw.uniform(size=25) < 0.3] = np.nan
     near = np.abs(rounds[:, None] - rounds) <= 3
     expected = [np.nanmean(values[row]) if (~np.isnan(values[row])).any() else np.nan for row in near]
-    assert rolling_mean(rounds, values, 3) == pytest.approx(expected, nan_ok=True)
+    assert rolling_mean(pd.Series(values, rounds), 3).tolist() == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize("period", [2, 3, 5, 15])
-def test_points_that_are_drawn_keep_no_time_with_a_period(period: int) -> None:
-    kept = drawn_of(15_000, 0.08)
-    assert np.bincount(kept % period) / len(kept) == pytest.approx(1 / period, rel=0.1)
+def test_points_that_are_drawn_do_not_favour_any_part_of_a_period(period: int) -> None:
+    axes = Figure().subplots()
+    rounds = np.arange(15_000)
+    draw_points(axes, pd.DataFrame({"round": rounds, "cosine": 0.0, "present": 0}), "round", "cosine")
+    kept = np.asarray(axes.lines[0].get_xdata(), dtype=int)
+    assert len(kept) == pytest.approx(MOST, rel=0.01)
+    # Five standard deviations of a uniform sample.
+    share = 1 / period
+    assert np.bincount(kept % period) / len(kept) == pytest.approx(share, abs=5 * np.sqrt(share / len(kept)))
 
 
 def test_maps_tell_the_kinds_apart_by_shape_and_colour() -> None:
     axes = Figure().subplots()
     draw = np.random.default_rng(2)
     held = np.arange(5 * MOST) % 5 == 0
-    paint_map(axes, pd.DataFrame({"x": draw.normal(size=5 * MOST), "y": 0.0, "present": held}))
+    draw_map(axes, pd.DataFrame({"x": draw.normal(size=5 * MOST), "y": 0.0, "present": held.astype(int)}))
     without, with_it = axes.lines
-    assert (without.get_marker(), without.get_color()) != (with_it.get_marker(), with_it.get_color())
     assert without.get_marker() != with_it.get_marker()
     assert without.get_color() != with_it.get_color()
     counts = [len(np.asarray(line.get_xdata())) for line in (without, with_it)]
@@ -293,14 +317,14 @@ def test_maps_tell_the_kinds_apart_by_shape_and_colour() -> None:
     ("found", "told"),
     [
         ({}, None),
-        ({"property.auc": 0.9}, "from others with an AUC of 0.900 (a coin: 0.500)."),
-        ({"property.auc": 0.51, "property.auc_control": 0.5}, "no better than a coin (AUC 0.510;"),
+        ({"property.auc": 0.9}, "from others with an AUC of 0.900 (guessing: 0.500)."),
+        ({"property.auc": 0.51, "property.auc_control": 0.5}, "no better than guessing, with an AUC of 0.510"),
         ({"property.auc": 0.9, "property.auc_control": 0.4, "property.auc_rounds": 0.6}, "labels: 0.400; over rounds"),
     ],
 )
 def test_verdict_gains_a_sentence(found: dict, told: str | None) -> None:
-    plain = verdict(summary_of(GROUPS, 2))
-    said = verdict(summary_of(GROUPS, 2) | found)
+    plain = verdict(parse_summary(summary_of(GROUPS, 2)))
+    said = verdict(parse_summary(summary_of(GROUPS, 2) | found))
     if told is None:
         assert said == plain
     else:
@@ -309,19 +333,19 @@ def test_verdict_gains_a_sentence(found: dict, told: str | None) -> None:
 
 
 def test_epsilon_is_shown_with_its_delta_and_what_it_is_of() -> None:
-    line = overall({"epsilon": 9.23, "delta": 1e-5}).lines[-1]
+    line = overall({"epsilon": 9.23, "delta": 1e-5}).rows[-1]
     assert line.cells == ("9.230",)
     for word in ("delta = 1e-05", "largest of all clients", "not of which model they choose"):
         assert word in line.meaning
-    without_noise = overall({"delta": 1e-5}).lines[-1]
+    without_noise = overall({"delta": 1e-5}).rows[-1]
     assert without_noise.cells == (DASH,)
     assert "nothing is guaranteed" in without_noise.meaning
-    assert "Epsilon" not in [each.name for each in overall({}).lines]
+    assert "Epsilon" not in [each.name for each in overall({}).rows]
 
 
 def test_time_of_the_attack_is_shown_where_there_is_one() -> None:
-    assert "Property attack" not in [line.name for line in seconds({}).lines]
-    assert ("2.0 s",) in [line.cells for line in seconds({"seconds.property_attack": 2.0}).lines]
+    assert "Property attack" not in [line.name for line in seconds({}).rows]
+    assert ("2.0 s",) in [line.cells for line in seconds({"seconds.property_attack": 2.0}).rows]
 
 
 @pytest.fixture
@@ -397,7 +421,7 @@ def damaged(fl: Path, cfl: Path) -> tuple[Path, Path]:
         (unfinished, "is not a finished run"),
         (unattacked, "has no property attack"),
         (other_task, "another task than"),
-        (no_maps, "property_attack.tsne = true"),
+        (no_maps, "property_attack.maps = true"),
         (damaged, "property.csv: is damaged"),
     ],
 )

@@ -1,7 +1,9 @@
 """The report: what is on the page, for runs of any shape, and what it says of damaged ones."""
 
 import json
+from base64 import b64decode
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -11,13 +13,16 @@ from safetensors.numpy import save_file
 from html_page import Page
 from shoal.config.schema import Config, parse_config
 from shoal.core.errors import InputError
-from shoal.reports.run.page import write_report
-from shoal.reports.run.tables import DASH
-from shoal.runs.report import report_of
+from shoal.reports.formats import DASH
+from shoal.reports.run.page import RunFrames, run_page
+from shoal.reports.run.round_curves import accuracy_by_group
+from shoal.runs.report import report_of, run_info
 from shoal.simulation.result import CLIENT_COLUMNS
+from shoal.simulation.summary import Summary, parse_summary
 
 ROUNDS = 4
 NASTY = "<b>&"
+PNG, SVG = "data:image/png;base64,", "data:image/svg+xml;base64,"
 
 
 def config_of(groups: list[str], clusters: int, **red_team: object) -> Config:
@@ -112,36 +117,49 @@ def summary_of(groups: list[str], clusters: int) -> dict[str, float | int | str]
     return summary
 
 
-def save_samples(out: Path, groups: list[str], channels: int = 1) -> None:
+def samples_of(groups: list[str], channels: int = 1) -> dict[str, np.ndarray]:
     images = np.arange(2 * channels * 16, dtype=np.uint8).reshape(2, channels, 4, 4)
-    save_file(dict.fromkeys(groups, images), out / "samples.safetensors")
+    return dict.fromkeys(groups, images)
 
 
-def page_of(path: Path) -> Page:
+def frames_of(groups: list[str], clusters: int, updates: pd.DataFrame | None = None) -> RunFrames:
+    return RunFrames(rounds_of(groups, clusters), clients_of(groups, clusters), roc_of(groups), updates)
+
+
+def page_of(text: str) -> Page:
     """The page, after the checks that every page must pass."""
-    text = path.read_text(encoding="utf-8")
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>")
     assert len(page.ids) == len(set(page.ids))
     assert set(page.pointers) <= set(page.ids)
     assert {each[1:] for each in page.addresses if each.startswith("#")} <= set(page.ids)
-    assert all(each.startswith(("#", "data:image/png;base64,")) for each in page.addresses)
+    assert all(each.startswith(("#", PNG, SVG)) for each in page.addresses)
     assert "://" not in text
     assert not {"script", "link", "iframe"} & set(page.tags)
     assert "nan" not in page.text.split()
     return page
 
 
-def written(out: Path, groups: list[str], clusters: int) -> Page:
-    save_samples(out, groups)
-    summary, rounds = summary_of(groups, clusters), rounds_of(groups, clusters)
-    config = config_of(groups, clusters)
-    return page_of(write_report(out, config, summary, rounds, clients_of(groups, clusters), roc_of(groups)))
+def figures_on(page: Page) -> list[str]:
+    """The figures of a page as SVG, each well-formed."""
+    figures = [b64decode(each.removeprefix(SVG)) for each in page.addresses if each.startswith(SVG)]
+    assert all(ElementTree.fromstring(each).tag.endswith("}svg") for each in figures)
+    return [each.decode() for each in figures]
+
+
+def html_of(groups: list[str], clusters: int) -> str:
+    info, summary = run_info(config_of(groups, clusters)), parse_summary(summary_of(groups, clusters))
+    return run_page(info, summary, frames_of(groups, clusters), samples_of(groups))
+
+
+def report_text(out: Path) -> str:
+    """The report, made from the files in ``out``."""
+    return report_of(out).read_text(encoding="utf-8")
 
 
 def finished(out: Path, groups: list[str], clusters: int = 2) -> None:
     """A run directory, as `shoal run` leaves it."""
-    save_samples(out, groups)
+    save_file(samples_of(groups), out / "samples.safetensors")
     (out / "config.toml").write_text(config_of(groups, clusters).toml(), encoding="utf-8")
     rounds_of(groups, clusters).to_csv(out / "rounds.csv", index=False)
     clients_of(groups, clusters).to_csv(out / "clients.csv", index=False)
@@ -154,10 +172,10 @@ def finished(out: Path, groups: list[str], clusters: int = 2) -> None:
     [(["a", "b"], 2, 6), (["all"], 1, 5), (["a", "b", "c"], 3, 6), (["a", "b"], 6, 6)],
     ids=["usual", "fedavg", "three", "many clusters"],
 )
-def test_page_of_any_shape(tmp_path: Path, groups: list[str], clusters: int, figures: int) -> None:
-    page = written(tmp_path, groups, clusters)
-    assert page.tags.count("svg") == page.tags.count("figure") == figures
-    assert page.tags.count("img") == 2 * len(groups)
+def test_page_of_any_shape(groups: list[str], clusters: int, figures: int) -> None:
+    page = page_of(html_of(groups, clusters))
+    assert len(figures_on(page)) == page.tags.count("figure") == figures
+    assert sum(each.startswith(PNG) for each in page.addresses) == 2 * len(groups)
     assert page.tags.count("details") == 1
     assert "An attacker tells members from others" in page.text
     assert 'source = "digits"' in page.text
@@ -165,97 +183,105 @@ def test_page_of_any_shape(tmp_path: Path, groups: list[str], clusters: int, fig
         assert word in page.text
 
 
-def test_figures_are_shown_with_their_meaning(tmp_path: Path) -> None:
-    text = written(tmp_path, ["small", "large"], 2).text
-    for shown in ("0.562", "3.8 %", "0.250", "0.062", "1 min 1 s", "IFCA-MIR on digits, seed 0"):
+def test_metrics_are_shown_with_their_meaning() -> None:
+    text = page_of(html_of(["small", "large"], 2)).text
+    for shown in ("0.562", "3.8 %", "0.250", "0.062", "1 min 02 s", "IFCA-MIR on digits, seed 0"):
         assert shown in text
     assert "rotated by 0 to 25 degrees" in text
     assert "brightness times 0.5 to 0.8" in text
     assert "taken on shadow models" in text
     assert "held-out images of the same group" in text
-    assert "Clusters 0, 1 end with at most 3 clients" in text
+    assert "Clusters that end with at most 3 clients: 0 (3), 1 (3)" in text
 
 
-def test_labels_say_how_it_ended(tmp_path: Path) -> None:
-    labels = " ".join(written(tmp_path, ["a", "b"], 2).labels)
+def test_labels_say_how_it_ended() -> None:
+    labels = " ".join(page_of(html_of(["a", "b"], 2)).labels)
     assert "cluster 0 0.530; cluster 1 0.550; cluster 0 measured 0.500; cluster 1 measured 0.580" in labels
     assert "At the end: a 0.800, b 0.800." in labels
     assert "6 clients; 1 are over their limit" in labels
 
 
-def test_names_are_escaped(tmp_path: Path) -> None:
-    page = written(tmp_path, [NASTY, "$x$ \\frac", "a very long name of a group that no legend can hold"], 2)
+def test_names_are_escaped() -> None:
+    page = page_of(html_of([NASTY, "$x$ \\frac", "a very long name of a group that no legend can hold"], 2))
     assert "b" not in page.tags
     assert NASTY in page.text
     assert "$x$ \\frac" in page.text
+    assert any("$x$ \\frac" in figure for figure in figures_on(page))
 
 
-def test_names_in_other_scripts(tmp_path: Path) -> None:
-    assert "少数" in written(tmp_path, ["少数", "多数"], 2).text
+def test_names_in_other_scripts() -> None:
+    page = page_of(html_of(["少数", "多数"], 2))
+    assert "少数" in page.text
+    assert any("少数" in figure for figure in figures_on(page))
 
 
-def test_two_writes_are_identical(tmp_path: Path) -> None:
-    written(tmp_path, ["a", "b"], 2)
-    first = (tmp_path / "report.html").read_bytes()
-    written(tmp_path, ["a", "b"], 2)
-    assert (tmp_path / "report.html").read_bytes() == first
+def test_two_pages_are_identical() -> None:
+    assert html_of(["a", "b"], 2) == html_of(["a", "b"], 2)
 
 
-def test_undefined_figures_become_dashes(tmp_path: Path) -> None:
+def test_undefined_metrics_become_dashes() -> None:
     groups = ["a", "b"]
-    clients, rounds, roc = clients_of(groups, 2), rounds_of(groups, 2, risks=False), roc_of(groups)
-    clients["mia"], clients["violated"] = np.nan, False
-    clients["cluster"] = 0
-    rounds.loc[rounds["cluster"] == 1, ["accuracy", "train_loss"]] = np.nan
-    rounds.loc[rounds["round"] == 2, ["accuracy", "accuracy.a", "accuracy.b"]] = np.nan
-    roc[["fpr", "tpr"]] = np.nan
-    summary = {"accuracy.overall": 0.8, "violations.total": 0, "mia.a": float("nan"), "clusters.1.clients": 0}
-    page = page_of(write_report(tmp_path, config_of(groups, 2, every=0), summary, rounds, clients, roc))
-    assert page.tags.count("svg") == 3
+    frames = RunFrames(rounds_of(groups, 2, risks=False), clients_of(groups, 2), roc_of(groups))
+    frames.clients["mia"], frames.clients["violated"] = np.nan, False
+    frames.clients["cluster"] = 0
+    frames.rounds.loc[frames.rounds["cluster"] == 1, ["accuracy", "train_loss"]] = np.nan
+    frames.rounds.loc[frames.rounds["round"] == 2, ["accuracy", "accuracy.a", "accuracy.b"]] = np.nan
+    frames.roc[["fpr", "tpr"]] = np.nan
+    known = {"algorithm": "ifca-mir", "accuracy.overall": 0.8, "violations.total": 0}
+    summary = parse_summary(known | {"mia.a": float("nan"), "clusters.1.clients": 0})
+    page = page_of(run_page(run_info(config_of(groups, 2, every=0)), summary, frames, {}))
+    assert len(figures_on(page)) == 3
     assert "No attack was measured." in page.text
     assert DASH in page.text
-    assert "Nobody ends in cluster 1" in page.text
-    assert "img" not in page.tags
+    assert "at most 3 clients: 1 (0)" in page.text
+    assert PNG not in " ".join(page.addresses)
 
 
-def test_run_that_was_never_evaluated(tmp_path: Path) -> None:
+def test_run_that_was_never_evaluated() -> None:
     groups = ["a"]
-    rounds = rounds_of(groups, 1, risks=False)
-    rounds[["accuracy", "accuracy.a"]] = np.nan
-    page = page_of(
-        write_report(tmp_path, config_of(groups, 1), {}, rounds, clients_of(groups, 1), roc_of(groups).head(1))
-    )
-    assert "The figures of this run are incomplete." in page.text
+    frames = RunFrames(rounds_of(groups, 1, risks=False), clients_of(groups, 1), roc_of(groups).head(1))
+    frames.rounds[["accuracy", "accuracy.a"]] = np.nan
+    page = page_of(run_page(run_info(config_of(groups, 1)), Summary(), frames, {}))
+    assert "The metrics of this run are incomplete." in page.text
 
 
-def test_risk_that_was_never_estimated_leaves_what_was_measured(tmp_path: Path) -> None:
+def test_run_without_roc_curves(tmp_path: Path) -> None:
+    finished(tmp_path, ["a", "b"])
+    roc_of(["a", "b"]).head(0).to_csv(tmp_path / "roc.csv", index=False)
+    assert "roc-title" not in page_of(report_text(tmp_path)).ids
+
+
+def test_risk_that_was_never_estimated_leaves_what_was_measured() -> None:
     groups = ["a", "b"]
-    rounds = rounds_of(groups, 2, risks=False)
-    page = page_of(
-        write_report(
-            tmp_path, config_of(groups, 2), summary_of(groups, 2), rounds, clients_of(groups, 2), roc_of(groups)
-        )
-    )
+    frames = RunFrames(rounds_of(groups, 2, risks=False), clients_of(groups, 2), roc_of(groups))
+    page = page_of(run_page(run_info(config_of(groups, 2)), parse_summary(summary_of(groups, 2)), frames, {}))
     assert "The red team estimated no risk" in page.text
     assert "0.530" not in page.text
+
+
+def test_accuracy_by_group_is_the_mean_over_clients() -> None:
+    """One round in which three clients of a chose a model that is right on 0.5 of a's images, one a model on 0.9."""
+    rounds = pd.DataFrame({"round": 1, "cluster": [0, 1], "clients": [3, 3], "accuracy": [0.5, 0.8]})
+    rounds = rounds.assign(**{"accuracy.a": [0.5, 0.9], "clients.a": [3, 1], "accuracy.b": [0.4, 0.7], "clients.b": 0})
+    figure = accuracy_by_group(rounds, ["a", "b"])
+    assert figure is not None
+    assert "At the end: a 0.600, b unknown." in figure.image
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_of_one_and_three_channels(tmp_path: Path, channels: int) -> None:
     finished(tmp_path, ["a", "b"])
-    save_samples(tmp_path, ["a", "b"], channels)
-    page = page_of(report_of(tmp_path))
-    assert len([each for each in page.addresses if each.startswith("data:image/png;base64,")]) == 4
+    save_file(samples_of(["a", "b"], channels), tmp_path / "samples.safetensors")
+    page = page_of(report_text(tmp_path))
+    assert sum(each.startswith(PNG) for each in page.addresses) == 4
 
 
 def test_run_read_back_gives_the_same_page(tmp_path: Path) -> None:
     groups = ["NA", "1"]
     finished(tmp_path, groups)
-    page = page_of(report_of(tmp_path))
-    before = (tmp_path / "report.html").read_bytes()
-    assert "NA" in page.text
-    written(tmp_path, groups, 2)
-    assert (tmp_path / "report.html").read_bytes() == before
+    text = report_text(tmp_path)
+    assert "NA" in page_of(text).text
+    assert text == html_of(groups, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Groups without clients, and attacks against the non-members of other groups."""
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +11,11 @@ import torch
 from safetensors.torch import load_file
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from run_files import metrics
 from shoal.config.build import build
-from shoal.config.schema import read_config
-from shoal.reports.summary_text import groups_of
+from shoal.config.schema import parse_config, read_config
 from shoal.runs.comparison import compare
-from shoal.runs.report import report_of
 from shoal.runs.run import run
+from shoal.simulation.summary import parse_summary
 
 GROUPS = {
     "few": {"share": 0.2, "rotation": [0, 20]},
@@ -26,34 +26,54 @@ NOBODY = {"share": 0.0, "rotation": [150, 180]}
 SAME = ("clients.csv", "roc.csv", "models.safetensors")
 
 
+def table(groups, test_examples, **changes):
+    """A small run on digits in which each group gets 30 test images, as a table."""
+    return {
+        "seed": 3,
+        "data": {
+            "source": "digits",
+            "clients": 10,
+            "examples_per_client": 20,
+            "shadow_examples": 120,
+            "test_examples": test_examples,
+            "groups": groups,
+            **changes.pop("data", {}),
+        },
+        "model": {"name": "digits-cnn"},
+        "algorithm": {"name": "ifca-mir", "rounds": 5},
+        "local": {"epochs": 2, "batch_size": 10},
+        "red_team": {"every": 2, "shadow_models": 2, **changes.pop("red_team", {})},
+        **changes,
+    }
+
+
+def finish(out: Path, groups, test_examples, **changes) -> Path:
+    return run(parse_config(table(groups, test_examples, **changes), "test"), out)
+
+
+def figures(out: Path) -> dict:
+    return json.loads((out / "summary.json").read_text())
+
+
 @pytest.fixture(scope="module")
-def finish(toy_config):
-    """Does a run with these groups, each of which gets as many test images."""
-
-    def finish(out: Path, groups, each=30, **changes) -> Path:
-        return run(toy_config(data__groups=groups, data__test_examples=each * len(groups), **changes), out)
-
-    return finish
+def without(tmp_path_factory):
+    return finish(tmp_path_factory.mktemp("against") / "without", GROUPS, 90)
 
 
 @pytest.fixture(scope="module")
-def without(finish, tmp_path_factory):
-    return finish(tmp_path_factory.mktemp("against") / "without", GROUPS)
-
-
-@pytest.fixture(scope="module")
-def outsiders(finish, tmp_path_factory):
+def outsiders(tmp_path_factory):
     """A run with a group of share 0 between the others."""
     names = ("few", "nobody", "some", "many")
     groups = {name: (GROUPS | {"nobody": NOBODY})[name] for name in names}
-    return finish(tmp_path_factory.mktemp("against") / "with", groups)
+    return finish(tmp_path_factory.mktemp("against") / "with", groups, 120)
 
 
 def same_but_for_nobody(found: Path, before: Path) -> None:
     for name in SAME:
         assert (found / name).read_bytes() == (before / name).read_bytes(), name
-    ours, theirs = metrics(found), metrics(before)
-    assert {key: ours[key] for key in theirs} == theirs
+    ours, theirs = figures(found), figures(before)
+    known = [key for key in theirs if not key.startswith("seconds.")]
+    assert {key: ours[key] for key in known} == {key: theirs[key] for key in known}
     kinds = ("mia_against_nobody", "mia_auc_against_nobody", "loss_threshold_against_nobody")
     assert set(ours) - set(theirs) == {f"{kind}.{group}" for kind in kinds for group in GROUPS}
     rounds = (pd.read_csv(out / "rounds.csv") for out in (found, before))
@@ -68,20 +88,21 @@ def test_a_group_without_clients_changes_nothing_else(outsiders, without):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_wherever_it_stands(finish, without, tmp_path, first):
+def test_wherever_it_stands(without, tmp_path, first):
     groups = {"nobody": NOBODY} | GROUPS if first else GROUPS | {"nobody": NOBODY}
-    same_but_for_nobody(finish(tmp_path / "out", groups), without)
+    same_but_for_nobody(finish(tmp_path / "out", groups, 120), without)
 
 
-def test_also_where_images_are_reused(finish, tmp_path):
-    before = finish(tmp_path / "before", GROUPS, data__reuse_images=True)
-    found = finish(tmp_path / "found", {"nobody": NOBODY} | GROUPS, data__reuse_images=True)
+def test_also_where_images_are_reused(tmp_path):
+    reused = {"data": {"reuse_images": True}}
+    before = finish(tmp_path / "before", GROUPS, 90, **reused)
+    found = finish(tmp_path / "found", {"nobody": NOBODY} | GROUPS, 120, **reused)
     same_but_for_nobody(found, before)
 
 
 def test_population_non_members_are_the_mixture_of_all_groups_non_members(outsiders):
     """At a fixed threshold the false positive rate of a mixture is the mixture of the rates; so is the accuracy."""
-    found = metrics(outsiders)
+    found = figures(outsiders)
     for group in GROUPS:
         against = {other: found[f"mia_against_{other}.{group}"] for other in GROUPS if other != group}
         parts = against | {group: found[f"mia.{group}"]}
@@ -91,11 +112,12 @@ def test_population_non_members_are_the_mixture_of_all_groups_non_members(outsid
 
 
 @pytest.mark.parametrize("name", ["ifca-mir", "fedavg"])
-def test_non_members_of_another_group_by_hand(finish, tmp_path, name):
+def test_non_members_of_another_group_by_hand(tmp_path, name):
     """The gap attack from the saved models, choices and images."""
-    out = finish(tmp_path / "out", GROUPS | {"nobody": NOBODY}, red_team__attack="gap", algorithm__name=name)
+    changes = {"red_team": {"attack": "gap"}, "algorithm": {"name": name, "rounds": 5}}
+    out = finish(tmp_path / "out", GROUPS | {"nobody": NOBODY}, 120, **changes)
     _, simulation = build(read_config(out / "config.toml"))
-    federation, named, found = simulation.federation, load_file(out / "models.safetensors"), metrics(out)
+    federation, named, found = simulation.federation, load_file(out / "models.safetensors"), figures(out)
     assignment = pd.read_csv(out / "clients.csv")["cluster"].to_numpy()
 
     def right(k: int, x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
@@ -126,16 +148,16 @@ def test_non_members_of_another_group_by_hand(finish, tmp_path, name):
 
 
 def test_nothing_is_said_by_group_of_a_group_without_clients(outsiders):
-    found = metrics(outsiders)
+    found = figures(outsiders)
     assert not [key for key in found if key.endswith(".nobody")]
-    assert groups_of(found) == list(GROUPS)
+    assert list(parse_summary(found).by_group) == list(GROUPS)
     assert set(pd.read_csv(outsiders / "roc.csv")["group"]) == set(GROUPS)
     assert load_file(outsiders / "samples.safetensors")["nobody"].shape[0] > 0
 
 
 def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders, without):
-    page = report_of(outsiders).read_text()
-    figure = metrics(outsiders)["mia_against_nobody.few"]
+    page = (outsiders / "report.html").read_text()
+    figure = figures(outsiders)["mia_against_nobody.few"]
     line = next(line for line in page.splitlines() if "MIA accuracy against nobody" in line)
     assert f">{figure:.3f}<" in line
     assert '<th scope="col" class="number">nobody</th>' not in page
@@ -143,10 +165,11 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
     assert "held-out images only, of no client" in page
     assert page.count('role="img" aria-label="8 held-out images of') == 4
     assert "of nobody" not in page.replace("held-out images of nobody", "")
-    before = report_of(without).read_text()
-    assert "against" not in before.partition("Figures by cluster")[0].partition("Figures by group")[2]
-    drawn = [text.partition("</svg>")[0] for text in page.split("<svg")[1:]]
-    assert drawn == [text.partition("</svg>")[0] for text in before.split("<svg")[1:]]
+    before = (without / "report.html").read_text()
+    assert "against" not in before.partition("Metrics by cluster")[0].partition("Metrics by group")[2]
+    figures_after, figures_before = (re.findall("data:image/svg[^>]*", text) for text in (page, before))
+    assert figures_after == figures_before
+    assert len(figures_before) == 6
 
 
 def test_runs_with_and_without_it_compare(outsiders, without):
@@ -154,18 +177,13 @@ def test_runs_with_and_without_it_compare(outsiders, without):
     assert "nobody" not in " ".join(map(str, frame.index)) + words
 
 
-def test_one_group_with_clients_and_one_without(finish, tmp_path):
+def test_one_group_with_clients_and_one_without(tmp_path):
     groups = {"all": {"share": 1.0}, "turned": {"share": 0, "rotation": [90, 90]}}
-    changes = {
-        "data__examples_per_client": 40, "model__hidden": 32, "algorithm": {"name": "fedavg", "rounds": 10},
-        "local": {"epochs": 5, "batch_size": 10, "learning_rate": 0.5}, "red_team__every": 0,
-    }  # fmt: skip
-    out = finish(tmp_path / "out", groups, each=200, **changes)
-    found = metrics(out)
+    learnt = {"algorithm": {"name": "fedavg", "rounds": 10}, "local": {"epochs": 5, "batch_size": 10}}
+    out = finish(tmp_path / "out", groups, 60, **learnt)
+    found = figures(out)
     assert found["mia_population.all"] == found["mia.all"]
-    # Over ten seeds the accuracy is 0.94 (standard deviation 0.01), the difference of the AUCs 0.40 (0.02): the bounds
-    # are ten deviations away.
-    assert found["accuracy.all"] > 0.8
-    assert found["mia_auc_against_turned.all"] > found["mia_auc.all"] + 0.2
+    assert found["accuracy.all"] > 0.7
+    assert found["loss_threshold_against_turned.all"] > found["loss_threshold.all"] + 0.1
     assert found["fairness.equalized_odds"] == 0.0
-    assert "highest of the groups" not in report_of(out).read_text()
+    assert "highest of the groups" not in (out / "report.html").read_text()

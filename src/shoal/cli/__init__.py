@@ -1,1 +1,1 @@
-"""The door for people: the command line and its live display."""
+"""The command line and its live displays."""

@@ -23,7 +23,7 @@ from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
 from shoal.reports.summary_text import verdict
 from shoal.runs.comparison import compare as compare_runs
-from shoal.runs.files import read_run
+from shoal.runs.files import read_summary
 from shoal.runs.report import report_of
 from shoal.runs.run import run as run_config
 from shoal.sweeps import Workers, is_sweep, read_sweep, report_of_sweep, run_sweep
@@ -69,7 +69,7 @@ def run(
     with Display(Console(stderr=True)) as display:
         run_config(given, directory, resume=resume, data_dir=data_dir, watch=display)
     page = report_of(directory)
-    typer.echo(verdict(read_run(directory)))
+    typer.echo(verdict(read_summary(directory)))
     typer.echo(f"Report: {page}")
 
 

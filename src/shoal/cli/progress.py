@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from shoal.engine import RoundReport
+from shoal.reports.formats import format_duration
 from shoal.simulation.simulation import Simulation, SimulationState
 
 
@@ -26,24 +27,24 @@ class Display:
         )
         self._task = self._bar.add_task("rounds", total=None, left="")
         self._live = Live(self._bar, console=console, transient=True, refresh_per_second=4)
-        self._shown = console.is_terminal
+        self._enabled = console.is_terminal
         self._began = time.perf_counter()
         self._before = 0
 
     def __enter__(self) -> "Display":
-        if self._shown:
+        if self._enabled:
             self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._shown:
+        if self._enabled:
             self._live.stop()
 
     def __call__(self, simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
-        """Show where the run stands; the signature is `experiments.runs.Watch`."""
-        if not self._shown:
+        """Show where the run stands; the signature is `simulation.Watch`."""
+        if not self._enabled:
             return
         done = progress.state.round
         if report is None:
@@ -51,7 +52,8 @@ class Display:
             self._bar.update(self._task, total=simulation.rounds, completed=done)
             return
         each = (time.perf_counter() - self._began) / max(1, done - self._before)
-        self._bar.update(self._task, completed=done, left=f"about {spell(each * (simulation.rounds - done))} left")
+        left = format_duration(each * (simulation.rounds - done))
+        self._bar.update(self._task, completed=done, left=f"about {left} left")
         self._live.update(Group(self._bar, _clusters(simulation, progress)))
 
 
@@ -65,16 +67,3 @@ def _clusters(simulation: Simulation, progress: SimulationState) -> Table:
         counts = [str(int(row[f"clients.{name}"])) for name in groups]
         table.add_row(str(int(row["cluster"])), str(int(row["clients"])), *counts, accuracy, f"{row['risk']:.3f}")
     return table
-
-
-def spell(seconds: float) -> str:
-    """A time in words.
-
-    >>> spell(3725)
-    '1 h 02 min'
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

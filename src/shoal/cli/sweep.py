@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shoal.cli.progress import spell
+from shoal.reports.formats import format_duration
 from shoal.sweeps import SweepProgress
 
 
@@ -64,4 +64,4 @@ class SweepDisplay:
         done = now.done - self._before
         if done <= 0 or now.finished + now.failed == now.runs:
             return ""
-        return f"; about {spell((time.perf_counter() - self._began) / done * (1 - now.done))} left"
+        return f"; about {format_duration((time.perf_counter() - self._began) / done * (1 - now.done))} left"

@@ -77,6 +77,16 @@ def name_of(cls: type) -> str:
     return getattr(cls, "name") if shipped else f"{cls.__module__}:{cls.__qualname__}"  # noqa: B009
 
 
+def algorithm_title(name: str) -> str:
+    """An algorithm's name in text, from its name in a file.
+
+    >>> algorithm_title("ifca-mir"), algorithm_title("mine:Sticky")
+    ('IFCA-MIR', 'Sticky')
+    """
+    titles = {each.name: each.title for each in get_args(Algorithms)}
+    return titles.get(name, name.rpartition(":")[2])
+
+
 def load(name: str, where: str) -> Any:  # noqa: ANN401
     """The class or function ``module:Name``, from the current directory or wherever Python finds modules.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
 from torch import Tensor
@@ -107,7 +107,7 @@ def _read(path: Path) -> SimulationState | None:
         return None
     try:
         tensors = parse(content)
-        about = _metadata(content)
+        about = _metadata(path)
     except (SafetensorError, ValueError):
         return None
     columns, whole = json.loads(about["columns"]), set(json.loads(about["whole"]))
@@ -123,10 +123,9 @@ def _read(path: Path) -> SimulationState | None:
     return SimulationState(state, rows, json.loads(about["seconds"]), tensors.get("updates"))
 
 
-def _metadata(content: bytes) -> Mapping[str, str]:
-    # safetensors hands out metadata only of files; its header is a length and JSON.
-    length = int.from_bytes(content[:8], "little")
-    return json.loads(content[8 : 8 + length])["__metadata__"]
+def _metadata(path: Path) -> Mapping[str, str]:
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
 
 
 def _newest_first(folder: Path) -> list[Path]:

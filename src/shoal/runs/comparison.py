@@ -1,95 +1,100 @@
-"""Finished runs side by side: a table, and what differs in words."""
+"""Finished runs side by side: a table, and the differences in words."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from shoal.config.kinds import algorithm_title
 from shoal.core.errors import require
-from shoal.reports.summary_text import NAMES, NOTICEABLE, Figures, clients_of, groups_of
-from shoal.runs.files import read_run
+from shoal.reports.summary_text import NOTICEABLE
+from shoal.runs.files import read_summary
+from shoal.simulation.summary import Summary
+
+OVERALL, BY_GROUP, BY_CLUSTER = "overall", "by group", "by cluster"
 
 ROWS = (
-    ("accuracy.overall", "accuracy, all clients"),
-    ("accuracy.{}", "accuracy, {}"),
-    ("train_accuracy.{}", "train accuracy, {}"),
-    ("mia.{}", "MIA accuracy, {}"),
-    ("mia_population.{}", "MIA, population non-members, {}"),
-    ("mia_auc.{}", "MIA AUC, {}"),
-    ("gap.{}", "gap attack, {}"),
-    ("violations.total", "violations, all clients"),
-    ("violations.{}", "violations, {}"),
-    ("migrated", "migrated clients"),
-    ("clusters.*.clients", "clients by cluster"),
-    ("clusters.*.mia", "MIA accuracy by cluster"),
-    ("adjusted_rand_index", "recovered grouping (ARI)"),
-    ("seconds.total", "seconds"),
+    (OVERALL, "accuracy.overall", "accuracy, all clients"),
+    (BY_GROUP, "accuracy", "accuracy, {}"),
+    (BY_GROUP, "train_accuracy", "train accuracy, {}"),
+    (BY_GROUP, "mia", "MIA accuracy, {}"),
+    (BY_GROUP, "mia_population", "MIA, population non-members, {}"),
+    (BY_GROUP, "mia_auc", "MIA AUC, {}"),
+    (BY_GROUP, "gap", "gap attack, {}"),
+    (OVERALL, "violations.total", "violations, all clients"),
+    (BY_GROUP, "violations", "violations, {}"),
+    (OVERALL, "migrated", "migrated clients"),
+    (BY_CLUSTER, "clients", "clients by cluster"),
+    (BY_CLUSTER, "mia", "MIA accuracy by cluster"),
+    (OVERALL, "adjusted_rand_index", "recovered grouping (ARI)"),
+    (OVERALL, "seconds.total", "seconds"),
 )
-"""What a comparison shows: keys of the summary, for each group or cluster, and how they are called."""
+"""The rows of a comparison: whose metrics, which, and their names."""
 
 
 def compare(runs: Sequence[Path]) -> tuple[pd.DataFrame, str]:
-    """Finished runs side by side: a row a figure, a column a run; and what differs, in words.
+    """Finished runs side by side: one row per metric, one column per run; and the differences, in words.
 
     Raises:
         InputError: fewer than two runs, one that is not finished, or runs of other data.
     """
     require(len(runs) >= 2, f"a comparison takes at least two runs; got {len(runs)}")
-    figures = [read_run(path) for path in runs]
-    groups = groups_of(figures[0])
-    for path, each in zip(runs[1:], figures[1:], strict=True):
-        same = groups_of(each) == groups and each["dataset"] == figures[0]["dataset"]
+    summaries = [read_summary(path) for path in runs]
+    first, *others = summaries
+    for path, each in zip(runs[1:], others, strict=True):
+        same = list(each.by_group) == list(first.by_group) and each.run["dataset"] == first.run["dataset"]
         require(same, f"{path}: is a run on other data or groups than {runs[0]}; compare runs of the same federation")
-    clusters = max(int(key.split(".")[1]) for each in figures for key in each if key.startswith("clusters.")) + 1
+    clusters = 1 + max((k for each in summaries for k in each.by_cluster), default=-1)
     table = {}
-    for key, label in ROWS:
-        if "*" in key:
-            cells = [[each.get(key.replace("*", str(k))) for k in range(clusters)] for each in figures]
-            table[label] = [" / ".join("-" if value is None else _cell(value) for value in cell) for cell in cells]
-            continue
-        for group in groups if "{}" in key else [""]:
-            found = [each.get(key.format(group)) for each in figures]
-            table[label.format(group)] = ["-" if value is None else _cell(value) for value in found]
-    titles = [NAMES[str(each["algorithm"])] for each in figures]
+    for whose, metric, label in ROWS:
+        if whose == OVERALL:
+            table[label] = [_cell(each.overall.get(metric)) for each in summaries]
+        elif whose == BY_GROUP:
+            for group in first.by_group:
+                table[label.format(group)] = [_cell(each.by_group[group].get(metric)) for each in summaries]
+        else:
+            table[label] = [
+                " / ".join(_cell(each.by_cluster.get(k, {}).get(metric)) for k in range(clusters)) for each in summaries
+            ]
+    titles = [algorithm_title(str(each.run["algorithm"])) for each in summaries]
     if len(set(titles)) < len(titles):
         titles = [path.name for path in runs]
     frame = pd.DataFrame.from_dict(table, orient="index", columns=titles)
-    return frame, " ".join(
-        _difference(figures[0], each, titles[0], title) for each, title in zip(figures[1:], titles[1:], strict=True)
-    )
+    sentences = [_difference(first, each, titles[0], title) for each, title in zip(others, titles[1:], strict=True)]
+    return frame, " ".join(sentences)
 
 
-def _difference(first: Figures, other: Figures, first_title: str, title: str) -> str:
-    """What the second run does to accuracy, exposure and limits, whatever it does."""
-    parts = [_moved("accuracy", first, other, "accuracy.overall", higher="gains", lower="loses")]
-    parts += [
-        _moved(f"the exposure of {group}", first, other, f"mia.{group}", higher="raises", lower="lowers")
-        for group in groups_of(first)
-    ]
-    before, after = int(first["violations.total"]), int(other["violations.total"])
+def _difference(first: Summary, other: Summary, first_title: str, title: str) -> str:
+    """The second run's accuracy, exposure and violations against the first's."""
+    accuracy = "accuracy.overall"
+    parts = [_change("accuracy", first.overall[accuracy], other.overall[accuracy], higher="gains", lower="loses")]
+    for group, metrics in first.by_group.items():
+        if "mia" in metrics and "mia" in other.by_group[group]:
+            before, after = metrics["mia"], other.by_group[group]["mia"]
+            parts.append(_change(f"the exposure of {group}", before, after, higher="raises", lower="lowers"))
+    before, after = (int(each.overall["violations.total"]) for each in (first, other))
     if after == before:
         parts.append(f"leaves the number of exceeded limits at {after}")
     else:
-        parts.append(
-            f"{'lowers' if after < before else 'raises'} the number of exceeded limits from {before} to {after}"
-        )
-    moved = int(other["migrated"])
+        way = "lowers" if after < before else "raises"
+        parts.append(f"{way} the number of exceeded limits from {before} to {after}")
+    before, after = (int(each.overall["migrated"]) for each in (first, other))
     parts.append(
-        f"has {moved} of {clients_of(other)} clients in a cluster where another group is in the majority "
-        f"(against {int(first['migrated'])})"
+        f"has {after} of {other.clients} clients in a cluster where another group is in the majority (against {before})"
     )
-    drained = [key.split(".")[1] for key, value in other.items() if key.endswith(".clients") and value == 0]
+    drained = [str(k) for k, metrics in other.by_cluster.items() if metrics.get("clients") == 0]
     if drained:
         parts.append(f"leaves cluster {', '.join(drained)} empty")
     return f"Against {first_title}, {title} {', '.join(parts[:-1])} and {parts[-1]}."
 
 
-def _moved(what: str, first: Figures, other: Figures, key: str, *, higher: str, lower: str) -> str:
-    before, after = float(first[key]), float(other[key])
+def _change(what: str, before: float, after: float, *, higher: str, lower: str) -> str:
     if abs(after - before) < NOTICEABLE:
         return f"leaves {what} about where it was ({before:.3f}, now {after:.3f})"
     return f"{higher if after > before else lower} {what} ({before:.3f}, now {after:.3f})"
 
 
-def _cell(value: float | int | str) -> str:
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
     return f"{value:.3f}" if isinstance(value, float) else str(value)

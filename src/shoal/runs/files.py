@@ -3,20 +3,28 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from shoal.core.errors import InputError, require
-from shoal.reports.frames import WORDS as TEXT_COLUMNS
-from shoal.reports.frames import present
-from shoal.reports.summary_text import NAMES, WORDS, Figures
+from shoal.simulation.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
 
-NEEDED = (*WORDS, "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
+NEEDED = (*TEXT_KEYS, "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
 """Keys that every summary has."""
 
+TEXT_COLUMNS = ("group", "non_members")
+"""Columns of text; all others hold numbers."""
 
-def read_run(out: Path) -> Figures:
-    """The summary of a finished run.
+COMPLETE = ("round", "cluster", "clients", "present", *TEXT_COLUMNS)
+"""Columns without gaps."""
+
+
+def read_run(out: Path) -> FlatSummary:
+    """The summary of a finished run, as the flat keys of its file.
 
     Raises:
         InputError: ``out`` is not the directory of a finished run.
@@ -24,28 +32,34 @@ def read_run(out: Path) -> Figures:
     path = out / "summary.json"
     require(path.exists(), f"{out}: is not a finished run (no summary.json); finish it with shoal run --resume")
     try:
-        figures = json.loads(path.read_text(encoding="utf-8"))
+        flat = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
-    require(isinstance(figures, dict), f"{path}: is damaged: it must hold figures under flat keys")
-    missing = [key for key in NEEDED if key not in figures]
+    require(isinstance(flat, dict), f"{path}: is damaged: it must hold numbers under flat keys")
+    missing = [key for key in NEEDED if key not in flat]
     require(not missing, f"{path}: is damaged: {', '.join(missing)} missing")
-    whole = all(
-        key in WORDS or (isinstance(value, int | float) and not isinstance(value, bool))
-        for key, value in figures.items()
-    )
-    require(whole and figures["algorithm"] in NAMES, f"{path}: is damaged: it must hold numbers under flat keys")
-    return figures
+    numbers = [value for key, value in flat.items() if key not in TEXT_KEYS]
+    whole = all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
+    require(whole and isinstance(flat["algorithm"], str), f"{path}: is damaged: it must hold numbers under flat keys")
+    return flat
 
 
-COMPLETE = ("round", "cluster", "clients", "present", *TEXT_COLUMNS)
-"""Columns without gaps."""
+def read_summary(out: Path) -> Summary:
+    """The summary of a finished run.
+
+    Raises:
+        InputError: ``out`` is not the directory of a finished run.
+    """
+    return parse_summary(read_run(out))
 
 
 def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd.DataFrame:
-    """A CSV file of a run, which has at least ``columns``. Only an empty cell is NaN: a group may be called "NA".
+    """A CSV file of a run. Only an empty cell is NaN: a group may be called "NA".
 
-    ``empty``: whether it may be without rows.
+    Args:
+        path: of the file.
+        columns: that it must have.
+        empty: whether it may be without rows.
 
     Raises:
         InputError: the file is missing or damaged.
@@ -58,13 +72,25 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
         raise InputError(f"{path}: is damaged: {' '.join(str(error).split())}") from error
     missing = [name for name in columns if name not in frame]
     require(not missing, f"{path}: is damaged: no {', '.join(missing)} among its columns")
+    numeric = [str(name) for name in frame if name not in TEXT_COLUMNS]
     if empty and len(frame) == 0:
-        return frame.astype({name: float for name in frame if name not in TEXT_COLUMNS})
-    strange = [
-        str(name) for name in frame if name not in TEXT_COLUMNS and not pd.api.types.is_numeric_dtype(frame[name])
-    ]
+        return frame.astype(dict.fromkeys(numeric, float))
+    strange = [name for name in numeric if not pd.api.types.is_numeric_dtype(frame[name])]
     require(not strange, f"{path}: is damaged: not only numbers in its columns {', '.join(strange)}")
-    gaps = [name for name in COMPLETE if name in frame and not present(frame, name).all()]
+    gaps = [name for name in COMPLETE if name in frame and frame[name].isna().any()]
     require(not gaps, f"{path}: is damaged: gaps in its columns {', '.join(gaps)}")
     require(len(frame) > 0, f"{path}: is damaged: it has no rows")
     return frame
+
+
+def read_samples(path: Path) -> dict[str, NDArray[Any]]:
+    """The images (B, channels, height, width) of samples.safetensors, by group.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    require(path.exists(), f"{path}: is missing")
+    try:
+        return {group: images for group, images in load_file(path).items() if images.ndim == 4}
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: is damaged: {error}") from error

@@ -43,6 +43,7 @@ from shoal.simulation.simulation import (
     move_to_engine,
     run_rounds,
 )
+from shoal.simulation.summary import Summary, flatten
 
 LOG = logging.getLogger("shoal")
 
@@ -123,7 +124,7 @@ def run(
                     save_checkpoint(checkpoints, progress, fresh)
             result = measure_final(simulation, engine, progress, stored_observations(checkpoints))
             _write(out, decided, simulation, result)
-            LOG.info("done in %.1f s", result.summary["seconds.total"])
+            LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
     return out
 
 
@@ -183,8 +184,8 @@ def _write(out: Path, config: Config, simulation: Simulation, result: Result) ->
         write_text(out / "property.csv", result.updates.to_csv(index=False))
     write_bytes(out / "models.safetensors", models_as_safetensors(simulation.setup.model, result.state.models))
     write_bytes(out / "samples.safetensors", _samples(simulation.federation))
-    summary = {"algorithm": config.algorithm.name, "dataset": config.data.source} | result.summary
-    write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    summary = Summary(run={"algorithm": config.algorithm.name, "dataset": config.data.source}) | result.summary
+    write_text(out / "summary.json", json.dumps(flatten(summary), indent=2, allow_nan=False) + "\n")
     for left in (out / "checkpoint").glob("*.safetensors"):
         left.unlink()
 

@@ -1,22 +1,24 @@
-"""What came out of a run: the summary, a row a client, a row a round and cluster, and the ROC curves."""
+"""The final models measured: accuracy, exposure, fairness and clustering, overall, by group and by cluster."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks import LossThreshold, MembershipAudit, ModelOutputs, RedTeam, evaluate_models
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.defenses import accounting
-from shoal.engine import State, Training
-from shoal.metrics import MembershipMetrics, adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
+from shoal.defenses import DPSGD, accounting
+from shoal.engine import Deployed, LocalSGD, State, Training
+from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.simulation import membership_metrics, property_metrics
 from shoal.simulation.compatibility import private_rule
-from shoal.simulation.result import Result, Summary, known
+from shoal.simulation.result import Result
+from shoal.simulation.summary import Metrics, Summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,25 +27,33 @@ class _Final:
 
     federation: Federation
     state: State
-    observed: ModelOutputs
-    audit: MembershipAudit
-    test_right: Tensor
-    """(K, M) bool, whether each model classifies each test example rightly."""
+    deployed: Deployed
+    losses: Tensor
+    """(N,), of each client's model on all its training examples."""
+    outputs: ModelOutputs
+    """Of the deployed models."""
 
     @property
-    def assignment(self) -> np.ndarray:
+    def cluster(self) -> NDArray[np.int64]:
+        """(N,), each client's cluster."""
         return self.state.assignment.numpy()
 
-    def test_accuracy(self) -> np.ndarray:
-        """(K, G), each model on each group's test examples."""
-        groups = range(len(self.federation.groups))
-        columns = [self.test_right[:, self.federation.test.group == g].double().mean(dim=1) for g in groups]
-        return torch.stack(columns, dim=1).numpy()
+    @property
+    def model(self) -> NDArray[np.int64]:
+        """(N,), the index of the deployed model that each client uses."""
+        return self.deployed.model.numpy()
 
-    def train_accuracy(self) -> np.ndarray:
-        """(N,), each client's chosen model on its own training examples."""
-        right = (self.observed.members.argmax(dim=1) == self.observed.labels).double()
-        total = torch.zeros(len(self.federation), dtype=torch.float64).index_add_(0, self.observed.owner, right)
+    def test_accuracy(self) -> NDArray[np.float64]:
+        """(S, G), each model on each group's test examples."""
+        test = self.federation.test
+        right = (self.outputs.test.argmax(dim=2) == test.y.cpu()).double()
+        groups = range(len(self.federation.groups))
+        return torch.stack([right[:, test.group == g].mean(dim=1) for g in groups], dim=1).numpy()
+
+    def train_accuracy(self) -> NDArray[np.float64]:
+        """(N,), each client's model on the client's training examples."""
+        right = (self.outputs.members.argmax(dim=1) == self.outputs.labels).double()
+        total = torch.zeros(len(self.federation), dtype=torch.float64).index_add_(0, self.outputs.owner, right)
         return (total / self.federation.clients.sizes).numpy()
 
 
@@ -54,128 +64,136 @@ def measure(
 
     Args:
         state: after the last round.
-        training: what led there.
-        red_team: whose attack is measured.
-        stream: of this measurement.
+        training: that led to it.
+        red_team: its attack is measured.
+        stream: the randomness of the measurement.
         rows: the rows of `rounds.csv`.
     """
     federation, engine = training.federation, training.engine
     deployed, losses = training.deployed(state)
-    assignment = deployed.assignment
-    state = replace(state, assignment=assignment)
-    attacks, records = red_team.fit(state, federation, engine, training.local_of_clusters(state), stream("attack"))
-    observed = evaluate_models(state.models, assignment, federation, engine, records)
-    final = _Final(
-        federation=federation,
-        state=state,
-        observed=observed,
-        audit=MembershipAudit.of(observed, attacks),
-        test_right=observed.test.argmax(dim=2) == observed.test_labels,
+    state = replace(state, assignment=deployed.assignment)
+    local = training.local_of_clusters(state)
+    attacks, records = red_team.fit(state, federation, engine, local, stream("attack"))
+    # A personal model is attacked by what was fitted on the model of its client's cluster.
+    cluster = _clusters_of_models(deployed)
+    outputs = evaluate_models(
+        deployed.models, deployed.model, federation, engine, [records[k] for k in cluster.tolist()]
     )
-    exposure = [final.audit.of_cluster(k, federation) for k in range(len(state.models))]
-    clients = _clients(final, losses, np.array([each.accuracy for each in exposure]))
+    final = _Final(federation, state, deployed, losses, outputs)
+    audit, by_loss = MembershipAudit.of(outputs, [attacks[k] for k in cluster.tolist()]), None
     if all(len(each) for each in records):
         thresholds = [LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)]
-        by_loss = MembershipAudit.of(observed, thresholds)
-    else:
-        by_loss = None
-    summary = _accuracy(final, clients) | membership_metrics.of_groups(final.audit, by_loss, federation)
-    summary |= membership_metrics.of_clusters(final.audit, exposure, state.risks, federation) | _clusters(
-        final, clients, exposure
+        by_loss = MembershipAudit.of(outputs, [thresholds[k] for k in cluster.tolist()])
+    of_clusters = audit
+    if deployed.models is not state.models:
+        shared = evaluate_models(state.models, deployed.assignment, federation, engine, records)
+        of_clusters = MembershipAudit.of(shared, attacks)
+    exposure = [audit.of_cluster(s, federation).accuracy for s in range(len(deployed.models))]
+    clients = _clients(final, np.array(exposure))
+    summary = (
+        _accuracy(final, clients)
+        | Summary(overall=_fairness(final))
+        | membership_metrics.of_groups(audit, by_loss, federation)
+        | membership_metrics.of_clusters(of_clusters, state.risks, federation)
+        | _clustering(final, clients)
     )
     if federation.property_schedule is not None:
-        summary |= property_metrics.main_task_metrics(observed.test, final.assignment, federation)
-    rule = private_rule(training.local_of(state, 0))
+        main = property_metrics.main_task_metrics(outputs.test, final.model, federation)
+        summary |= Summary(overall=main)
+    rule = private_rule(local[0])
     if rule is not None:
-        cohorts = [training.cohort(number) for number in range(1, state.round + 1)]
-        spent = accounting.of_federation(federation, cohorts, training.local_of(state, 0), rule).numpy()
-        clients = clients.assign(epsilon=spent)
+        clients = clients.assign(epsilon=_epsilon(state, training, local[0], rule))
+        spent = float(clients["epsilon"].max())
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
-        summary |= {"epsilon": float(spent.max()) if np.isfinite(spent).all() else float("nan"), "delta": rule.delta}
-    return Result(
-        summary=known(summary),
-        clients=clients,
-        rounds=pd.DataFrame(list(rows)),
-        roc=membership_metrics.curves(final.audit, federation),
-        state=state,
+        summary |= Summary(overall={"epsilon": spent if np.isfinite(spent) else float("nan"), "delta": rule.delta})
+    rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
+    return Result(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state)
+
+
+def _clusters_of_models(deployed: Deployed) -> Tensor:
+    """(S,), the cluster that each deployed model belongs to."""
+    clusters = torch.arange(len(deployed.models))
+    personal = torch.equal(deployed.model, torch.arange(len(deployed.model))) and len(deployed.models) == len(
+        deployed.model
     )
+    return deployed.assignment if personal else clusters
 
 
-def _clients(final: _Final, losses: Tensor, exposure: np.ndarray) -> pd.DataFrame:
-    federation, assignment = final.federation, final.assignment
-    threshold = federation.preferences.threshold.numpy()
+def _epsilon(state: State, training: Training, local: LocalSGD, rule: DPSGD) -> NDArray[np.float64]:
+    """(N,), what each client spent in the rounds that it took part in."""
+    cohorts = [training.cohort(number) for number in range(1, state.round + 1)]
+    return accounting.of_federation(training.federation, cohorts, local, rule).numpy()
+
+
+def _clients(final: _Final, exposure: NDArray[np.float64]) -> pd.DataFrame:
+    """One row per client; ``exposure`` (S,) is the attack's accuracy on each model."""
+    federation, group = final.federation, final.federation.group
+    threshold, mia = federation.preferences.threshold.numpy(), exposure[final.model]
     return pd.DataFrame(
         {
             "client": federation.ids.numpy(),
-            "group": [federation.groups[g] for g in federation.group.tolist()],
-            "cluster": assignment,
+            "group": [federation.groups[g] for g in group.tolist()],
+            "cluster": final.cluster,
             "examples": federation.clients.sizes.numpy(),
             "threshold": threshold,
             "alpha": federation.preferences.alpha.numpy(),
             "beta": federation.preferences.beta.numpy(),
-            "loss": losses.numpy(),
-            "accuracy": final.test_accuracy()[assignment, federation.group.numpy()],
-            "mia": exposure[assignment],
-            "violated": exceeds_threshold(exposure[assignment], threshold),
+            "loss": final.losses.numpy(),
+            "accuracy": final.test_accuracy()[final.model, group.numpy()],
+            "mia": mia,
+            "violated": exceeds_threshold(mia, threshold),
             "train_accuracy": final.train_accuracy(),
         }
     )
 
 
+def _accuracies(clients: pd.DataFrame) -> Metrics:
+    """Means over clients, each on its own group's test examples and on its own training examples."""
+    test, train = float(clients["accuracy"].mean()), float(clients["train_accuracy"].mean())
+    return {"accuracy": test, "train_accuracy": train, "gap": gap_accuracy(train, test)}
+
+
 def _accuracy(final: _Final, clients: pd.DataFrame) -> Summary:
-    """Accuracies are means over clients, each on its own group's test examples or its own training examples."""
-    summary: Summary = {
-        "accuracy.overall": float(clients["accuracy"].mean()),
-        "train_accuracy.overall": float(clients["train_accuracy"].mean()),
-    }
-    for name in (final.federation.groups[g] for g in final.federation.groups_with_clients):
-        theirs = clients[clients["group"] == name]
-        test, train = float(theirs["accuracy"].mean()), float(theirs["train_accuracy"].mean())
-        summary |= {
-            f"accuracy.{name}": test,
-            f"train_accuracy.{name}": train,
-            f"gap.{name}": gap_accuracy(train, test),
-        }
-    return summary | _fairness(final)
+    federation, everyone = final.federation, _accuracies(clients)
+    names = [federation.groups[g] for g in federation.groups_with_clients]
+    return Summary(
+        overall={f"{name}.overall": everyone[name] for name in ("accuracy", "train_accuracy")},
+        by_group={name: _accuracies(clients[clients["group"] == name]) for name in names},
+    )
 
 
-def _fairness(final: _Final) -> Summary:
-    """Each group's test examples, predicted by each model in the measure that the group's clients chose it."""
-    test, group, assignment = final.federation.test, final.federation.group.numpy(), final.assignment
-    labels, predictions, of_group, weights = [], [], [], []
+def _fairness(final: _Final) -> Metrics:
+    """On each group's test examples, predicted by each model, weighted by the share of the group that uses it."""
+    test, group = final.federation.test, final.federation.group.numpy()
+    labels, predictions, groups, weights = [], [], [], []
     for g in final.federation.groups_with_clients:
         rows = (test.group == g).numpy()
-        for k in np.unique(assignment[group == g]):
-            predicted = final.observed.test[k].argmax(dim=1).numpy()[rows]
+        for k in np.unique(final.model[group == g]):
+            predicted = final.outputs.test[k].argmax(dim=1).numpy()[rows]
             labels.append(test.y.cpu().numpy()[rows])
             predictions.append(predicted)
-            of_group.append(np.full(len(predicted), g))
-            weights.append(np.full(len(predicted), float((assignment[group == g] == k).mean())))
-    found = fairness(*(np.concatenate(each) for each in (predictions, labels, of_group, weights)))
-    return {
-        "fairness.demographic_parity": found.demographic_parity,
-        "fairness.equal_opportunity": found.equal_opportunity,
-        "fairness.equalized_odds": found.equalized_odds,
-    }
+            groups.append(np.full(len(predicted), g))
+            weights.append(np.full(len(predicted), float((final.model[group == g] == k).mean())))
+    differences = fairness(*(np.concatenate(each) for each in (predictions, labels, groups, weights)))
+    return {f"fairness.{name}": value for name, value in asdict(differences).items()}
 
 
-def _clusters(final: _Final, clients: pd.DataFrame, exposure: Sequence[MembershipMetrics]) -> Summary:
-    group, assignment = final.federation.group.numpy(), final.assignment
-    summary: Summary = {
-        "violations.total": int(clients["violated"].sum()),
-        "migrated": int(is_migrated(assignment, group).sum()),
-        "adjusted_rand_index": adjusted_rand_index(assignment, group),
+def _clustering(final: _Final, clients: pd.DataFrame) -> Summary:
+    """Sizes and accuracies of the clusters, how they relate to the groups, and whose threshold is exceeded."""
+    federation = final.federation
+    group = federation.group.numpy()
+    violations = {
+        name: {"violations": int(clients.loc[clients["group"] == name, "violated"].sum())}
+        for name in (federation.groups[g] for g in federation.groups_with_clients)
     }
-    for name in (final.federation.groups[g] for g in final.federation.groups_with_clients):
-        summary[f"violations.{name}"] = int(clients.loc[clients["group"] == name, "violated"].sum())
-    for k in range(len(exposure)):
+    clusters = {}
+    for k in range(len(final.state.models)):
         inside = clients[clients["cluster"] == k]
-        test, train = float(inside["accuracy"].mean()), float(inside["train_accuracy"].mean())
-        summary |= {
-            f"clusters.{k}.clients": len(inside),
-            f"clusters.{k}.examples": int(inside["examples"].sum()),
-            f"clusters.{k}.accuracy": test,
-            f"clusters.{k}.train_accuracy": train,
-            f"clusters.{k}.gap": gap_accuracy(train, test),
-        }
-    return summary
+        sizes = {"clients": len(inside), "examples": int(inside["examples"].sum())}
+        clusters[k] = {**sizes, **_accuracies(inside)}
+    overall = {
+        "violations.total": int(clients["violated"].sum()),
+        "migrated": int(is_migrated(final.cluster, group).sum()),
+        "adjusted_rand_index": adjusted_rand_index(final.cluster, group),
+    }
+    return Summary(overall=overall, by_group=violations, by_cluster=clusters)

@@ -1,6 +1,7 @@
-"""What a property attack found: figures by summary key, a row an update, and the updates as a map of points."""
+"""The outcome of a property inference attack: its metrics, and one row per aggregated update with t-SNE coordinates."""
 
 from collections.abc import Sequence
+from math import nan
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,12 @@ from torch import Tensor
 from shoal.attacks import PropertyAttack, RoundObservation, classify_updates
 from shoal.core.randomness import Stream
 from shoal.data import Federation
+from shoal.simulation.summary import Metrics, Summary
 
 Floats = NDArray[np.float64]
 
 EARLY = 0.2
-"""Share of the rounds that the first map shows, as the paper's Figure 2: 1,000 of 5,000."""
+"""Share of the rounds in the first t-SNE map, as in the paper's Figure 2: 1,000 of 5,000."""
 
 PROPERTY_COLUMNS = ("round", "cluster", "clients", "present", "cosine")
 """The columns of `property.csv` that every run with a property attack has; scores only where updates were simulated."""
@@ -26,85 +28,96 @@ _PERPLEXITY = 30
 def updates_of(
     attack: PropertyAttack, observations: Sequence[RoundObservation], stream: Stream, *, jobs: int, maps: bool
 ) -> pd.DataFrame:
-    """The rows of `property.csv`: what `infer` gives, and where ``maps`` is set the updates' places by t-SNE.
+    """The rows of `property.csv`: those of `classify_updates`, and where ``maps`` is set their t-SNE coordinates.
 
     ``early_x`` and ``early_y`` are those of a map of the first fifth of the rounds alone.
 
     Source: Kim et al., RAID 2023, section 4.4 and Figure 2.
     """
-    found = classify_updates(attack, observations, stream, jobs=jobs)
+    updates = classify_updates(attack, observations, stream, jobs=jobs)
     if maps:
         features = torch.cat([each.features for each in observations]).float().numpy()
-        early = found["round"].to_numpy() <= EARLY * max(each.round for each in observations)
-        for name, rows in (("all", np.ones(len(found), dtype=bool)), ("early", early)):
-            places = np.full((len(found), 2), np.nan)
-            places[rows] = _places(features[rows], stream("map", name))
-            found[[f"{name}_x", f"{name}_y"]] = places
-    return found
+        early = updates["round"].to_numpy() <= EARLY * max(each.round for each in observations)
+        for name, rows in (("all", np.ones(len(updates), dtype=bool)), ("early", early)):
+            points = np.full((len(updates), 2), np.nan)
+            points[rows] = _tsne(features[rows], stream("map", name))
+            updates[[f"{name}_x", f"{name}_y"]] = points
+    return updates
 
 
-def figures_of(found: pd.DataFrame) -> dict[str, float]:
-    """The figures of a property attack, by summary key.
+def property_summary(updates: pd.DataFrame) -> Summary:
+    """The metrics of a property attack on aggregated ``updates``, the rows of `property.csv`.
 
     ``property.auc`` is over all aggregated updates (the paper's). With many models it is high where an attack tells the
     victim's model from others, round by round the same. ``property.auc_within`` counts pairs of updates of the same
     model alone, and ``property.auc_rounds`` is over rounds: among a round's updates the highest score, by its rank
     among its model's, against whether the victim trained on the property in that round. Both can be compared between
-    algorithms with one model and with many.
+    algorithms with one model and with many. ``property.auc_control`` is the mean over classifiers that learned from
+    shuffled labels.
     """
-    present = found["present"].to_numpy(dtype=bool)
-    figures: dict[str, float] = {
-        "property.updates": len(found),
+    present = updates["present"].to_numpy(dtype=bool)
+    overall: dict[str, float] = {
+        "property.updates": len(updates),
         "property.positives": int(present.sum()),
-        "cosine.mean": float(found["cosine"].mean()),
-        "cosine.sd": float(found["cosine"].std()),
+        "cosine.mean": float(updates["cosine"].mean()),
+        "cosine.sd": float(updates["cosine"].std()),
     }
-    for k, rows in found.groupby("cluster"):
-        figures[f"clusters.{k}.cosine"] = float(rows["cosine"].mean())
-        figures[f"clusters.{k}.cosine_sd"] = float(rows["cosine"].std())
-    if "score" not in found:
-        return figures
-    figures["property.auc"] = auc(present, found["score"].to_numpy())
-    controls = [auc(present, found[name].to_numpy()) for name in found if str(name).startswith("control.")]
-    figures["property.auc_control"] = float(np.mean(controls))
-    ranked = found.assign(score=found.groupby("cluster")["score"].rank(pct=True))
+    clusters = {k: updates[updates["cluster"] == k] for k in np.unique(updates["cluster"]).tolist()}
+    by_cluster: dict[int, dict[str, float]] = {
+        k: {"cosine": float(rows["cosine"].mean()), "cosine_sd": float(rows["cosine"].std())}
+        for k, rows in clusters.items()
+    }
+    if "score" in updates:
+        overall["property.auc"] = auc(present, updates["score"].to_numpy())
+        overall["property.auc_control"] = control_auc(updates)
+        overall["property.auc_rounds"] = _auc_of_rounds(updates)
+        pairs = []
+        for k, rows in clusters.items():
+            held = rows["present"].to_numpy(dtype=bool)
+            by_cluster[k] |= {"property_auc": auc(held, rows["score"].to_numpy()), "property_updates": len(rows)}
+            pairs.append(int(held.sum()) * int((~held).sum()))
+        aucs = np.array([each["property_auc"] for each in by_cluster.values()])
+        known = ~np.isnan(aucs)
+        if known.any():
+            overall["property.auc_within"] = float(np.average(aucs[known], weights=np.array(pairs)[known]))
+    return Summary(overall=overall, by_cluster=by_cluster)
+
+
+def _auc_of_rounds(updates: pd.DataFrame) -> float:
+    ranked = updates.assign(score=updates.groupby("cluster")["score"].rank(pct=True))
     by_round = ranked.groupby("round").agg(present=("present", "max"), score=("score", "max"))
-    figures["property.auc_rounds"] = auc(by_round["present"].to_numpy(dtype=bool), by_round["score"].to_numpy())
-    aucs, pairs = [], []
-    for k, rows in found.groupby("cluster"):
-        held = rows["present"].to_numpy(dtype=bool)
-        figures[f"clusters.{k}.property_auc"] = auc(held, rows["score"].to_numpy())
-        figures[f"clusters.{k}.property_updates"] = len(rows)
-        aucs.append(figures[f"clusters.{k}.property_auc"])
-        pairs.append(int(held.sum()) * int((~held).sum()))
-    known = ~np.isnan(aucs)
-    if known.any():
-        figures["property.auc_within"] = float(np.average(np.array(aucs)[known], weights=np.array(pairs)[known]))
-    return figures
+    return auc(by_round["present"].to_numpy(dtype=bool), by_round["score"].to_numpy())
+
+
+def control_auc(updates: pd.DataFrame) -> float:
+    """The mean AUC of the classifiers that learned from shuffled labels; NaN where it is undefined."""
+    present = updates["present"].to_numpy(dtype=bool)
+    scores = updates.filter(regex=r"^control\.")
+    return float(np.mean([auc(present, scores[name].to_numpy()) for name in scores])) if len(scores.columns) else nan
 
 
 def auc(present: NDArray[np.bool_], scores: Floats) -> float:
-    """Area under the ROC curve of the scores that there are; NaN where it is undefined."""
+    """Area under the ROC curve of the scores that are not NaN; NaN where it is undefined."""
     known = ~np.isnan(scores)
     if len(np.unique(present[known])) < 2:
-        return float("nan")
+        return nan
     # Here and below, since scikit-learn takes long to import.
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415
 
     return float(roc_auc_score(present[known], scores[known]))
 
 
-def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation: Federation) -> dict[str, float]:
-    """How well the main task is learned, as an AUC, by summary key.
+def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation: Federation) -> Metrics:
+    """The AUC of the main task, by summary key.
 
-    ``main.auc`` is over what clients see: each client's chosen model on the test examples, weighted to the labels that
-    the client itself has. ``main.auc_even`` is over the test set as it is. Where clients differ in their labels, models
-    that know nothing of an example but whose it is have a high `main.auc`, and an even one of 0.5.
+    ``main.auc`` is over what clients see: each client's model on the test examples, weighted to the labels that the
+    client itself has. ``main.auc_even`` is over the test set as it is. Where clients differ in their labels, models
+    that know of an example only whose it is have a high ``main.auc``, and a ``main.auc_even`` of 0.5.
 
     Args:
         outputs: (K, M, C), of each model for each test example.
-        choice: (N,), each client's model.
-        federation: whose clients and test examples these are.
+        assignment: (N,), each client's model.
+        federation: of these clients and test examples.
     """
     labels = federation.test.y.cpu()
     own = torch.zeros(len(federation), federation.classes, dtype=torch.float64)
@@ -131,17 +144,17 @@ def _one_against_rest(answers: Floats, labels: NDArray[np.int64], weights: Float
 
     models, classes = len(answers), answers.shape[2]
     truth, weight = np.tile(labels, models), weights.ravel()
-    found = []
+    aucs = []
     for c in range(classes) if classes > 2 else [1]:
         used = weight > 0
         if len(np.unique(truth[used] == c)) == 2:
             score = answers[:, :, c].ravel()[used]
-            found.append(float(roc_auc_score(truth[used] == c, score, sample_weight=weight[used])))
-    return float(np.mean(found)) if found else float("nan")
+            aucs.append(float(roc_auc_score(truth[used] == c, score, sample_weight=weight[used])))
+    return float(np.mean(aucs)) if aucs else nan
 
 
-def _places(features: NDArray[np.float32], stream: Stream) -> Floats:
-    """Points (R, 2) of updates by t-SNE over their first 50 principal components; NaN where they are too few."""
+def _tsne(features: NDArray[np.float32], stream: Stream) -> Floats:
+    """t-SNE coordinates (R, 2) of updates, over their first 50 principal components; NaN where they are too few."""
     if len(features) < 3 * _PERPLEXITY:
         return np.full((len(features), 2), np.nan)
     from sklearn.decomposition import PCA  # noqa: PLC0415

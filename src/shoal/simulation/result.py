@@ -1,16 +1,12 @@
-"""What came out of a run: the summary, one row per client, one row per round and cluster, and the ROC curves."""
+"""The outcome of a run in memory."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pandas as pd
 
 from shoal.engine import State
-from shoal.simulation import property_metrics
-
-Summary = dict[str, float | int | str]
-
+from shoal.simulation.property_metrics import property_summary
+from shoal.simulation.summary import Summary
 
 CLIENT_COLUMNS = (
     "client", "group", "cluster", "examples", "threshold", "alpha", "beta", "loss", "accuracy", "mia", "violated",
@@ -20,16 +16,16 @@ CLIENT_COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The outcome of a run, as data frames.
+    """The outcome of a run.
 
     Args:
-        summary: the figures of `summary.json`, by key. A figure that is undefined (the exposure of a model that
-            no client chose) is left out.
-        clients: a row a client: `CLIENT_COLUMNS` and ``train_accuracy``; and ``epsilon`` where local steps are private.
-        rounds: a row a round and cluster.
-        roc: false and true positive rates of the configured attack by group.
-        state: the final models, risks and choices.
-        updates: what a property attack found: `property_metrics.updates_of`; None where there was none.
+        summary: the metrics of `summary.json`.
+        clients: one row per client: `CLIENT_COLUMNS` and ``train_accuracy``; and ``epsilon`` where local steps are
+            private.
+        rounds: one row per round and cluster, as in `rounds.csv`.
+        roc: ROC curves of the configured attack by group, as in `roc.csv`.
+        state: the final models, risks and assignment.
+        updates: one row per aggregated update, as in `property.csv`; None without a property attack.
     """
 
     summary: Summary
@@ -40,13 +36,9 @@ class Result:
     updates: pd.DataFrame | None = None
 
     def with_property(self, updates: pd.DataFrame) -> "Result":
-        """This result with what a property attack found."""
-        return replace(self, summary=self.summary | known(property_metrics.figures_of(updates)), updates=updates)
+        """This result with the outcome of a property attack."""
+        return replace(self, summary=self.summary | property_summary(updates), updates=updates)
 
     def __repr__(self) -> str:
-        return f"Result({', '.join(f'{key}={value}' for key, value in self.summary.items() if '.' not in key)})"
-
-
-def known(summary: Mapping[str, float | int | str]) -> Summary:
-    """The figures that are defined."""
-    return {key: value for key, value in summary.items() if not (isinstance(value, float) and np.isnan(value))}
+        known = {**self.summary.run, **self.summary.overall}
+        return f"Result({', '.join(f'{key}={value}' for key, value in known.items() if '.' not in key)})"

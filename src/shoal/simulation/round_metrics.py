@@ -1,6 +1,7 @@
 """The rows of `rounds.csv`."""
 
 from collections.abc import Mapping
+from math import nan
 
 import numpy as np
 import torch
@@ -10,20 +11,20 @@ from shoal.data import Federation
 from shoal.engine import Engine, RoundReport, State
 
 Row = Mapping[str, float]
-"""A cluster in a round."""
+"""One cluster in one round: numbers by column."""
 
 
 def round_metrics(
     state: State, report: RoundReport, federation: Federation, engine: Engine, *, evaluated: bool
 ) -> tuple[Row, ...]:
-    """A row for each cluster: who trained it in this round, at what loss, and how good and exposed it is.
+    """One row per cluster: its clients in this round, their loss, and the model's accuracy and risk.
 
     Args:
         state: after the round.
         report: of the round.
-        federation: whose clients these are.
+        federation: of these clients.
         engine: computes accuracies.
-        evaluated: whether accuracies are computed; they are NaN where not.
+        evaluated: whether accuracies are computed; they are NaN otherwise.
     """
     group = federation.group[report.cohort]
     rows = []
@@ -31,24 +32,19 @@ def round_metrics(
         inside = report.assignment == k
         sizes = federation.clients.sizes[report.cohort[inside]]
         by_group = torch.bincount(group[inside], minlength=len(federation.groups))
-        loss = float("nan")
-        if report.losses is not None and inside.any():
-            loss = float(report.losses[inside, k].mean())
+        mix = by_group.double().numpy()
+        accuracies = np.array(_accuracies(model, federation, engine) if evaluated else [nan] * len(mix))
         row: dict[str, float] = {
             "round": state.round,
             "cluster": k,
             "clients": int(inside.sum()),
             "examples": int(sizes.sum()),
             "risk": float(state.risks[k]),
-            "train_loss": loss,
+            "train_loss": nan if report.losses is None or not inside.any() else float(report.losses[inside, k].mean()),
+            "accuracy": float(np.average(accuracies[mix > 0], weights=mix[mix > 0])) if mix.any() else nan,
         }
-        accuracies = _accuracies(model, federation, engine) if evaluated else [float("nan")] * len(federation.groups)
-        mix = by_group.double().numpy()
-        row["accuracy"] = (
-            float(np.average(np.array(accuracies)[mix > 0], weights=mix[mix > 0])) if mix.any() else float("nan")
-        )
         for g, name in enumerate(federation.groups):
-            row[f"accuracy.{name}"] = accuracies[g]
+            row[f"accuracy.{name}"] = float(accuracies[g])
             row[f"clients.{name}"] = int(by_group[g])
         rows.append(row)
     return tuple(rows)

@@ -32,6 +32,7 @@ from shoal.simulation.compatibility import check_accountable, check_algorithm
 from shoal.simulation.measurement import measure
 from shoal.simulation.result import Result
 from shoal.simulation.round_metrics import Row, round_metrics
+from shoal.simulation.summary import Summary
 
 LOG = logging.getLogger(__name__)
 
@@ -263,5 +264,5 @@ def measure_final(
         result = result.with_property(updates)
     total = now.seconds["total"] + time.perf_counter() - began
     seconds = {f"seconds.{key}": round(value, 3) for key, value in (now.seconds | {"total": total}).items()}
-    summary = {"seed": simulation.seed, "rounds": now.state.round} | result.summary | seconds
-    return replace(result, summary=summary)
+    run = Summary(run={"seed": simulation.seed, "rounds": now.state.round}, overall=seconds)
+    return replace(result, summary=result.summary | run)

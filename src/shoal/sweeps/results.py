@@ -9,10 +9,11 @@ import pandas as pd
 
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
-from shoal.reports.summary_text import WORDS, Figures
 from shoal.reports.sweep.spec import Axes, Value
 from shoal.runs.files import read_run, read_table
 from shoal.simulation.result import CLIENT_COLUMNS
+from shoal.simulation.summary import TEXT_KEYS as WORDS
+from shoal.simulation.summary import FlatSummary as Figures
 
 TIMES = "seconds."
 """Wall times differ from run to run of the same configuration, and would make results.csv differ with them."""

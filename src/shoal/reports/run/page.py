@@ -1,36 +1,28 @@
-"""A run's report: one page that holds everything it shows, to look at, keep and send.
+"""A run's report: one HTML page that holds everything it shows. The same run gives the same bytes."""
 
-The same run gives the same bytes; nothing on the page is fetched from elsewhere.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
-from shoal.config.kinds import name_of
-from shoal.config.schema import Config
-from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError
-from shoal.data import Group
-from shoal.reports.frames import column
+from shoal.reports.formats import DASH, count, decimal, format_duration, percent
 from shoal.reports.html import render
 from shoal.reports.plotting import png
-from shoal.reports.run import cluster_sizes, privacy_figures, round_curves, tables
-from shoal.reports.run.property_section import inference
-from shoal.reports.summary_text import NAMES, verdict
+from shoal.reports.run import privacy_figures, round_curves, tables
+from shoal.reports.run.cluster_sizes import cluster_sizes, drained
+from shoal.reports.run.info import RunInfo
+from shoal.reports.run.property_section import property_section
+from shoal.reports.run.tables import cell
+from shoal.reports.summary_text import of_groups, verdict
+from shoal.simulation.summary import Summary
 
 ROUND_COLUMNS = ("round", "cluster", "clients", "risk", "accuracy")
 ROC_COLUMNS = ("group", "non_members", "fpr", "tpr")
 
-ATTACK_WORDS = {
+ATTACKS = {
     "shadow": "an attack model, trained on the answers of shadow models: copies that the server trains on images of "
     "its own, so that it knows their members",
     "loss-threshold": "a threshold on the loss: images on which the model is surer are called members",
@@ -39,131 +31,82 @@ ATTACK_WORDS = {
 """The configured attack in words."""
 
 
-@dataclass(frozen=True)
-class Samples:
-    """A few images of a group."""
-
-    group: str
-    shift: str
-    images: tuple[str, ...]
-
-
-def write_report(
-    out: Path,
-    config: Config,
-    summary: Mapping[str, Any],
-    rounds: pd.DataFrame,
-    clients: pd.DataFrame,
-    roc: pd.DataFrame,
-    *,
-    updates: pd.DataFrame | None = None,
-) -> Path:
-    """Write ``out``/report.html, whole or not at all, and return its path.
+@dataclass(frozen=True, eq=False)
+class RunFrames:
+    """A run's tables.
 
     Args:
-        out: the run's directory; its samples.safetensors, if there, has the images.
-        config: of the run.
-        summary: figures by key, as in summary.json. One that is missing or NaN is shown as a dash.
-        rounds: a row a round and cluster, as in rounds.csv.
-        clients: a row a client, as in clients.csv.
+        rounds: one row per round and cluster, as in rounds.csv.
+        clients: one row per client, as in clients.csv.
         roc: the attack's curves by group, as in roc.csv.
-        updates: what a property attack found, as in property.csv; None where there was none.
-
-    Raises:
-        InputError: the samples cannot be read.
+        updates: one row per aggregated update, as in property.csv; None without a property attack.
     """
-    known = {key: value for key, value in summary.items() if not (isinstance(value, float) and isnan(value))}
-    groups = config.data.groups_with_clients
-    others = [name for name in config.data.groups if name not in groups]
-    estimated = not np.isin(np.nan_to_num(column(rounds, "risk"), nan=0.5), 0.5).all()
-    cluster = column(clients, "cluster")
-    clusters = int(max(column(rounds, "cluster").max(), cluster.max())) + 1
-    page = {
-        "title": f"{NAMES[config.algorithm.name]} on {config.data.source}, seed {config.seed}",
-        "verdict": _verdict(config, known),
-        "drained": cluster_sizes.drained({k: int((cluster == k).sum()) for k in range(clusters)}),
-        "key_figures": _key_figures(known, clients, groups),
-        "attack": ATTACK_WORDS[name_of(type(config.red_team.attack))],
-        "groups": tables.by_group(known, clients, groups, others),
-        "clusters": tables.by_cluster(known, clients, groups, clusters, estimated=estimated),
-        "inference": inference(config, known, updates),
-        "drawings": list(_drawings(config, known=known, rounds=rounds, clients=clients, roc=roc, estimated=estimated)),
-        "samples": _samples(out / "samples.safetensors", config.data.groups),
-        "overall": tables.overall(known),
-        "seconds": tables.seconds(known),
-        "config": config.toml(),
-    }
-    path = out / "report.html"
-    write_text(path, render("run.html.j2", page))
-    return path
+
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
+    roc: pd.DataFrame
+    updates: pd.DataFrame | None = None
 
 
-def _verdict(config: Config, known: Mapping[str, Any]) -> str:
-    told = {"algorithm": config.algorithm.name} | dict(known)
-    if not {"accuracy.overall", "violations.total"} <= set(told):
-        return "The figures of this run are incomplete."
-    return verdict(told)
+def run_page(info: RunInfo, summary: Summary, frames: RunFrames, samples: Mapping[str, NDArray[np.uint8]]) -> str:
+    """The page, in HTML; nothing on it is fetched from elsewhere. A metric that is missing is shown as a dash.
 
-
-def _key_figures(known: Mapping[str, Any], clients: pd.DataFrame, groups: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Name, value and a remark of what to see first."""
-    exposed = {group: float(known[f"mia.{group}"]) for group in groups if f"mia.{group}" in known}
-    worst = max(exposed, key=lambda group: exposed[group], default=None)
-    whose = f"highest of the groups: {worst}" if worst is not None and len(groups) > 1 else "a coin: 0.500"
-    everybody = f"of {len(clients)} clients"
-    return [
-        ("Accuracy", tables.shown(known, "accuracy.overall", tables.percent), "mean over clients, held-out images"),
-        ("MIA accuracy", tables.DASH if worst is None else tables.decimal(exposed[worst]), whose),
-        ("Limits exceeded", tables.shown(known, "violations.total", tables.count), everybody),
-        ("Migrated", tables.shown(known, "migrated", tables.count), everybody),
-        ("Rounds", tables.shown(known, "rounds", tables.count), "of training"),
-        ("Time", tables.shown(known, "seconds.total", tables.duration), "in all"),
-    ]
-
-
-def _drawings(
-    config: Config,
-    *,
-    known: Mapping[str, Any],
-    rounds: pd.DataFrame,
-    clients: pd.DataFrame,
-    roc: pd.DataFrame,
-    estimated: bool,
-) -> Iterator[round_curves.Drawing]:
-    groups = config.data.groups_with_clients
-    found = [
-        round_curves.accuracy_by_cluster(rounds, groups),
-        round_curves.accuracy_by_group(rounds, groups)
-        if len(groups) > 1 or column(rounds, "cluster").max() > 0
-        else None,
-        round_curves.risk(rounds, known, estimated=estimated, estimator=config.red_team.estimator),
-        cluster_sizes.sizes(rounds, groups, known),
+    Args:
+        info: what the page says of the configuration.
+        summary: the metrics.
+        frames: the tables.
+        samples: (B, channels, height, width), a few images of each group; empty where the data are not images.
+    """
+    rounds, clients = frames.rounds, frames.clients
+    groups = [name for name in info.groups if (clients["group"] == name).any()]
+    others = [name for name in info.groups if name not in groups]
+    estimated = bool((rounds["risk"].fillna(0.5) != 0.5).any())
+    clusters = int(rounds["cluster"].max()) + 1
+    at_end = {k: int((clients["cluster"] == k).sum()) for k in range(clusters)}
+    section = None
+    if info.property_attack is not None:
+        section = property_section(info.property_attack, summary, frames.updates, clusters)
+    figures = (
+        round_curves.accuracy_by_cluster(rounds),
+        round_curves.accuracy_by_group(rounds, groups) if len(groups) > 1 or clusters > 1 else None,
+        round_curves.risk(rounds, summary, estimated=estimated, estimator=info.estimator),
+        cluster_sizes(rounds, groups, at_end),
         privacy_figures.violations(clients, groups),
-        privacy_figures.roc_curves(roc, groups),
-    ]
-    yield from (drawing for drawing in found if drawing is not None)
+        privacy_figures.roc_curves(frames.roc, groups),
+    )
+    page: dict[str, Any] = {
+        "title": info.title,
+        "verdict": verdict(summary),
+        "drained": drained(at_end),
+        "key_metrics": _key_metrics(summary, rounds=int(rounds["round"].max()), clients=len(clients)),
+        "attack": ATTACKS[info.attack],
+        "groups": tables.by_group(summary, clients, groups, others),
+        "clusters": tables.by_cluster(summary, clients, groups, clusters, estimated=estimated),
+        "property": section,
+        "figures": [figure for figure in figures if figure is not None],
+        "samples": [
+            (group, info.groups[group], [png(image) for image in samples[group]])
+            for group in info.groups
+            if group in samples
+        ],
+        "overall": tables.overall(summary.overall),
+        "seconds": tables.seconds(summary.overall),
+        "config": info.config,
+    }
+    return render("run.html.j2", page)
 
 
-def _samples(path: Path, groups: Mapping[str, Group]) -> list[Samples]:
-    """Rows of images; none where the data are not images."""
-    if not path.exists():
-        return []
-    try:
-        found: dict[str, NDArray[Any]] = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path}: is damaged: {error}") from error
-    kept = {group: found[group] for group in groups if group in found and found[group].ndim == 4}
-    return [
-        Samples(group, _shift(groups[group]), tuple(png(image) for image in images.astype(np.uint8)))
-        for group, images in kept.items()
-    ]
-
-
-def _shift(group: Group) -> str:
-    """What was done to a group's images, in words."""
-    told = [f"{100 * group.share:g} % of the clients" if group.share > 0 else "held-out images only, of no client"]
-    if group.rotation is not None:
-        told.append(f"rotated by {group.rotation[0]:g} to {group.rotation[1]:g} degrees")
-    if group.brightness is not None:
-        told.append(f"brightness times {group.brightness[0]:g} to {group.brightness[1]:g}")
-    return "; ".join(told)
+def _key_metrics(summary: Summary, *, rounds: int, clients: int) -> Sequence[tuple[str, str, str]]:
+    """What to see first: name, value and a remark."""
+    overall, mia = summary.overall, of_groups(summary, "mia")
+    worst = max(mia, key=lambda group: mia[group], default=None)
+    whose = f"highest of the groups: {worst}" if len(mia) > 1 else "guessing: 0.500"
+    everyone = f"of {clients} clients"
+    return (
+        ("Accuracy", cell(overall, "accuracy.overall", percent), "mean over clients, held-out images"),
+        ("MIA accuracy", DASH if worst is None else decimal(mia[worst]), whose),
+        ("Limits exceeded", cell(overall, "violations.total", count), everyone),
+        ("Migrated", cell(overall, "migrated", count), everyone),
+        ("Rounds", count(rounds), "of training"),
+        ("Time", cell(overall, "seconds.total", format_duration), "in all"),
+    )

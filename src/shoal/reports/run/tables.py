@@ -1,23 +1,19 @@
-"""A run's tables: each line a figure, with what it means in plain words."""
+"""A run's tables: one metric per row, with its meaning in plain words."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isnan
 
 import pandas as pd
 
-from shoal.reports.frames import column, of_group, rows
+from shoal.reports.formats import DASH, count, decimal, format_duration, percent
+from shoal.simulation.summary import Metrics, Summary
 
-DASH = "\N{EN DASH}"
-"""Stands for a figure that is undefined, such as the exposure of a model without clients."""
-
-Figures = Mapping[str, float | int | str]
 Format = Callable[[float], str]
 
 
 @dataclass(frozen=True)
-class Line:
-    """A figure by column: how it is called, what it means, and its values as they are shown."""
+class TableRow:
+    """A metric: its name, its meaning, and its values as text, one per column."""
 
     name: str
     meaning: str
@@ -26,55 +22,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """Lines under column heads."""
+    """Rows under column heads."""
 
     title: str
     heads: tuple[str, ...]
-    lines: tuple[Line, ...]
+    rows: tuple[TableRow, ...]
 
 
-def percent(value: float) -> str:
-    """A share.
-
-    >>> percent(0.1234)
-    '12.3 %'
-    """
-    return f"{100 * value:.1f} %"
-
-
-def decimal(value: float) -> str:
-    """A figure that is compared with 0.5.
-
-    >>> decimal(0.1234)
-    '0.123'
-    """
-    return f"{value:.3f}"
-
-
-def count(value: float) -> str:
-    """A number of things.
-
-    >>> count(1234.0)
-    '1,234'
-    """
-    return f"{int(value):,}"
-
-
-def duration(value: float) -> str:
-    """A wall time.
-
-    >>> duration(18.848), duration(754)
-    ('18.8 s', '12 min 34 s')
-    """
-    return f"{value:.1f} s" if value < 60 else f"{int(value) // 60} min {int(value) % 60} s"
-
-
-def shown(figures: Figures, key: str, form: Format) -> str:
-    """A figure as it is shown; a dash where it is undefined."""
-    value = figures.get(key)
-    if not isinstance(value, int | float) or isnan(value):
-        return DASH
-    return form(value)
+def cell(metrics: Metrics, key: str, form: Format) -> str:
+    """A metric as text; a dash where it is undefined."""
+    return form(metrics[key]) if key in metrics else DASH
 
 
 BY_GROUP: tuple[tuple[str, Format, str, str], ...] = (
@@ -86,7 +43,7 @@ BY_GROUP: tuple[tuple[str, Format, str, str], ...] = (
     )),
     ("mia", decimal, "MIA accuracy", (
         "How often the configured attack is right about who was a training image, members and non-members counting "
-        "equally. The non-members are held-out images of the same group: this measures memory alone."
+        "equally. The non-members are held-out images of the same group: this measures memorisation alone."
     )),
     ("mia_population", decimal, "MIA accuracy, population", (
         "The same attack, with non-members from all groups by their share: this also measures how easily the group "
@@ -107,20 +64,18 @@ BY_GROUP: tuple[tuple[str, Format, str, str], ...] = (
 )  # fmt: skip
 
 
-def by_group(figures: Figures, clients: pd.DataFrame, groups: Sequence[str], others: Sequence[str]) -> Table:
-    """The table by group, a column each of ``groups``; of ``others``, which have no clients, only non-members."""
-    lines = [Line("Clients", "", tuple(str(of_group(clients, group).sum()) for group in groups))]
+def by_group(summary: Summary, clients: pd.DataFrame, groups: Sequence[str], others: Sequence[str]) -> Table:
+    """One column for each of ``groups``; of ``others``, which have no clients, there are only non-members."""
+    metrics = [summary.by_group.get(group, {}) for group in groups]
+    rows = [TableRow("Clients", "", tuple(str((clients["group"] == group).sum()) for group in groups))]
     for key, form, name, meaning in BY_GROUP:
-        lines.append(Line(name, meaning, tuple(shown(figures, f"{key}.{group}", form) for group in groups)))
+        rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in metrics)))
         if key == "mia_population":
-            lines += [_against(figures, groups, other) for other in others]
-    return Table("Figures by group", tuple(groups), tuple(lines))
-
-
-def _against(figures: Figures, groups: Sequence[str], other: str) -> Line:
-    cells = tuple(shown(figures, f"mia_against_{other}.{group}", decimal) for group in groups)
-    meaning = f"The same attack, with non-members from {other}, to which no client belongs."
-    return Line(f"MIA accuracy against {other}", meaning, cells)
+            for other in others:
+                cells = tuple(cell(each, f"mia_against_{other}", decimal) for each in metrics)
+                whose = f"The same attack, with non-members from {other}, to which no client belongs."
+                rows.append(TableRow(f"MIA accuracy against {other}", whose, cells))
+    return Table("Metrics by group", tuple(groups), tuple(rows))
 
 
 BY_CLUSTER: tuple[tuple[str, Format, str, str], ...] = (
@@ -139,26 +94,23 @@ BY_CLUSTER: tuple[tuple[str, Format, str, str], ...] = (
 
 
 def by_cluster(
-    figures: Figures, clients: pd.DataFrame, groups: Sequence[str], clusters: int, *, estimated: bool
+    summary: Summary, clients: pd.DataFrame, groups: Sequence[str], clusters: int, *, estimated: bool
 ) -> Table:
-    """The table by cluster, as chosen after the last round; the risk only where it was ever estimated."""
-    numbers = range(clusters)
-    lines = [Line("Clients", "Those who chose its model after the last round.", _counts(clients, numbers))]
+    """One column per cluster, as chosen after the last round; the risk only where it was ever estimated."""
+
+    def counts(those: pd.DataFrame) -> tuple[str, ...]:
+        return tuple(str((those["cluster"] == k).sum()) for k in range(clusters))
+
+    rows = [TableRow("Clients", "Those that chose its model after the last round.", counts(clients))]
     if len(groups) > 1:
-        lines += [Line(f"… of {each}", "", _counts(rows(clients, of_group(clients, each)), numbers)) for each in groups]
+        rows += [TableRow(f"… of {group}", "", counts(clients[clients["group"] == group])) for group in groups]
+    metrics = [summary.by_cluster.get(k, {}) for k in range(clusters)]
     for key, form, name, meaning in BY_CLUSTER:
-        cells = tuple(shown(figures, f"clusters.{k}.{key}", form) for k in numbers)
-        lines.append(Line(name, meaning, cells if key != "risk" or estimated else (DASH,) * clusters))
-    over = rows(clients, column(clients, "violated") > 0)
-    lines.append(
-        Line("Limits exceeded", "Clients that tolerate less than the MIA accuracy above.", _counts(over, numbers))
-    )
-    return Table("Figures by cluster", tuple(f"cluster {k}" for k in numbers), tuple(lines))
-
-
-def _counts(clients: pd.DataFrame, clusters: range) -> tuple[str, ...]:
-    cluster = column(clients, "cluster")
-    return tuple(str((cluster == k).sum()) for k in clusters)
+        known = metrics if key != "risk" or estimated else [{}] * clusters
+        rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in known)))
+    over = counts(clients[clients["violated"] > 0])
+    rows.append(TableRow("Limits exceeded", "Clients that tolerate less than the MIA accuracy above.", over))
+    return Table("Metrics by cluster", tuple(f"cluster {k}" for k in range(clusters)), tuple(rows))
 
 
 OVERALL: tuple[tuple[str, Format, str, str], ...] = (
@@ -178,35 +130,37 @@ OVERALL: tuple[tuple[str, Format, str, str], ...] = (
 )  # fmt: skip
 
 SECONDS: tuple[tuple[str, str, str], ...] = (
-    ("total", "In all", "All rounds and the last measurement; the parts below leave out evaluation."),
-    ("train", "Training", "Clients training, and merging what they send back."),
-    ("choose", "Choosing", "Clients scoring the models to choose among them."),
-    ("red_team", "Red team", "Estimating risk during training."),
-    ("property_attack", "Property attack", "Simulating updates during training."),
+    ("seconds.total", "In all", "All rounds and the last measurement; the parts below leave out evaluation."),
+    ("seconds.train", "Training", "Clients training, and merging what they send back."),
+    ("seconds.choose", "Choosing", "Clients scoring the models to choose among them."),
+    ("seconds.red_team", "Red team", "Estimating risk during training."),
+    ("seconds.property_attack", "Property attack", "Simulating updates during training."),
 )
 
 
-def overall(figures: Figures) -> Table:
+def overall(metrics: Metrics) -> Table:
     """Fairness between the groups, how the clusters relate to them, and what differential privacy guarantees."""
-    lines = [Line(name, meaning, (shown(figures, key, form),)) for key, form, name, meaning in OVERALL]
-    if not {"epsilon", "delta"} & set(figures):
-        return Table("Fairness and grouping", ("value",), tuple(lines))
-    return Table("Fairness, grouping and differential privacy", ("value",), (*lines, _privacy(figures)))
+    rows = [TableRow(name, meaning, (cell(metrics, key, form),)) for key, form, name, meaning in OVERALL]
+    if not {"epsilon", "delta"} & set(metrics):
+        return Table("Fairness and grouping", ("value",), tuple(rows))
+    return Table("Fairness, grouping and differential privacy", ("value",), (*rows, _privacy(metrics)))
 
 
-def _privacy(figures: Figures) -> Line:
-    at = shown(figures, "delta", lambda value: f"{value:g}")
+def _privacy(metrics: Metrics) -> TableRow:
     meaning = (
-        f"What differential privacy guarantees, at delta = {at}; smaller is more private. The largest of all clients; "
-        "of the updates that they send, not of which model they choose."
+        f"What differential privacy guarantees, at delta = {cell(metrics, 'delta', '{:g}'.format)}; smaller is more "
+        "private. The largest of all clients; of the updates that they send, not of which model they choose."
     )
-    if "epsilon" not in figures:
+    if "epsilon" not in metrics:
         meaning += " There is none: without noise, nothing is guaranteed."
-    return Line("Epsilon", meaning, (shown(figures, "epsilon", decimal),))
+    return TableRow("Epsilon", meaning, (cell(metrics, "epsilon", decimal),))
 
 
-def seconds(figures: Figures) -> Table:
+def seconds(metrics: Metrics) -> Table:
     """Wall time; of a property attack only where there is one."""
-    known = [each for each in SECONDS if each[0] != "property_attack" or "seconds.property_attack" in figures]
-    lines = tuple(Line(name, what, (shown(figures, f"seconds.{key}", duration),)) for key, name, what in known)
-    return Table("Time", ("wall time",), lines)
+    rows = tuple(
+        TableRow(name, meaning, (cell(metrics, key, format_duration),))
+        for key, name, meaning in SECONDS
+        if key != "seconds.property_attack" or key in metrics
+    )
+    return Table("Time", ("wall time",), rows)

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from shoal.reports.frames import Floats
-from shoal.reports.plotting import cluster_look
+from shoal.reports.plotting import cluster_style
 from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, columns_of, line_handles, line_style
 from shoal.reports.sweep.labels import SPREADS
 from shoal.reports.sweep.number_format import format_value
@@ -101,7 +101,7 @@ def chart(data: FigureData) -> Content:
 def fill_style(i: int) -> dict[str, Any]:
     """The fill of setting number ``i``, told apart by a paler colour and a hatch."""
     strength = _STRENGTHS[i % len(_STRENGTHS)]
-    face = tuple(1 - strength * (1 - part) for part in to_rgb(cluster_look(i).color))
+    face = tuple(1 - strength * (1 - part) for part in to_rgb(cluster_style(i).color))
     return {"facecolor": face, "edgecolor": "black", "hatch": _HATCHES[i % len(_HATCHES)], "linewidth": 0.9}
 
 

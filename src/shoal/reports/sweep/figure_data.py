@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from shoal.reports.frames import Floats
-from shoal.reports.plotting import cluster_look
+from shoal.reports.plotting import cluster_style
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.seed_statistics import SeedStatistics
 from shoal.reports.sweep.spec import FigureSpec
@@ -118,7 +118,7 @@ def columns_of(panels: int, most: int) -> int:
 
 def line_style(i: int) -> dict[str, Any]:
     """The line of setting or model number ``i``, told apart by colour, dashes and marker."""
-    style = cluster_look(i)
+    style = cluster_style(i)
     return {"color": style.color, "linestyle": style.dashes, "marker": style.marker, "markersize": 5}
 
 

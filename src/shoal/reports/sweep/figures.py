@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from shoal.reports.plotting import COIN, forms, legend
+from shoal.reports.plotting import CHANCE, figure_files, legend
 from shoal.reports.sweep.charts import chart
 from shoal.reports.sweep.figure_data import Content, FigureData
 from shoal.reports.sweep.labels import Labels
@@ -26,7 +26,7 @@ class SweepFigure:
     caption: str
     svg: bytes
     pdf: bytes
-    inline: str
+    image: str
 
 
 def draw_figure(
@@ -41,14 +41,14 @@ def draw_figure(
     content = round_curves(data, read_rounds) if spec.kind == "courses" else chart(data)
     title, (width, height) = spec.title or name, content.size
     size = (content.columns * width, -(-len(content.panels) // content.columns) * height)
-    drawn = forms(name, f"{title}. {content.description}", lambda figure: paint(figure, content, data), size)
-    return SweepFigure(name, title, content.caption, drawn.svg, drawn.pdf, drawn.inline)
+    drawn = figure_files(f"{title}. {content.description}", lambda figure: paint(figure, content, data), size)
+    return SweepFigure(name, title, content.caption, drawn.svg, drawn.pdf, drawn.image)
 
 
 def paint(figure: Figure, content: Content, data: FigureData) -> None:
     """Draw panels and legend on an empty figure."""
     spec, columns, letters = data.spec, content.columns, int(10 * content.size[0])
-    level = {"color": COIN, "linewidth": 1.4, "linestyle": ":"}
+    level = {"color": CHANCE, "linewidth": 1.4, "linestyle": ":"}
     scales: dict[str, tuple[Axes, float]] = {}
     for i, panel in enumerate(content.panels):
         if panel is None:

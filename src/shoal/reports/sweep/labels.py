@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.reports.summary_text import NAMES
+from shoal.config.kinds import algorithm_title
 from shoal.reports.sweep.spec import Axes, Selection, Spread, Value
 
 AXES = {
@@ -101,7 +101,7 @@ class Labels:
     def setting(self, value: Value) -> str:
         """The name of a setting; true and false as TOML writes them."""
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        return self.labels.get(text) or NAMES.get(text, text)
+        return self.labels.get(text) or algorithm_title(text)
 
     def key(self, name: str) -> str:
         """The name of a metric of results.csv or rounds.csv.

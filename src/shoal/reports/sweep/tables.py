@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from shoal.reports.frames import Bools
 from shoal.reports.sweep.labels import SPREADS, Labels, capitalised
 from shoal.reports.sweep.number_format import format_estimate, format_value
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
@@ -38,11 +38,11 @@ class SweepTable:
     over: str
     stubs: pd.DataFrame
     texts: pd.DataFrame
-    best: Bools
+    best: NDArray[np.bool_]
     values: pd.DataFrame
 
     @property
-    def repeats(self) -> Bools:
+    def repeats(self) -> NDArray[np.bool_]:
         """(rows, stubs) whether a stub and all to its left are those of the row above."""
         stubs = self.stubs.to_numpy()
         same = np.logical_and.accumulate(stubs[1:] == stubs[:-1], axis=1)
@@ -103,7 +103,7 @@ def _values(spec: TableSpec, statistics: SeedStatistics, *, key_in_rows: bool) -
     return values.iloc[np.arange(len(values)).reshape(-1, columns, keys).transpose(0, 2, 1).ravel()], columns
 
 
-def _best(values: pd.DataFrame, spec: TableSpec) -> Bools:
+def _best(values: pd.DataFrame, spec: TableSpec) -> NDArray[np.bool_]:
     """(cells,) whether a cell is the best of several of its row and metric; those that read the same are all best."""
     if spec.best is None:
         return np.zeros(len(values), dtype=bool)

@@ -1,0 +1,46 @@
+"""Numbers as reports and the command line write them."""
+
+DASH = "\N{EN DASH}"
+"""Stands for a number that is undefined, such as the exposure of a model without clients."""
+
+
+def percent(value: float) -> str:
+    """A fraction.
+
+    >>> percent(0.1234)
+    '12.3 %'
+    """
+    return f"{100 * value:.1f} %"
+
+
+def decimal(value: float) -> str:
+    """A number that is compared with 0.5.
+
+    >>> decimal(0.1234)
+    '0.123'
+    """
+    return f"{value:.3f}"
+
+
+def count(value: float) -> str:
+    """A number of things.
+
+    >>> count(1234.0)
+    '1,234'
+    """
+    return f"{int(value):,}"
+
+
+def format_duration(seconds: float) -> str:
+    """A wall time.
+
+    >>> [format_duration(each) for each in (4.25, 18.8, 754, 3725)]
+    ['4.2 s', '19 s', '12 min 34 s', '1 h 02 min']
+    """
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
