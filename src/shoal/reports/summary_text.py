@@ -29,8 +29,8 @@ def clients_of(figures: Figures) -> int:
 def verdict(figures: Figures) -> str:
     """One run in a sentence or two."""
     groups, clients = groups_of(figures), clients_of(figures)
-    name = NAMES[str(figures["algorithm"])]
-    right = f"{name} is right on {_percent(figures['accuracy.overall'])} of held-out images"
+    name = str(figures["algorithm"])
+    right = f"{NAMES.get(name, name)} is right on {_percent(figures['accuracy.overall'])} of held-out images"
     exposed = {group: float(figures[f"mia.{group}"]) for group in groups if f"mia.{group}" in figures}
     if len(groups) > 1:
         each = ", ".join(f"{_percent(figures[f'accuracy.{group}'])} for {group}" for group in groups)

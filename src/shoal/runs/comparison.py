@@ -50,7 +50,7 @@ def compare(runs: Sequence[Path]) -> tuple[pd.DataFrame, str]:
         for group in groups if "{}" in key else [""]:
             found = [each.get(key.format(group)) for each in figures]
             table[label.format(group)] = ["-" if value is None else _cell(value) for value in found]
-    titles = [NAMES[str(each["algorithm"])] for each in figures]
+    titles = [NAMES.get(str(each["algorithm"]), str(each["algorithm"])) for each in figures]
     if len(set(titles)) < len(titles):
         titles = [path.name for path in runs]
     frame = pd.DataFrame.from_dict(table, orient="index", columns=titles)

@@ -78,12 +78,13 @@ def write_report(
     estimated = not np.isin(np.nan_to_num(column(rounds, "risk"), nan=0.5), 0.5).all()
     cluster = column(clients, "cluster")
     clusters = int(max(column(rounds, "cluster").max(), cluster.max())) + 1
+    algorithm, attack = config.algorithm.name, name_of(type(config.red_team.attack))
     page = {
-        "title": f"{NAMES[config.algorithm.name]} on {config.data.source}, seed {config.seed}",
+        "title": f"{NAMES.get(algorithm, algorithm)} on {config.data.source}, seed {config.seed}",
         "verdict": _verdict(config, known),
         "drained": cluster_sizes.drained({k: int((cluster == k).sum()) for k in range(clusters)}),
         "key_figures": _key_figures(known, clients, groups),
-        "attack": ATTACK_WORDS[name_of(type(config.red_team.attack))],
+        "attack": ATTACK_WORDS.get(attack, attack),
         "groups": tables.by_group(known, clients, groups, others),
         "clusters": tables.by_cluster(known, clients, groups, clusters, estimated=estimated),
         "inference": inference(config, known, updates),
