@@ -92,7 +92,10 @@ def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private():
             {"dp_sgd": {"noise_multiplier": 1.0, "accountant": "moments"}},
             r"'defenses.dp_sgd.accountant' must be 'rdp' or 'prv'; got 'moments'",
         ),
-        ({"dp_sgd": {"noise_multiplier": 1.0, "max_grad_norm": math.inf}}, r"^test: \[defenses.dp_sgd\]: noise needs clipping: "),
+        (
+            {"dp_sgd": {"noise_multiplier": 1.0, "max_grad_norm": math.inf}},
+            r"^test: \[defenses.dp_sgd\]: noise needs clipping: ",
+        ),
         ({"dp_sgd": {"noise_multiplier": 0.05, "accountant": "prv"}}, r"takes too much memory"),
     ],
 )
