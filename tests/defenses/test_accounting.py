@@ -88,7 +88,7 @@ def test_a_victim_that_takes_turns_spends_what_the_more_used_part_of_its_example
 
 def test_more_than_prv_can_compute_is_refused_before_the_run():
     sizes, local = torch.tensor([320, 3200]), LocalSGD(steps=1, batch_size=32)
-    with pytest.raises(InputError, match=r"'defenses.dp_sgd.accountant' = \"prv\" takes too much memory.*use \"rdp\""):
+    with pytest.raises(InputError, match=r'the accountant "prv" takes too much memory.*use "rdp"'):
         accounting.check_computable(sizes, 5000, local, DPSGD(1.0, 0.2, accountant="prv"))
     accounting.check_computable(sizes, 5000, local, DPSGD(1.0, 0.2))
     accounting.check_computable(sizes, 100, local, DPSGD(1.0, 1.0, accountant="prv"))

@@ -57,7 +57,7 @@ def test_a_huge_clip_without_noise_is_plain_sgd(model, build, local):
 def test_coins_that_always_fall_for_every_example_are_full_batches(model, build):
     local = LocalSGD(steps=5, batch_size=12, learning_rate=0.3)
     coins = replace(local, gradient_privacy=DPSGD(math.inf, sampling="poisson"))
-    full = replace(local, batch_size=None)
+    full = replace(local, batch_size="all")
     torch.testing.assert_close(
         trained(model, build((12,) * 3), coins),
         trained(model, build((12,) * 3), full, backend="loop"),
@@ -159,19 +159,20 @@ def test_batch_norm_is_refused_before_anything_runs():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"noise_multiplier": 0.5, "max_grad_norm": math.inf}, (
-            "noise needs clipping: 'defenses.dp_sgd.noise_multiplier' is 0.5, so 'defenses.dp_sgd.max_grad_norm' "
-            "must be finite"
-        )),
-        ({"noise_multiplier": -0.1}, "'defenses.dp_sgd.noise_multiplier' must be at least 0 and finite; got -0.1"),
-        ({"noise_multiplier": math.nan}, "'defenses.dp_sgd.noise_multiplier' must be at least 0 and finite; got nan"),
-        ({"max_grad_norm": 0.0}, "'defenses.dp_sgd.max_grad_norm' must be above 0; got 0"),
-        ({"delta": 0.0}, "'defenses.dp_sgd.delta' must be above 0 and below 1; got 0"),
-        ({"delta": 1.0}, "'defenses.dp_sgd.delta' must be above 0 and below 1; got 1"),
-        ({"accountant": "moments"}, "'defenses.dp_sgd.accountant' must be 'rdp' or 'prv'; got 'moments'"),
-        ({"sampling": "fixed"}, "'defenses.dp_sgd.sampling' must be 'shuffled' or 'poisson'; got 'fixed'"),
+        (
+            {"noise_multiplier": 0.5, "max_grad_norm": math.inf},
+            "noise needs clipping: 'noise_multiplier' is 0.5, so 'max_grad_norm' must be finite",
+        ),
+        ({"noise_multiplier": -0.1}, "'noise_multiplier' must be at least 0; got -0.1"),
+        ({"noise_multiplier": math.nan}, "'noise_multiplier' must be a finite number; got nan"),
+        ({"noise_multiplier": math.inf}, "'noise_multiplier' must be a finite number; got inf"),
+        ({"max_grad_norm": 0.0}, "'max_grad_norm' must be above 0; got 0.0"),
+        ({"delta": 0.0}, "'delta' must be above 0; got 0.0"),
+        ({"delta": 1.0}, "'delta' must be below 1; got 1.0"),
+        ({"accountant": "moments"}, "'accountant' must be 'rdp' or 'prv'; got 'moments'"),
+        ({"sampling": "fixed"}, "'sampling' must be 'shuffled' or 'poisson'; got 'fixed'"),
     ],
-)  # fmt: skip
+)
 def test_values_outside_their_range(settings, sentence):
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         DPSGD(**settings)

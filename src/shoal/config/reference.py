@@ -23,13 +23,14 @@ from shoal.core.settings import is_settings
 
 BEGIN, END = "<!-- keys: written by python -m shoal.config.reference -->", "<!-- end of keys -->"
 _HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
+_TOP = {key.hint: key.name for key in keys_of(Config) if is_settings(key.hint)}
+"""The tables of the file, by the settings that they describe."""
 
 
 def reference() -> str:
     """All tables of a configuration and their keys, as Markdown."""
-    keys = keys_of(Config)
-    parts = [_HEAD + "\n".join(_row(Config, key) for key in keys if not is_settings(key.hint))]
-    parts += [part for key in keys if is_settings(key.hint) for part in _section(key.hint, key.name, f"[{key.name}]")]
+    parts = [_HEAD + "\n".join(_row(Config, key) for key in keys_of(Config) if key.hint not in _TOP)]
+    parts += [part for cls, name in _TOP.items() for part in _section(cls, name, f"[{name}]")]
     return "\n\n".join(parts)
 
 
@@ -67,7 +68,7 @@ def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool =
         if get_origin(inside) is dict and is_settings(get_args(inside)[1]):
             name = f"{table}.{key.name}.NAME"
             yield from _section(get_args(inside)[1], name, f"[{name}]", level + 1, named=True)
-        elif is_settings(inside):
+        elif is_settings(inside) and inside not in _TOP:
             yield from _section(inside, f"{table}.{key.name}", f"[{table}.{key.name}]", level + 1)
         elif kind is not None and key.inline:
             for each in kind.shipped:
@@ -98,7 +99,9 @@ def _value(cls: type, key: Key) -> str:
     kind = kind_of(key.hint)
     if kind is None:
         return _spelled(get_type_hints(cls, include_extras=True)[key.field])
-    return _or([f"`{name}`" for name in (*map(name_of, kind.shipped), "module:Name")]) if key.inline else "table"
+    if not key.inline:
+        return f"table, {kind.title} by `name` with its keys"
+    return _or([f"`{name}`" for name in (*map(name_of, kind.shipped), "module:Name")])
 
 
 def _spelled(hint: Any) -> str:  # noqa: ANN401
@@ -117,7 +120,7 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
     if origin is tuple:
         return f"list, each a {_spelled(inside[0])}" if Ellipsis in inside else "[low, high]"
     if origin is dict or is_settings(hint):
-        return "table"
+        return f"table, as `[{_TOP[hint]}]`" if hint in _TOP else "table"
     return {int: "whole number", float: "number", bool: "true or false", str: "text"}[hint] + _range(marks)
 
 
@@ -134,7 +137,8 @@ def _default(key: Key) -> str:
     if key.default is MISSING:
         return "required"
     if kind_of(key.hint) is not None and key.default is not None:
-        return f"`{json.dumps(name_of(type(key.default)))}`"
+        name = json.dumps(name_of(type(key.default)))
+        return f"`{name}`" if key.inline else f"`name = {name}`"
     shown = key.default is not None and not is_settings(key.hint) and not isinstance(key.default, dict)
     return f"`{json.dumps(key.default)}`" if shown else ""
 

@@ -50,7 +50,8 @@ class DataSection:
             cache and Debian's folder.
         task: ``MAIN/PROPERTY``, the label to learn and the property to infer, or ``MAIN``; see [tasks](#tasks). By
             default the labels, except that ``faces`` and ``lfw`` need one.
-        groups: the groups of clients, ``[data.groups.NAME]`` each; by default one, ``all``.
+        groups: the groups of clients, ``[data.groups.NAME]`` each, whose shares sum to 1; by default one, ``all``. A
+            group of share 0 has test examples only, as non-members of another kind (see ``mia_against_*`` below).
     """
 
     source: str
@@ -91,8 +92,8 @@ class PrivacySection:
 
     Args:
         thresholds: membership-inference accuracy that clients tolerate, uniform over clients.
-        beta: weight of risk: a number, a list with one for each client, or ``threshold``, which is
-            ``(high - t_i) / (high - low)``; alpha = 1 - beta weighs the loss.
+        beta: weight of risk where clients choose by it, as in ``ifca-mir``: a number, a list with one for each client,
+            or ``threshold``, which is ``(high - t_i) / (high - low)``; alpha = 1 - beta weighs the loss.
     """
 
     thresholds: Range = (0.5, 0.8)

@@ -79,7 +79,7 @@ def run_page(info: RunInfo, summary: Summary, frames: RunFrames, samples: Mappin
         "verdict": verdict(summary),
         "drained": drained(at_end),
         "key_metrics": _key_metrics(summary, rounds=int(rounds["round"].max()), clients=len(clients)),
-        "attack": ATTACKS[info.attack],
+        "attack": ATTACKS.get(info.attack, f"the attack {info.attack}"),
         "groups": tables.by_group(summary, clients, groups, others),
         "clusters": tables.by_cluster(summary, clients, groups, clusters, estimated=estimated),
         "property": section,
