@@ -14,11 +14,11 @@ from scipy import stats
 
 from shoal.core.errors import InputError
 from shoal.reports.plotting import cluster_look
-from shoal.reports.sweep.charts import RED, Chart, chart, fill_style
+from shoal.reports.sweep.charts import RED, Chart, chart_content, fill_style
 from shoal.reports.sweep.figure_data import FigureData, columns_of
 from shoal.reports.sweep.figures import SweepFigure, draw_figure, paint
 from shoal.reports.sweep.labels import Labels
-from shoal.reports.sweep.round_curves import read_curves, round_curves
+from shoal.reports.sweep.round_curves import curves_content, read_curves
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.spec import Axes, FigureSpec
 
@@ -75,7 +75,7 @@ def drawn(
 
 
 def painted(data: FigureData, read_rounds: Callable[[str], pd.DataFrame] = rounds_of) -> Figure:
-    content = round_curves(data, read_rounds) if data.spec.kind == "courses" else chart(data)
+    content = curves_content(data, read_rounds) if data.spec.kind == "courses" else chart_content(data)
     figure = Figure(figsize=(content.columns * content.size[0], content.size[1]), layout="constrained")
     paint(figure, content, data)
     return figure

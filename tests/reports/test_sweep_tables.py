@@ -431,7 +431,7 @@ def test_same_sweep_gives_the_same_bytes(report: Callable[..., SweepPage], tmp_p
     assert {name: (tmp_path / name).read_bytes() for name in WHOLE} == first
 
 
-def test_files_that_are_no_longer_asked_for_go(report: Callable[..., SweepPage], tmp_path: Path) -> None:
+def test_files_of_former_tables_and_figures_are_removed(report: Callable[..., SweepPage], tmp_path: Path) -> None:
     for folder in ("tables", "figures"):
         (tmp_path / folder).mkdir()
         for ending in ("md", "csv", "tex", "svg", "pdf", "txt"):

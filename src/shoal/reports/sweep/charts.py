@@ -38,6 +38,8 @@ _SEED: dict[str, Any] = {
 class Chart:
     """The values of a figure over the settings of an axis.
 
+    In this file p, b and i number the metrics (one panel each), the settings of `by`, and those of `x`.
+
     Args:
         data: the figure.
         values: (metrics, settings of `by`, settings of `x`, seeds), NaN where there is none.
@@ -66,54 +68,56 @@ class Chart:
         """The width of a panel in inches."""
         return 3.2 if self.data.spec.kind == "lines" else min(max(3.2, 0.75 + 0.23 * self.notes[0].size), 9.6)
 
-    def categories(self) -> tuple[list[str], bool]:
-        """The names of categories, in lines where their words fit below them, and whether they must stand aslant."""
+    def ticks(self) -> tuple[list[str], dict[str, Any]]:
+        """The names of the settings of `x` and their style: in lines where their words have room, otherwise rotated."""
         names, letters = self.data.settings(self.data.spec.x), int(11.5 * (self.width - 0.75) / self.notes.shape[2])
         lines = [fill(name, max(letters, 1), break_long_words=False, break_on_hyphens=False) for name in names]
-        aslant = any(name.count("\n") > 2 or max(map(len, name.splitlines()), default=0) > letters for name in lines)
-        return [fill(name, 30) for name in names] if aslant else lines, aslant
+        rotated = any(name.count("\n") > 2 or max(map(len, name.splitlines()), default=0) > letters for name in lines)
+        if not rotated:
+            return lines, {}
+        return [fill(name, 30) for name in names], {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
 
 
-def chart(data: FigureData) -> Content:
+def chart_content(data: FigureData) -> Content:
     """The content of a figure of boxes, bars or lines.
 
     Raises:
         InputError: no run has one of its metrics.
     """
-    drawn, spec, panels = Chart.of(data), data.spec, []
+    chart, spec, panels = Chart.of(data), data.spec, []
     for p, key in enumerate(spec.y):
         title = data.labels.key(key)
         # Where the file has no name for the axis, the title is its name, unless it says no more.
         y_label = spec.y_label or title.partition(",")[0]
-        draw = partial(_draw_lines if spec.kind == "lines" else _draw_categories, drawn=drawn, p=p)
+        draw = partial(_draw_lines if spec.kind == "lines" else _draw_categories, chart=chart, p=p)
         panels.append(Panel(title, "" if y_label == title else y_label, spec.y_label or key, draw))
-    values = drawn.result.mean if spec.kind == "lines" else drawn.values
+    values = chart.result.mean if spec.kind == "lines" else chart.values
     return Content(
         panels=panels,
-        columns=columns_of(len(panels), int(9.7 / drawn.width)),
-        size=(drawn.width, 3.9 if drawn.categories()[1] else 3.0),
+        columns=columns_of(len(panels), int(9.7 / chart.width)),
+        size=(chart.width, 3.9 if chart.ticks()[1] else 3.0),
         handles=_handles(data),
-        caption=data.caption(_reading(data), drawn.result.n.ravel().tolist(), values),
-        description=_description(drawn),
+        caption=data.caption(_reading(data), chart.result.n.ravel().tolist(), values),
+        description=_description(chart),
     )
 
 
 def fill_style(i: int) -> dict[str, Any]:
-    """The fill of setting number ``i``, told apart by a paler colour and a hatch."""
+    """The fill of setting number ``i``, distinguished by a paler colour and a hatch."""
     strength = _STRENGTHS[i % len(_STRENGTHS)]
     face = tuple(1 - strength * (1 - part) for part in to_rgb(cluster_style(i).color))
     return {"facecolor": face, "edgecolor": "black", "hatch": _HATCHES[i % len(_HATCHES)], "linewidth": 0.9}
 
 
-def _draw_categories(axes: Axes, drawn: Chart, p: int) -> float:
+def _draw_categories(axes: Axes, chart: Chart, p: int) -> float:
     """The boxes or bars of panel number ``p``, with a dot per seed; see `Panel.draw`."""
-    boxes, count = drawn.data.spec.kind == "boxes", drawn.notes.shape[1]
+    boxes, count = chart.data.spec.kind == "boxes", chart.notes.shape[1]
     width, notes = 0.84 / count, {}
-    _name_categories(axes, drawn)
-    for (b, i), mean in np.ndenumerate(drawn.result.mean[p]):
-        x, values = i + (b - (count - 1) / 2) * width, drawn.values[p, b, i]
+    _name_categories(axes, chart)
+    for (b, i), mean in np.ndenumerate(chart.result.mean[p]):
+        x, values = i + (b - (count - 1) / 2) * width, chart.values[p, b, i]
         values = values[~np.isnan(values)]
-        notes[x] = str(drawn.notes[p, b, i])
+        notes[x] = str(chart.notes[p, b, i])
         if len(values) and boxes:
             axes.boxplot(
                 values, positions=[x], widths=0.86 * width, patch_artist=True, showmeans=True, showfliers=False,
@@ -121,7 +125,7 @@ def _draw_categories(axes: Axes, drawn: Chart, p: int) -> float:
             )  # fmt: skip
         elif len(values):
             # Without a spread, of one seed, there is no error bar.
-            spread = drawn.result.spread[p, b, i]
+            spread = chart.result.spread[p, b, i]
             axes.bar(x, mean, 0.92 * width, yerr=spread, capsize=3, **fill_style(b))
         axes.plot(x + np.linspace(-0.3, 0.3, len(values) + 2)[1:-1] * width, values, **_SEED)
     if not boxes:
@@ -129,54 +133,54 @@ def _draw_categories(axes: Axes, drawn: Chart, p: int) -> float:
     return _write_notes(axes, notes)
 
 
-def _draw_lines(axes: Axes, drawn: Chart, p: int) -> float:
+def _draw_lines(axes: Axes, chart: Chart, p: int) -> float:
     """The means of panel number ``p`` joined by lines, which break where there is no mean; see `Panel.draw`."""
-    at, log = _draw_x_axis(axes, drawn)
-    width, count = float(np.ptp(at)) or 1.0, drawn.notes.shape[1]
+    at, log = _draw_x_axis(axes, chart)
+    width, count = float(np.ptp(at)) or 1.0, chart.notes.shape[1]
     edges = np.array([at.min() - 0.08 * width, at.max() + 0.08 * width])
     axes.set_xlim(*(np.exp(edges) if log else edges).tolist())
     for b in range(count):
         # A little beside each other, or error bars would hide one another.
         x = at + 0.015 * width * (b - (count - 1) / 2)
         axes.errorbar(
-            np.exp(x) if log else x, drawn.result.mean[p, b], drawn.result.spread[p, b], capsize=3, elinewidth=1.2,
+            np.exp(x) if log else x, chart.result.mean[p, b], chart.result.spread[p, b], capsize=3, elinewidth=1.2,
             **line_style(b),
         )  # fmt: skip
     notes = {}
     for i, x in enumerate(np.exp(at) if log else at):
-        here = set(drawn.notes[p, :, i].tolist())
-        notes[x] = here.pop() if len(here) == 1 else f"n = {', '.join(map(str, drawn.result.n[p, :, i]))}"
+        here = set(chart.notes[p, :, i].tolist())
+        notes[x] = here.pop() if len(here) == 1 else f"n = {', '.join(map(str, chart.result.n[p, :, i]))}"
     return _write_notes(axes, notes)
 
 
-def _draw_x_axis(axes: Axes, drawn: Chart) -> tuple[Floats, bool]:
+def _draw_x_axis(axes: Axes, chart: Chart) -> tuple[Floats, bool]:
     """The x axis of lines: a scale for numbers, otherwise categories.
 
     Returns the places of the settings, in natural logarithms on a logarithmic scale, and whether it is one.
     """
-    data, axis = drawn.data, drawn.data.spec.x or ""
+    data, axis = chart.data, chart.data.spec.x or ""
     settings = data.statistics.axes[axis]
     if any(isinstance(each, str | bool) for each in settings):
-        _name_categories(axes, drawn)
+        _name_categories(axes, chart)
         return np.arange(len(settings), dtype=float), False
     at = np.array(settings, dtype=float)
     log = bool(at.min() > 0 and at.max() > 20 * at.min())
     axes.set_xscale("log" if log else "linear")
-    axes.set_xticks(at, data.settings(axis))
+    names, style = chart.ticks()
+    axes.set_xticks(at, names, **style)
     axes.minorticks_off()
     axes.set_xlabel(data.labels.axis(axis) + " (log scale)" * log)
     return np.log(at) if log else at, log
 
 
-def _name_categories(axes: Axes, drawn: Chart) -> None:
-    """The names of categories at 0, 1, ..., aslant where they are long."""
-    names, aslant = drawn.categories()
-    style: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if aslant else {}
+def _name_categories(axes: Axes, chart: Chart) -> None:
+    """Name the categories at 0, 1, ..., and their axis."""
+    names, style = chart.ticks()
     axes.set_xticks(range(len(names)), names, **style)
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
-    axes.set_xlabel(drawn.data.labels.axis(drawn.data.spec.x or ""))
+    axes.set_xlabel(chart.data.labels.axis(chart.data.spec.x or ""))
 
 
 def _write_notes(axes: Axes, notes: Mapping[float, str]) -> float:
@@ -210,13 +214,13 @@ def _reading(data: FigureData) -> str:
     }[data.spec.kind]
 
 
-def _description(drawn: Chart) -> str:
+def _description(chart: Chart) -> str:
     """The means in words."""
-    data, x_names, sentences = drawn.data, drawn.data.settings(drawn.data.spec.x), []
+    data, x_names, sentences = chart.data, chart.data.settings(chart.data.spec.x), []
     for p, key in enumerate(data.spec.y):
         series = []
         for b, name in enumerate(data.settings(data.spec.by)):
-            means = zip(drawn.result.mean[p, b], drawn.notes[p, b], x_names, strict=True)
+            means = zip(chart.result.mean[p, b], chart.notes[p, b], x_names, strict=True)
             texts = [f"{note if np.isnan(mean) else format_value(mean, key)} at {x}" for mean, note, x in means]
             series.append(f"{name} {', '.join(texts)}".strip())
         sentences.append(f"{data.labels.key(key)}: {'; '.join(series)}.")

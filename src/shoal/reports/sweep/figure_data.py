@@ -117,7 +117,7 @@ def columns_of(panels: int, most: int) -> int:
 
 
 def line_style(i: int) -> dict[str, Any]:
-    """The line of setting or model number ``i``, told apart by colour, dashes and marker."""
+    """The line of setting or model number ``i``, distinguished by colour, dashes and marker."""
     style = cluster_style(i)
     return {"color": style.color, "linestyle": style.dashes, "marker": style.marker, "markersize": 5}
 

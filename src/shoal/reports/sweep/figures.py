@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from shoal.reports.plotting import CHANCE, figure_files, legend
-from shoal.reports.sweep.charts import chart
+from shoal.reports.sweep.charts import chart_content
 from shoal.reports.sweep.figure_data import Content, FigureData
 from shoal.reports.sweep.labels import Labels
-from shoal.reports.sweep.round_curves import ReadRounds, round_curves
+from shoal.reports.sweep.round_curves import ReadRounds, curves_content
 from shoal.reports.sweep.seed_statistics import SeedStatistics
 from shoal.reports.sweep.spec import FigureSpec
 
@@ -38,11 +38,11 @@ def draw_figure(
         InputError: no run has one of the metrics of ``spec``.
     """
     data = FigureData(spec, statistics, labels)
-    content = round_curves(data, read_rounds) if spec.kind == "courses" else chart(data)
+    content = curves_content(data, read_rounds) if spec.kind == "courses" else chart_content(data)
     title, (width, height) = spec.title or name, content.size
     size = (content.columns * width, -(-len(content.panels) // content.columns) * height)
-    drawn = figure_files(f"{title}. {content.description}", lambda figure: paint(figure, content, data), size)
-    return SweepFigure(name, title, content.caption, drawn.svg, drawn.pdf, drawn.image)
+    files = figure_files(f"{title}. {content.description}", lambda figure: paint(figure, content, data), size)
+    return SweepFigure(name, title, content.caption, files.svg, files.pdf, files.image)
 
 
 def paint(figure: Figure, content: Content, data: FigureData) -> None:

@@ -41,7 +41,7 @@ class Curves:
     missing: str
 
 
-def round_curves(data: FigureData, read_rounds: ReadRounds) -> Content:
+def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
     """The content of a figure of courses.
 
     Raises:
