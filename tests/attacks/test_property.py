@@ -50,11 +50,11 @@ def federation():
     split = Partition(6, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
     preferences = Preferences(torch.full((6,), 0.5).double(), torch.full((6,), 0.3).double())
     return partition_by_property(
-        images_with_corners(), PropertyPartition(split, every=3, least=8), preferences, Stream(1)
+        images_with_corners(), PropertyPartition(split, period=3, min_examples=8), preferences, Stream(1)
     )
 
 
-def played(model, federation, algorithm, *, attack=None, malicious_client=None, rounds=6, threads=2, local=LOCAL):
+def played(model, federation, algorithm, *, attack=None, malicious_clients=None, rounds=6, threads=2, local=LOCAL):
     """The states of all rounds, and what the attack saw."""
     with Engine(model, threads=threads) as engine:
         training = Training(
@@ -64,7 +64,7 @@ def played(model, federation, algorithm, *, attack=None, malicious_client=None, 
             engine,
             Stream(5),
             risk_estimator=RED_TEAM,
-            malicious_client=malicious_client,
+            malicious_clients=malicious_client,
         )
         states, observations = [training.start()], []
         last = torch.zeros_like(states[0].models)
@@ -192,7 +192,7 @@ def test_features_are_the_largest_changes_of_rows_and_kernels():
         name: torch.randn(shape, generator=torch.Generator().manual_seed(i))
         for i, (name, shape) in enumerate(shapes.items())
     }
-    layout = Layout.of(named, {"mean": torch.ones(9, 9)})
+    layout = Layout.from_tensors(named, {"mean": torch.ones(9, 9)})
     row = layout.pack(named | {"mean": torch.ones(9, 9)})
     expected = torch.cat(
         [
@@ -241,16 +241,16 @@ def test_a_forest_for_each_cluster(mlp, federation):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS[:2], ids=repr)
 def test_active_with_all_weight_on_the_main_task_is_passive(model, federation, algorithm):
-    malicious_client = active_property_attacker(model, federation, algorithm.clusters, alpha=1.0, gamma=1.0)
+    malicious_client = active_property_attacker(model, federation, alpha=1.0, gamma=1.0)
     passive, active = (
-        played(model, federation, algorithm, malicious_client=each)[0] for each in (None, malicious_client)
+        played(model, federation, algorithm, malicious_clients=each)[0] for each in (None, malicious_client)
     )
     assert torch.allclose(passive[-1].models, active[-1].models, atol=1e-5)
 
 
 def test_an_active_attacker_changes_training_and_remembers(mlp, federation):
-    malicious_client = active_property_attacker(mlp, federation, 2, alpha=0.5, gamma=1.0)
-    honest, active = (played(mlp, federation, IFCA(2), malicious_client=each)[0] for each in (None, malicious_client))
+    malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=1.0)
+    honest, active = (played(mlp, federation, IFCA(2), malicious_clients=each)[0] for each in (None, malicious_client))
     assert not torch.allclose(honest[1].models, active[1].models)
     trained = active[1].assignment[federation.property_schedule.attacker]
     moved = (active[1].memory != active[0].memory).any(dim=1)
@@ -259,16 +259,16 @@ def test_an_active_attacker_changes_training_and_remembers(mlp, federation):
 
 def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
     """Equation 1, against a network with two heads by hand."""
-    malicious_client = active_property_attacker(mlp, federation, 1, alpha=0.7, gamma=3.0)
+    malicious_client = active_property_attacker(mlp, federation, alpha=0.7, gamma=3.0)
     schedule = federation.property_schedule
     with Engine(mlp) as engine:
         training = Training(
-            engine.prepare(federation), FedAvg(), LOCAL, engine, Stream(5), malicious_client=malicious_client
+            engine.prepare(federation), FedAvg(), LOCAL, engine, Stream(5), malicious_clients=malicious_client
         )
         state = training.start()
         shards = federation.clients.take(torch.tensor([schedule.attacker]))
         randomness = LOCAL.randomness(shards, torch.tensor([schedule.attacker]), Stream(4))
-        sent, memory = malicious_client.train(state, 0, shards, randomness, LOCAL, engine)
+        sent, memory = malicious_client.train(state, 0, malicious_client.client, shards, randomness, LOCAL, engine)
     rows = shards.owned(0)[randomness.orders[0, 0, :8]]
     network = mlp.network()
     network.load_state_dict(mlp.state_dict(state.models[0]))
@@ -277,7 +277,7 @@ def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
     head.load_state_dict({"weight": weight, "bias": bias})
     hidden = torch.relu(network.hidden(federation.clients.x[rows].flatten(1)))
     main = nn.functional.cross_entropy(network.output(hidden), federation.clients.y[rows])
-    head_loss = nn.functional.cross_entropy(head(hidden), schedule.holds[rows].long())
+    head_loss = nn.functional.cross_entropy(head(hidden), schedule.has_property[rows].long())
     (0.7 * main + 0.3 * head_loss).backward()
     gradients = mlp.layout.pack({name: parameter.grad for name, parameter in network.named_parameters()})
     assert torch.allclose(sent, state.models[0] - 3.0 * 0.1 * gradients, atol=1e-5)
@@ -286,16 +286,16 @@ def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
 
 
 def test_a_head_that_is_not_trained_stays_as_initialised(mlp, federation):
-    malicious_client = active_property_attacker(mlp, federation, 1, alpha=0.5, gamma=1.0, train_head=False)
-    states, _ = played(mlp, federation, FedAvg(), malicious_client=malicious_client)
+    malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=1.0, train_head=False)
+    states, _ = played(mlp, federation, FedAvg(), malicious_clients=malicious_client)
     assert torch.equal(states[0].memory, states[-1].memory)
 
 
 def test_the_order_of_clients_means_nothing_to_an_active_attack(mlp, federation):
-    malicious_client = active_property_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0)
+    malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=5.0)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    plain, _ = played(mlp, federation, IFCA(2), malicious_client=malicious_client)
-    permuted, _ = played(mlp, federation.permuted(order), IFCA(2), malicious_client=malicious_client)
+    plain, _ = played(mlp, federation, IFCA(2), malicious_clients=malicious_client)
+    permuted, _ = played(mlp, federation.permuted(order), IFCA(2), malicious_clients=malicious_client)
     assert torch.allclose(plain[-1].models, permuted[-1].models, atol=1e-6)
     assert torch.equal(plain[-1].assignment[order], permuted[-1].assignment)
 
@@ -342,7 +342,7 @@ def test_wrong_settings_are_one_sentence(wrong, sentence):
 )
 def test_wrong_weights_are_one_sentence(mlp, federation, alpha, gamma, sentence):
     with pytest.raises(InputError, match=sentence):
-        active_property_attacker(mlp, federation, 1, alpha=alpha, gamma=gamma)
+        active_property_attacker(mlp, federation, alpha=alpha, gamma=gamma)
 
 
 def test_without_a_holder_there_is_nothing_to_attack(mlp, build):
@@ -365,7 +365,7 @@ def test_in_memory_as_on_disk(mlp, federation):
         LOCAL,
         rounds=12,
         property_attack=PropertyAttack(trees=10),
-        malicious_client=active_property_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0),
+        malicious_clients=active_property_attacker(mlp, federation, alpha=0.5, gamma=5.0),
         defenses=[NormClipping(0.05)],
     )
     assert result.updates is not None

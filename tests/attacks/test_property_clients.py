@@ -50,7 +50,7 @@ class Normed(nn.Module):
 def dealt(given):
     split = Partition(CLIENTS, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
     preferences = Preferences(torch.full((CLIENTS,), 0.5).double(), torch.full((CLIENTS,), 0.3).double())
-    return partition_by_property(given, PropertyPartition(split, every=3, least=8), preferences, Stream(1))
+    return partition_by_property(given, PropertyPartition(split, period=3, min_examples=8), preferences, Stream(1))
 
 
 def labels_and_holders(count=900):
@@ -117,9 +117,9 @@ def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federati
 
 
 def test_an_active_attacker_that_is_absent_remembers(mlp, federation):
-    malicious_client = active_property_attacker(mlp, federation, 2, alpha=0.5, gamma=5.0)
+    malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=5.0)
     settings = {"participation": 0.17, "rounds": 24}
-    states, reports, _ = played(mlp, federation, IFCA(2), malicious_client=malicious_client, **settings)
+    states, reports, _ = played(mlp, federation, IFCA(2), malicious_clients=malicious_client, **settings)
     there = [federation.property_schedule.attacker in federation.ids[report.cohort].tolist() for report in reports]
     assert 0 < sum(there) < 24
     for before, after, present in zip(states, states[1:], there, strict=False):
@@ -143,7 +143,7 @@ def test_what_others_have_changes_no_simulation(mlp, federation):
     local = LocalSGD(epochs=1, batch_size=8, learning_rate=0.1)
     attacker = int(torch.nonzero(federation.ids == federation.property_schedule.attacker))
     kept = [federation.clients.owned(i) if i == attacker else federation.clients.owned(i)[::2] for i in range(CLIENTS)]
-    halved = type(federation.clients).dealt(
+    halved = type(federation.clients).from_indices(
         federation.clients.x, federation.clients.y, torch.cat(kept), torch.tensor([len(each) for each in kept])
     )
     first, second = (
@@ -172,7 +172,7 @@ def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client
             settings["update_filter"] = NormClipping(0.05)
     malicious_client = active_property_attacker(model, given, 2, alpha=1.0, gamma=1.0)
     honest, active = (
-        played(model, given, IFCA(2, choose_by="batch"), malicious_client=each, **settings)[0]
+        played(model, given, IFCA(2, choose_by="batch"), malicious_clients=each, **settings)[0]
         for each in (None, malicious_client)
     )
     near = {"atol": 2e-3, "rtol": 0.05} if kind == "bf16" else {"atol": 1e-5, "rtol": 1e-4}
@@ -182,10 +182,10 @@ def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client
 def test_scaling_leaves_statistics_where_they_can_be(federation):
     """Running variances scaled like weights become negative."""
     model, local = Model(Normed), replace(LOCAL, steps=8, learning_rate=1e-3)
-    malicious_client = active_property_attacker(model, federation, 1, alpha=0.9, gamma=20.0)
+    malicious_client = active_property_attacker(model, federation, alpha=0.9, gamma=20.0)
     plain = replace(malicious_client, gamma=1.0)
     (start, scaled), (_, once) = (
-        played(model, federation, FedAvg(), malicious_client=each, rounds=1, local=local)[0]
+        played(model, federation, FedAvg(), malicious_clients=each, rounds=1, local=local)[0]
         for each in (malicious_client, plain)
     )
     trained = model.layout.trainable
@@ -200,9 +200,7 @@ def test_scaling_leaves_statistics_where_they_can_be(federation):
 )
 def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings):
     if "malicious_client" in settings:
-        settings = {
-            "malicious_client": active_property_attacker(mlp, federation, algorithm.clusters, alpha=0.5, gamma=3.0)
-        }
+        settings = {"malicious_client": active_property_attacker(mlp, federation, alpha=0.5, gamma=3.0)}
     with Engine(mlp) as engine:
         training = Training(engine.prepare(federation), algorithm, LOCAL, engine, Stream(5), **settings)
         before = training.start()
@@ -259,7 +257,7 @@ def test_an_attacker_with_one_kind_of_example_is_refused(federation):
     test = replace(federation.property_schedule, test_holds=torch.ones_like(federation.property_schedule.test_holds))
     with pytest.raises(InputError, match=r"with the property and without it; the attacker has \d+ and 0"):
         PropertyAttack(auxiliary="attacker+test").auxiliary_examples(replace(federation, property_schedule=test))
-    apart = replace(federation.clients, y=federation.property_schedule.holds.long())
+    apart = replace(federation.clients, y=federation.property_schedule.has_property.long())
     with pytest.raises(InputError, match="some label both with and without the property"):
         PropertyAttack(match_labels=True).auxiliary_examples(replace(federation, clients=apart))
 
@@ -304,7 +302,7 @@ def test_a_simulation_that_diverges_is_left_out(mlp, federation, caplog):
 def test_watching_changes_nothing_whatever_defends(federation, mlp):
     setup = defended(TrainingSetup(mlp, LOCAL), [Dropout(0.3), DPSGD(1.0, 0.5, sampling="poisson"), NormClipping(0.5)])
     risk_estimator = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
-    malicious_client = active_property_attacker(setup.model, federation, 2, alpha=0.5, gamma=5.0)
+    malicious_client = active_property_attacker(setup.model, federation, alpha=0.5, gamma=5.0)
     alone, watched = (
         played(
             setup.model,
@@ -313,7 +311,7 @@ def test_watching_changes_nothing_whatever_defends(federation, mlp):
             attack=attack,
             local=setup.local,
             update_filter=setup.update_filter,
-            malicious_client=malicious_client,
+            malicious_clients=malicious_client,
             risk_estimator=risk_estimator,
             participation=0.8,
         )[0]

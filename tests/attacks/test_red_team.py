@@ -31,7 +31,7 @@ GAPS = [Gap().fit(Records.none(), Stream(0))] * 2
 
 
 def test_shadow_models_are_as_large_as_their_cluster(clustered):
-    records = ShadowModels(number=3).records(*clustered, LOCAL, Stream(0))
+    records = ShadowModels(number=3).records(*clustered, (LOCAL,) * 2, Stream(0))
     # Clusters hold 9 + 12 and 7 + 12 + 5 + 10 = 34 examples; the shadow set's half is 30.
     for each, size in zip(records, (21, 30), strict=True):
         for s in range(3):
@@ -43,7 +43,7 @@ def test_shadow_models_are_as_large_as_their_cluster(clustered):
 def test_an_empty_cluster_is_attacked_as_if_one_client_had_joined(clustered):
     state, federation, engine = clustered
     state = replace(state, assignment=torch.zeros(6, dtype=torch.int64))
-    records = ShadowModels(number=1).records(state, federation, engine, LOCAL, Stream(0))
+    records = ShadowModels(number=1).records(state, federation, engine, (LOCAL,) * 2, Stream(0))
     assert int(records[1].member.sum()) == round(55 / 6)
 
 
@@ -52,7 +52,7 @@ def test_a_shadow_model_has_seen_its_members_and_nobody_else(clustered):
     long = LocalSGD(epochs=1, batch_size=4, learning_rate=0.3)
     for warm_start in (True, False):
         shadows = ShadowModels(number=2, size=10, epochs=150, warm_start=warm_start)
-        for records in shadows.records(*clustered, long, Stream(0)):
+        for records in shadows.records(*clustered, (long,) * 2, Stream(0)):
             fitted = LossThreshold().fit(records, Stream(0))
             scores = fitted.score(Query(records.outputs, records.labels))
             assert scores[records.member.numpy()].mean() > -0.05
@@ -62,8 +62,8 @@ def test_a_shadow_model_has_seen_its_members_and_nobody_else(clustered):
 def test_shadow_models_start_where_warm_start_says(clustered):
     state, federation, engine = clustered
     slow = LocalSGD(epochs=1, learning_rate=1e-12)
-    warm = ShadowModels(number=1).records(state, federation, engine, slow, Stream(0))
-    fresh = ShadowModels(number=1, warm_start=False).records(state, federation, engine, slow, Stream(0))
+    warm = ShadowModels(number=1).records(state, federation, engine, (slow,) * 2, Stream(0))
+    fresh = ShadowModels(number=1, warm_start=False).records(state, federation, engine, (slow,) * 2, Stream(0))
     order = torch.randperm(60, generator=Stream(0)("model", 0, "shadow", 0).generator())[:42]
     expected = engine.outputs(state.models[0], federation.shadow.x[order])
     torch.testing.assert_close(warm[0].outputs, expected, rtol=1e-4, atol=1e-5)
@@ -74,7 +74,7 @@ def test_without_a_shadow_set_there_are_no_shadow_models(clustered):
     state, federation, engine = clustered
     bare = replace(federation, shadow=federation.shadow.take(torch.arange(1)))
     with pytest.raises(InputError, match="shadow set of at least 2 examples; got 1"):
-        ShadowModels().records(state, bare, engine, LOCAL, Stream(0))
+        ShadowModels().records(state, bare, engine, (LOCAL,) * 2, Stream(0))
 
 
 @pytest.mark.parametrize("estimator", ["shadow", "federated", "audit"])
@@ -82,14 +82,14 @@ def test_without_a_shadow_set_there_are_no_shadow_models(clustered):
 def test_risks_are_accuracies_and_come_again(clustered, estimator, attack):
     team = RedTeam(1, estimator, attack, ShadowModels(number=2))
     state, federation, engine = clustered
-    first, again = (team.risks(state, federation, engine, LOCAL, Stream(2)) for _ in range(2))
+    first, again = (team.risks(state, federation, engine, (LOCAL,) * 2, Stream(2)) for _ in range(2))
     assert torch.equal(first, again)
     assert first.shape == (2,)
     assert ((first >= 0) & (first <= 1)).all()
 
 
 def test_one_shadow_model_is_judged_on_its_other_half(clustered):
-    risks = RedTeam(1, "shadow", LossThreshold(), ShadowModels(number=1)).risks(*clustered, LOCAL, Stream(2))
+    risks = RedTeam(1, "shadow", LossThreshold(), ShadowModels(number=1)).risks(*clustered, (LOCAL,) * 2, Stream(2))
     assert torch.isfinite(risks).all()
 
 
@@ -109,13 +109,13 @@ def test_members_that_are_known_by_heart_are_the_highest_risk(clustered, estimat
     )
     risks = torch.tensor([0.5, 0.77], dtype=torch.float64)
     everyone_on_the_first = replace(state, assignment=torch.zeros(6, dtype=torch.int64), risks=risks)
-    estimates = RedTeam(1, estimator, Gap()).risks(everyone_on_the_first, known, engine, LOCAL, Stream(2))
+    estimates = RedTeam(1, estimator, Gap()).risks(everyone_on_the_first, known, engine, (LOCAL,) * 2, Stream(2))
     assert estimates.tolist() == [1.0, 0.77], "a model without members keeps its last estimate"
 
 
 def test_the_federated_estimate_counts_members_and_holdout(clustered):
     state, federation, engine = clustered
-    risks = RedTeam(1, "federated", Gap()).risks(state, federation, engine, LOCAL, Stream(2))
+    risks = RedTeam(1, "federated", Gap()).risks(state, federation, engine, (LOCAL,) * 2, Stream(2))
     for k in range(2):
         clients = torch.nonzero(state.assignment == k).flatten()
         rates = []
@@ -129,9 +129,9 @@ def test_the_federated_estimate_counts_members_and_holdout(clustered):
 def test_the_federated_estimate_needs_holdout(clustered):
     state, federation, engine = clustered
     nothing = [(federation.clients.x[:0], federation.clients.y[:0])] * 6
-    bare = replace(federation, holdout=Shards.of(nothing))
+    bare = replace(federation, holdout=Shards.from_pairs(nothing))
     with pytest.raises(InputError, match="needs hold-out examples"):
-        RedTeam(1, "federated", Gap()).risks(state, bare, engine, LOCAL, Stream(2))
+        RedTeam(1, "federated", Gap()).risks(state, bare, engine, (LOCAL,) * 2, Stream(2))
 
 
 def audited(clustered, assignment):
@@ -237,7 +237,7 @@ def test_a_cluster_s_population_is_all_groups_by_share(clustered):
 
 def test_balanced_accuracy_of_margins_is_that_of_the_attack(clustered):
     state, federation, engine = clustered
-    records = ShadowModels(number=2).records(state, federation, engine, LOCAL, Stream(0))
+    records = ShadowModels(number=2).records(state, federation, engine, (LOCAL,) * 2, Stream(0))
     fitted = [LossThreshold().fit(each, Stream(0)) for each in records]
     observed = evaluate_models(state.models, state.assignment, federation, engine)
     audit = MembershipAudit.of(observed, fitted)
@@ -282,5 +282,5 @@ def test_the_red_team_takes_no_part_of_the_test_set_for_its_shadow_models(cluste
     """What the server trains on is the shadow set: with it spoiled, shadow models learn nothing."""
     state, federation, engine = clustered
     blank = Examples(torch.zeros_like(federation.shadow.x), federation.shadow.y, federation.shadow.group)
-    records = ShadowModels(number=1).records(state, replace(federation, shadow=blank), engine, LOCAL, Stream(0))
+    records = ShadowModels(number=1).records(state, replace(federation, shadow=blank), engine, (LOCAL,) * 2, Stream(0))
     assert torch.equal(records[0].outputs, records[0].outputs[:1].expand_as(records[0].outputs))

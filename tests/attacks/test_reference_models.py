@@ -43,7 +43,7 @@ class FittedRecording:
 
 @pytest.fixture
 def records(clustered):
-    return ShadowModels(number=3).train(*clustered, LOCAL, Stream(0))
+    return ShadowModels(number=3).train(*clustered, (LOCAL,) * 2, Stream(0))
 
 
 def outputs_of(models, x, engine):
@@ -65,7 +65,7 @@ def test_reference_models_are_the_shadow_models_and_know_what_they_were_trained_
 
 
 def test_a_shadow_model_kept_is_the_one_that_would_have_been_dropped(clustered, records):
-    for kept, dropped in zip(records, ShadowModels(number=3).records(*clustered, LOCAL, Stream(0)), strict=True):
+    for kept, dropped in zip(records, ShadowModels(number=3).records(*clustered, (LOCAL,) * 2, Stream(0)), strict=True):
         torch.testing.assert_close(kept.outputs, dropped.outputs)
         for name in ("labels", "member", "shadow", "example"):
             assert torch.equal(getattr(kept, name), getattr(dropped, name))
@@ -95,8 +95,8 @@ def test_the_audit_queries_members_and_test_examples(clustered):
     state, federation, engine = clustered
     attack = Recording()
     team = RedTeam(1, "audit", attack, ShadowModels(number=2))
-    _, records = team.fit(state, federation, engine, LOCAL, Stream(2))
-    team.risks(state, federation, engine, LOCAL, Stream(2))
+    _, records = team.fit(state, federation, engine, (LOCAL,) * 2, Stream(2))
+    team.risks(state, federation, engine, (LOCAL,) * 2, Stream(2))
     assert len(attack.queries) == 4
     for k, (members, test) in enumerate((attack.queries[:2], attack.queries[2:])):
         clients = torch.nonzero(state.assignment == k).flatten()
@@ -117,8 +117,8 @@ def test_clients_evaluate_the_reference_models_on_their_own_examples(clustered):
     state, federation, engine = clustered
     attack = Recording()
     team = RedTeam(1, "federated", attack, ShadowModels(number=2))
-    _, records = team.fit(state, federation, engine, LOCAL, Stream(2))
-    team.risks(state, federation, engine, LOCAL, Stream(2))
+    _, records = team.fit(state, federation, engine, (LOCAL,) * 2, Stream(2))
+    team.risks(state, federation, engine, (LOCAL,) * 2, Stream(2))
     parts = [(k, shards) for k in range(2) for shards in (federation.clients, federation.holdout)]
     for query, (k, shards) in zip(attack.queries, parts, strict=True):
         clients = torch.nonzero(state.assignment == k).flatten()
@@ -131,8 +131,8 @@ def test_the_shadow_estimator_leaves_the_judged_model_out(clustered):
     attack = Recording()
     team = RedTeam(1, "shadow", attack, ShadowModels(number=3))
     state, federation, engine = clustered
-    records = team.shadow_models.train(state, federation, engine, LOCAL, Stream(2)("shadow models"))
-    team.risks(state, federation, engine, LOCAL, Stream(2))
+    records = team.shadow_models.train(state, federation, engine, (LOCAL,) * 2, Stream(2)("shadow models"))
+    team.risks(state, federation, engine, (LOCAL,) * 2, Stream(2))
     expected = [each.query(r) for each in records for r in range(3)]
     for query, right in zip(attack.queries, expected, strict=True):
         assert all(
@@ -143,7 +143,7 @@ def test_the_shadow_estimator_leaves_the_judged_model_out(clustered):
 @pytest.mark.parametrize("estimator", ["shadow", "federated", "audit"])
 def test_risks_are_accuracies_and_come_again(clustered, estimator):
     team = RedTeam(1, estimator, CalibratedConfidence(), ShadowModels(number=3))
-    first, again = (team.risks(*clustered, LOCAL, Stream(2)) for _ in range(2))
+    first, again = (team.risks(*clustered, (LOCAL,) * 2, Stream(2)) for _ in range(2))
     assert torch.equal(first, again)
     assert first.shape == (2,)
     assert ((first >= 0) & (first <= 1)).all()
@@ -154,7 +154,7 @@ def test_a_model_without_clients_keeps_its_last_estimate(clustered, estimator):
     state, federation, engine = clustered
     state = replace(state, assignment=torch.zeros(6, dtype=torch.int64), risks=torch.tensor([0.5, 0.77]).double())
     team = RedTeam(1, estimator, CalibratedConfidence(), ShadowModels(number=2))
-    assert float(team.risks(state, federation, engine, LOCAL, Stream(2))[1]) == float(state.risks[1])
+    assert float(team.risks(state, federation, engine, (LOCAL,) * 2, Stream(2))[1]) == float(state.risks[1])
 
 
 def test_shadow_models_that_know_their_members_by_heart_are_at_risk(clustered):
@@ -163,7 +163,7 @@ def test_shadow_models_that_know_their_members_by_heart_are_at_risk(clustered):
     random = torch.randint(0, 3, federation.shadow.y.shape, generator=torch.Generator().manual_seed(0))
     federation = replace(federation, shadow=replace(federation.shadow, y=random))
     team = RedTeam(1, "shadow", CalibratedConfidence(), ShadowModels(number=3, size=20, epochs=150))
-    risks = team.risks(state, federation, engine, LocalSGD(batch_size=4, learning_rate=0.1, epochs=1), Stream(0))
+    risks = team.risks(state, federation, engine, (LocalSGD(batch_size=4, learning_rate=0.1, epochs=1),) * 2, Stream(0))
     assert (risks > 0.65).all(), risks
 
 
@@ -181,7 +181,7 @@ def test_measured_at_the_end_like_any_other_attack(mlp, build):
 def test_other_attacks_keep_no_models_and_evaluate_none(clustered):
     state, federation, engine = clustered
     for attack in (LossThreshold(), Gap()):
-        _, records = RedTeam(1, "audit", attack).fit(state, federation, engine, LOCAL, Stream(2))
+        _, records = RedTeam(1, "audit", attack).fit(state, federation, engine, (LOCAL,) * 2, Stream(2))
         outputs = evaluate_models(state.models, state.assignment, federation, engine, records)
         assert all(each.reference is None for each in records)
         assert outputs.reference_members == outputs.reference_test == {}

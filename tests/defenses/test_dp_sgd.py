@@ -144,15 +144,15 @@ def test_private_steps_are_the_loop_s(mlp, build):
     private = replace(LOCALS["epochs"], gradient_privacy=DPSGD(1.0, 0.5))
     assert (resolve_backend(mlp), resolve_backend(mlp, private)) == ("vmap", "loop")
     assert torch.equal(trained(mlp, build(), private), trained(mlp, build(), private, backend="loop"))
-    with pytest.raises(InputError, match=r"'engine.backend' = \"vmap\" cannot clip gradients"):
+    with pytest.raises(InputError, match="backend 'vmap' cannot clip the gradients"):
         trained(mlp, build(), private, backend="vmap")
 
 
 def test_batch_norm_is_refused_before_anything_runs():
     setup = TrainingSetup(Model(VGG), LOCALS["epochs"])
-    with pytest.raises(InputError, match=r"'model\.norm' = \"group\""):
+    with pytest.raises(InputError, match="norm = 'group'"):
         DPSGD(1.0, 0.5).applied(setup)
-    assert NOTHING.applied(setup).local.gradient_privacy == NOTHING
+    assert NOTHING.applied(setup).first_local().gradient_privacy == NOTHING
     DPSGD(1.0, 0.5).applied(TrainingSetup(Model(lambda: VGG(norm="group")), LOCALS["epochs"]))
 
 

@@ -222,5 +222,7 @@ def test_a_text_run_s_decided_configuration_says_only_what_the_network_uses():
 
 
 def test_a_network_of_images_on_texts_is_refused():
-    with pytest.raises(InputError, match=r"\[model\]: 'mlp' takes images, but the data are texts; 'gru' takes those"):
+    with pytest.raises(
+        InputError, match=r"\[model\]: model 'mlp' takes images, but the data are texts; 'gru' takes those"
+    ):
         build(settings(name="mlp"))

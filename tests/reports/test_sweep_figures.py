@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from shoal.core.errors import InputError
-from shoal.reports.plotting import cluster_look
+from shoal.reports.plotting import cluster_style
 from shoal.reports.sweep.charts import RED, Chart, chart_content, fill_style
 from shoal.reports.sweep.figure_data import FigureData, columns_of
 from shoal.reports.sweep.figures import SweepFigure, draw_figure, paint
@@ -110,10 +110,10 @@ def test_forms_of_a_figure(kind: str) -> None:
     assert b"/ModDate" not in figure.pdf
     assert b"/FontType 3" not in figure.pdf
     assert b"/CIDFontType2" in figure.pdf
-    inline = ElementTree.fromstring(figure.inline)
+    inline = ElementTree.fromstring(figure.image)
     assert inline.tag == "svg"
     assert inline.get("role") == "img"
-    assert inline.get("aria-label", "").startswith("A & <B>. ")
+    assert inline.get("alt", "").startswith("A & <B>. ")
     assert inline.get("width") is None
     assert inline.get("style") == ("max-width: 6.4in" if kind == "courses" else "max-width: 3.2in")
     assert figure.name == "figure-2"
@@ -126,7 +126,7 @@ def test_figures_in_one_page_do_not_share_ids() -> None:
     ids = [
         set(re.findall(r'id="([^"]+)"', draw_figure(
             name, figure_spec("bars"), SeedStatistics(results_of(), AXES, SEEDS), Labels({}), rounds_of
-        ).inline))
+        ).image))
         for name in ("figure-2", "figure-3")
     ]  # fmt: skip
     assert ids[0]
@@ -134,7 +134,7 @@ def test_figures_in_one_page_do_not_share_ids() -> None:
 
 
 def test_inline_pointers_lead_somewhere() -> None:
-    inline = drawn(figure_spec("boxes")).inline
+    inline = drawn(figure_spec("boxes")).image
     pointers = set(re.findall(r"url\(#([^)]+)\)", inline))
     assert pointers
     assert pointers <= set(re.findall(r'id="([^"]+)"', inline))
@@ -188,7 +188,9 @@ def test_lines_are_means_and_break_at_gaps() -> None:
     results = results_of()
     results = results[~((results["algorithm"] == "IFCA") & (results["share"] == 0.3))].reset_index(drop=True)
     (panel,) = painted(data_of(figure_spec("lines"), results)).axes
-    line = next(line for line in panel.lines if line.get_color() == cluster_look(0).color and len(line.get_xdata()) > 2)
+    line = next(
+        line for line in panel.lines if line.get_color() == cluster_style(0).color and len(line.get_xdata()) > 2
+    )
     means = [at(results, "IFCA", share).mean() if share != 0.3 else np.nan for share in (0.1, 0.3, 0.5)]
     np.testing.assert_allclose(line.get_ydata(), means)
 
@@ -292,7 +294,7 @@ def test_settings_without_runs_leave_a_labelled_gap(kind: str) -> None:
     assert "no run" in words
     assert ("n = 0, 5" if kind == "lines" else "no value") in words
     assert "labelled gap" in figure.caption
-    label = ElementTree.fromstring(figure.inline).get("aria-label", "")
+    label = ElementTree.fromstring(figure.image).get("alt", "")
     assert "no run at 0.5" in label
     assert "no value at 0.3" in label
 
@@ -453,7 +455,7 @@ def test_settings_differ_in_hatch_and_grey() -> None:
     assert min(abs(grey(i) - grey(i + 1)) for i in range(6)) > 0.1
     red = float(np.dot(to_rgb(RED), [0.299, 0.587, 0.114]))
     assert min(grey(i) for i in range(7)) > red + 0.1
-    looks = [cluster_look(i) for i in range(7)]
+    looks = [cluster_style(i) for i in range(7)]
     assert len({look.marker for look in looks}) == 7
     assert len({look.dashes for look in looks[:4]}) == 4
 
@@ -488,7 +490,7 @@ def test_lines_and_limits_of_the_file() -> None:
 def test_words_and_numbers_for_those_who_listen() -> None:
     results = results_of()
     figure = drawn(figure_spec("boxes"), results, {"share": "part", "0.1": "a tenth"})
-    label = ElementTree.fromstring(figure.inline).get("aria-label", "")
+    label = ElementTree.fromstring(figure.image).get("alt", "")
     assert f"IFCA {at(results, 'IFCA', 0.1).mean():.3f} at a tenth" in label
     assert "by part" in label
     assert {"part", "a tenth"} <= set(texts(figure))

@@ -98,9 +98,9 @@ class Network:
         """
         require(self.name in MODELS, f"'{self.name}' is not one of Shoal's networks, and is built without it")
         if isinstance(shape, TextShape):
-            require(self.name == "gru", f"'{self.name}' takes images, but the data are texts; 'gru' takes those")
+            require(self.name == "gru", f"model '{self.name}' takes images, but the data are texts; 'gru' takes those")
             return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
-        require(self.name != "gru", "'gru' takes texts, but the data are images; choose another network for those")
+        require(self.name != "gru", "model 'gru' takes texts, but the data are images; choose another model for those")
         return Model(self._of_images(shape))
 
     def _of_images(self, shape: Shape) -> Callable[[], nn.Module]:
@@ -109,11 +109,11 @@ class Network:
         least = LEAST_SIDE.get(name, 1)
         require(
             least == 1 or (shape.height == shape.width and shape.height >= least),
-            f"'{name}' takes square images of at least {least}x{least} pixels; the data has {size}",
+            f"model '{name}' takes square images of at least {least}x{least} pixels; the data has {size}",
         )
         require(
             name != "faces-cnn" or min(shape.height, shape.width) >= 22,
-            f"'faces-cnn' takes images of at least 22x22 pixels; the data has {size}",
+            f"model 'faces-cnn' takes images of at least 22x22 pixels; the data has {size}",
         )
         hidden = self.hidden or HIDDEN.get(name, 1)
         image = {"channels": shape.channels, "side": shape.height, "classes": shape.classes}
@@ -157,6 +157,6 @@ def create_model(
     >>> create_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
     50186
     """
-    require(name in MODELS, f"there is no network '{name}'; {nearest(name, MODELS)}")
+    require(name in MODELS, f"unknown model '{name}'; {nearest(name, MODELS)}")
     sizes = None if filters is None else tuple(filters)
     return Network(name, hidden=hidden, filters=sizes, norm=norm, padding=padding).model(shape)
