@@ -1,4 +1,4 @@
-"""An attack: a threshold on the modified entropy of the prediction (Song, Mittal 2021, arXiv:2003.10595, section 4.2)."""
+"""An attack: a threshold on the modified entropy (Song, Mittal 2021, arXiv:2003.10595, section 4.2)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

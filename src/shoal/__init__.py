@@ -4,7 +4,7 @@ The names below are the public interface; the command ``shoal`` is built on the 
 everything is.
 """
 
-from shoal.algorithms import IFCA, IFCAMIR, FedAvg, Redraw
+from shoal.algorithms import IFCA, IFCAMIR, Ditto, FedAvg, FedOpt, FedProx, Redraw, Scaffold
 from shoal.attacks import (
     Gap,
     LossThreshold,
@@ -33,7 +33,7 @@ from shoal.data import (
     partition_dataset,
 )
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
-from shoal.engine import Engine, LocalSGD, Training
+from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
 from shoal.models import Model, Shape, TextShape, create_model
 from shoal.runs.run import run
 from shoal.simulation.result import Result
@@ -46,10 +46,13 @@ __all__ = [
     "L2",
     "Config",
     "Defense",
+    "Ditto",
     "Dropout",
     "Engine",
     "Examples",
     "FedAvg",
+    "FedOpt",
+    "FedProx",
     "Federation",
     "Gap",
     "Group",
@@ -67,6 +70,7 @@ __all__ = [
     "RedTeam",
     "Redraw",
     "Result",
+    "Scaffold",
     "ShadowModelAttack",
     "ShadowModels",
     "Shape",
@@ -74,6 +78,7 @@ __all__ = [
     "Stream",
     "TextDataset",
     "TextShape",
+    "TorchOptimizer",
     "Training",
     "active_property_attacker",
     "create_model",

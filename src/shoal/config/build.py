@@ -101,7 +101,6 @@ def build(
         config: what to run.
         data_dir: where to look for data first.
         dataset: the examples of [data], where they are loaded already; None: they are loaded.
-        dataset: the examples of [data], where they are loaded already.
 
     Raises:
         InputError: data that is missing, damaged or too small, or keys that contradict each other.

@@ -27,8 +27,9 @@ class Group:
     Args:
         name: the group's name in tables and summary keys.
         share: fraction of the clients, in [0, 1]; 0: no client, only test images.
-        rotation: [low, high] in degrees, counter-clockwise; one angle per image. None: no rotation.
-        brightness: [low, high] of factors; one factor per image. None: unchanged.
+        rotation: [low, high] in degrees, counter-clockwise, bilinear, 0 outside; one angle per image. None: no
+            rotation.
+        brightness: [low, high] of factors, clipped to [0, 1]; one factor per image. None: unchanged.
 
     Raises:
         InputError: a value outside its range, a range whose low is above its high, or a reserved name.

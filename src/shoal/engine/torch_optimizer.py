@@ -45,15 +45,15 @@ class TorchOptimizer:
         )
         for taken in ("lr", "weight_decay", "params"):
             require(taken not in self.options, f"'options' must not have '{taken}': local training says it")
+        # Lists are how TOML writes PyTorch's tuples.
+        options = {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
+        object.__setattr__(self, "options", options)
         self.made([torch.zeros(1)], 0.1, 0.0)
 
     def made(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
         """A new optimizer of ``parameters``."""
-        # Lists are how TOML writes PyTorch's tuples.
-        options = {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
-        if weight_decay:
-            options["weight_decay"] = weight_decay
+        options = self.options | ({"weight_decay": weight_decay} if weight_decay else {})
         try:
             return getattr(torch.optim, self.name)(parameters, lr=learning_rate, **options)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LookupError) as error:
             raise InputError(f"torch.optim.{self.name} cannot be made: {error}") from error

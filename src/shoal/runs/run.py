@@ -85,13 +85,14 @@ def run(
         _same_run(out, decided)
         if is_finished(out):
             return out
-    engine = Engine(
-        simulation.setup.model,
-        device=decided.engine.device,
-        threads=decided.engine.threads,
-        precision=decided.engine.precision,
-        backend=None if decided.engine.backend == "auto" else decided.engine.backend,
-    )
+    with in_table("engine"):
+        engine = Engine(
+            simulation.setup.model,
+            device=decided.engine.device,
+            threads=decided.engine.threads,
+            precision=decided.engine.precision,
+            backend=None if decided.engine.backend == "auto" else decided.engine.backend,
+        )
     with engine:
         checkpoints = _open(out, decided)
         with _logged(out / "run.log"):

@@ -113,7 +113,7 @@ def _check_figure(spec: FigureSpec) -> None:
     else:
         require(spec.x is not None, f"'x' is missing: the axis that the {spec.kind} stand over")
     low, high = spec.y_range or (0, 1)
-    require(isfinite(low) and isfinite(high) and low < high, f"'y_range' must be [low, high]; got {spec.y_range}")
+    require(isfinite(low) and isfinite(high) and low < high, f"'y_range' must be [low, high]; got [{low}, {high}]")
 
 
 def _check_axes(spec: TableSpec | FigureSpec, axes: Axes) -> None:

@@ -1,0 +1,119 @@
+"""The files of docs/adding.md: one's own algorithm, attack, defence, data source, network, all outside the package."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import shoal
+from shoal.config.schema import read_config
+from shoal.engine import Algorithm, LocalDefense, LocalSGD
+from shoal.runs.report import report_of
+from shoal.runs.run import run
+
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = DOCS / "examples"
+FILES = sorted(EXAMPLES.glob("*.py"))
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_is_one_file_of_at_most_60_lines_that_the_page_links(path):
+    assert len(path.read_text().splitlines()) <= 60
+    assert f"examples/{path.name}" in (DOCS / "adding.md").read_text()
+    imported = [node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    own = {path.stem for path in FILES}
+    assert not own & set(imported), "an example must stand alone"
+
+
+def test_all_of_them_run_from_a_configuration(examples, tmp_path):
+    config = read_config(EXAMPLES / "own.toml")
+    out = run(config, tmp_path / "run")
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["algorithm"] == "sticky_ifca:StickyIFCA"
+    # A quarter of the images would be right by guessing.
+    assert summary["accuracy.overall"] > 0.5
+    written = read_config(out / "config.toml")
+    assert written.algorithm.value == config.algorithm.value
+    assert report_of(out).exists()
+
+
+def test_all_of_them_run_from_a_script(examples):
+    import bars  # noqa: PLC0415
+    import entropy_attack  # noqa: PLC0415
+    import risk_decay  # noqa: PLC0415
+    import sticky_ifca  # noqa: PLC0415
+    import two_layers  # noqa: PLC0415
+
+    data = bars.load(None, None)
+    x, y = data.pixels.float() / data.white, data.labels
+    federation = shoal.Federation.from_tensors(
+        [(x[30 * i : 30 * i + 30], y[30 * i : 30 * i + 30]) for i in range(6)],
+        test=(x[400:600], y[400:600]),
+        shadow=(x[600:900], y[600:900]),
+    )
+    shape = shoal.Shape(1, 8, 8, 4)
+    result = shoal.simulate(
+        federation,
+        shoal.Model(lambda: two_layers.TwoLayers(shape)),
+        algorithm=sticky_ifca.StickyIFCA(2, margin=0.0),
+        local=LocalSGD(batch_size=10),
+        rounds=3,
+        red_team=shoal.RedTeam(every=1, attack=entropy_attack.EntropyAttack()),
+        defenses=[risk_decay.RiskDecay(0.5)],
+    )
+    assert result.state.round == 3
+    ifca = shoal.simulate(
+        federation,
+        shoal.Model(lambda: two_layers.TwoLayers(shape)),
+        shoal.IFCA(2),
+        LocalSGD(batch_size=10),
+        rounds=3,
+        red_team=shoal.RedTeam(every=1, attack=entropy_attack.EntropyAttack()),
+        defenses=[risk_decay.RiskDecay(0.5)],
+    )
+    assert torch.equal(result.state.models, ifca.state.models), "without a margin it is IFCA"
+
+
+def test_they_are_what_the_protocols_ask_for(examples):
+    from risk_decay import RiskDecay  # noqa: PLC0415
+    from sticky_ifca import StickyIFCA  # noqa: PLC0415
+
+    assert isinstance(StickyIFCA(), Algorithm)
+    assert isinstance(RiskDecay(), LocalDefense)
+
+
+def test_the_command_line_finds_them_in_the_current_folder(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "shoal",
+            "run",
+            "own.toml",
+            "--out",
+            str(tmp_path / "run"),
+            "--set",
+            "algorithm.rounds=2",
+        ],
+        cwd=EXAMPLES,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "StickyIFCA" in done.stdout
+
+
+def test_an_object_that_is_no_algorithm_is_one_sentence(build, mlp):
+    with pytest.raises(shoal.InputError, match="LocalSGD is no algorithm: it has no method check, init, plan"):
+        shoal.simulate(build(), mlp, LocalSGD(), LocalSGD(), rounds=1)
