@@ -59,8 +59,8 @@ def test_without_a_shadow_set_the_gap_attack_measures():
     [
         ({"participation": 2.0}, "participation"),
         ({"rounds": 0}, "rounds"),
-        ({"algorithm": shoal.IFCAMIR()}, "red_team.every"),
-        ({"algorithm": shoal.IFCA(averaging="gradient")}, "local.steps"),
+        ({"algorithm": shoal.IFCAMIR()}, "the red team's 'every' must be at least 1; got 0"),
+        ({"algorithm": shoal.IFCA(averaging="gradient")}, "local training must be of 'steps' = 1"),
         ({"model": shoal.Model(lambda: torch.nn.Linear(7, 2))}, "cannot take examples of shape"),
         ({"model": shoal.Model(lambda: torch.nn.Linear(5, 1))}, "2 classes"),
     ],
@@ -79,8 +79,14 @@ def test_settings_that_cannot_be_run_are_one_sentence(changes, words):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"averaging": "gradients"}, {"choose_by": "some"}, {"redraw": shoal.Redraw(share=0.9)}]
+    ("settings", "words"),
+    [
+        ({"averaging": "gradients"}, "'averaging' must be 'model' or 'gradient'; got 'gradients'"),
+        ({"choose_by": "some"}, "'choose_by' must be 'all' or 'batch'; got 'some'"),
+        ({"redraw": shoal.Redraw(share=0.9)}, "'redraw.share' = 0.9 for each of 2 models is more than all clients"),
+    ],
+    ids=str,
 )
-def test_an_ifca_that_does_not_exist_is_refused(settings):
-    with pytest.raises(shoal.InputError, match="algorithm"):
+def test_an_ifca_that_does_not_exist_is_refused(settings, words):
+    with pytest.raises(shoal.InputError, match=words):
         shoal.IFCA(**settings)

@@ -64,7 +64,7 @@ def played(model, federation, algorithm, *, attack=None, malicious_clients=None,
             engine,
             Stream(5),
             risk_estimator=RED_TEAM,
-            malicious_clients=malicious_client,
+            malicious_clients=malicious_clients,
         )
         states, observations = [training.start()], []
         last = torch.zeros_like(states[0].models)
@@ -253,7 +253,7 @@ def test_an_active_attacker_changes_training_and_remembers(mlp, federation):
     honest, active = (played(mlp, federation, IFCA(2), malicious_clients=each)[0] for each in (None, malicious_client))
     assert not torch.allclose(honest[1].models, active[1].models)
     trained = active[1].assignment[federation.property_schedule.attacker]
-    moved = (active[1].memory != active[0].memory).any(dim=1)
+    moved = (active[1].adversary["head"] != active[0].adversary["head"]).any(dim=1)
     assert moved.tolist() == [k == trained for k in range(2)]
 
 
@@ -268,12 +268,13 @@ def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
         state = training.start()
         shards = federation.clients.take(torch.tensor([schedule.attacker]))
         randomness = LOCAL.randomness(shards, torch.tensor([schedule.attacker]), Stream(4))
-        sent, memory = malicious_client.train(state, 0, malicious_client.client, shards, randomness, LOCAL, engine)
+        sent, adversary = malicious_client.train(state, 0, malicious_client.client, shards, randomness, LOCAL, engine)
     rows = shards.owned(0)[randomness.orders[0, 0, :8]]
     network = mlp.network()
     network.load_state_dict(mlp.state_dict(state.models[0]))
     head = nn.Linear(8, 2)
-    weight, bias = state.memory[0][:16].reshape(2, 8), state.memory[0][16:]
+    initial = state.adversary["head"][0]
+    weight, bias = initial[:16].reshape(2, 8), initial[16:]
     head.load_state_dict({"weight": weight, "bias": bias})
     hidden = torch.relu(network.hidden(federation.clients.x[rows].flatten(1)))
     main = nn.functional.cross_entropy(network.output(hidden), federation.clients.y[rows])
@@ -282,13 +283,13 @@ def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
     gradients = mlp.layout.pack({name: parameter.grad for name, parameter in network.named_parameters()})
     assert torch.allclose(sent, state.models[0] - 3.0 * 0.1 * gradients, atol=1e-5)
     learned = torch.cat([(weight - 0.1 * head.weight.grad).flatten(), bias - 0.1 * head.bias.grad])
-    assert torch.allclose(memory[0], learned, atol=1e-6)
+    assert torch.allclose(adversary["head"][0], learned, atol=1e-6)
 
 
 def test_a_head_that_is_not_trained_stays_as_initialised(mlp, federation):
     malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=1.0, train_head=False)
     states, _ = played(mlp, federation, FedAvg(), malicious_clients=malicious_client)
-    assert torch.equal(states[0].memory, states[-1].memory)
+    assert torch.equal(states[0].adversary["head"], states[-1].adversary["head"])
 
 
 def test_the_order_of_clients_means_nothing_to_an_active_attack(mlp, federation):
@@ -305,7 +306,7 @@ def test_test_examples_can_be_known_too(federation):
         PropertyAttack().auxiliary_examples(federation),
         PropertyAttack(auxiliary="attacker+test").auxiliary_examples(federation),
     )
-    test = federation.property_schedule.test_holds
+    test = federation.property_schedule.test_has_property
     assert len(more.with_property) == len(own.with_property) + int(test.sum())
     assert len(more.without_property) == int((~test).sum())
     for given in (own, more):
@@ -349,15 +350,15 @@ def test_without_a_holder_there_is_nothing_to_attack(mlp, build):
     with pytest.raises(InputError, match="a client holds a property"):
         PropertyAttack().auxiliary_examples(build())
     with pytest.raises(InputError, match="a client holds a property"):
-        active_property_attacker(mlp, build(), 1, alpha=0.5, gamma=1.0)
+        active_property_attacker(mlp, build(), alpha=0.5, gamma=1.0)
     with pytest.raises(InputError, match=r"whose last layer is a torch.nn.Linear"):
         active_property_attacker(
-            Model(lambda: nn.Conv2d(1, 1, 1)), replace(build(), property_schedule=object()), 1, alpha=0.5, gamma=1.0
+            Model(lambda: nn.Conv2d(1, 1, 1)), replace(build(), property_schedule=object()), alpha=0.5, gamma=1.0
         )
 
 
 def test_in_memory_as_on_disk(mlp, federation):
-    """`simulate` takes the attack and the malicious_client, and its defences apply to both."""
+    """`simulate` takes the attack and the malicious clients, and its defences apply to both."""
     result = simulate(
         federation,
         mlp,

@@ -123,7 +123,7 @@ def test_an_active_attacker_that_is_absent_remembers(mlp, federation):
     there = [federation.property_schedule.attacker in federation.ids[report.cohort].tolist() for report in reports]
     assert 0 < sum(there) < 24
     for before, after, present in zip(states, states[1:], there, strict=False):
-        assert torch.equal(before.memory, after.memory) != present
+        assert torch.equal(before.adversary["head"], after.adversary["head"]) != present
 
 
 def test_simulated_aggregates_are_of_as_many_as_take_part(mlp, federation, monkeypatch):
@@ -165,12 +165,12 @@ def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client
         case "dropout":
             model = Dropout(0.5).to(mlp)
         case "clipped":
-            settings["local"] = defended(TrainingSetup(mlp, LOCAL), [DPSGD(0.5)]).local
+            settings["defenses"] = defended(TrainingSetup(mlp, LOCAL), [DPSGD(0.5)]).defenses
         case "texts":
             model, given = Model(lambda: ReviewGRU(50, 3)), texts
         case "filtered":
             settings["update_filter"] = NormClipping(0.05)
-    malicious_client = active_property_attacker(model, given, 2, alpha=1.0, gamma=1.0)
+    malicious_client = active_property_attacker(model, given, alpha=1.0, gamma=1.0)
     honest, active = (
         played(model, given, IFCA(2, choose_by="batch"), malicious_clients=each, **settings)[0]
         for each in (None, malicious_client)
@@ -196,19 +196,19 @@ def test_scaling_leaves_statistics_where_they_can_be(federation):
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), IFCA(2), IFCA(2, averaging="gradient")], ids=repr)
 @pytest.mark.parametrize(
-    "settings", [{}, {"participation": 0.5}, {"update_filter": NormClipping(0.05)}, {"malicious_client": 3.0}]
+    "settings", [{}, {"participation": 0.5}, {"update_filter": NormClipping(0.05)}, {"malicious_clients": 3.0}]
 )
 def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings):
-    if "malicious_client" in settings:
-        settings = {"malicious_client": active_property_attacker(mlp, federation, alpha=0.5, gamma=3.0)}
+    if "malicious_clients" in settings:
+        settings = {"malicious_clients": active_property_attacker(mlp, federation, alpha=0.5, gamma=3.0)}
     with Engine(mlp) as engine:
         training = Training(engine.prepare(federation), algorithm, LOCAL, engine, Stream(5), **settings)
         before = training.start()
         for after, report in training.rounds(before, 3):
             total = torch.zeros_like(after.models)
             for client in range(CLIENTS):
-                for k, share, end in training.client_updates(before, report, client):
-                    total[k] += share * (end - before.models[k])
+                for k, share, update in training.client_updates(before, report, client):
+                    total[k] += share * update
             torch.testing.assert_close(total, after.models - before.models, atol=1e-6, rtol=1e-3)
             before = after
 
@@ -225,8 +225,8 @@ def test_without_its_own_part_an_update_is_that_of_the_others(mlp, federation):
         )
         others = torch.zeros_like(before.models)
         for client in set(range(CLIENTS)) - {attacker}:
-            for k, share, end in training.client_updates(before, report, client):
-                others[k] += share * (end - before.models[k])
+            for k, share, update in training.client_updates(before, report, client):
+                others[k] += share * update
     # Features have norm 1, so that by how much the others' shares fall short of 1 means nothing.
     expected = extract_features(mlp.layout, others[observation.clusters])
     torch.testing.assert_close(observation.features, expected, atol=2e-3, rtol=0)
@@ -254,7 +254,8 @@ def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known)
 
 
 def test_an_attacker_with_one_kind_of_example_is_refused(federation):
-    test = replace(federation.property_schedule, test_holds=torch.ones_like(federation.property_schedule.test_holds))
+    schedule = federation.property_schedule
+    test = replace(schedule, test_has_property=torch.ones_like(schedule.test_has_property))
     with pytest.raises(InputError, match=r"with the property and without it; the attacker has \d+ and 0"):
         PropertyAttack(auxiliary="attacker+test").auxiliary_examples(replace(federation, property_schedule=test))
     apart = replace(federation.clients, y=federation.property_schedule.has_property.long())
@@ -311,6 +312,7 @@ def test_watching_changes_nothing_whatever_defends(federation, mlp):
             attack=attack,
             local=setup.local,
             update_filter=setup.update_filter,
+            defenses=setup.defenses,
             malicious_clients=malicious_client,
             risk_estimator=risk_estimator,
             participation=0.8,
@@ -319,7 +321,7 @@ def test_watching_changes_nothing_whatever_defends(federation, mlp):
     )
     for one, other in zip(alone, watched, strict=True):
         assert torch.equal(one.models, other.models)
-        assert torch.equal(one.memory, other.memory)
+        assert torch.equal(one.adversary["head"], other.adversary["head"])
         assert torch.equal(one.risks, other.risks)
 
 

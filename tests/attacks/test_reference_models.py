@@ -173,8 +173,8 @@ def test_measured_at_the_end_like_any_other_attack(mlp, build):
         simulate(build(), mlp, IFCA(2), LOCAL, rounds=2, threads=1, red_team=each) for each in (team, None)
     )
     for group in ("rows", "columns"):
-        assert 0 <= attacked.summary[f"mia.{group}"] <= 1
-        assert 0 <= attacked.summary[f"loss_threshold.{group}"] <= 1
+        assert 0 <= attacked.summary.by_group[group]["mia"] <= 1
+        assert 0 <= attacked.summary.by_group[group]["loss_threshold"] <= 1
     assert torch.equal(attacked.state.models, alone.state.models), "watching changes nothing"
 
 

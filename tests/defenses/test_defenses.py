@@ -92,8 +92,8 @@ def test_no_defense_changes_no_bit(model, build, nothing):
 
 def test_resumed_dropout_and_noise_are_uninterrupted(cnn, build):
     setup = defended(TrainingSetup(cnn, LOCAL), (Dropout(0.3), DPSGD(1.0, 0.5)))
-    with Engine(setup.model, backend=resolve_backend(setup.model, setup.local)) as engine:
-        training = Training(build(), IFCA(2), setup.local, engine, Stream(5))
+    with Engine(setup.model, backend=resolve_backend(setup.model, setup.first_local())) as engine:
+        training = Training(build(), IFCA(2), setup.local, engine, Stream(5), defenses=setup.defenses)
         whole = [each for each, _ in training.rounds(training.start(), 4)]
         later = [each for each, _ in training.rounds(pickle.loads(pickle.dumps(whole[1])), 4)]
     assert torch.equal(later[-1].models, whole[-1].models)
@@ -142,7 +142,7 @@ def test_dropout_in_onednn_s_layout_is_dropout():
         bound = BoundNetwork(model, torch.device("cpu"), torch.float32)
         bound._onednn = bound._onednn and onednn
         bound.begin(model.init(Stream(1)), LocalSGD(learning_rate=0.1), None, 7)
-                bound.network.train()
+        bound.network.train()
         for _ in range(3):
             bound.step(x, y)
         rows.append(bound.row.clone())

@@ -156,7 +156,7 @@ def test_faces_too_small_to_pool_three_times_are_refused() -> None:
     assert create_model("faces-cnn", Shape(1, 22, 30, 2)).network()(images(1, Shape(1, 22, 30, 2))).shape == (1, 2)
     with pytest.raises(InputError, match=r"'faces-cnn' takes images of at least 22x22 pixels; the data has 30x21"):
         create_model("faces-cnn", Shape(1, 30, 21, 2))
-    with pytest.raises(InputError, match=r"'filters' must be three numbers for 'faces-cnn'; got 2"):
+    with pytest.raises(InputError, match=r"'filters' must be a list of 3; got \(3, 4\)"):
         create_model("faces-cnn", FACES, filters=[3, 4])
 
 

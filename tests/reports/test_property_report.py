@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from test_run_report import (
 )
 
 from shoal.config.schema import Config, PropertyAttackSection
+from shoal.config.validation import parse
 from shoal.core.errors import InputError
 from shoal.reports.formats import DASH
 from shoal.reports.run.page import run_page
@@ -50,8 +52,8 @@ SCRIPT = Path(__file__).parents[2] / "experiments" / "property" / "figures.py"
 
 def attacked(clusters: int = 2, **attack: object) -> Config:
     config = config_of(GROUPS, clusters)
-    data = config.data.model_copy(update={"task": "smiling/sunglasses"})
-    return config.model_copy(update={"data": data, "property_attack": PropertyAttackSection.model_validate(attack)})
+    data = replace(config.data, task="smiling/sunglasses")
+    return replace(config, data=data, property_attack=parse(PropertyAttackSection, attack, "test"))
 
 
 def updates_of(clusters: int = 2, rounds: int = 20) -> pd.DataFrame:
@@ -165,7 +167,7 @@ def test_metrics_that_are_missing_are_dashes() -> None:
         ({"mode": "passive"}, ["only observes", "all models"], ["times as large", "0.9"]),
         ({"mode": "active", "alpha": 0.75}, ["0.75 times", "0.25 times", "active"], ["times as large"]),
         ({"mode": "scaled", "gamma": 10.0, "alpha": 0.7}, ["10 times as large", "0.3 times"], ["only observes"]),
-        ({"sees": "own", "every": 4}, ["only the model that it trains", "multiple of 4"], ["all models before"]),
+        ({"visible_models": "own", "period": 4}, ["only the model that it trains", "multiple of 4"], ["all models before"]),
         ({"auxiliary": "attacker+test", "forests": "per-cluster"}, ["test examples", "for each model"], []),
         ({"warm_up": 7}, ["from round 8 on"], []),
     ],
@@ -421,7 +423,7 @@ def damaged(fl: Path, cfl: Path) -> tuple[Path, Path]:
         (unfinished, "is not a finished run"),
         (unattacked, "has no property attack"),
         (other_task, "another task than"),
-        (no_maps, "property_attack.maps = true"),
+        (no_maps, "property_attack.tsne = true"),
         (damaged, "property.csv: is damaged"),
     ],
 )
