@@ -24,19 +24,19 @@ def main() -> None:
     keep_freed_memory()
     model = create_model("mnist-cnn", Shape(1, 28, 28, 10))
     seat = BoundNetwork(model, torch.device("cpu"), torch.float32)
-    seat.load(model.init(Stream(0)))
-    seat.network.train()
     draw = torch.Generator().manual_seed(1)
     x = torch.rand(BATCH, 28, 28, 1, generator=draw).movedim(-1, 1)
     y = torch.randint(0, 10, (BATCH,), generator=draw)
-    local = LocalSGD(epochs=1, batch_size=BATCH, learning_rate=0.01, gradient_privacy=DPSGD(1.0, 0.5))
+    rule = DPSGD(1.0, 0.5)
+    local = LocalSGD(epochs=1, batch_size=BATCH, learning_rate=0.01, gradient_privacy=rule)
+    seat.begin(model.init(Stream(0)), local, None, 0)
     noise = Stream(2).generator()
 
     def plain() -> None:
-        seat.step(x, y, local.learning_rate, 0.0)
+        seat.step(x, y)
 
     def private() -> None:
-        seat.private_step(x, y, BATCH, local, noise)
+        seat.private_step(x, y, BATCH, rule, noise)
 
     rates: dict[str, list[float]] = {"plain": [], "DP-SGD": []}
     for number in range(rounds + 1):

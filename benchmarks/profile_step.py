@@ -15,7 +15,7 @@ import torch
 from machine import product
 from torch.profiler import ProfilerActivity, profile
 
-from shoal import Shape, Stream, create_model
+from shoal import LocalSGD, Shape, Stream, create_model
 from shoal.engine.allocator import keep_freed_memory
 from shoal.engine.bound_network import BoundNetwork
 
@@ -31,19 +31,18 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     seat = BoundNetwork(create_model("mnist-cnn", Shape(1, 28, 28, 10)), torch.device("cpu"), dtype)
-    seat.load(seat.model.init(Stream(0)))
-    seat.network.train()
+    seat.begin(seat.model.init(Stream(0)), LocalSGD(epochs=1, batch_size=batch, learning_rate=0.01), None, 0)
     x = torch.rand(batch, 28, 28, 1, generator=Stream(1).generator()).to(dtype).movedim(-1, 1)
     y = torch.arange(batch) % 10
     times = []
     for _ in range(STEPS):
         began = time.perf_counter()
-        seat.step(x, y, 0.01, 0.0)
+        seat.step(x, y)
         times.append(time.perf_counter() - began)
     step = statistics.median(times)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in range(STEPS):
-            seat.step(x, y, 0.01, 0.0)
+            seat.step(x, y)
     operations = sorted(profiled.key_averages(), key=lambda each: -each.self_cpu_time_total)
     total = sum(each.self_cpu_time_total for each in operations)
     print(f"{precision}, batch {batch}: {1000 * step:.2f} ms a step, {batch / step:,.0f} images/s")

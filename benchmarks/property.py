@@ -39,7 +39,7 @@ def main() -> None:
 def seconds(config: Config) -> list[float]:
     """Wall time of each part and of all rounds, after two rounds to warm up."""
     decided, simulation = build(config)
-    with Engine(simulation.model, threads=decided.engine.threads) as engine:
+    with Engine(simulation.setup.model, threads=decided.engine.threads) as engine:
         ready = prepare(replace(simulation, rounds=simulation.rounds + 2), engine)
         rounds = go_on(ready, engine, begin(ready, engine))
         warm = [next(rounds)[0] for _ in range(2)][-1].seconds

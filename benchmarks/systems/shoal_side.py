@@ -69,7 +69,7 @@ def training(work: Work, engine: Engine, data: Path | None) -> Training:
     """FedAvg or IFCA on the work's images, on ``engine``."""
     # A client with one batch a pass takes as many steps as passes, which is how IFCA's authors put it.
     much = {"steps": work.passes} if work.batch is None else {"epochs": work.passes}
-    local = LocalSGD(**much, batch_size=work.batch, learning_rate=LEARNING_RATE)
+    local = LocalSGD(**much, batch_size=work.batch or "all", learning_rate=LEARNING_RATE)
     algorithm = FedAvg() if work.clusters == 1 else IFCA(work.clusters)
     return Training(engine.prepare(dealt(work, data)), algorithm, local, engine, Stream(0))
 

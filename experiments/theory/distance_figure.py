@@ -1,4 +1,4 @@
-"""The figure of `contraction.py`: distance to the truth over rounds, against the bound."""
+"""The figure of `contraction.py`: distance to the true model over rounds, and the bound."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from shoal.core.atomic_files import write_atomically
 
-# Okabe and Ito's colours; each line also has its own dashes and marker.
-LOOKS = {
+# Label, colour (Okabe and Ito's), dashes and marker by method or beta, and cluster.
+LINE_STYLES = {
     ("ifca-gradient", 0): ("minority, gradients averaged", "#D55E00", "-", "o"),
     ("ifca-gradient", 1): ("majority, gradients averaged", "#0072B2", "-", "s"),
     ("ifca-model", 0): ("minority, models averaged", "#E69F00", (0, (5, 2)), "^"),
@@ -37,39 +37,40 @@ STYLE = {
 }
 
 
-def line(axes: Axes, courses: pd.DataFrame, look: tuple) -> None:
+def plot_distances(axes: Axes, rows: pd.DataFrame, style: tuple) -> None:
     """The mean over seeds, with the range of all seeds behind it."""
-    label, color, dashes, marker = look
-    over = courses.groupby("round")["distance"].agg(["mean", "min", "max"])
-    axes.fill_between(over.index, over["min"], over["max"], color=color, alpha=0.2, linewidth=0)
-    axes.plot(over.index, over["mean"], color=color, linestyle=dashes, marker=marker, markevery=4, ms=4, label=label)
+    label, color, dashes, marker = style
+    distances = rows.groupby("round")["distance"].agg(["mean", "min", "max"])
+    axes.fill_between(distances.index, distances["min"], distances["max"], color=color, alpha=0.2, linewidth=0)
+    line = {"color": color, "linestyle": dashes, "marker": marker, "markevery": 4, "ms": 4, "label": label}
+    axes.plot(distances.index, distances["mean"], **line)
 
 
-def bound(axes: Axes, courses: pd.DataFrame) -> None:
-    """The bound from the mean first distance, without epsilon_0."""
-    first = courses[courses["round"] == 0]["distance"].mean()
-    rounds = range(int(courses["round"].max()) + 1)
-    factor = courses["bound"].iloc[0]
-    course = [first * factor**t for t in rounds]
-    axes.plot(rounds, course, color="black", linestyle=(0, (1, 1.5)), label="bound of Theorem 4 without its constant")
+def plot_bound(axes: Axes, rows: pd.DataFrame) -> None:
+    """The bound from the mean initial distance, without epsilon_0."""
+    first = rows[rows["round"] == 0]["distance"].mean()
+    rounds = range(int(rows["round"].max()) + 1)
+    factor = rows["bound"].iloc[0]
+    bound = [first * factor**t for t in rounds]
+    axes.plot(rounds, bound, color="black", linestyle=(0, (1, 1.5)), label="bound of Theorem 4 without its constant")
 
 
-def draw_figure(courses: pd.DataFrame, folder: Path) -> None:
-    """Writes contraction.svg and contraction.pdf; the same courses give the same bytes."""
+def draw_figure(rows: pd.DataFrame, folder: Path) -> None:
+    """Write contraction.svg and contraction.pdf; the same rows give the same bytes."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
         figure = Figure(figsize=(7.2, 4.0), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
-        bound(left, courses)
-        bound(right, courses)
-        for (key, cluster), look in LOOKS.items():
-            mine = courses[courses["cluster"] == cluster]
+        plot_bound(left, rows)
+        plot_bound(right, rows)
+        for (key, cluster), style in LINE_STYLES.items():
+            of_cluster = rows[rows["cluster"] == cluster]
             if isinstance(key, str):
-                line(left, mine[mine["method"] == key], look)
+                plot_distances(left, of_cluster[of_cluster["method"] == key], style)
             else:
-                near = (mine["method"] == "ifca-mir") & (mine["beta"] == key) & (mine["gap"] == GAP)
-                line(right, mine[near], look)
+                selected = of_cluster.query("method == 'ifca-mir' and beta == @key and gap == @GAP")
+                plot_distances(right, selected, style)
         left.set(title="IFCA", xlabel="round", ylabel="distance of the model from its truth", yscale="log")
         right.set(title=f"IFCA-MIR, gradients averaged, risk gap {GAP:g}", xlabel="round")
         for axes in (left, right):
@@ -79,5 +80,6 @@ def draw_figure(courses: pd.DataFrame, folder: Path) -> None:
 
 
 def save(figure: Figure, path: Path, metadata: dict) -> None:
-    kind = path.suffix[1:]
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=metadata))
+    # The temporary file has another suffix, so the format must be given.
+    suffix = path.suffix[1:]
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format=suffix, metadata=metadata))

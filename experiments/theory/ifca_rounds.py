@@ -1,10 +1,11 @@
-"""Rounds of IFCA and IFCA-MIR on the mixture in float64, by the house's own choice and shares, keeping every iterate.
+"""Rounds of IFCA and IFCA-MIR on the mixture in float64, by Shoal's own assignment and weights, with all iterates.
 
-The risk is a smooth synthetic function of the model that is larger near the truth of a smaller cluster:
+The risk is a smooth synthetic function of the model that is larger near the true model of a smaller cluster:
 
     l(theta) = 1/2 + c * sum_j w_j(theta) / |S*_j|      w = softmax(-4 |theta - theta*_j|^2 / Delta^2)
 
-with c such that the sums' ends, where one w_j is 1, differ by ``gap``. As in Algorithm 1 only the choice sees it.
+with c such that the largest and the smallest value of the sum differ by ``gap``. As in Algorithm 1 only the assignment
+depends on it.
 """
 
 from collections.abc import Callable
@@ -18,14 +19,16 @@ from torch import Tensor
 from shoal.algorithms import IFCA, IFCAMIR
 from shoal.core.randomness import Stream
 from shoal.data import Preferences
+from shoal.engine import Cohort, LocalSGD, State
+from shoal.models import Layout
 
 Risk = Callable[[Tensor], Tensor]
 """From models (..., d) to risks (...)."""
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How a run goes: the averaging, every client's weight of risk, the learning rate."""
+class Method:
+    """The settings of a run: averaging, every client's weight of risk, learning rate."""
 
     averaging: Literal["gradient", "model"] = "gradient"
     beta: float = 0.0
@@ -33,23 +36,23 @@ class Rule:
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """Models (T + 1, s, d), choices (T + 1, m) and distances to the own truth (T + 1, s), from round 0."""
+class Trajectory:
+    """Models (T + 1, s, d), assignments (T + 1, m) and distances to the true models (T + 1, s), from round 0 on."""
 
     models: Tensor
-    choices: Tensor
+    assignments: Tensor
     distances: Tensor
 
 
-def drawn(sizes: tuple[int, ...], batch: int, d: int, sd: float, stream: Stream) -> tuple[Mixture, Tensor]:
-    """A mixture with clusters of ``sizes`` clients, and first models 0.15 Delta from their truths.
+def draw_clusters(sizes: tuple[int, ...], batch: int, d: int, sd: float, stream: Stream) -> tuple[Mixture, Tensor]:
+    """A random mixture with clusters of ``sizes`` clients, and initial models 0.15 Delta from the true ones.
 
-    Truths are multiples of Bernoulli(1/2)^d, scaled so that the largest first model has norm 1 (Assumption 4).
+    True models are multiples of Bernoulli(1/2)^d, scaled so that the largest initial model has norm 1 (Assumption 4).
     """
-    coins = torch.rand(len(sizes), d, generator=stream("truth").generator(), dtype=torch.float64)
-    truth = (coins < 0.5).double()
-    away = torch.randn(len(sizes), d, generator=stream("start").generator(), dtype=torch.float64)
-    start = truth + 0.15 * least_distance(truth) * away / away.norm(dim=1, keepdim=True)
+    uniform = torch.rand(len(sizes), d, generator=stream("truth").generator(), dtype=torch.float64)
+    truth = (uniform < 0.5).double()
+    direction = torch.randn(len(sizes), d, generator=stream("start").generator(), dtype=torch.float64)
+    start = truth + 0.15 * least_distance(truth) * direction / direction.norm(dim=1, keepdim=True)
     scale = 1 / float(start.norm(dim=1).max())
     truth, start = scale * truth, scale * start
     cluster = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
@@ -60,12 +63,12 @@ def drawn(sizes: tuple[int, ...], batch: int, d: int, sd: float, stream: Stream)
 
 
 def least_distance(truth: Tensor) -> float:
-    """The paper's Delta: the least distance between two truths (k, d)."""
+    """The paper's Delta: the least distance between two true models (k, d)."""
     return float(torch.pdist(truth).min())
 
 
 def synthetic_risk(mixture: Mixture, gap: float) -> Risk:
-    """The risk of this file's head; ``gap`` is between a model of the smallest and one of the largest cluster."""
+    """The risk in this file's docstring; ``gap`` is between a model of the smallest and one of the largest cluster."""
     inverse = 1 / torch.bincount(mixture.cluster).double()
     spread = float(inverse.max() - inverse.min())
     height = inverse * (gap / spread if spread else 0.0)
@@ -78,44 +81,69 @@ def synthetic_risk(mixture: Mixture, gap: float) -> Risk:
     return risk
 
 
-def losses(mixture: Mixture, models: Tensor) -> Tensor:
+def losses_of(mixture: Mixture, models: Tensor) -> Tensor:
     """Mean squared error of models (k, d) on each client: (m, k)."""
     return (mixture.x @ models.T - mixture.y[..., None]).square().mean(dim=1)
 
 
-def chosen(mixture: Mixture, models: Tensor, risk: Risk, beta: float) -> Tensor:
-    """Line 12 of Algorithm 1, by `IFCAMIR.choose`: (m,)."""
-    weights = torch.full((len(mixture.x),), beta, dtype=torch.float64)
-    return IFCAMIR(IFCA(len(models))).choose(losses(mixture, models), risk(models), Preferences(weights, weights))
+def assign(mixture: Mixture, models: Tensor, risk: Risk, beta: float) -> Tensor:
+    """Line 12 of Algorithm 1, by `IFCAMIR.plan`: (m,)."""
+    return choose(losses_of(mixture, models), risk(models), beta)
 
 
-def play(mixture: Mixture, models: Tensor, rule: Rule, risk: Risk, rounds: int) -> Course:
-    """``rounds`` rounds from ``models`` (s, d): full batches, one gradient step, merged by `IFCA.shares`."""
+def choose(losses: Tensor, risks: Tensor, beta: float) -> Tensor:
+    """The model that IFCA-MIR chooses for each client, from losses (m, k) and risks (k,): (m,)."""
+    algorithm = IFCAMIR(IFCA(len(risks)))
+    return algorithm.plan(_state(risks[:, None], risks, len(losses)), _cohort(losses, 1, beta)).assignment
+
+
+def run_rounds(mixture: Mixture, models: Tensor, method: Method, risk: Risk, rounds: int) -> Trajectory:
+    """``rounds`` rounds from ``models`` (s, d): full batches, one gradient step, aggregated by the weights of `IFCA.plan_of`."""
     m, n, _ = mixture.x.shape
-    algorithm = IFCA(len(models), averaging=rule.averaging)
-    iterates, choices = [models], []
+    algorithm = IFCA(len(models), averaging=method.averaging)
+    iterates, assignments = [models], []
     for _ in range(rounds):
-        choices.append(chosen(mixture, models, risk, rule.beta))
-        residual = torch.einsum("mnd,md->mn", mixture.x, models[choices[-1]]) - mixture.y
+        assignments.append(assign(mixture, models, risk, method.beta))
+        residual = torch.einsum("mnd,md->mn", mixture.x, models[assignments[-1]]) - mixture.y
         gradient = 2 / n * torch.einsum("mnd,mn->md", mixture.x, residual)
-        models = models - rule.rate * algorithm.shares(choices[-1], torch.full((m,), n)) @ gradient
+        state = _state(models, risk(models), m)
+        plan = algorithm.plan_of(assignments[-1], None, state, _cohort(losses_of(mixture, models), n, method.beta))
+        models = models - method.rate * plan.trainings[0].weights @ gradient
         iterates.append(models)
-    choices.append(chosen(mixture, models, risk, rule.beta))
-    every = torch.stack(iterates)
-    return Course(every, torch.stack(choices), (every - mixture.truth).norm(dim=-1))
+    assignments.append(assign(mixture, models, risk, method.beta))
+    stacked = torch.stack(iterates)
+    return Trajectory(stacked, torch.stack(assignments), (stacked - mixture.truth).norm(dim=-1))
 
 
 def flip_gap(mixture: Mixture, models: Tensor, client: int, beta: float) -> tuple[float, float]:
-    """The risk gap at which a client of cluster 0 leaves model 0 for model 1: by the law, and found by bisection.
+    """The risk gap at which a client of cluster 0 leaves model 0 for model 1: by formula, and by bisection.
 
-    The law: it leaves when alpha (f_1 - f_0) < beta (l_0 - l_1).
+    The formula: it leaves when alpha (f_1 - f_0) < beta (l_0 - l_1).
     """
-    own = losses(mixture, models)[client : client + 1]
-    law = (1 - beta) / beta * float(own[0, 1] - own[0, 0])
-    weight = torch.tensor([beta], dtype=torch.float64)
-    low, high = 0.0, 2 * law + 1
+    own = losses_of(mixture, models)[client : client + 1]
+    formula = (1 - beta) / beta * float(own[0, 1] - own[0, 0])
+    low, high = 0.0, 2 * formula + 1
     while (middle := (low + high) / 2) not in (low, high):
         risks = torch.tensor([middle, 0.0], dtype=torch.float64)
-        stays = int(IFCAMIR(IFCA(2)).choose(own, risks, Preferences(weight, weight))) == 0
+        stays = int(choose(own, risks, beta)) == 0
         low, high = (middle, high) if stays else (low, middle)
-    return law, high
+    return formula, high
+
+
+def _state(models: Tensor, risks: Tensor, clients: int) -> State:
+    return State(0, models, risks, torch.full((clients,), -1))
+
+
+def _cohort(losses: Tensor, examples: int, beta: float) -> Cohort:
+    """All m clients, with ``examples`` each, ``losses`` (m, k) and the same weight of risk."""
+    m = len(losses)
+    weights = torch.full((m,), beta, dtype=torch.float64)
+    return Cohort(
+        round=1,
+        clients=torch.arange(m),
+        sizes=torch.full((m,), examples),
+        preferences=Preferences(weights, weights),
+        local=LocalSGD(steps=1, batch_size="all"),
+        layout=Layout(()),
+        scores=lambda models, examples: losses,
+    )

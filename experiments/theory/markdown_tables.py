@@ -1,4 +1,4 @@
-"""What `contraction.py` prints: its tables in Markdown, and where the theorem does not apply."""
+"""The tables of `contraction.py` in Markdown, and the limits of the theorem in words."""
 
 import math
 
@@ -8,88 +8,92 @@ from theorem import LAMBDA, L
 NAMES = ("minority", "majority")
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def span(values: pd.Series, digits: int = 3) -> str:
+def value_range(values: pd.Series, digits: int = 3) -> str:
     """A number, or the range of several: ``0.731`` or ``0.731 to 0.758``."""
     low, high = f"{values.min():.{digits}g}", f"{values.max():.{digits}g}"
     return low if low == high else f"{low} to {high}"
 
 
-def assumptions_table(given: pd.DataFrame) -> str:
-    """A row a quantity, over the seeds."""
+def assumptions_table(assumptions: pd.DataFrame) -> str:
+    """One row per quantity, over the seeds."""
     rows = []
-    order = given.index[given["seed"] == given["seed"].iloc[0]]
-    place = given.groupby("seed").cumcount()
-    for i in range(len(order)):
-        mine = given[place == i]
-        first = mine.iloc[0]
-        needed = "" if mine["needed"].isna().all() else span(mine["needed"].astype(float))
-        holds = "" if mine["holds"].isna().all() else f"{int(mine['holds'].sum())} of {len(mine)} seeds"
-        rows.append([first["quantity"], span(mine["value"]), f"{first['condition']} {needed}".strip(), holds])
-    return markdown(["quantity", "value", "condition", "holds in"], rows)
-
-
-def ratios(given: pd.DataFrame) -> pd.Series:
-    """Each run's geometric mean ratio from its first round, while ten times as far away as it ends.
-
-    A course that never comes so near counts whole.
-    """
-    found = {}
-    for seed, mine in given.groupby("seed"):
-        course = mine.sort_values("round")["distance"].to_numpy()
-        near = course < 10 * course[-1]
-        last = int(near.argmax()) if near.any() and not near[0] else len(course) - 1
-        found[seed] = (course[last] / course[0]) ** (1 / max(1, last))
-    return pd.Series(found)
-
-
-def contraction_table(courses: pd.DataFrame) -> str:
-    """Measured factors of the runs without a risk gap, beside the closed form and the bound."""
-    plain = courses[courses["gap"] == 0]
-    total = int(courses.groupby("cluster")["clients"].first().sum())
-    rows = []
-    for (method, rate, cluster), mine in plain.groupby(["method", "rate", "cluster"], sort=False):
-        pull = rate * LAMBDA * (1 if method.endswith("model") else mine["clients"].iloc[0] / total)
-        first = mine[mine["round"] == 0].set_index("seed")["ratio"]
+    # Two quantities have the same name, so rows are matched by their order within a seed.
+    for _, seeds in assumptions.groupby(assumptions.groupby("seed").cumcount()):
+        first = seeds.iloc[0]
+        needed = "" if seeds["needed"].isna().all() else value_range(seeds["needed"].astype(float))
         rows.append(
-            [
-                method,
-                NAMES[cluster],
-                f"{rate:g}",
-                f"{abs(1 - pull):.3f}",
-                span(first),
-                "" if "hat" in method else span(ratios(mine)),
-                f"{mine['bound'].iloc[0]:.4f}",
-                f"{mine['excess'].max():.2g}",
-            ]
+            {
+                "quantity": first["quantity"],
+                "value": value_range(seeds["value"]),
+                "condition": f"{first['condition']} {needed}".strip(),
+                "holds in": "" if seeds["holds"].isna().all() else f"{seeds['holds'].sum():g} of {len(seeds)} seeds",
+            }
         )
-    head = ["run", "cluster", "rate", "closed form", "first round", "mean", "bound", "most above the bound"]
-    return markdown(head, rows)
+    return _markdown(rows)
+
+
+def mean_ratios(rows: pd.DataFrame) -> pd.Series:
+    """Each seed's geometric mean of the factor per round, until the distance is within ten times of the last one.
+
+    All rounds count where the first distance is that near.
+    """
+    ratios = {}
+    for seed, run in rows.groupby("seed"):
+        distances = run.sort_values("round")["distance"].to_numpy()
+        near = distances < 10 * distances[-1]
+        last = int(near.argmax()) if near.any() and not near[0] else len(distances) - 1
+        ratios[seed] = (distances[last] / distances[0]) ** (1 / max(1, last))
+    return pd.Series(ratios)
+
+
+def contraction_table(rounds: pd.DataFrame) -> str:
+    """Measured factors per round of the runs without a risk gap, the closed form and the bound."""
+    total = int(rounds.groupby("cluster")["clients"].first().sum())
+    rows = []
+    without_gap = rounds[rounds["gap"] == 0]
+    for (method, rate, cluster), run in without_gap.groupby(["method", "rate", "cluster"], sort=False):
+        pull = rate * LAMBDA * (1 if method.endswith("model") else run["clients"].iloc[0] / total)
+        rows.append(
+            {
+                "run": method,
+                "cluster": NAMES[cluster],
+                "rate": f"{rate:g}",
+                "closed form": f"{abs(1 - pull):.3f}",
+                "first round": value_range(run[run["round"] == 0]["ratio"]),
+                "mean": "" if "hat" in method else value_range(mean_ratios(run)),
+                "bound": f"{run['bound'].iloc[0]:.4f}",
+                "most above the bound": f"{run['excess'].max():.2g}",
+            }
+        )
+    return _markdown(rows)
 
 
 def risk_table(risks: pd.DataFrame) -> str:
-    """A row a weight and risk gap."""
+    """One row per beta and risk gap."""
     rows = []
-    for (beta, gap), mine in risks.groupby(["beta", "gap"]):
-        small, large = (mine[mine["cluster"] == j] for j in (0, 1))
-        clients = f"{span(small['left_first'])}, {span(small['left_last'])} of {small['clients'].iloc[0]}"
-        leaves = "" if math.isclose(beta, 1) else f"{beta / (1 - beta) * gap:.2f}"
-        convex = f"{small['lambda_hat'].min():.2f}, {small['L_hat'].max():.2f}"
-        spans = [span(column) for column in (small["distance"], large["distance"], small["minimiser"])]
-        rows.append([f"{beta:g}", f"{gap:g}", leaves, clients, *spans, convex])
-    head = ["beta", "risk gap", "beta gap / alpha", "minority clients away at first, at last"]
-    head += ["minority's distance", "majority's distance", "minimiser of F-hat from truth", "lambda, L of F-hat"]
-    return markdown(head, rows)
+    for (beta, gap), clusters in risks.groupby(["beta", "gap"]):
+        minority, majority = (clusters[clusters["cluster"] == j] for j in (0, 1))
+        left = f"{value_range(minority['left_first'])}, {value_range(minority['left_last'])}"
+        rows.append(
+            {
+                "beta": f"{beta:g}",
+                "risk gap": f"{gap:g}",
+                "beta gap / alpha": "" if math.isclose(beta, 1) else f"{beta / (1 - beta) * gap:.2f}",
+                "minority clients away at first, at last": f"{left} of {minority['clients'].iloc[0]}",
+                "minority's distance": value_range(minority["distance"]),
+                "majority's distance": value_range(majority["distance"]),
+                "minimiser of F-hat from truth": value_range(minority["minimiser"]),
+                "lambda, L of F-hat": f"{minority['lambda_hat'].min():.2f}, {minority['L_hat'].max():.2f}",
+            }
+        )
+    return _markdown(rows)
 
 
-def words() -> str:
-    """Where the theorem does not apply to Algorithm 1."""
-    return f"""Where Theorem 4 does not describe Algorithm 1:
+def _markdown(rows: list[dict[str, str]]) -> str:
+    return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
+
+
+LIMITS = f"""Where Theorem 4 does not describe Algorithm 1:
 
 1. F-hat contains beta * l(theta), but clients descend f alone. As long as nobody changes cluster the risk has no
    effect on the models, and they go to the minimiser of F, not to that of F-hat.

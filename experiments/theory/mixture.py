@@ -1,9 +1,9 @@
 """IFCA's synthetic mixture of linear regressions.
 
-The truth of cluster j is theta*_j = r * Bernoulli(1/2)^d, and a client of that cluster holds n examples of
+The true model of cluster j is theta*_j = r * Bernoulli(1/2)^d, and a client of that cluster has n examples of
 X ~ N(0, I), y = X theta*_j + sigma N(0, 1). Every round each client takes the model of least mean squared error
 on all its examples, and model j moves by -rate * (1/m) * the sum of its clients' gradients 2/n X'(X theta - y), where
-m counts all clients. `descent.py` trains it.
+m counts all clients. `gradient_descent.py` trains it.
 
 Source: Ghosh et al. 2020, arXiv:2006.04088, section 6.1, and the settings of its official code.
 """
@@ -20,7 +20,9 @@ from shoal.core.randomness import Stream
 
 @dataclass(frozen=True)
 class Setting:
-    """A mixture: ``m`` clients in ``p`` clusters, ``n`` examples each, truths of scale ``r``, noise ``sigma``."""
+    """A mixture's sizes: ``m`` clients in ``p`` clusters, ``n`` examples each, true models of scale ``r`` in ``d``
+    dimensions, noise ``sigma``.
+    """
 
     m: int
     n: int
@@ -37,7 +39,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """What is drawn: inputs x (m, n, d), outputs y (m, n), truth (p, d), each client's true cluster (m,)."""
+    """A data set: inputs x (m, n, d), outputs y (m, n), true models (p, d), each client's true cluster (m,)."""
 
     x: Tensor
     y: Tensor
@@ -45,17 +47,18 @@ class Mixture:
     cluster: Tensor
 
     @cached_property
-    def normal(self) -> tuple[Tensor, Tensor]:
-        """Each cluster's sums of X'X (k, d, d) and X'y (k, d), by which a whole cluster's gradient is one product."""
-        parts = [self.cluster == j for j in range(len(self.truth))]
-        rows = [(self.x[part].flatten(0, 1), self.y[part].flatten()) for part in parts]
-        return torch.stack([x.T @ x for x, _ in rows]), torch.stack([x.T @ y for x, y in rows])
+    def normal_equations(self) -> tuple[Tensor, Tensor]:
+        """Each cluster's X'X (p, d, d) and X'y (p, d), which give the gradient of all its clients in one product."""
+        members = [self.cluster == j for j in range(len(self.truth))]
+        pooled = [(self.x[inside].flatten(0, 1), self.y[inside].flatten()) for inside in members]
+        return torch.stack([x.T @ x for x, _ in pooled]), torch.stack([x.T @ y for x, y in pooled])
 
     @cached_property
-    def stretch(self) -> Tensor:
-        """At least the largest singular value of each client's X / sqrt(n): (m,).
+    def lipschitz(self) -> Tensor:
+        """An upper bound on the largest singular value of each client's X / sqrt(n): (m,).
 
-        The 16-norm of the eigenvalues of XX' is an upper bound, and takes three products.
+        It is a Lipschitz constant of the square root of the client's loss. The bound is the 16-norm of the eigenvalues
+        of XX' / n, which takes three products.
         """
         gram = torch.bmm(self.x, self.x.transpose(1, 2)) / self.x.shape[1]
         scale = gram.diagonal(dim1=1, dim2=2).sum(dim=1)
@@ -65,8 +68,8 @@ class Mixture:
         return (1.0001 * scale * power.square().sum(dim=(1, 2)) ** (1 / 16)).sqrt()
 
 
-def draw(setting: Setting, stream: Stream, dtype: torch.dtype = torch.float32) -> Mixture:
-    """The mixture of ``stream``: clients are dealt to clusters in order, as in the official code."""
+def draw_mixture(setting: Setting, stream: Stream, dtype: torch.dtype = torch.float32) -> Mixture:
+    """A random mixture; clients are in the order of their clusters, as in the official code."""
     s = setting
     bits = torch.rand(s.p, s.d, generator=stream("truth").generator()) < 0.5
     truth = s.r * bits.to(dtype)
@@ -77,16 +80,16 @@ def draw(setting: Setting, stream: Stream, dtype: torch.dtype = torch.float32) -
     return Mixture(x, y, truth, cluster)
 
 
-def starts(setting: Setting, stream: Stream, runs: int) -> Tensor:
-    """The first models of ``runs`` runs, Bernoulli(1/2)^d of scale 1 whatever r is: (runs, p, d)."""
-    drawn = [torch.rand(setting.p, setting.d, generator=stream("start", run).generator()) < 0.5 for run in range(runs)]
-    return torch.stack(drawn).float()
+def draw_starts(setting: Setting, stream: Stream, runs: int) -> Tensor:
+    """Random initial models of ``runs`` runs, Bernoulli(1/2)^d of scale 1 for any r: (runs, p, d)."""
+    bits = [torch.rand(setting.p, setting.d, generator=stream("start", run).generator()) < 0.5 for run in range(runs)]
+    return torch.stack(bits).float()
 
 
-def nearest(models: Tensor, truth: Tensor) -> Tensor:
-    """Each run's mean, over its models, of the distance to the nearest truth: (runs, p, d), (k, d) -> (runs,).
+def distance_to_truth(models: Tensor, truth: Tensor) -> Tensor:
+    """Mean over a run's models of the distance to the nearest true model: (runs, p, d), (k, d) -> (runs,).
 
-    Two models beside the same truth count as near, as in the official code.
+    Two models may be near the same true model, as in the official code.
     """
-    apart = (models.double()[:, :, None] - truth.double()).norm(dim=-1)
-    return apart.min(dim=-1).values.mean(dim=-1)
+    distances = (models.double()[:, :, None] - truth.double()).norm(dim=-1)
+    return distances.min(dim=-1).values.mean(dim=-1)

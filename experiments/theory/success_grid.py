@@ -1,4 +1,4 @@
-"""What `success.py` may be asked for: the tables of IFCA's section 6.1, their cells, and its command line."""
+"""The options of `success_rate.py`: the tables of IFCA's section 6.1, their cells, and the command line."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from mixture import Setting
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of a table: every (m, n, r, sigma), and the learning rates that each tries."""
+    """The cells of a table, every (m, n, r, sigma), and the learning rates that are tried in each."""
 
     p: int
     m: tuple[int, ...]
@@ -40,7 +40,7 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for: cells, data sets of each, and how each is trained."""
+    """The cells to compute, the number of data sets of each, and how each data set is trained."""
 
     table: str
     rates: tuple[float, ...]
@@ -55,39 +55,39 @@ class Plan:
         yield from ((cell, seed) for cell in self.cells for seed in range(self.data_seeds))
 
 
-def planned(given: argparse.Namespace) -> Plan:
-    """The plan of a command line; what it does not say is the official size, or that of --small."""
-    table = TABLES[given.table]
-    small = SMALL[given.table] if given.small else {}
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    """The plan of a command line; the defaults are the official sizes, or those of --small."""
+    table = TABLES[arguments.table]
+    small = SMALL[arguments.table] if arguments.small else {}
 
-    def pick(name: str) -> tuple:
-        asked = getattr(given, name)
-        return tuple(asked) if asked else small.get(name, getattr(table, name))
+    def values(name: str) -> tuple:
+        given = getattr(arguments, name)
+        return tuple(given) if given else small.get(name, getattr(table, name))
 
     cells = [
-        Setting(m, n, table.p, r, sigma, given.d)
-        for m in pick("m")
-        for n in pick("n")
-        for r in pick("r")
-        for sigma in pick("sigma")
+        Setting(m, n, table.p, r, sigma, arguments.d)
+        for m in values("m")
+        for n in values("n")
+        for r in values("r")
+        for sigma in values("sigma")
     ]
     cells.sort(key=lambda cell: cell.m * cell.n)
-    seeds = given.data_seeds or small.get("data_seeds", 40)
-    return Plan(given.table, pick("rates"), table.slack, tuple(cells), seeds, given.starts, given.rounds)
+    seeds = arguments.data_seeds or small.get("data_seeds", 40)
+    return Plan(arguments.table, values("rates"), table.slack, tuple(cells), seeds, arguments.starts, arguments.rounds)
 
 
-def parsed(description: str | None, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(description: str | None, arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--table", choices=tuple(TABLES), required=True)
     parser.add_argument("--small", action="store_true", help="fewer cells and data sets")
-    parser.add_argument("--data-seeds", type=int, help="data sets of a cell (40)")
+    parser.add_argument("--data-seeds", type=int, help="data sets per cell (40)")
     for name in ("m", "n"):
         parser.add_argument(f"--{name}", type=int, nargs="+", help="only these")
     for name in ("r", "sigma", "rates"):
         parser.add_argument(f"--{name}", type=float, nargs="+", help="only these")
     parser.add_argument("--d", type=int, default=1000)
-    parser.add_argument("--starts", type=int, default=10, help="runs of each learning rate")
+    parser.add_argument("--starts", type=int, default=10, help="runs per learning rate")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args(arguments)

@@ -1,23 +1,24 @@
 """The declarations are the schema: each is read, written and documented, and a user's own class as a shipped one."""
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from shoal.algorithms import IFCA, Algorithms, FedAvg
+from shoal.algorithms import IFCA, Algorithms, FedAvg, FedProx
 from shoal.attacks import MembershipAttacks, RedTeam
 from shoal.config import build as building
 from shoal.config import reference
 from shoal.config.build import build, load_data, resolve
 from shoal.config.kinds import name_of
-from shoal.config.schema import Config, parse_config, read_config
+from shoal.config.schema import Config, EngineSection, parse_config, read_config
 from shoal.config.tables import keys_of, read, table_of
 from shoal.core.errors import InputError
 from shoal.core.settings import checked
 from shoal.defenses import DPSGD, L2, Dropout, NormClipping
+from shoal.engine import LocalSGD, TorchOptimizer
 from shoal.runs.run import run
 
 DATA = {"source": "digits", "clients": 6, "examples_per_client": 20, "shadow_examples": 60, "test_examples": 60}
@@ -99,7 +100,19 @@ def own(tmp_path, monkeypatch):
 
 # --- every declaration ---------------------------------------------------------------------------------------------
 
-CANDIDATES: list[Any] = [3, 0.25, True, False, {}, {"name": "ifca"}, {"name": "Adam"}, [0.5], [0, 1]]
+CANDIDATES: list[Any] = [
+    3,
+    0.25,
+    True,
+    False,
+    {},
+    {"name": "ifca"},
+    {"name": "Adam"},
+    [0.5],
+    [0, 1],
+    "Adam",
+    {"momentum": 0.5},
+]
 
 
 def another(cls: type, key: Any) -> object:
@@ -116,12 +129,22 @@ def another(cls: type, key: Any) -> object:
 
 
 def required(cls: type) -> dict[str, Any]:
-    return {"noise_multiplier": 1.0} if cls is DPSGD else {}
+    return {DPSGD: {"noise_multiplier": 1.0}, TorchOptimizer: {"name": "SGD"}}.get(cls, {})
 
 
 DECLARED = [
     (cls, key)
-    for cls in (*get_args(Algorithms), *get_args(MembershipAttacks), RedTeam, DPSGD, Dropout, L2, NormClipping)
+    for cls in (
+        *get_args(Algorithms),
+        *get_args(MembershipAttacks),
+        RedTeam,
+        LocalSGD,
+        TorchOptimizer,
+        DPSGD,
+        Dropout,
+        L2,
+        NormClipping,
+    )
     for key in keys_of(cls)
     if not key.inline
 ]
@@ -152,6 +175,44 @@ def test_every_attack_is_read_by_its_name_and_survives_a_file(cls, tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(config.toml())
     assert read_config(path) == config
+
+
+def written_again(config: Config, path: Path) -> Config:
+    path.write_text(config.toml())
+    return read_config(path)
+
+
+@pytest.mark.parametrize("cls", [cls for cls in get_args(Algorithms) if hasattr(cls, "base")])
+def test_an_algorithm_s_base_is_any_other_s_table(cls, tmp_path):
+    for base in get_args(Algorithms):
+        config = config_of(algorithm={"name": cls.name, "rounds": 2, "base": {"name": base.name}})
+        assert config.algorithm.value == cls(base=base())
+        assert written_again(config, tmp_path / "config.toml") == config
+    inner = {"name": "fedprox", "mu": 0.5, "base": {"name": "ifca", "clusters": 9}}
+    config = config_of(algorithm={"name": cls.name, "rounds": 2, "base": inner})
+    assert config.algorithm.value == cls(base=FedProx(IFCA(clusters=9), mu=0.5))
+    assert written_again(config, tmp_path / "config.toml") == config
+    with pytest.raises(InputError, match=r"'algorithm.clusters' must be at most 'data.clients' = 6; got 9"):
+        build(config)
+
+
+@pytest.mark.parametrize("where", ["local", "algorithm.local"])
+def test_an_optimizer_of_torch_is_a_table(where, tmp_path):
+    optimizer = {"name": "Adam", "options": {"betas": [0.9, 0.99], "amsgrad": True}}
+    local = {"steps": 2, "batch_size": "all", "optimizer": optimizer}
+    algorithm = {"name": "ditto", "rounds": 1}
+    own = where == "algorithm.local"
+    config = config_of(algorithm=algorithm | {"local": local}) if own else config_of(algorithm=algorithm, local=local)
+    # Tuples as PyTorch has them and lists as TOML does are the same options.
+    options = {"betas": (0.9, 0.99), "amsgrad": True}
+    assert resolve(config, load_data(config.data)).config.engine.backend == "loop"
+    with pytest.raises(InputError, match=r"\[engine\]: backend 'vmap' trains by SGD alone"):
+        build(replace(config, engine=EngineSection(backend="vmap")))
+    expected = LocalSGD(steps=2, batch_size="all", optimizer=TorchOptimizer("Adam", options))
+    assert (config.algorithm.value.local if own else config.local) == expected
+    assert written_again(config, tmp_path / "config.toml") == config
+    run(config, tmp_path / "run")
+    run(config, tmp_path / "run", resume=True)
 
 
 def test_defenses_are_applied_in_one_order_and_those_left_out_are_not():
@@ -197,6 +258,15 @@ def test_keys_of_other_algorithms_and_attacks_are_left_out():
             "unknown key 'red_team.per_clas'; did you mean 'per_class'?",
         ),
         ({"local": {"gradient_privacy": 1}}, "unknown key 'local.gradient_privacy'; "),
+        ({"local": {"dropout": 0.1}}, "unknown key 'local.dropout'; "),
+        (
+            {"algorithm": {"name": "ditto", "rounds": 2, "local": {"dropout": 0.1}}},
+            "unknown key 'algorithm.local.dropout'; ",
+        ),
+        ({"local": {"optimizer": {"name": "Adam", "option": {}}}}, "'local.optimizer.option'; did you mean 'options'?"),
+        ({"local": {"optimizer": {"name": "Adamm"}}}, "test: [local.optimizer]: torch.optim has no optimizer 'Adamm'"),
+        ({"local": {"optimizer": {}}}, "the key 'local.optimizer.name' is missing"),
+        ({"local": {"optimizer": "Adam"}}, "'local.optimizer' must be a table; got 'Adam'"),
         ({"algorithm": {"rounds": 2}}, "the key 'algorithm.name' is missing"),
         ({"algorithm": {"name": 5, "rounds": 2}}, "'algorithm.name' must be 'fedavg', "),
         ({"property_attack": {"every": 3}}, "unknown key 'property_attack.every'; it is now 'period'"),

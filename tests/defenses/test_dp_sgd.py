@@ -19,7 +19,7 @@ NOTHING = DPSGD(math.inf, 0.0)
 LOCALS = {
     "epochs": LocalSGD(epochs=3, batch_size=4, learning_rate=0.2),
     "steps": LocalSGD(steps=7, batch_size=4, learning_rate=0.2, weight_decay=0.1),
-    "full batch": LocalSGD(steps=5, learning_rate=0.3),
+    "full batch": LocalSGD(steps=5, batch_size="all", learning_rate=0.3),
 }
 
 

@@ -259,5 +259,7 @@ def test_opacus_finds_the_same_gradients():
 
 
 def test_batch_norm_is_refused_with_the_remedy():
-    with pytest.raises(InputError, match=r"mixes the examples of a batch.*use group norm \(norm = 'group' for the VGGs\)"):
+    with pytest.raises(
+        InputError, match=r"mixes the examples of a batch.*use group norm \(norm = 'group' for the VGGs\)"
+    ):
         PerExampleClipper(VGG().train(), cross_entropy, torch.float32)

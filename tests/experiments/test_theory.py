@@ -1,4 +1,4 @@
-"""The checks of IFCA's and IFCA-MIR's theory compute what they say."""
+"""The scripts on IFCA's and IFCA-MIR's theory, against references and formulas."""
 
 import math
 import sys
@@ -18,11 +18,11 @@ import gradient_descent
 import results_file
 import success_grid
 import success_rate
-from assignment_flips import flip_errors, minimiser, population
+from assignment_flips import flip_errors, minimiser, population_loss
 from distance_figure import draw_figure
 from gradient_descent import descend
-from ifca_rounds import Rule, chosen, drawn, losses, play, synthetic_risk
-from mixture import Mixture, Setting, draw, nearest, starts
+from ifca_rounds import Method, assign, choose, draw_clusters, losses_of, run_rounds, synthetic_risk
+from mixture import Mixture, Setting, distance_to_truth, draw_mixture, draw_starts
 from theorem import Conditions, gradient_variance, loss_variance, sampled_variances
 
 from shoal.algorithms import IFCA, IFCAMIR
@@ -52,36 +52,38 @@ def by_hand(mixture: Mixture, models: Tensor, rate: float, rounds: int) -> np.nd
 @pytest.mark.parametrize(("p", "r", "rate"), [(2, 0.25, 0.3), (2, 0.1, 0.02), (4, 1.0, 0.5), (4, 0.2, 0.5)])
 def test_many_runs_at_once_are_the_runs_client_by_client(p: int, r: float, rate: float, lazy: bool) -> None:
     setting = Setting(m=24, n=8, p=p, r=r, sigma=0.1, d=12)
-    mixture = draw(setting, Stream(3), torch.float64)
-    first = starts(setting, Stream(3), 6).double()
+    mixture = draw_mixture(setting, Stream(3), torch.float64)
+    first = draw_starts(setting, Stream(3), 6).double()
     ends = descend(mixture, first, rate, 60, lazy=lazy)
     for start, end in zip(first, ends, strict=True):
         assert np.allclose(end.numpy(), by_hand(mixture, start, rate, 60), rtol=0, atol=1e-5)
 
 
-def test_most_rounds_look_at_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_rounds_read_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(m=40, n=20, p=2, r=1.0, sigma=0.1, d=12)
-    mixture, first = draw(setting, Stream(0)), starts(setting, Stream(0), 4)
-    looked = []
-    fresh = gradient_descent.fresh
+    mixture, first = draw_mixture(setting, Stream(0)), draw_starts(setting, Stream(0), 4)
+    computed = []
+    losses_and_gradients = gradient_descent.losses_and_gradients
     monkeypatch.setattr(
-        gradient_descent, "fresh", lambda mixture, models: looked.append(len(models)) or fresh(mixture, models)
+        gradient_descent,
+        "losses_and_gradients",
+        lambda mixture, models: computed.append(len(models)) or losses_and_gradients(mixture, models),
     )
     descend(mixture, first, 0.05, 200, lazy=True)
-    assert 4 <= sum(looked) < 200
+    assert 4 <= sum(computed) < 200
 
 
 def test_a_run_that_diverges_holds_infinities_and_harms_no_other() -> None:
     setting = Setting(m=8, n=2, p=2, r=1.0, sigma=0.1, d=30)
-    mixture, first = draw(setting, Stream(0)), starts(setting, Stream(0), 3)
-    assert bool(torch.isinf(nearest(descend(mixture, first, 20.0, 50), mixture.truth)).all())
+    mixture, first = draw_mixture(setting, Stream(0)), draw_starts(setting, Stream(0), 3)
+    assert bool(torch.isinf(distance_to_truth(descend(mixture, first, 20.0, 50), mixture.truth)).all())
 
 
-def test_stretch_bounds_how_fast_a_loss_can_change() -> None:
-    mixture = draw(Setting(m=6, n=10, p=2, r=1.0, sigma=0.1, d=40), Stream(1))
+def test_the_lipschitz_constant_bounds_how_fast_a_loss_can_change() -> None:
+    mixture = draw_mixture(Setting(m=6, n=10, p=2, r=1.0, sigma=0.1, d=40), Stream(1))
     largest = torch.linalg.matrix_norm(mixture.x.double(), 2) / math.sqrt(10)
-    assert bool((mixture.stretch >= largest).all())
-    assert bool((mixture.stretch <= 1.2 * largest).all())
+    assert bool((mixture.lipschitz >= largest).all())
+    assert bool((mixture.lipschitz <= 1.2 * largest).all())
 
 
 class Regression(nn.Module):
@@ -100,13 +102,13 @@ def squared(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_the_engine_of_the_house_takes_the_same_rounds(backend: str) -> None:
+def test_shoal_s_engine_runs_the_same_rounds(backend: str) -> None:
     setting = Setting(m=8, n=10, p=2, r=1.0, sigma=0.1, d=6)
-    mixture, (first,) = draw(setting, Stream(2)), starts(setting, Stream(2), 1)
+    mixture, (first,) = draw_mixture(setting, Stream(2)), draw_starts(setting, Stream(2), 1)
     inputs = torch.cat([mixture.x, mixture.y[:, :, None]], dim=2)
     nothing = torch.zeros(10, dtype=torch.int64)
     federation = Federation.from_tensors([(x, nothing) for x in inputs], test=(inputs[0], nothing))
-    local = LocalSGD(steps=1, batch_size=None, learning_rate=0.2)
+    local = LocalSGD(steps=1, batch_size="all", learning_rate=0.2)
     with Engine(Model(Regression, squared), threads=1, backend=backend) as engine:
         training = Training(engine.prepare(federation), IFCA(2, averaging="gradient"), local, engine, Stream(0))
         state = State(0, first.clone(), torch.zeros(2, dtype=torch.float64), torch.full((8,), -1))
@@ -119,32 +121,38 @@ def test_the_engine_of_the_house_takes_the_same_rounds(backend: str) -> None:
 def test_distance_is_to_the_nearest_truth_and_two_models_may_share_one() -> None:
     truth = torch.tensor([[0.0, 0.0], [10.0, 0.0]])
     models = torch.tensor([[[0.0, 1.0], [9.0, 0.0]], [[0.0, 3.0], [4.0, 0.0]], [[0.0, 1.0], [torch.inf, 0.0]]])
-    assert nearest(models, truth).tolist() == [1.0, 3.5, torch.inf]
+    assert distance_to_truth(models, truth).tolist() == [1.0, 3.5, torch.inf]
 
 
 def plan_of(path: Path, *words: str) -> success_grid.Plan:
-    return success_grid.planned(success_grid.parsed("", [str(path), "--table", "p2-m-n", "--rounds", "60", *words]))
+    return success_grid.plan_of(
+        success_grid.parse_arguments("", [str(path), "--table", "p2-m-n", "--rounds", "60", *words])
+    )
 
 
 def test_an_easy_data_set_succeeds_and_a_hopeless_one_does_not(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "out.csv", "--starts", "4")
     easy = Setting(m=40, n=40, p=2, r=1.0, sigma=0.1, d=5)
-    assert success_rate.trained(plan, easy, 0)[3] == "1"
-    assert float(success_rate.trained(plan, easy, 0)[2]) < 0.06
-    assert success_rate.trained(plan, replace(easy, m=2, n=2, d=50), 0)[3] == "0"
-    assert success_rate.trained(plan, replace(easy, sigma=0.0), 0)[3] == "0", "nothing is nearer than 0"
+    assert success_rate.best_run(plan, easy, 0)[3] == "1"
+    assert float(success_rate.best_run(plan, easy, 0)[2]) < 0.06
+    assert success_rate.best_run(plan, replace(easy, m=2, n=2, d=50), 0)[3] == "0"
+    assert success_rate.best_run(plan, replace(easy, sigma=0.0), 0)[3] == "0", "nothing is nearer than 0"
 
 
 def test_the_official_tables_are_complete(tmp_path: Path) -> None:
     count = {}
     for table in success_grid.TABLES:
-        plan = success_grid.planned(success_grid.parsed("", [str(tmp_path), "--table", table]))
+        plan = success_grid.plan_of(success_grid.parse_arguments("", [str(tmp_path), "--table", table]))
         count[table] = len(plan.cells)
         assert (plan.data_seeds, plan.starts, plan.rounds, plan.cells[0].d) == (40, 10, 300, 1000)
     assert count == {"p2-m-n": 42, "p4-m-n": 30, "p2-r-noise": 20, "p4-r-noise": 20}
 
 
-WORDS = ("--d", "6", "--m", "8", "10", "--n", "10", "--r", "1", "--data-seeds", "2", "--starts", "3")
+def single_spaced(text: str) -> str:
+    return " ".join(text.split())
+
+
+WORDS = ("--d", "6", "--m", "8", "10", "--n", "10", "--r", "1", "--data-seeds", "2", "--starts", "3", "--rounds", "10")
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +160,8 @@ def finished_table(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, str
     """A whole file, and the table that it makes."""
     path = tmp_path_factory.mktemp("table") / "out.csv"
     plan = plan_of(path, *WORDS)
-    success_rate.run(plan, path)
-    return path.read_bytes(), success_rate.shown(plan, path)
+    success_rate.run_missing(plan, path)
+    return path.read_bytes(), success_rate.success_tables(plan, path)
 
 
 @pytest.mark.parametrize("kept", [0, 40, 130, 165])
@@ -165,30 +173,30 @@ def test_a_killed_table_goes_on_to_the_same_bytes(
     plan = plan_of(path, *WORDS)
     assert whole.count(b"\n") == 5
     path.write_bytes(whole[:kept])
-    trained, calls = success_rate.trained, []
-    monkeypatch.setattr(success_rate, "trained", lambda *given: calls.append(given) or trained(*given))
-    success_rate.run(plan, path)
+    best_run, calls = success_rate.best_run, []
+    monkeypatch.setattr(success_rate, "best_run", lambda *given: calls.append(given) or best_run(*given))
+    success_rate.run_missing(plan, path)
     assert path.read_bytes() == whole
     assert len(calls) == 4 - max(0, whole[:kept].count(b"\n") - 1)
-    success_rate.run(plan, path)
+    success_rate.run_missing(plan, path)
     assert len(calls) <= 4, "finished data sets were trained again"
-    assert success_rate.shown(plan, path) == table
+    assert success_rate.success_tables(plan, path) == table
 
 
 def test_a_table_says_of_how_many_data_sets_it_is(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     plan = plan_of(path, *WORDS)
-    results_file.rows(path)
+    results_file.read_rows(path)
     for seed, good in ((0, "1"), (1, "0")):
-        results_file.append(path, results_file.key(plan, plan.cells[0], seed), ("0.1", "0", "0.05", good))
-    assert "| 10 | 0.50 (2) | - |" in success_rate.shown(plan, path)
+        results_file.append_row(path, results_file.row_key(plan, plan.cells[0], seed), ("0.1", "0", "0.05", good))
+    assert "| 10 | 0.50 (2) | - |" in single_spaced(success_rate.success_tables(plan, path))
 
 
 def test_another_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="not a table of this script"):
-        results_file.rows(path)
+        results_file.read_rows(path)
     assert path.read_text() == "a,b\n1,2\n"
 
 
@@ -217,47 +225,46 @@ def isotropic(sizes: tuple[int, ...], d: int) -> tuple[Mixture, Tensor]:
 @pytest.mark.parametrize("rate", [0.25, 0.5])
 def test_contraction_on_an_isotropic_quadratic_is_the_closed_form(averaging, rate: float) -> None:
     mixture, start = isotropic((2, 6), 5)
-    course = play(mixture, start, Rule(averaging, 0.0, rate), synthetic_risk(mixture, 0.0), 6)
-    assert bool((course.choices == mixture.cluster).all())
+    trajectory = run_rounds(mixture, start, Method(averaging, 0.0, rate), synthetic_risk(mixture, 0.0), 6)
+    assert bool((trajectory.assignments == mixture.cluster).all())
     part = torch.tensor([0.25, 0.75]) if averaging == "gradient" else torch.ones(2)
     expected = 0.2 * (1 - 2 * rate * part.double()) ** torch.arange(7)[:, None]
-    assert torch.allclose(course.distances, expected, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(trajectory.distances, expected, rtol=1e-9, atol=1e-12)
     bound = 1 - 0.25 * 1 / 8
-    assert bool((course.distances[1:] <= bound * course.distances[:-1] + 1e-12).all())
+    assert bool((trajectory.distances[1:] <= bound * trajectory.distances[:-1] + 1e-12).all())
 
 
 def test_rate_one_over_the_smoothness_of_f_hat_diverges_for_beta_above_one_half() -> None:
     mixture, start = isotropic((2, 6), 5)
     beta = 0.75
-    course = play(mixture, start, Rule("model", beta, 0.5 / (1 - beta)), synthetic_risk(mixture, 0.0), 1)
-    assert torch.allclose(course.distances[1] / course.distances[0], torch.full((2,), 3.0, dtype=torch.float64))
+    trajectory = run_rounds(mixture, start, Method("model", beta, 0.5 / (1 - beta)), synthetic_risk(mixture, 0.0), 1)
+    assert torch.allclose(trajectory.distances[1] / trajectory.distances[0], torch.full((2,), 3.0, dtype=torch.float64))
 
 
-def test_a_client_leaves_at_the_law_s_gap_and_not_a_bit_before() -> None:
-    half = torch.tensor([0.5], dtype=torch.float64)
+def test_a_client_leaves_at_the_formula_s_gap_and_not_a_bit_before() -> None:
     own = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
 
     def choice(risk: float) -> int:
         risks = torch.tensor([risk, 0.5], dtype=torch.float64)
-        return int(IFCAMIR(IFCA(2)).choose(own, risks, Preferences(half, half)))
+        return int(choose(own, risks, 0.5))
 
-    law = 0.5 + 0.5 / 0.5 * (0.75 - 0.25)
-    assert choice(law) == 0
-    assert choice(math.nextafter(law, 2)) == 1
+    formula = 0.5 + 0.5 / 0.5 * (0.75 - 0.25)
+    assert choice(formula) == 0
+    assert choice(math.nextafter(formula, 2)) == 1
 
 
-def test_bisection_finds_the_law_s_gap_for_every_client_and_weight() -> None:
-    mixture, start = drawn((4, 12), 50, 5, 0.1, Stream(0))
+def test_bisection_finds_the_formula_s_gap_for_every_client_and_weight() -> None:
+    mixture, start = draw_clusters((4, 12), 50, 5, 0.1, Stream(0))
     assert flip_errors(mixture, start, (0.1, 0.5, 0.9)) < 1e-12
 
 
 def test_when_the_minority_leaves_its_model_stays_and_the_other_goes_to_the_weighted_mean() -> None:
     mixture, start = isotropic((2, 6), 5)
-    course = play(mixture, start, Rule("gradient", 0.9), synthetic_risk(mixture, 0.5), 80)
-    assert bool((course.choices == 1).all())
-    assert torch.equal(course.models[-1, 0], start[0])
+    trajectory = run_rounds(mixture, start, Method("gradient", 0.9), synthetic_risk(mixture, 0.5), 80)
+    assert bool((trajectory.assignments == 1).all())
+    assert torch.equal(trajectory.models[-1, 0], start[0])
     mean = 0.25 * mixture.truth[0] + 0.75 * mixture.truth[1]
-    assert torch.allclose(course.models[-1, 1], mean, atol=1e-9)
+    assert torch.allclose(trajectory.models[-1, 1], mean, atol=1e-9)
 
 
 def test_the_risk_of_a_truth_is_by_its_cluster_s_size() -> None:
@@ -277,22 +284,22 @@ def test_who_descended_f_hat_would_stay_where_who_descends_f_leaves() -> None:
         return 0.5 + gap * ((models - mixture.truth[1]) @ along) / along.square().sum()
 
     minority = mixture.cluster == 0
-    assert beta / (1 - beta) * gap > float(losses(mixture, mixture.truth)[0, 1])
-    assert bool((chosen(mixture, mixture.truth, linear, beta)[minority] == 1).all())
-    ends = torch.stack([minimiser(population(truth, linear, beta), truth) for truth in mixture.truth])
-    assert torch.equal(chosen(mixture, ends, linear, beta), mixture.cluster)
+    assert beta / (1 - beta) * gap > float(losses_of(mixture, mixture.truth)[0, 1])
+    assert bool((assign(mixture, mixture.truth, linear, beta)[minority] == 1).all())
+    ends = torch.stack([minimiser(population_loss(truth, linear, beta), truth) for truth in mixture.truth])
+    assert torch.equal(assign(mixture, ends, linear, beta), mixture.cluster)
 
 
-@pytest.mark.parametrize("apart", [0.0, 0.3, 2.0])
-def test_variances_in_closed_form_are_those_of_samples(apart: float) -> None:
-    loss, gradient = sampled_variances(apart, 0.1, 8, Stream(0).generator())
-    assert loss_variance(apart, 0.1) == pytest.approx(loss, rel=0.05)
-    assert gradient_variance(apart, 0.1, 8) == pytest.approx(gradient, rel=0.05)
+@pytest.mark.parametrize("distance", [0.0, 0.3, 2.0])
+def test_variances_in_closed_form_are_those_of_samples(distance: float) -> None:
+    loss, gradient = sampled_variances(distance, 0.1, 8, Stream(0).generator())
+    assert loss_variance(distance, 0.1) == pytest.approx(loss, rel=0.05)
+    assert gradient_variance(distance, 0.1, 8) == pytest.approx(gradient, rel=0.05)
 
 
 def test_conditions_by_hand() -> None:
     c = Conditions(
-        clients=100, batch=400, clusters=2, p=0.25, delta_truths=2.0, apart=0.5, loss_sd=3.0, gradient_sd=5.0
+        clients=100, batch=400, clusters=2, p=0.25, delta_truths=2.0, initial_distance=0.5, loss_sd=3.0, gradient_sd=5.0
     )
     assert c.slack == 0.25
     assert c.batch_needed == pytest.approx(2 * 9 / (1 / 16 * 4 * 16))
@@ -315,11 +322,11 @@ def test_contraction_writes_its_tables_and_the_same_bytes_twice(
         contraction.main()
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
-    assert "| ifca-gradient | minority | 0.5 | 0.750 |" in printed[0]
+    assert "| ifca-gradient | minority | 0.5 | 0.750 |" in single_spaced(printed[0])
     names = {path.name for path in (tmp_path / "one").iterdir()}
     assert names == {"contraction.csv", "assumptions.csv", "risk.csv", "contraction.svg", "contraction.pdf"}
     assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)
-    courses = pd.read_csv(tmp_path / "one" / "contraction.csv")
-    assert len(courses) == 2 * (2 + 2 + 2) * 10 * 2
-    draw_figure(courses[courses["seed"] == 0], tmp_path)
+    rounds = pd.read_csv(tmp_path / "one" / "contraction.csv")
+    assert len(rounds) == 2 * (2 + 2 + 2) * 10 * 2
+    draw_figure(rounds[rounds["seed"] == 0], tmp_path)
     assert (tmp_path / "contraction.svg").read_bytes() != (tmp_path / "one" / "contraction.svg").read_bytes()

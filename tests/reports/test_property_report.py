@@ -167,7 +167,11 @@ def test_metrics_that_are_missing_are_dashes() -> None:
         ({"mode": "passive"}, ["only observes", "all models"], ["times as large", "0.9"]),
         ({"mode": "active", "alpha": 0.75}, ["0.75 times", "0.25 times", "active"], ["times as large"]),
         ({"mode": "scaled", "gamma": 10.0, "alpha": 0.7}, ["10 times as large", "0.3 times"], ["only observes"]),
-        ({"visible_models": "own", "period": 4}, ["only the model that it trains", "multiple of 4"], ["all models before"]),
+        (
+            {"visible_models": "own", "period": 4},
+            ["only the model that it trains", "multiple of 4"],
+            ["all models before"],
+        ),
         ({"auxiliary": "attacker+test", "forests": "per-cluster"}, ["test examples", "for each model"], []),
         ({"warm_up": 7}, ["from round 8 on"], []),
     ],

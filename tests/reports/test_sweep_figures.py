@@ -54,7 +54,11 @@ def rounds_of(run: str) -> pd.DataFrame:
 
 
 def figure_spec(kind: str, **more: Any) -> FigureSpec:
-    given: dict[str, Any] = {"kind": kind, "by": "algorithm", "y": ["accuracy"] if kind == "courses" else ["accuracy.minority"]}
+    given: dict[str, Any] = {
+        "kind": kind,
+        "by": "algorithm",
+        "y": ["accuracy"] if kind == "courses" else ["accuracy.minority"],
+    }
     if kind != "courses":
         given["x"] = "share"
     else:

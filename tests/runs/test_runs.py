@@ -96,7 +96,7 @@ def test_the_models_are_those_that_were_measured(finished):
     named = load_file(finished / "models.safetensors")
     clients = pd.read_csv(finished / "clients.csv")
     client = clients.iloc[0]
-    network = simulation.model.network().eval()
+    network = simulation.setup.model.network().eval()
     network.load_state_dict({key[2:]: value for key, value in named.items() if key.startswith(f"{client.cluster}.")})
     test = simulation.federation.test.of_group(0)
     accuracy = (network(test.x).argmax(1) == test.y).double().mean()

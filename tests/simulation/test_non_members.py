@@ -121,7 +121,7 @@ def test_non_members_of_another_group_by_hand(tmp_path, name):
     assignment = pd.read_csv(out / "clients.csv")["cluster"].to_numpy()
 
     def right(k: int, x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
-        network = simulation.model.network().eval()
+        network = simulation.setup.model.network().eval()
         network.load_state_dict({key[2:]: value for key, value in named.items() if key.startswith(f"{k}.")})
         return (network(x).argmax(1) == y).numpy()
 

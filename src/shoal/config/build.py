@@ -1,8 +1,10 @@
 """From a configuration to a simulation: resolved against its data once, then partitioned."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from shoal.attacks import active_property_attacker
 from shoal.config.kinds import load, name_of
@@ -24,7 +26,7 @@ from shoal.data import (
 )
 from shoal.data.property_partition import PartitionIndices, federation_of
 from shoal.defenses import TrainingSetup, defended
-from shoal.engine import MaliciousClients, check_backend, resolve_backend
+from shoal.engine import LocalSGD, MaliciousClients, check_backend, resolve_backend
 from shoal.models import Model, Network, Shape, TextShape
 from shoal.simulation.simulation import Simulation
 
@@ -153,7 +155,9 @@ def resolve(config: Config, data: LabelledDataset) -> Resolved:
     _check_tables(config)
     with in_table("engine"):
         backend = config.engine.backend
-        check_backend(None if backend == "auto" else backend, setup.model, setup.first_local())
+        trainings = [setup.first_local(), *_own_trainings(config.algorithm.value)]
+        for each in trainings:
+            check_backend(None if backend == "auto" else backend, setup.model, each)
     with in_table("algorithm"):
         config.algorithm.value.check(setup.first_local(), config.red_team.every)
     with in_table("privacy"):
@@ -173,7 +177,9 @@ def resolve(config: Config, data: LabelledDataset) -> Resolved:
         data=replace(config.data, path=None if path is None else str(Path(path).expanduser().resolve())),
         model=network,
         engine=replace(
-            config.engine, backend=resolve_backend(setup.model, setup.first_local()) if backend == "auto" else backend
+            config.engine,
+            # "loop" where one of them needs it.
+            backend=min(resolve_backend(setup.model, each) for each in trainings) if backend == "auto" else backend,
         ),
     )
     return Resolved(decided, data, setup, preferences, indices)
@@ -199,6 +205,22 @@ def _property_partition(config: Config) -> PropertyPartition:
     return PropertyPartition(partition, section.attacker_share, section.period, least)
 
 
+def _own_trainings(algorithm: object) -> Iterator[LocalSGD]:
+    """The local trainings that an algorithm, or one that it wraps, has beside that of [local]."""
+    own, base = getattr(algorithm, "local", None), getattr(algorithm, "base", None)
+    if isinstance(own, LocalSGD):
+        yield own
+    if base is not None:
+        yield from _own_trainings(base)
+
+
+def _clusters(algorithm: dict[str, Any]) -> Iterator[int]:
+    """The numbers of clusters in an algorithm's table and, where it wraps another, in that one's."""
+    yield algorithm.get("clusters", 1)
+    if isinstance(algorithm.get("base"), dict):
+        yield from _clusters(algorithm["base"])
+
+
 def _check_tables(config: Config) -> None:
     """Raise `InputError` where keys of several tables contradict each other."""
     team, data = config.red_team, config.data.partition
@@ -212,7 +234,7 @@ def _check_tables(config: Config) -> None:
         team.estimator != "federated" or data.holdout_examples > 0 or team.every == 0,
         "'red_team.estimator' = \"federated\" needs 'data.holdout_examples' to be at least 1; got 0",
     )
-    clusters = table_of(config.algorithm.value).get("clusters", 1)
+    clusters = max(_clusters(table_of(config.algorithm.value)))
     require(
         clusters <= data.clients,
         f"'algorithm.clusters' must be at most 'data.clients' = {data.clients}; got {clusters}",

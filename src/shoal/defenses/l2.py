@@ -31,7 +31,7 @@ class L2:
         Raises:
             InputError: local training has weight decay already.
         """
-        decay = setup.local.weight_decay
+        decay = setup.first_local().weight_decay
         require(
             decay == 0,
             f"an L2 penalty of {self.penalty:g} and a weight decay of {decay:g} are the same thing; give one",

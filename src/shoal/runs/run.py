@@ -27,6 +27,7 @@ from safetensors.torch import save as serialize
 from shoal.attacks import RoundObservation
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
+from shoal.config.tables import in_table
 from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.errors import InputError, require
 from shoal.data import Federation, LabelledDataset

@@ -19,7 +19,7 @@ from shoal.reports.sweep.spec import FigureSpec
 
 @dataclass(frozen=True)
 class SweepFigure:
-    """A figure of a sweep: two files, and an SVG element to stand in a page, where ``name`` is unique."""
+    """A figure of a sweep: two files, and an ``<img>`` element for a page, on which ``name`` is unique."""
 
     name: str
     title: str
