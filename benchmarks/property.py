@@ -11,7 +11,7 @@ from pathlib import Path
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.engine import Engine
-from shoal.simulation.simulation import begin, go_on, prepare
+from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 BASE = Path(__file__).parents[1] / "experiments/property/small/base.toml"
 ROUNDS, CLIENTS = (10, 20, 40), (5, 10, 20)
@@ -40,8 +40,8 @@ def seconds(config: Config) -> list[float]:
     """Wall time of each part and of all rounds, after two rounds to warm up."""
     decided, simulation = build(config)
     with Engine(simulation.setup.model, threads=decided.engine.threads) as engine:
-        ready = prepare(replace(simulation, rounds=simulation.rounds + 2), engine)
-        rounds = go_on(ready, engine, begin(ready, engine))
+        ready = move_to_engine(replace(simulation, rounds=simulation.rounds + 2), engine)
+        rounds = run_rounds(ready, engine, initial_state(ready, engine))
         warm = [next(rounds)[0] for _ in range(2)][-1].seconds
         *_, (last, _) = rounds
     return [last.seconds[part] - warm[part] for part in (*PARTS, "total")]

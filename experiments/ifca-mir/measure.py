@@ -17,7 +17,7 @@ from shoal.config.build import build
 from shoal.core.atomic_files import write_text
 from shoal.engine import State
 from shoal.simulation.measurement import measure
-from shoal.simulation.simulation import prepare
+from shoal.simulation.simulation import move_to_engine
 from shoal.simulation.summary import flatten
 
 
@@ -26,12 +26,12 @@ def again(run: Path) -> dict:
     before = json.loads((run / "summary.json").read_text())
     config, simulation = build(read_config(run / "config.toml"))
     named = load_file(run / "models.safetensors")
-    layout, clusters = simulation.model.layout, len({name.partition(".")[0] for name in named})
+    layout, clusters = simulation.setup.model.layout, len({name.partition(".")[0] for name in named})
     rows = [layout.pack({slot.name: named[f"{k}.{slot.name}"] for slot in layout.slots}) for k in range(clusters)]
     risks = torch.tensor([before[f"clusters.{k}.risk"] for k in range(clusters)], dtype=torch.float64)
     state = State(before["rounds"], torch.stack(rows), risks, torch.full((config.data.partition.clients,), -1))
-    with Engine(simulation.model, threads=config.engine.threads) as engine:
-        training = prepare(simulation, engine).on(engine)
+    with Engine(simulation.setup.model, threads=config.engine.threads) as engine:
+        training = move_to_engine(simulation, engine).on(engine)
         result = measure(state, training, simulation.red_team, training.stream("final"), [])
     return before | flatten(result.summary)
 

@@ -20,7 +20,7 @@ from shoal.algorithms import IFCA, IFCAMIR
 from shoal.core.randomness import Stream
 from shoal.data import Preferences
 from shoal.engine import Cohort, LocalSGD, State
-from shoal.models import Layout
+from shoal.core.layout import Layout
 
 Risk = Callable[[Tensor], Tensor]
 """From models (..., d) to risks (...)."""
@@ -98,7 +98,7 @@ def choose(losses: Tensor, risks: Tensor, beta: float) -> Tensor:
 
 
 def run_rounds(mixture: Mixture, models: Tensor, method: Method, risk: Risk, rounds: int) -> Trajectory:
-    """``rounds`` rounds from ``models`` (s, d): full batches, one gradient step, aggregated by the weights of `IFCA.plan_of`."""
+    """``rounds`` rounds from ``models`` (s, d): full batches, one gradient step, aggregated as by `IFCA.plan_of`."""
     m, n, _ = mixture.x.shape
     algorithm = IFCA(len(models), averaging=method.averaging)
     iterates, assignments = [models], []
@@ -144,6 +144,6 @@ def _cohort(losses: Tensor, examples: int, beta: float) -> Cohort:
         sizes=torch.full((m,), examples),
         preferences=Preferences(weights, weights),
         local=LocalSGD(steps=1, batch_size="all"),
-        layout=Layout(()),
-        scores=lambda models, examples: losses,
+        layout=Layout((), 0),
+        scores=lambda *_: losses,
     )

@@ -25,10 +25,10 @@ from ifca_rounds import Method, assign, choose, draw_clusters, losses_of, run_ro
 from mixture import Mixture, Setting, distance_to_truth, draw_mixture, draw_starts
 from theorem import Conditions, gradient_variance, loss_variance, sampled_variances
 
-from shoal.algorithms import IFCA, IFCAMIR
+from shoal.algorithms import IFCA
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Federation, Preferences
+from shoal.data import Federation
 from shoal.engine import Engine, LocalSGD, State, Training
 from shoal.models import Model
 

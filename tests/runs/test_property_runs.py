@@ -2,11 +2,11 @@
 
 import pandas as pd
 import pytest
-import torch
 
 from run_files import content, metrics
 from shoal.config.build import build
 from shoal.core.errors import InputError
+from shoal.engine import Engine
 from shoal.runs.run import run
 from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 
@@ -158,4 +158,9 @@ def test_weights_are_the_papers_unless_said_otherwise(config_of):
     assert decided == {"fedavg": "examples", "ifca": "equal"}
     equal = build(config_of(algorithm={"name": "fedavg", "rounds": 9, "weighting": "equal"}))
     assert equal[0].algorithm.value.weighting == "equal"
-    assert equal[1].algorithm.shares(torch.tensor([0, 0]), torch.tensor([1, 3])).tolist() == [[0.5, 0.5]]
+    simulation = equal[1]
+    with Engine(simulation.setup.model, threads=1) as engine:
+        training = simulation.on(engine)
+        _, report = next(training.rounds(training.start(), 1))
+    (weights,) = (each.weights for each in report.plan.trainings)
+    assert weights.tolist() == [pytest.approx([0.2] * 5)]

@@ -17,8 +17,11 @@ from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
+from shoal.engine import State
+from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
 from shoal.runs.report import report_of
 from shoal.runs.run import run
+from shoal.simulation.simulation import SimulationState
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +174,37 @@ def stop_after(number):
             raise KeyboardInterrupt
 
     return watch
+
+
+@pytest.mark.parametrize(("algorithm", "stored"), [("ditto", {"clients"}), ("scaffold", {"server", "clients"})])
+def test_a_killed_run_of_an_algorithm_with_tensors_of_its_own_is_never_killed(toy_config, tmp_path, algorithm, stored):
+    """The state of the algorithm has to come back with the models."""
+    config = toy_config(algorithm={"name": algorithm, "rounds": 6}, algorithm__participation=0.5)
+    whole = run(config, tmp_path / "whole")
+    killed = tmp_path / "killed"
+    for number in (2, 4):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, killed, resume=True, watch=stop_after(number))
+        newest = sorted((killed / "checkpoint").iterdir())[-1]
+        assert stored <= {name.partition("/")[0] for name in load_file(newest)}
+    run(config, killed, resume=True)
+    assert content(killed) == content(whole)
+
+
+def test_a_checkpoint_gives_back_every_tensor_of_a_state(tmp_path):
+    own = {
+        kind: {f"{kind}.a/b": torch.full((2, 3), float(i)), "same": torch.tensor([i])}
+        for i, kind in enumerate(("server", "clients", "directives", "adversary"))
+    }
+    state = State(2, torch.rand(2, 3), torch.rand(2, dtype=torch.float64), torch.tensor([0, 1, -1]), **own)
+    save_checkpoint(tmp_path, SimulationState(state))
+    found = load_checkpoint(tmp_path).state
+    for kind, tensors in own.items():
+        given = getattr(found, kind)
+        assert given.keys() == tensors.keys()
+        assert all(torch.equal(given[name], each) and given[name].dtype == each.dtype for name, each in tensors.items())
+    assert found.round == 2
+    assert all(torch.equal(getattr(found, name), getattr(state, name)) for name in ("models", "risks", "assignment"))
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from shoal.config.build import build
 from shoal.config.schema import parse_config, read_config
 from shoal.runs.comparison import compare
+from shoal.runs.report import report_of
 from shoal.runs.run import run
 from shoal.simulation.summary import parse_summary
 
@@ -156,7 +157,7 @@ def test_nothing_is_said_by_group_of_a_group_without_clients(outsiders):
 
 
 def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders, without):
-    page = (outsiders / "report.html").read_text()
+    page = report_of(outsiders).read_text()
     figure = figures(outsiders)["mia_against_nobody.few"]
     line = next(line for line in page.splitlines() if "MIA accuracy against nobody" in line)
     assert f">{figure:.3f}<" in line
@@ -165,7 +166,7 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
     assert "held-out images only, of no client" in page
     assert page.count('role="img" aria-label="8 held-out images of') == 4
     assert "of nobody" not in page.replace("held-out images of nobody", "")
-    before = (without / "report.html").read_text()
+    before = report_of(without).read_text()
     assert "against" not in before.partition("Metrics by cluster")[0].partition("Metrics by group")[2]
     figures_after, figures_before = (re.findall("data:image/svg[^>]*", text) for text in (page, before))
     assert figures_after == figures_before
@@ -186,4 +187,4 @@ def test_one_group_with_clients_and_one_without(tmp_path):
     assert found["accuracy.all"] > 0.7
     assert found["loss_threshold_against_turned.all"] > found["loss_threshold.all"] + 0.1
     assert found["fairness.equalized_odds"] == 0.0
-    assert "highest of the groups" not in (out / "report.html").read_text()
+    assert "highest of the groups" not in report_of(out).read_text()

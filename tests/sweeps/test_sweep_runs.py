@@ -248,8 +248,7 @@ def loads(monkeypatch):
         tasks.append(task)
         return load_dataset(source, task=task, **other)
 
-    monkeypatch.setattr(plan, "load_dataset", load)
-    monkeypatch.setattr("shoal.config.build.load_dataset", None)
+    monkeypatch.setattr("shoal.config.build.load_dataset", load)
     return tasks
 
 
@@ -282,7 +281,7 @@ def test_a_process_keeps_few_data_sets(toy_config, loads):
 
 def test_relative_and_absolute_paths_are_one_data_set(toy_config, monkeypatch, tmp_path):
     paths = []
-    monkeypatch.setattr(plan, "load_dataset", lambda *_, path, **__: paths.append(path))
+    monkeypatch.setattr("shoal.config.build.load_dataset", lambda *_, path, **__: paths.append(path))
     monkeypatch.chdir(tmp_path)
     plan.forget_datasets()
     for path in ("digits", str(tmp_path / "digits")):
@@ -389,7 +388,6 @@ def test_a_sweep_is_shown_again_without_its_data(finished, tmp_path, monkeypatch
     for path in (*(copy / "tables").iterdir(), *(copy / "figures").iterdir(), copy / "report.html"):
         path.unlink()
     monkeypatch.setattr("shoal.config.build.load_dataset", None)
-    monkeypatch.setattr(plan, "load_dataset", None)
     assert report_of_sweep(copy) == copy / "report.html"
     assert content(copy) == content(finished)
     assert (copy / "report.html").read_bytes() == (finished / "report.html").read_bytes()
