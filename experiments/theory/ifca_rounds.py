@@ -17,10 +17,10 @@ from mixture import Mixture
 from torch import Tensor
 
 from shoal.algorithms import IFCA, IFCAMIR
+from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data import Preferences
 from shoal.engine import Cohort, LocalSGD, State
-from shoal.core.layout import Layout
 
 Risk = Callable[[Tensor], Tensor]
 """From models (..., d) to risks (...)."""
