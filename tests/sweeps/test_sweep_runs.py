@@ -296,7 +296,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(written, finished, tmp_pa
     outcome = run_sweep(sweep, tmp_path / "out")
     assert outcome.finished == 4
     assert [name.split(",")[0] for name in outcome.failed] == ["local.learning_rate = 1e+30"] * 2
-    assert all("lower 'local.learning_rate'" in reason for reason in outcome.failed.values())
+    assert all("lower 'learning_rate'" in reason for reason in outcome.failed.values())
     page = outcome.report.read_text()
     assert "1e+30" in page
     assert "learning_rate" in page
