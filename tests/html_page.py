@@ -1,7 +1,10 @@
 """Pages taken apart, for the tests of what stands on them."""
 
+from base64 import b64decode
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
+PNG, SVG = "data:image/png;base64,", "data:image/svg+xml;base64,"
 VOID = {"meta", "img", "br", "link", "hr", "input"}
 
 
@@ -50,3 +53,24 @@ class Page(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
+
+
+def page_of(text: str) -> Page:
+    """The page, after the checks that every page must pass."""
+    page = Page(text)
+    assert text.startswith("<!DOCTYPE html>")
+    assert len(page.ids) == len(set(page.ids))
+    assert set(page.pointers) <= set(page.ids)
+    assert {each[1:] for each in page.addresses if each.startswith("#")} <= set(page.ids)
+    assert all(each.startswith(("#", PNG, SVG)) for each in page.addresses)
+    assert "://" not in text
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert "nan" not in page.text.split()
+    return page
+
+
+def figures_on(page: Page) -> list[str]:
+    """The figures of a page as SVG, each well-formed."""
+    figures = [b64decode(each.removeprefix(SVG)) for each in page.addresses if each.startswith(SVG)]
+    assert all(ElementTree.fromstring(each).tag.endswith("}svg") for each in figures)
+    return [each.decode() for each in figures]

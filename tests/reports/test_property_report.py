@@ -13,19 +13,9 @@ import pytest
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 from sklearn.metrics import roc_auc_score
-from test_run_report import (
-    clients_of,
-    config_of,
-    figures_on,
-    frames_of,
-    page_of,
-    report_text,
-    roc_of,
-    rounds_of,
-    samples_of,
-    summary_of,
-)
 
+from html_page import figures_on, page_of
+from run_of_any_shape import clients_of, config_of, frames_of, report_text, roc_of, rounds_of, samples_of, summary_of
 from shoal.config.schema import Config, PropertyAttackSection
 from shoal.config.validation import parse
 from shoal.core.errors import InputError
