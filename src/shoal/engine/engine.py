@@ -1,9 +1,7 @@
 """The engine: trains many owners of data at once, and evaluates models on many examples."""
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Literal, TypeVar
@@ -15,13 +13,13 @@ from shoal.core.errors import InputError, require
 from shoal.data.federation import Examples, Federation
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
-from shoal.engine.allocator import keep_freed_memory
 from shoal.engine.backend import Backend, check_backend, needs_loop, resolve_backend
 from shoal.engine.bound_network import BoundNetwork
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.loop_backend import LoopBackend
 from shoal.engine.vmap_backend import VmapBackend
+from shoal.engine.worker_pool import WorkerPool
 from shoal.models.model import Model
 
 Precision = Literal["fp32", "bf16"]
@@ -33,7 +31,6 @@ networks have little to do. Fixed, since it may change the last bits."""
 _LARGE = 3_072
 """Numbers in an example above which the loop evaluates a quarter as many (320 faces of 62x47: 87 ms instead of 135)."""
 
-_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -101,15 +98,7 @@ class Engine:
         self._requested: Backend | None = backend
         self._trainer = VmapBackend(model, self.device, self.dtype) if self.backend == "vmap" else LoopBackend()
         self._networks = threading.local()
-        keep_freed_memory()
-        # PyTorch sets a thread's number of kernel threads anew from this global in every backward pass, so it must
-        # stay 1 while the workers live, or each of them would compute on all cores.
-        self._kernel_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        # Convolutions on recent GPUs would otherwise round float32 to 10 bits of mantissa.
-        self._cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
-        self._pool = ThreadPoolExecutor(self.threads, "shoal", initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = WorkerPool(self.threads)
 
     def __enter__(self) -> "Engine":
         return self
@@ -121,9 +110,7 @@ class Engine:
 
     def close(self) -> None:
         """End the worker threads and give PyTorch its settings back; work not yet begun is dropped."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        torch.set_num_threads(self._kernel_threads)
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = self._cudnn
+        self._pool.close()
 
     def prepare(self, federation: Federation) -> Federation:
         """The federation with its inputs stored as this engine reads them fastest; results are the same without."""
@@ -197,7 +184,7 @@ class Engine:
                 )
             return finish(owners, ends)
 
-        yield from self._in_order(work, trainer.units(shards, local))
+        yield from self._pool.in_order(work, trainer.units(shards, local))
 
     def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:
         """The backend for ``local``: clipped gradients of examples and optimizers of PyTorch are the loop's."""
@@ -272,27 +259,9 @@ class Engine:
             batch = stored[where] if rows is None else stored[rows[where]]
             return finish(bound.outputs(to_channels_first(to_compute_dtype(batch, self.dtype, self.device))), where)
 
-        done = self._in_order(work, [(model, where) for model in models for where in batches])
+        done = self._pool.in_order(work, [(model, where) for model in models for where in batches])
         for _ in models:
             yield torch.cat([next(done) for _ in batches])
-
-    def _in_order(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
-        """``work`` on every item over the pool; results in the items' order, few of them waiting at a time."""
-        if len(items) == 1:
-            # Small work; to wake another thread for it can take as long.
-            yield work(items[0])
-            return
-        pending: deque[Future[_Result]] = deque()
-        try:
-            for item in items:
-                pending.append(self._pool.submit(work, item))
-                if len(pending) > 2 * self.threads:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
 
     def _bound(self) -> BoundNetwork:
         bound = getattr(self._networks, "bound", None)
