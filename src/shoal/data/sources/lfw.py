@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, quoted, require
 from shoal.data.datasets import ImageDataset
 from shoal.data.sources.tasks import read_task
 
@@ -79,9 +79,8 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
     main, name = read_task(task, "lfw", _CHOICES)
     attributes = [_MAIN[main]] if name is None else [_MAIN[main], _PROPERTIES[name][0]]
     folder = _image_folder(path)
-    folders = ", ".join(f"'{each}'" for each in FOLDERS)
-    require(folder is not None, f"'{path}' has no folder of images; LFW's are in one of {folders}")
-    assert folder is not None
+    if folder is None:
+        raise InputError(f"'{path}' has no folder of images; LFW's are in one of {quoted(FOLDERS)}")
     files, scores = _read_scores(path / FILE, [column for attribute in attributes for column in attribute.columns])
     labels, clear = attributes[0].classes(scores[:, : len(attributes[0].columns)])
     has_property = None
@@ -105,7 +104,10 @@ def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = _table_lines(file)
             _, header = next(lines, (0, []))
-            positions = _column_positions(header, ["person", "imagenum", *columns], path)
+            needed = ["person", "imagenum", *columns]
+            missing = quoted(name for name in needed if name not in header)
+            require(not missing, f"'{path}' lacks the columns {missing}; its header must name them, separated by tabs")
+            positions = [header.index(name) for name in needed]
             rows = [_row(cells, positions, len(header), f"'{path}', line {line}") for line, cells in lines]
     except FileNotFoundError as error:
         raise InputError(f"'{path}' is missing; LFW's attributes are needed for its labels") from error
@@ -125,12 +127,6 @@ def _table_lines(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
         started = started or "person" in cells or (len(cells) > 1 and not cells[0].startswith("#"))
         if started and any(cells):
             yield line, cells
-
-
-def _column_positions(header: list[str], columns: list[str], path: Path) -> list[int]:
-    missing = ", ".join(f"'{name}'" for name in columns if name not in header)
-    require(not missing, f"'{path}' lacks the columns {missing}; its header must name them, separated by tabs")
-    return [header.index(name) for name in columns]
 
 
 def _row(cells: list[str], positions: list[int], width: int, where: str) -> tuple[Path, list[float]]:
