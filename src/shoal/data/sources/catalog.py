@@ -25,40 +25,27 @@ _EMNIST_IDX = _IDX.replace("t10k", "test").replace("'t", "'emnist-byclass-t")
 
 @dataclass(frozen=True)
 class Availability:
-    """The state of a source on this machine.
-
-    Attributes:
-        name: name of the source.
-        path: the folder or file it would be read from; None if it is not here (or needs a path).
-        size: number and size of the official set's images or texts, such as ``"70,000 of 28x28"``.
-        instructions: how to get it.
-    """
+    """The state of a source on this machine."""
 
     name: str
     path: Path | None
+    """The folder or file it would be read from; None if it is not here (or needs a path)."""
     size: str
+    """Number and size of the official set's images or texts, such as ``"70,000 of 28x28"``."""
     instructions: str
+    """How to get it."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A source that is kept in files.
-
-    Attributes:
-        size: as in `Availability`.
-        instructions: how to get it.
-        find: the source's path in a folder; None if it is not there.
-        load: reads the source from a path, with a task.
-        torchvision: its folder in torchvision's layout.
-        system: folders in which a package manager installs it.
-    """
+    """A source that is kept in files; size and instructions as in `Availability`."""
 
     size: str
     instructions: str
-    find: Callable[[Path], Path | None]
-    load: Callable[[Path, str | None], LabelledDataset]
-    torchvision: str = ""
-    system: tuple[Path, ...] = ()
+    find: Callable[[Path], Path | None]  # its path in a folder
+    load: Callable[[Path, str | None], LabelledDataset]  # from a path, with a task
+    torchvision: str = ""  # its folder in torchvision's layout
+    system: tuple[Path, ...] = ()  # where a package manager installs it
 
 
 def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:

@@ -20,23 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HubSource:
-    """A data set on the hub.
-
-    Attributes:
-        repository: owner and name of the data set.
-        image: column of images.
-        label: column of class numbers.
-        mode: Pillow's mode of the images: ``L`` (grey) or ``RGB``.
-        classes: number of classes of the official set.
-        test: True if there is a split named ``test`` beside ``train``.
-    """
+    """A data set on the hub."""
 
     repository: str
-    image: str
-    label: str
-    mode: str
-    classes: int
-    test: bool = True
+    image: str  # column of images
+    label: str  # column of class numbers
+    mode: str  # Pillow's: L (grey) or RGB
+    classes: int  # of the official set
+    test: bool = True  # whether there is a split named test beside train
 
 
 HUB: dict[str, HubSource] = {

@@ -22,7 +22,7 @@ from shoal.core.errors import InputError, require
 from shoal.data.datasets import ImageDataset
 
 _TYPES = {0x08: "unsigned byte", 0x09: "signed byte", 0x0B: "short", 0x0C: "int", 0x0D: "float", 0x0E: "double"}
-_TRAIN, _TEST = ("train",), ("t10k", "test")
+_FILES = [(parts, what) for parts in (("train",), ("t10k", "test")) for what in ("images", "labels")]
 _BLOCK = 1 << 24  # bytes read at a time, so that a wrong size in a header cannot exhaust the memory
 
 
@@ -63,14 +63,10 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     return ImageDataset(name, pixels[:, None], 255, torch.cat([train_labels, test_labels]), len(train_images), classes)
 
 
-def idx_files(folder: Path, prefixed: bool = False) -> tuple[Path, Path, Path, Path] | None:
+def idx_files(folder: Path, prefixed: bool = False) -> list[Path] | None:
     """Training images, training labels, test images and test labels in a folder; None unless all four are there."""
-    images, labels, test_images, test_labels = (
-        _find(folder, parts, what, prefixed) for parts in (_TRAIN, _TEST) for what in ("images", "labels")
-    )
-    if images is None or labels is None or test_images is None or test_labels is None:
-        return None
-    return images, labels, test_images, test_labels
+    paths = [_find(folder, *file, prefixed) for file in _FILES]
+    return None if None in paths else [path for path in paths if path is not None]
 
 
 @contextlib.contextmanager
@@ -182,13 +178,10 @@ def _find(folder: Path, parts: tuple[str, ...], what: str, prefixed: bool) -> Pa
 
 
 def _first_missing(folder: Path, transposed: bool) -> str:
-    """The usual name of the first file that a folder lacks."""
+    """The usual name of the first file that a folder lacks; it lacks one."""
     if not folder.is_dir():
         return "every file"
     prefixed = transposed and any(folder.glob("emnist-byclass-*"))
-    for parts in (_TRAIN, _TEST):
-        for what in ("images", "labels"):
-            if _find(folder, parts, what, prefixed) is None:
-                usual = parts[-1:] if prefixed else parts[:1]  # EMNIST says test, MNIST t10k
-                return f"'{_names(usual, what, prefixed)[0]}' (plain or .gz)"
-    raise AssertionError("called with nothing missing")
+    parts, what = next(file for file in _FILES if _find(folder, *file, prefixed) is None)
+    usual = parts[-1:] if prefixed else parts[:1]  # EMNIST says test, MNIST t10k
+    return f"'{_names(usual, what, prefixed)[0]}' (plain or .gz)"

@@ -9,7 +9,6 @@ per attribute, above 0 where it is likely present. The labels are those of Melis
 import csv
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,22 +25,9 @@ _SIZE, _BOX, _SMALL = (250, 250), (78, 70, 172, 195), (47, 62)  # width and heig
 _MIN_SCORE = -0.1  # a face whose largest of several scores is below this has no class
 
 
-@dataclass(frozen=True)
-class _Attribute:
-    """The sign of one column (class 1 above 0), or the largest of several columns."""
-
-    columns: tuple[str, ...]
-
-    def classes(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Classes (n,) of the scores (n, columns), and a mask (n,) of the rows that have one."""
-        if len(self.columns) == 1:
-            return (scores[:, 0] > 0).astype(np.int64), np.ones(len(scores), bool)
-        return scores.argmax(1), scores.max(1) >= _MIN_SCORE
-
-
-_SMILE, _GENDER = _Attribute(("Smiling",)), _Attribute(("Male",))
-_RACE = _Attribute(("Asian", "White", "Black"))
-_GLASSES = _Attribute(("Eyeglasses", "Sunglasses", "No Eyewear"))
+# An attribute is the sign of one column (class 1 above 0), or the largest of several columns.
+_SMILE, _GENDER, _RACE = ("Smiling",), ("Male",), ("Asian", "White", "Black")
+_GLASSES = ("Eyeglasses", "Sunglasses", "No Eyewear")
 _MAIN = {"smiling": _SMILE, "race": _RACE, "gender": _GENDER}
 _PROPERTIES = {
     "sunglasses": (_GLASSES, 1),
@@ -81,17 +67,24 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
     folder = _image_folder(path)
     if folder is None:
         raise InputError(f"'{path}' has no folder of images; LFW's are in one of {quoted(FOLDERS)}")
-    files, scores = _read_scores(path / FILE, [column for attribute in attributes for column in attribute.columns])
-    labels, clear = attributes[0].classes(scores[:, : len(attributes[0].columns)])
+    files, scores = _read_scores(path / FILE, [column for attribute in attributes for column in attribute])
+    labels, clear = _classes(scores[:, : len(attributes[0])])
     has_property = None
     if name is not None:
-        classes, also_clear = attributes[1].classes(scores[:, len(attributes[0].columns) :])
+        classes, also_clear = _classes(scores[:, len(attributes[0]) :])
         clear &= also_clear
         has_property = torch.from_numpy((classes == _PROPERTIES[name][1])[clear])
     require(bool(clear.any()), f"'{path / FILE}' has no row whose scores for '{task}' are clear; at least 1 is needed")
     pixels = _decode([folder / file for file, taken in zip(files, clear, strict=True) if taken], path / FILE)
     labels = torch.from_numpy(labels[clear])
     return ImageDataset("lfw", pixels, 255, labels, len(labels), 3 if main == "race" else 2, has_property)
+
+
+def _classes(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Classes (n,) of an attribute's scores (n, columns), and a mask (n,) of the rows that have one."""
+    if scores.shape[1] == 1:
+        return (scores[:, 0] > 0).astype(np.int64), np.ones(len(scores), bool)
+    return scores.argmax(1), scores.max(1) >= _MIN_SCORE
 
 
 def _image_folder(folder: Path) -> Path | None:
