@@ -88,7 +88,7 @@ def _members(path: Path) -> dict[str, bytes]:
 
 
 def _binary_batch(content: bytes, source: str) -> tuple[Tensor, Tensor]:
-    """Pixels (n, 3, 32, 32) uint8 and labels (n,) int64 of the records of a binary batch."""
+    """Pixels (n, 3, 32, 32) uint8 and labels (n,) int64."""
     require(
         len(content) % _RECORD == 0,
         f"'{source}' has {len(content):,} bytes, which is not whole records of {_RECORD:,} bytes: it is truncated "
@@ -100,7 +100,7 @@ def _binary_batch(content: bytes, source: str) -> tuple[Tensor, Tensor]:
 
 
 def _python_batch(content: bytes, source: str) -> tuple[Tensor, Tensor]:
-    """Pixels (n, 3, 32, 32) uint8 and labels (n,) int64 of a python batch."""
+    """As `_binary_batch`."""
     try:
         _check_opcodes(content)
         batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()

@@ -44,13 +44,8 @@ def from_hub_splits(name: str, train: "Dataset", test: "Dataset | None") -> Imag
     LEAF's FEMNIST is dark ink on white, the EMNIST it stands for light on black: if most of an ``emnist-byclass``
     is bright it is inverted, so that both sources (and the black that a rotation brings in) agree.
 
-    Args:
-        name: a key of `HUB`, whose columns the splits must have.
-        train: at least one image.
-        test: None where the set has no such split.
-
     Raises:
-        InputError: a column is missing, an image of another size or mode, a label outside the classes.
+        InputError: a column of `HUB` is missing, an image of another size or mode, a label outside the classes.
     """
     source = _source(name)
     splits = [_read(name, part, split) for part, split in (("train", train), ("test", test)) if split is not None]
@@ -67,10 +62,8 @@ def fetch(name: str, destination: Path) -> Path:
     """Download a set and keep it in its official format in the folder ``destination / name``.
 
     Grey sets become IDX files (EMNIST's transposed, as the official ones; the hub's version has no test split,
-    so its test files are empty), CIFAR-10 binary batches. Each file is complete or absent.
-
-    Returns:
-        The folder, which `shoal.data.sources.catalog.load_dataset` finds if ``destination`` is its data directory.
+    so its test files are empty), CIFAR-10 binary batches. Each file is complete or absent. `load_dataset` finds the
+    folder if ``destination`` is its data directory.
 
     Raises:
         InputError: unknown set, the extra is not installed, the download fails, or the folder cannot be written.

@@ -36,8 +36,8 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     Args:
         folder: where the files are.
         name: name of the set.
-        classes: number of classes of the official set; None: one more than the largest label.
-        transposed: True if the files store each image transposed, as EMNIST's do; the result is upright.
+        classes: of the official set; None: one more than the largest label.
+        transposed: whether the files store each image transposed, as EMNIST's do; the result is upright.
 
     Raises:
         InputError: a file is missing, damaged or of another type, or the files do not fit together.

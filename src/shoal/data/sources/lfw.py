@@ -92,7 +92,7 @@ def _image_folder(folder: Path) -> Path | None:
 
 
 def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray]:
-    """The image of each row, relative to the folder of images, and its scores (n, columns)."""
+    """The image of each row, relative to the folder of images, and the scores (n, columns)."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = _table_lines(file)
@@ -152,11 +152,8 @@ def _decode(paths: list[Path], attributes: Path) -> Tensor:
         from PIL import Image  # noqa: F401, PLC0415 - Pillow is an extra
     except ImportError as error:
         raise InputError("images of 'lfw' need Pillow: pip install 'shoal[images]'") from error
-    pixels = np.empty((len(paths), 3, _SMALL[1], _SMALL[0]), np.uint8)
     with ThreadPoolExecutor() as threads:
-        for i, face in enumerate(threads.map(_face, paths)):
-            pixels[i] = face
-    return torch.from_numpy(pixels)
+        return torch.from_numpy(np.stack(list(threads.map(_face, paths))))
 
 
 def _face(path: Path) -> np.ndarray:
@@ -171,4 +168,4 @@ def _face(path: Path) -> np.ndarray:
         raise InputError(f"'{path}' is damaged or no JPEG ({error}); unpack it again") from error
     if face is None:
         raise InputError(f"'{path}' has {size[0]}x{size[1]} pixels; LFW's images have {_SIZE[0]}x{_SIZE[1]}")
-    return face.transpose(2, 0, 1)
+    return np.ascontiguousarray(face.transpose(2, 0, 1))
