@@ -103,11 +103,7 @@ def build(
 
 
 def load_data(section: DataSection, data_dir: Path | None = None) -> LabelledDataset:
-    """The examples of [data].
-
-    Raises:
-        InputError: they are not on this machine, or damaged.
-    """
+    """The examples of [data]; raises as `load_dataset`."""
     return load_source(section.source, section.path, section.task, data_dir)
 
 

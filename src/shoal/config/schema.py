@@ -219,7 +219,7 @@ class Config:
     seed: Count = 0
 
     def table(self) -> dict[str, Any]:
-        """The whole configuration as a table that gives it back; keys without a value are left out."""
+        """The table that gives the configuration back; keys without a value are left out."""
         return table_of(self)
 
     def toml(self) -> str:

@@ -73,10 +73,10 @@ def shifted_inputs(
     An image's shift depends on its index in the data set, its group and the stream only.
 
     Args:
-        dataset: M examples.
+        dataset: the examples.
         indices: (m,) int64, which of them.
         groups: how images are shifted.
-        group: (m,) int64, the index of each one's group.
+        group: (m,) int64, the group of each, as its index in ``groups``.
         stream: of the angles and factors.
 
     Returns:

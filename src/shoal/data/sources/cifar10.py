@@ -24,7 +24,7 @@ _SHAPE = (3, 32, 32)
 _RECORD = 1 + 3 * 32 * 32
 _PYTHON = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 _BINARY = tuple(f"{name}.bin" for name in _PYTHON)
-_FOLDERS = {"cifar-10-batches-py": _PYTHON, "cifar-10-batches-bin": _BINARY}
+_FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin")
 _ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", "cifar-10-python.tar", "cifar-10-binary.tar")
 
 

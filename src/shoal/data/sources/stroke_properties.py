@@ -15,9 +15,7 @@ from shoal.core.errors import require
 from shoal.data.datasets import ImageDataset
 from shoal.data.sources.tasks import read_task
 
-PROPERTY_SHARE = 0.2
-"""The share of each class that has the property."""
-
+PROPERTY_SHARE = 0.2  # of each class
 _BLOCK = 512  # images measured at a time
 
 
@@ -27,9 +25,7 @@ def with_stroke_property(images: ImageDataset, task: str | None) -> ImageDataset
     Of the n images of a class the ``round(n / 5)`` with the largest measure have it (`thickness` for ``thick``,
     `slant` for ``slanted``), the earlier image first where two measure the same.
 
-    Args:
-        images: grey images.
-        task: ``"class"``, ``"class/thick"``, ``"class/slanted"`` or None, which is ``"class"``.
+    Tasks are ``"class"`` (also None), ``"class/thick"`` and ``"class/slanted"``.
 
     Raises:
         InputError: the images have no such task, or are not grey.
@@ -53,10 +49,7 @@ def thickness(pixels: Tensor) -> Tensor:
 
     Twice the ink over the length of its edge, which is the total variation of the brightness: the length of a level
     set, averaged over levels (the coarea formula). A long straight stroke of width w has the edge 2 per unit length
-    and so measures w.
-
-    Args:
-        pixels: (M, 1, H, W), ink is bright.
+    and so measures w. In ``pixels`` (M, 1, H, W) ink is bright.
 
     >>> bars = torch.zeros(2, 1, 40, 40)
     >>> bars[0, 0, :, 10:12] = 255
@@ -77,9 +70,7 @@ def slant(pixels: Tensor) -> Tensor:
     """Slant of the strokes: pixels to the right per pixel up, (M,) float64; 0 without ink or height.
 
     From the second moments about the centre of the ink, ``-mu_xy / mu_yy`` with y downward, as images are deslanted.
-
-    Args:
-        pixels: (M, 1, H, W), ink is bright.
+    In ``pixels`` (M, 1, H, W) ink is bright.
 
     >>> stroke = torch.zeros(1, 1, 8, 8)
     >>> for row in range(8):

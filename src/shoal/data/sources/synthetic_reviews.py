@@ -15,16 +15,12 @@ from shoal.core.randomness import Stream
 from shoal.data.datasets import TextDataset
 from shoal.data.sources.tasks import AUTHORS, read_author_task
 
-COUNTS = (1500, 1250, 1050, 900, 800, 700, 600, 500, 400, 300)
-"""Reviews of each author."""
-
-MIN_WORDS, MAX_WORDS = 8, 40
-"""Length of a review."""
-
+COUNTS = (1500, 1250, 1050, 900, 800, 700, 600, 500, 400, 300)  # reviews of each author
+MIN_WORDS, MAX_WORDS = 8, 40  # of a review
 _SCORES = (0.12, 0.12, 0.18, 0.28, 0.30)
 _TOPICS, _TOPIC_WORDS, _AUTHOR_WORDS = 8, 50, 45
+# The standard deviation of the score that a word of praise or blame expresses: it limits how well scores can be told.
 _JUDGEMENT_SD = 0.65
-"""Standard deviation of the score that a word of praise or blame expresses: it limits how well scores can be told."""
 
 _MARKS, _COMMON = (
     words.split()
@@ -55,9 +51,8 @@ _JUDGEMENTS = tuple(
 def generate_reviews(task: str | None = None) -> TextDataset:
     """8,000 synthetic reviews of 8 to 40 words with scores from 0 to 4.
 
-    Args:
-        task: "score" (also None), or "score/author-1" to "score/author-10", whose ``has_property`` says which reviews
-            are by that author (the first has most).
+    Tasks are "score" (also None), and "score/author-1" to "score/author-10", whose ``has_property`` says which reviews
+    are by that author (the first has most).
 
     Raises:
         InputError: an unknown task.
