@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from calibrated_confidence import CalibratedConfidence, FittedCalibratedConfidence
 
+from calibrated_confidence import CalibratedConfidence, FittedCalibratedConfidence
 from shoal.algorithms import IFCA
 from shoal.attacks import Gap, LossThreshold, Query, RedTeam, ShadowModels, evaluate_models
 from shoal.core.errors import InputError

@@ -2,7 +2,8 @@
 
 import math
 import time
-from types import TracebackType
+from collections.abc import Callable
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,37 +15,41 @@ from shoal.reports.formats import format_duration
 from shoal.simulation.simulation import Simulation, SimulationState
 
 
-class Display:
-    """Shows a run's progress while it is open; silent where the output is not a terminal."""
+class LiveBar:
+    """A progress bar that is live on a terminal while it is open."""
 
-    def __init__(self, console: Console) -> None:
-        self._bar = Progress(
-            TextColumn("round"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
+    def __init__(
+        self, console: Console, unit: str, refresh_per_second: int, current: Callable[[], Progress] | None = None
+    ) -> None:
+        self._console = console
+        left = TextColumn("{task.fields[left]}")
+        self._bar = Progress(TextColumn(unit), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left)
+        self._task = self._bar.add_task(unit, total=None, left="")
+        self._live = Live(
+            self._bar, get_renderable=current, console=console, transient=True, refresh_per_second=refresh_per_second
         )
-        self._task = self._bar.add_task("rounds", total=None, left="")
-        self._live = Live(self._bar, console=console, transient=True, refresh_per_second=4)
-        self._enabled = console.is_terminal
         self._began = time.perf_counter()
-        self._before = 0
+        self._before = 0.0
 
-    def __enter__(self) -> "Display":
-        if self._enabled:
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._enabled:
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
             self._live.stop()
+
+
+class Display(LiveBar):
+    """Shows a run's progress while it is open; silent where the output is not a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console, "round", refresh_per_second=4)
 
     def __call__(self, simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
         """Show where the run stands; the signature is `simulation.Watch`."""
-        if not self._enabled:
+        if not self._console.is_terminal:
             return
         done = progress.state.round
         if report is None:

@@ -2,40 +2,21 @@
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from rich.console import Console
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
+from shoal.cli.progress import LiveBar
 from shoal.reports.formats import format_duration
 from shoal.sweeps import SweepProgress
 
 
-class SweepDisplay:
+class SweepDisplay(LiveBar):
     """Shows a sweep while it is open: live on a terminal, elsewhere a line for each run that ends."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar = Progress(
-            TextColumn("run"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")
-        )
-        self._task = self._bar.add_task("runs", total=None, left="")
         self._progress: Callable[[], SweepProgress] | None = None
-        self._began = time.perf_counter()
-        self._before = 0.0
-        self._live = Live(get_renderable=self._updated_bar, console=console, transient=True, refresh_per_second=1)
-
-    def __enter__(self) -> "SweepDisplay":
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+        super().__init__(console, "run", refresh_per_second=1, current=self._updated_bar)
 
     def started(self, progress: Callable[[], SweepProgress]) -> None:
         """Keep how far the sweep is before its first run; the signature is `shoal.sweeps.runner.OnStart`."""

@@ -33,21 +33,14 @@ from shoal.simulation.simulation import Simulation
 
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """A configuration that fits its data.
-
-    Args:
-        config: with everything that was left open decided.
-        data: all examples.
-        setup: model and local training, with all defences.
-        preferences: of the clients.
-        indices: who gets which examples, where a property is looked for; None: a partition by group, not yet drawn.
-    """
+    """A configuration that fits its data, with everything that was left open decided."""
 
     config: Config
     data: LabelledDataset
     setup: TrainingSetup
     preferences: Preferences
     indices: PartitionIndices | None
+    """Who gets which examples, where a property is looked for; None: a partition by group, not yet drawn."""
 
     def simulation(self) -> Simulation:
         """The simulation, with the federation's tensors.
@@ -56,7 +49,11 @@ class Resolved:
             InputError: a property attacker without examples to simulate on, or with a network that it cannot extend.
         """
         config, section = self.config, self.config.property_attack
-        federation = self._federation()
+        groups, stream = [*config.data.groups.values()], Stream(config.seed, ("data",))
+        if self.indices is None:
+            federation = partition_dataset(self.data, config.data.partition, groups, self.preferences, stream)
+        else:
+            federation = federation_of(self.data, _property_partition(config), self.indices, self.preferences, stream)
         if section is not None:
             with in_table("property_attack"):
                 section.attack.auxiliary_examples(federation)
@@ -73,12 +70,6 @@ class Resolved:
             malicious_clients=self._malicious_clients(federation),
             tsne=section is not None and section.tsne,
         )
-
-    def _federation(self) -> Federation:
-        data, stream = self.config.data, Stream(self.config.seed, ("data",))
-        if self.indices is None:
-            return partition_dataset(self.data, data.partition, [*data.groups.values()], self.preferences, stream)
-        return federation_of(self.data, _property_partition(self.config), self.indices, self.preferences, stream)
 
     def _malicious_clients(self, federation: Federation) -> MaliciousClients | None:
         section = self.config.property_attack
@@ -102,7 +93,7 @@ def build(
     Args:
         config: what to run.
         data_dir: where to look for data first.
-        dataset: the examples of [data], where they are loaded already; None: they are loaded.
+        dataset: the examples of [data]; None: they are loaded.
 
     Raises:
         InputError: data that is missing, damaged or too small, or keys that contradict each other.
@@ -112,11 +103,7 @@ def build(
 
 
 def load_data(section: DataSection, data_dir: Path | None = None) -> LabelledDataset:
-    """The examples of [data].
-
-    Raises:
-        InputError: they are not on this machine, or damaged.
-    """
+    """The examples of [data]; raises as `load_dataset`."""
     return load_source(section.source, section.path, section.task, data_dir)
 
 

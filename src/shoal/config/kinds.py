@@ -16,17 +16,11 @@ from shoal.engine import Algorithm
 
 @dataclass(frozen=True)
 class Kind:
-    """Settings that a file chooses between by name.
+    """Settings that a file chooses between by name."""
 
-    Args:
-        title: of one of them, in sentences.
-        protocol: that they implement.
-        shipped: the classes that have a name of their own.
-    """
-
-    title: str
-    protocol: type
-    shipped: tuple[Any, ...]
+    title: str  # of one of them, in sentences
+    protocol: type  # that they implement
+    shipped: tuple[Any, ...]  # the classes that have a name of their own
 
     def named(self, name: object, where: str) -> type:
         """The class called ``name``; ``where`` is the key that says so.
@@ -89,10 +83,6 @@ def algorithm_title(name: str) -> str:
 
 def load(name: str, where: str) -> Any:  # noqa: ANN401
     """The class or function ``module:Name``, from the current directory or wherever Python finds modules.
-
-    Args:
-        name: of module and object.
-        where: the key that has the name.
 
     Raises:
         InputError: the module cannot be imported, or has no class or function of that name.

@@ -48,12 +48,8 @@ def update(text: str) -> str:
 def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool = False) -> Iterator[str]:
     """A table of the file, then the tables in it, and the classes that it can name.
 
-    Args:
-        cls: settings.
-        table: its dotted key.
-        title: of the section.
-        level: of its heading.
-        named: whether the key of the table is the field ``name``.
+    ``table`` is its dotted key, ``title`` that of the section, ``level`` that of its heading; ``named`` says whether
+    the key of the table is the field ``name``.
     """
     yield f"{'#' * level} `{title}`"
     yield _text(re.split(r"\n\n(?:Args|Raises):\n|\n\n>>> ", inspect.getdoc(cls) or "")[0])

@@ -13,17 +13,7 @@ from shoal.attacks import PropertyAttack, RedTeam
 from shoal.config.kinds import name_of
 from shoal.config.tables import table_of
 from shoal.config.validation import change, parse, read_toml
-from shoal.core.settings import (
-    Count,
-    Flag,
-    Fraction,
-    Inline,
-    OpenFraction,
-    Positive,
-    PositiveFloat,
-    Range,
-    settings,
-)
+from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
 from shoal.data import Group, Partition
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Algorithm, LocalSGD
@@ -229,7 +219,7 @@ class Config:
     seed: Count = 0
 
     def table(self) -> dict[str, Any]:
-        """The whole configuration as a table that gives it back; keys without a value are left out."""
+        """The table that gives the configuration back; keys without a value are left out."""
         return table_of(self)
 
     def toml(self) -> str:

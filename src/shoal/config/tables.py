@@ -21,23 +21,14 @@ _Settings = TypeVar("_Settings")
 
 @dataclass(frozen=True)
 class Key:
-    """A field of settings as a file has it.
+    """A field of settings as a file has it."""
 
-    Args:
-        field: its name in Python.
-        name: its name in the file; of an inline field of several kinds, the key that names the kind.
-        hint: its annotation, without marks and without None.
-        inline: whether the keys of its own fields stand in the same table.
-        optional: whether it may be None.
-        default: if the file says nothing; `MISSING`: the file must say something.
-    """
-
-    field: str
-    name: str
-    hint: Any
-    inline: bool
-    optional: bool
-    default: Any
+    field: str  # its name in Python
+    name: str  # in the file; of an inline field of several kinds, the key that names the kind
+    hint: Any  # its annotation, without marks and without None
+    inline: bool  # whether the keys of its own fields stand in the same table
+    optional: bool  # whether it may be None
+    default: Any  # if the file says nothing; MISSING: the file must say something
 
 
 @cache
@@ -218,9 +209,8 @@ def _written(hint: Any, value: Any) -> Any:  # noqa: ANN401
     if get_origin(hint) is dict:
         inside = get_args(hint)[1]
         tables = {name: _written(inside, each) for name, each in value.items()}
-        return {name: _without_name(each) if is_settings(inside) else each for name, each in tables.items()}
+        if is_settings(inside):
+            for table in tables.values():
+                table.pop("name", None)
+        return tables
     return list(value) if isinstance(value, tuple) else value
-
-
-def _without_name(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key != "name"}

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 _UNFINISHED = ".unfinished"
-"""Ending of temporary files."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

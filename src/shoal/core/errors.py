@@ -29,6 +29,11 @@ def require(condition: bool, sentence: str) -> None:
         raise InputError(sentence)
 
 
+def quoted(names: Iterable[str]) -> str:
+    """Names in a sentence: ``'a', 'b'``."""
+    return ", ".join(f"'{name}'" for name in names)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint naming the known word closest to ``word``, or all known words when none is close.
 

@@ -110,21 +110,15 @@ def is_settings(kind: object) -> bool:
 def checked(cls: type, name: str, value: object, called: str | None = None) -> Any:  # noqa: ANN401
     """A value for the field ``name`` of the settings ``cls``, in the form that its annotation says.
 
-    Args:
-        cls: settings.
-        name: of one of its fields.
-        value: for that field.
-        called: what the sentence calls it; None: by its name.
-
     Raises:
-        InputError: the value does not fit.
+        InputError: the value does not fit; the sentence calls the field ``called``, or by its name.
     """
     try:
         return _adapters(cls)[name].validate_python(value)
     except ValidationError as error:
         errors = error.errors()
         given = spelled(errors[0]["input"])
-        raise InputError(f"'{called or name}' must be {allowed(errors)}; got {given}") from error
+        raise InputError(f"'{called or name}' must be {_allowed(errors)}; got {given}") from error
 
 
 @cache
@@ -183,14 +177,14 @@ def one_of(words: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def allowed(errors: Sequence[ErrorDetails]) -> str:
+def _allowed(errors: Sequence[ErrorDetails]) -> str:
     """What pydantic expected of one value, as the rest of a sentence after "must be"."""
     # Where an element of a list does not fit, pydantic also misses it in the list's length.
     of_elements = [error for error in errors if error["type"] not in ("too_short", "too_long")]
-    return " or ".join(dict.fromkeys(map(_allowed, of_elements or errors)))
+    return " or ".join(dict.fromkeys(map(_expected, of_elements or errors)))
 
 
-def _allowed(error: ErrorDetails) -> str:
+def _expected(error: ErrorDetails) -> str:
     context = error.get("ctx", {})
     match error["type"]:
         case "too_short" | "too_long":

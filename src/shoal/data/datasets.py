@@ -1,6 +1,7 @@
 """The two kinds of data sets: labelled images and labelled texts."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -27,11 +28,7 @@ class ImageDataset:
     train_count: int
     classes: int
     has_property: Tensor | None = None
-
-    @property
-    def kind(self) -> str:
-        """The kind of examples, for sentences."""
-        return "images"
+    kind: ClassVar[str] = "images"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +49,7 @@ class TextDataset:
     train_count: int
     classes: int
     has_property: Tensor | None = None
-
-    @property
-    def kind(self) -> str:
-        """The kind of examples, for sentences."""
-        return "texts"
+    kind: ClassVar[str] = "texts"
 
 
 LabelledDataset = ImageDataset | TextDataset

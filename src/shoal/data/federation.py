@@ -41,7 +41,7 @@ class Preferences:
 
     Args:
         threshold: (N,), the membership-inference accuracy that each client tolerates.
-        beta: (N,) in [0, 1], the weight of risk in its choice of a model; alpha = 1 - beta is the weight of loss.
+        beta: (N,) in [0, 1], the weight of risk in its choice of a model.
     """
 
     threshold: Tensor
@@ -104,14 +104,13 @@ class Federation:
 
     def permuted(self, order: Tensor) -> "Federation":
         """The same federation with its clients in another order; order (N,) int64 is a permutation."""
-        preferences = Preferences(self.preferences.threshold[order], self.preferences.beta[order])
         return replace(
             self,
             clients=self.clients.take(order),
             holdout=self.holdout.take(order),
             ids=self.ids[order],
             group=self.group[order],
-            preferences=preferences,
+            preferences=Preferences(self.preferences.threshold[order], self.preferences.beta[order]),
         )
 
     @staticmethod

@@ -8,15 +8,12 @@ from shoal.core.randomness import Stream
 
 
 def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> Tensor:
-    """Partition each class over the clients in proportions p ~ Dirichlet(alpha, ..., alpha).
+    """The client of each example, (M,) int64: each class is dealt out in proportions p ~ Dirichlet(alpha, ..., alpha).
 
     With a small ``alpha`` clients have few classes and unequal sizes. A client without any example gets one of the
     largest client, since a client must have data.
 
     Source: Hsu, Qi, Brown 2019, arXiv:1909.06335; Yurochkin et al. 2019, arXiv:1905.12022.
-
-    Returns:
-        (M,) int64, the client of each example.
     """
     rng = stream.numpy()
     owners = np.zeros(len(labels), dtype=np.int64)
@@ -30,12 +27,10 @@ def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> T
 
 
 def skew_labels_balanced(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """As `skew_labels`, but a client that has 1/clients of all examples gets none of the classes that follow.
+    """As `skew_labels`, but a client that has 1/clients of all examples gets none of the classes that follow, and some
+    clients may have no example.
 
     Source: Wang et al. 2020, arXiv:2002.06440.
-
-    Returns:
-        (M,) int64, the client of each example; some clients may have none.
     """
     owners = np.zeros(len(labels), dtype=np.int64)
     sizes = np.zeros(clients)

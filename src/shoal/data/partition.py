@@ -5,7 +5,7 @@ With ``reuse_images`` an image may go to one client of each group; never to two 
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
@@ -15,11 +15,10 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Flag, Positive, PositiveFloat, settings
 from shoal.data.datasets import LabelledDataset, TextDataset
-from shoal.data.federation import Federation, Preferences
+from shoal.data.federation import Examples, Federation, Preferences
 from shoal.data.label_skew import skew_labels
 from shoal.data.shards import Shards
-from shoal.data.shifted_dataset import ShiftedDataset
-from shoal.data.shifts import Group
+from shoal.data.shifts import Group, shifted_inputs
 
 
 @settings
@@ -97,6 +96,16 @@ class Partition:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class PartitionIndices:
+    """Indices into a data set: of each client's training examples, of all holdouts, shadow set and test set."""
+
+    clients: list[Tensor]
+    holdout: Tensor
+    shadow: Tensor
+    test: Tensor
+
+
 def partition_dataset(
     dataset: LabelledDataset, partition: Partition, groups: Sequence[Group], preferences: Preferences, stream: Stream
 ) -> Federation:
@@ -106,31 +115,44 @@ def partition_dataset(
         InputError: as `Partition.check`.
     """
     partition.check(dataset, groups)
-    shares = [group.share for group in groups]
-    counts = apportion(shares, partition.clients)
     rng = stream("split").numpy()
     order = shuffled_indices(dataset, rng)
-    parts = _reused(partition, order, counts, rng) if partition.reuse_images else _disjoint(partition, order, groups)
+    parts = _reused(partition, order, groups, rng) if partition.reuse_images else disjoint(partition, order, groups)
     training, holdout, shadow, test = map(torch.from_numpy, parts)
-
-    group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(counts))
     sizes = torch.full((partition.clients,), partition.examples_per_client)
     if partition.dirichlet_alpha is not None:
         owners = skew_labels(dataset.labels[training], partition.clients, partition.dirichlet_alpha, stream("skew"))
         training = training[torch.argsort(owners, stable=True)]
         sizes = torch.bincount(owners, minlength=partition.clients)
+    indices = PartitionIndices(list(training.split(sizes.tolist())), holdout, shadow, test)
+    return partitioned(dataset, partition, groups, indices, preferences, stream)
 
-    shifted = ShiftedDataset(dataset, tuple(groups), stream)
+
+def partitioned(
+    dataset: LabelledDataset,
+    partition: Partition,
+    groups: Sequence[Group],
+    indices: PartitionIndices,
+    preferences: Preferences,
+    stream: Stream,
+) -> Federation:
+    """The federation of a data set whose partition is drawn already."""
+    shares = [group.share for group in groups]
+    group = _by_group(apportion(shares, partition.clients))
 
     def shards(indices: Tensor, sizes: Tensor) -> Shards:
-        x = shifted.inputs(indices, torch.repeat_interleave(group, sizes))
+        x = shifted_inputs(dataset, indices, groups, torch.repeat_interleave(group, sizes), stream)
         return Shards.from_contiguous(x, dataset.labels[indices], sizes)
 
+    def examples(indices: Tensor, counts: list[int]) -> Examples:
+        group = _by_group(counts)
+        return Examples(shifted_inputs(dataset, indices, groups, group, stream), dataset.labels[indices], group)
+
     return Federation(
-        clients=shards(training, sizes),
-        holdout=shards(holdout, torch.full((partition.clients,), partition.holdout_examples)),
-        shadow=shifted.examples(shadow, apportion(shares, len(shadow))),
-        test=shifted.examples(test, _equal_counts(len(test), len(groups))),
+        clients=shards(torch.cat(indices.clients), torch.tensor([len(each) for each in indices.clients])),
+        holdout=shards(indices.holdout, torch.full((partition.clients,), partition.holdout_examples)),
+        shadow=examples(indices.shadow, apportion(shares, len(indices.shadow))),
+        test=examples(indices.test, _equal_counts(len(indices.test), len(groups))),
         ids=torch.arange(partition.clients),
         group=group,
         groups=tuple(group.name for group in groups),
@@ -139,7 +161,12 @@ def partition_dataset(
     )
 
 
-def _disjoint(partition: Partition, order: np.ndarray, groups: Sequence[Group]) -> list[np.ndarray]:
+def _by_group(counts: list[int]) -> Tensor:
+    """The group of each example (or client), where the first ``counts[0]`` are of group 0, and so on."""
+    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+
+
+def disjoint(partition: Partition, order: np.ndarray, groups: Sequence[Group]) -> list[np.ndarray]:
     """Indices for training, holdout, shadow set and test set, no index twice."""
     per_client = [partition.examples_per_client, partition.holdout_examples]
     training, holdout, rest = np.split(order, np.cumsum([partition.clients * count for count in per_client]))
@@ -158,8 +185,11 @@ def _test_by_group(test: np.ndarray, groups: Sequence[Group]) -> np.ndarray:
     return np.concatenate([parts[g] for g in range(len(groups))])
 
 
-def _reused(partition: Partition, order: np.ndarray, counts: list[int], rng: np.random.Generator) -> list[np.ndarray]:
-    """As `_disjoint`, but the same images for the clients of each group (``counts``) and for each group's test."""
+def _reused(
+    partition: Partition, order: np.ndarray, groups: Sequence[Group], rng: np.random.Generator
+) -> list[np.ndarray]:
+    """As `disjoint`, but the same images for the clients of each group and for each group's test."""
+    counts = apportion([group.share for group in groups], partition.clients)
     needed = max(counts) * (partition.examples_per_client + partition.holdout_examples)
     training, holdout = [], []
     # A group without clients takes no permutation, so that the other groups' do not change.

@@ -21,7 +21,7 @@ def draw_preferences(
             0.5, 0.8).
         beta: one number for all clients, one for each, or "threshold": the less risk a client tolerates the more it
             weighs, ``beta_i = (high - t_i) / (high - low)``.
-        stream: the randomness.
+        stream: of the thresholds.
 
     Raises:
         InputError: a value outside its range, or a number of betas other than one or ``clients``.

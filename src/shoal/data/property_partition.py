@@ -3,7 +3,7 @@
 Source: Kim et al., RAID 2023, section 4.1.1; label skew as `skew_labels_balanced`.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -13,20 +13,19 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
-from shoal.core.settings import Positive, settings
+from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation, Preferences
 from shoal.data.label_skew import skew_labels_balanced
-from shoal.data.partition import Partition, shuffled_indices
+from shoal.data.partition import Partition, PartitionIndices, disjoint, partitioned, shuffled_indices
 from shoal.data.property_schedule import PropertySchedule
-from shoal.data.shards import Shards
-from shoal.data.shifted_dataset import ShiftedDataset
 from shoal.data.shifts import Group
 
 ATTACKER, VICTIM = 0, 1
 """Ids of the two clients; any would do, since examples are assigned to clients at random."""
 
 _ATTEMPTS = 1_000
+_GROUPS = (Group("all", 1.0),)
 
 
 @settings
@@ -48,7 +47,7 @@ class PropertyPartition:
     """
 
     partition: Partition
-    attacker_share: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.5
+    attacker_share: OpenFraction = 0.5
     period: Annotated[int, Field(ge=2, strict=True)] = 5
     min_examples: Positive = 32
 
@@ -58,16 +57,6 @@ class PropertyPartition:
             "a property attack needs an attacker, a victim and at least one further client, so 'clients' must be at "
             f"least 3; got {self.partition.clients}",
         )
-
-
-@dataclass(frozen=True, eq=False)
-class PartitionIndices:
-    """Indices into a data set: of each client's training examples, of all holdouts, shadow set and test set."""
-
-    clients: list[Tensor]
-    holdout: Tensor
-    shadow: Tensor
-    test: Tensor
 
 
 def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, stream: Stream) -> PartitionIndices:
@@ -88,10 +77,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
         f"{len(has_property):,}",
     )
     order = shuffled_indices(dataset, stream("split").numpy())
-    cuts = np.cumsum(
-        [partition.clients * count for count in (partition.examples_per_client, partition.holdout_examples)]
-    )
-    training, holdout, rest = np.split(order, cuts)
+    training, *others = disjoint(partition, order, _GROUPS)
     with_property, without = training[has_property[training]], training[~has_property[training]]
     cut = round(plan.attacker_share * len(with_property))
     for name, count in (("attacker", cut), ("victim", len(with_property) - cut)):
@@ -104,12 +90,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     clients = [without[owners == client] for client in range(partition.clients)]
     clients[ATTACKER] = np.concatenate([with_property[:cut], clients[ATTACKER]])
     clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
-    return PartitionIndices(
-        clients=[torch.from_numpy(indices) for indices in clients],
-        holdout=torch.from_numpy(holdout),
-        shadow=torch.from_numpy(rest[: partition.shadow_examples]),
-        test=torch.from_numpy(order[len(order) - partition.test_examples :]),
-    )
+    return PartitionIndices([torch.from_numpy(indices) for indices in clients], *map(torch.from_numpy, others))
 
 
 def partition_by_property(
@@ -123,34 +104,16 @@ def federation_of(
     dataset: LabelledDataset, plan: PropertyPartition, drawn: PartitionIndices, preferences: Preferences, stream: Stream
 ) -> Federation:
     """The federation of a data set whose partition by property is ``drawn`` already."""
-    indices = torch.cat(drawn.clients)
-    clients = plan.partition.clients
     has_property = _has_property(dataset)
-    group = Group("all", 1.0)
-    unshifted = ShiftedDataset(dataset, (group,), stream)
-
-    def shards(indices: Tensor, sizes: Tensor) -> Shards:
-        x = unshifted.inputs(indices, torch.zeros_like(indices))
-        return Shards.from_contiguous(x, dataset.labels[indices], sizes)
-
-    return Federation(
-        clients=shards(indices, torch.tensor([len(each) for each in drawn.clients])),
-        holdout=shards(drawn.holdout, torch.full((clients,), plan.partition.holdout_examples)),
-        shadow=unshifted.examples(drawn.shadow, [len(drawn.shadow)]),
-        test=unshifted.examples(drawn.test, [len(drawn.test)]),
-        ids=torch.arange(clients),
-        group=torch.zeros(clients, dtype=torch.int64),
-        groups=(group.name,),
-        preferences=preferences,
-        classes=dataset.classes,
-        property_schedule=PropertySchedule(
-            has_property[indices],
-            has_property[drawn.test],
-            victim=VICTIM,
-            attacker=ATTACKER,
-            period=plan.period,
-        ),
+    schedule = PropertySchedule(
+        has_property[torch.cat(drawn.clients)],
+        has_property[drawn.test],
+        victim=VICTIM,
+        attacker=ATTACKER,
+        period=plan.period,
     )
+    federation = partitioned(dataset, plan.partition, _GROUPS, drawn, preferences, stream)
+    return replace(federation, property_schedule=schedule)
 
 
 def _has_property(dataset: LabelledDataset) -> Tensor:

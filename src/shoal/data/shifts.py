@@ -1,5 +1,6 @@
 """Groups of clients that differ by a shift of their images: rotation and brightness."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from shoal.core.errors import require
+from shoal.core.randomness import Stream
 from shoal.core.settings import Fraction, settings
+from shoal.data.datasets import LabelledDataset, TextDataset
 
 _CHUNK = 4096
 """Images rotated at a time, so that the sampling grid stays in tens of megabytes."""
@@ -53,9 +56,7 @@ class Group:
     def shift(self, images: Tensor, uniform: Tensor) -> Tensor:
         """Shifted copies of ``images`` (B, C, H, W) in [0, 1].
 
-        Args:
-            images: what to shift.
-            uniform: (B, 2) in [0, 1), where in their ranges each image's angle and factor lie.
+        ``uniform`` (B, 2) in [0, 1) says where in their ranges each image's angle and factor lie.
         """
         if self.rotation is not None:
             images = rotate(images, _interpolate(self.rotation, uniform[:, 0]))
@@ -64,15 +65,39 @@ class Group:
         return images
 
 
+def shifted_inputs(
+    dataset: LabelledDataset, indices: Tensor, groups: Sequence[Group], group: Tensor, stream: Stream
+) -> Tensor:
+    """Examples as inputs of a network: images scaled to [0, 1] and shifted, texts as they are.
+
+    An image's shift depends on its index in the data set, its group and the stream only.
+
+    Args:
+        dataset: the examples.
+        indices: (m,) int64, which of them.
+        groups: how images are shifted.
+        group: (m,) int64, the group of each, as its index in ``groups``.
+        stream: of the angles and factors.
+
+    Returns:
+        (m, C, H, W) float32, channels last; of texts the words, (m, L) int64.
+    """
+    if isinstance(dataset, TextDataset):
+        return dataset.words[indices]
+    uniform = torch.rand(len(dataset.labels), 2, generator=stream("shift").generator())
+    _, channels, height, width = dataset.pixels.shape
+    shifted = torch.empty(len(indices), height, width, channels).permute(0, 3, 1, 2)
+    for g, kind in enumerate(groups):
+        of_group = torch.nonzero(group == g).squeeze(1)
+        images = dataset.pixels[indices[of_group]].float() / dataset.white
+        shifted[of_group] = kind.shift(images, uniform[indices[of_group]])
+    return shifted
+
+
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
     """Rotate each image counter-clockwise about its centre, bilinear, zero outside.
 
-    Args:
-        images: (B, C, H, W) float.
-        degrees: (B,) angles.
-
-    Returns:
-        (B, C, H, W), a new tensor.
+    Images (B, C, H, W) float and ``degrees`` (B,) give a new tensor (B, C, H, W).
 
     >>> corner = torch.zeros(1, 1, 3, 3); corner[0, 0, 0, 2] = 1
     >>> rotate(corner, torch.tensor([90.0]))[0, 0].round(decimals=3)

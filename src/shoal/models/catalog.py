@@ -144,12 +144,7 @@ def create_model(
     norm: Literal["batch", "group"] = "batch",
     padding: int = 0,
 ) -> Model:
-    """The model called ``name``, its input and output layers fitted to ``shape``.
-
-    Args:
-        name: one of `MODELS`.
-        shape: images or texts, and classes, that it must take.
-        hidden, filters, norm, padding: see `Network`.
+    """The model called ``name``, one of `MODELS`, its input and output layers fitted to ``shape``; more in `Network`.
 
     Raises:
         InputError: an unknown name, or images or texts that the network cannot take.

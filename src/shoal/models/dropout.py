@@ -26,9 +26,8 @@ class SeededDropout(nn.Module):
         """Outputs of the shape of ``x``; in evaluation mode ``x`` itself."""
         if not self.training or self.p == 0:
             return x
-        generator = self.generator
-        require(generator is not None, "a network with SeededDropout trains only in the engine's loop backend")
-        kept = torch.rand(x.shape, generator=generator) >= self.p
+        require(self.generator is not None, "a network with SeededDropout trains only in the engine's loop backend")
+        kept = torch.rand(x.shape, generator=self.generator) >= self.p
         mask = kept.to(dtype=x.dtype, device=x.device) / (1 - self.p)
         if x.is_mkldnn:
             return (x.to_dense() * mask).to_mkldnn()

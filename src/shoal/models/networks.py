@@ -35,7 +35,26 @@ class MnistCNN(nn.Module):
         return self.output(_pool(self.second(_pool(self.first(images)))).flatten(1))
 
 
-class FemnistCNN(nn.Module):
+class _TwoConvolutions(nn.Module):
+    """Two convolutions of 3x3, one pooling and a hidden layer, for square images."""
+
+    def __init__(
+        self, channels: int, side: int, classes: int, filters: tuple[int, int], hidden: int, padding: int
+    ) -> None:
+        super().__init__()
+        first, second = filters
+        self.first = nn.Conv2d(channels, first, 3, padding=padding)
+        self.second = nn.Conv2d(first, second, 3, padding=padding)
+        self.hidden = nn.Linear(second * ((side - 4 + 4 * padding) // 2) ** 2, hidden)
+        self.output = nn.Linear(hidden, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to outputs (B, classes)."""
+        features = _pool(self.second(functional.relu(self.first(images))))
+        return self.output(functional.relu(self.hidden(features.flatten(1))))
+
+
+class FemnistCNN(_TwoConvolutions):
     """The FEMNIST network of IFCA-MIR, appendix A.1: two convolutions, one pooling, 128 hidden neurons.
 
     The appendix states no padding. Without it (the default of `torch.nn.Conv2d`) images of 28x28 leave the
@@ -44,16 +63,14 @@ class FemnistCNN(nn.Module):
     """
 
     def __init__(self, channels: int = 1, side: int = 28, classes: int = 62, padding: int = 0) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels, 32, 3, padding=padding)
-        self.second = nn.Conv2d(32, 64, 3, padding=padding)
-        self.hidden = nn.Linear(64 * ((side - 4 + 4 * padding) // 2) ** 2, 128)
-        self.output = nn.Linear(128, classes)
+        super().__init__(channels, side, classes, filters=(32, 64), hidden=128, padding=padding)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to outputs (B, classes)."""
-        features = _pool(self.second(functional.relu(self.first(images))))
-        return self.output(functional.relu(self.hidden(features.flatten(1))))
+
+class DigitsCNN(_TwoConvolutions):
+    """A small CNN for 8x8 digits: 16 and 32 filters of 3x3, one pooling, 64 hidden neurons."""
+
+    def __init__(self, channels: int = 1, side: int = 8, classes: int = 10) -> None:
+        super().__init__(channels, side, classes, filters=(16, 32), hidden=64, padding=1)
 
 
 VGG_CONFIGURATIONS: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -131,13 +148,7 @@ class FacesCNN(nn.Module):
     """The face network of Melis et al. (S&P 2019), which Kim et al. (RAID 2023) take over: three convolutions of
     3x3 without padding, each pooled, and 256 hidden neurons; 880,450 parameters for 3x62x47 images and 2 classes.
 
-    Args:
-        channels: channels of the images.
-        height: height of the images in pixels, at least 22.
-        width: width of the images in pixels, at least 22; need not be the height.
-        classes: number of outputs.
-        filters: filters of the three convolutions.
-        hidden: neurons of the hidden layer.
+    Images need not be square; both sides are at least 22 pixels.
     """
 
     onednn_layout = True
@@ -164,20 +175,4 @@ class FacesCNN(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to outputs (B, classes)."""
         features = _pool(self.third(_pool(self.second(_pool(self.first(images))))))
-        return self.output(functional.relu(self.hidden(features.flatten(1))))
-
-
-class DigitsCNN(nn.Module):
-    """A small CNN for 8x8 digits: 16 and 32 filters of 3x3, one pooling, 64 hidden neurons."""
-
-    def __init__(self, channels: int = 1, side: int = 8, classes: int = 10) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels, 16, 3, padding=1)
-        self.second = nn.Conv2d(16, 32, 3, padding=1)
-        self.hidden = nn.Linear(32 * (side // 2) ** 2, 64)
-        self.output = nn.Linear(64, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to outputs (B, classes)."""
-        features = _pool(self.second(functional.relu(self.first(images))))
         return self.output(functional.relu(self.hidden(features.flatten(1))))

@@ -16,11 +16,7 @@ class ReviewGRU(nn.Module):
     """The review network of Kim et al. (RAID 2023): an embedding of 100, a GRU of 128 units, a linear layer.
 
     A text is read up to its last word, so outputs do not depend on the length of the other texts. The authors' public
-    code also reads the padding and takes the hidden state after that.
-
-    Args:
-        vocabulary: the largest number of a word; 0 is padding.
-        classes: number of outputs.
+    code also reads the padding and takes the hidden state after that. Words are numbered 1 to ``vocabulary``.
     """
 
     def __init__(self, vocabulary: int = 3000, classes: int = 5) -> None:

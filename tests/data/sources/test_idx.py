@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal.core.errors import InputError
-from shoal.data.sources.idx import load_idx_folder, read_idx_images, read_idx_labels
+from shoal.data.sources.idx import load_idx_folder, read_idx
 
 RNG = np.random.default_rng(0)
 TRAIN = RNG.integers(0, 256, (5, 3, 4), dtype=np.uint8)
@@ -63,8 +63,8 @@ def test_classes_are_counted_if_nobody_knows_them(tmp_path):
 
 def test_one_file_at_a_time(tmp_path):
     folder = write_folder(tmp_path)
-    assert read_idx_images(folder / NAMES[0]).shape == (5, 3, 4)
-    assert read_idx_labels(folder / NAMES[1]).tolist() == TRAIN_LABELS.tolist()
+    assert read_idx(folder / NAMES[0], "images").shape == (5, 3, 4)
+    assert read_idx(folder / NAMES[1], "labels").tolist() == TRAIN_LABELS.tolist()
 
 
 def test_a_test_split_may_be_empty(tmp_path):
@@ -140,6 +140,6 @@ def test_no_such_folder_and_no_such_file(tmp_path):
     with pytest.raises(InputError, match="every file is missing"):
         load_idx_folder(tmp_path / "nowhere", "some", 10, transposed=False)
     with pytest.raises(InputError, match="is missing"):
-        read_idx_images(tmp_path / "nothing")
+        read_idx(tmp_path / "nothing", "images")
     with pytest.raises(InputError, match="cannot be read"):
-        read_idx_images(tmp_path)
+        read_idx(tmp_path, "images")

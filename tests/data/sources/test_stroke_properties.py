@@ -4,7 +4,7 @@ import torch
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import ImageDataset, load_dataset
-from shoal.data.sources.stroke_properties import slant, stroke_property, thickness, with_stroke_property
+from shoal.data.sources.stroke_properties import slant, thickness, with_stroke_property
 
 
 def shape_image(inside, size=40):
@@ -22,6 +22,10 @@ def bar(width, lean=0.0, half=14.0):
 
 def ring(width, radius=11.0):
     return shape_image(lambda u, v: width / 2 - ((u * u + v * v).sqrt() - radius).abs())
+
+
+def stroke_property(images, name):
+    return with_stroke_property(images, f"class/{name}").has_property
 
 
 def images(pixels, labels, classes):

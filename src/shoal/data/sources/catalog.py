@@ -8,7 +8,7 @@ from pathlib import Path
 
 import platformdirs
 
-from shoal.core.errors import InputError, nearest, require
+from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.data.datasets import ImageDataset, LabelledDataset
 from shoal.data.sources import synthetic_faces, synthetic_reviews
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
@@ -19,46 +19,33 @@ from shoal.data.sources.stroke_properties import with_stroke_property
 from shoal.data.sources.yelp import find_yelp, load_yelp
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-_IDX = ", ".join(f"'{name}'" for name in _FILES) + " (plain or .gz)"
+_IDX = f"{quoted(_FILES)} (plain or .gz)"
 _EMNIST_IDX = _IDX.replace("t10k", "test").replace("'t", "'emnist-byclass-t")
 
 
 @dataclass(frozen=True)
 class Availability:
-    """The state of a source on this machine.
-
-    Attributes:
-        name: name of the source.
-        path: the folder or file it would be read from; None if it is not here (or needs a path).
-        size: number and size of the official set's images or texts, such as ``"70,000 of 28x28"``.
-        instructions: how to get it.
-    """
+    """The state of a source on this machine."""
 
     name: str
     path: Path | None
+    """The folder or file it would be read from; None if it is not here (or needs a path)."""
     size: str
+    """Number and size of the official set's images or texts, such as ``"70,000 of 28x28"``."""
     instructions: str
+    """How to get it."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A source that is kept in files.
-
-    Attributes:
-        size: as in `Availability`.
-        instructions: how to get it.
-        find: the source's path in a folder; None if it is not there.
-        load: reads the source from a path, with a task.
-        torchvision: its folder in torchvision's layout.
-        system: folders in which a package manager installs it.
-    """
+    """A source that is kept in files; size and instructions as in `Availability`."""
 
     size: str
     instructions: str
-    find: Callable[[Path], Path | None]
-    load: Callable[[Path, str | None], LabelledDataset]
-    torchvision: str = ""
-    system: tuple[Path, ...] = ()
+    find: Callable[[Path], Path | None]  # its path in a folder
+    load: Callable[[Path, str | None], LabelledDataset]  # from a path, with a task
+    torchvision: str = ""  # its folder in torchvision's layout
+    system: tuple[Path, ...] = ()  # where a package manager installs it
 
 
 def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:
@@ -116,11 +103,16 @@ _SOURCES: dict[str, _Source] = {
         "put the official Yelp Open Dataset's yelp_academic_dataset_review.json, plain or .gz, into a folder that "
         "--data-dir or SHOAL_DATA names",
         find_yelp,
-        lambda path, task: load_yelp(path, "score" if task is None else task),
+        load_yelp,
     ),
     "idx": _Source("any", f"give the folder with your own {_IDX} as its path", lambda _: None, _idx("idx", None)),
 }
-_NAMES = ("digits", "faces", "reviews", *_SOURCES)
+_WITHOUT_FILES: dict[str, Callable[[str | None], LabelledDataset]] = {
+    "digits": lambda task: with_stroke_property(load_sklearn_digits(), task),
+    "faces": synthetic_faces.generate_faces,
+    "reviews": synthetic_reviews.generate_reviews,
+}
+_NAMES = (*_WITHOUT_FILES, *_SOURCES)
 
 
 def load_dataset(
@@ -149,15 +141,10 @@ def load_dataset(
     1797
     """
     require(name in _NAMES, f"unknown data source '{name}'; {nearest(name, _NAMES)}")
-    if name == "digits":
-        require(path is None, f"data source 'digits' comes with scikit-learn and takes no path; got '{path}'")
-        return with_stroke_property(load_sklearn_digits(), task)
-    if name == "faces":
-        require(path is None, f"data source 'faces' is generated and takes no path; got '{path}'")
-        return synthetic_faces.generate_faces(task)
-    if name == "reviews":
-        require(path is None, f"data source 'reviews' is generated and takes no path; got '{path}'")
-        return synthetic_reviews.generate_reviews("score" if task is None else task)
+    if name in _WITHOUT_FILES:
+        how = "comes with scikit-learn" if name == "digits" else "is generated"
+        require(path is None, f"data source '{name}' {how} and takes no path; got '{path}'")
+        return _WITHOUT_FILES[name](task)
     source = _SOURCES[name]
     if path is not None:
         path = path.expanduser()
@@ -168,7 +155,7 @@ def load_dataset(
     require(name != "idx", f"data source 'idx' needs a path; {source.instructions}")
     path = _find(name, data_dir)
     if path is None:
-        tried = ", ".join(f"'{folder}'" for folder in _folders(name, data_dir))
+        tried = quoted(map(str, _folders(name, data_dir)))
         raise InputError(
             f"data source '{name}' is not on this machine: looked in {tried}; to get it, {source.instructions}"
         )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, quoted, require
 from shoal.data.datasets import ImageDataset
 from shoal.data.sources.idx import opened
 
@@ -24,7 +24,7 @@ _SHAPE = (3, 32, 32)
 _RECORD = 1 + 3 * 32 * 32
 _PYTHON = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 _BINARY = tuple(f"{name}.bin" for name in _PYTHON)
-_FOLDERS = {"cifar-10-batches-py": _PYTHON, "cifar-10-batches-bin": _BINARY}
+_FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin")
 _ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", "cifar-10-python.tar", "cifar-10-binary.tar")
 
 
@@ -48,22 +48,18 @@ def load_cifar10(path: Path) -> ImageDataset:
     """
     if path.is_dir():
         path = find_cifar10(path) or path
-    if path.is_dir():
-        python = any((path / name).is_file() for name in _PYTHON)
-        names = _PYTHON if python else _BINARY
-        missing = [name for name in names if not (path / name).is_file()]
-        require(not missing, f"'{path}' lacks {_quoted(missing)}; CIFAR-10 has {_quoted(names)}")
-        sources, contents = [f"{path / name}" for name in names], [_content(path / name) for name in names]
-    else:
-        members = _members(path)
-        names = _PYTHON if any(name in members for name in _PYTHON) else _BINARY
-        missing = [name for name in names if name not in members]
-        require(not missing, f"'{path}' lacks {_quoted(missing)}; a CIFAR-10 archive has {_quoted(names)}")
-        sources, contents = [f"{name} in {path}" for name in names], [members[name] for name in names]
-    read = _python_batch if names is _PYTHON else _binary_batch
-    batches = [read(content, source) for content, source in zip(contents, sources, strict=True)]
-    for (_, labels), source in zip(batches, sources, strict=True):
-        _check(labels, source)
+    folder = path.is_dir()
+    members = {} if folder else _members(path)
+    present = {name for name in (*_PYTHON, *_BINARY) if (path / name).is_file()} if folder else set(members)
+    names, read = (_PYTHON, _python_batch) if present & set(_PYTHON) else (_BINARY, _binary_batch)
+    missing = [name for name in names if name not in present]
+    whole = "CIFAR-10" if folder else "a CIFAR-10 archive"
+    require(not missing, f"'{path}' lacks {quoted(missing)}; {whole} has {quoted(names)}")
+    batches = []
+    for name in names:
+        source = f"{path / name}" if folder else f"{name} in {path}"
+        batches.append(read(_content(path / name) if folder else members[name], source))
+        _check(batches[-1][1], source)
     pixels, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     return ImageDataset("cifar10", pixels, 255, labels, len(labels) - len(batches[-1][1]), 10)
 
@@ -92,7 +88,7 @@ def _members(path: Path) -> dict[str, bytes]:
 
 
 def _binary_batch(content: bytes, source: str) -> tuple[Tensor, Tensor]:
-    """Pixels (n, 3, 32, 32) uint8 and labels (n,) int64 of the records of a binary batch."""
+    """Pixels (n, 3, 32, 32) uint8 and labels (n,) int64."""
     require(
         len(content) % _RECORD == 0,
         f"'{source}' has {len(content):,} bytes, which is not whole records of {_RECORD:,} bytes: it is truncated "
@@ -104,7 +100,7 @@ def _binary_batch(content: bytes, source: str) -> tuple[Tensor, Tensor]:
 
 
 def _python_batch(content: bytes, source: str) -> tuple[Tensor, Tensor]:
-    """Pixels (n, 3, 32, 32) uint8 and labels (n,) int64 of a python batch."""
+    """As `_binary_batch`."""
     try:
         _check_opcodes(content)
         batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
@@ -206,7 +202,3 @@ def _check(labels: Tensor, source: str) -> None:
     low, high = int(labels.min()), int(labels.max())
     wrong = low if low < 0 else high
     require(low >= 0 and high <= 9, f"'{source}' has label {wrong}, a class that CIFAR-10 lacks; allowed are 0 to 9")
-
-
-def _quoted(names: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)

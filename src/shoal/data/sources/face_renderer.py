@@ -27,19 +27,12 @@ FaceParameters = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class _Layer:
-    """A region of one colour.
+    """A region of one colour."""
 
-    Attributes:
-        rows: the rows of the image that it can reach.
-        shapes: the union of these, each the intersection of the insides of its curves, (M, 6) each.
-        colour: (M, 3), 0 to 255.
-        opacity: (M, 1) or one number, 0 to 1.
-    """
-
-    rows: slice
-    shapes: list[list[np.ndarray]]
-    colour: np.ndarray
-    opacity: Number = 1.0
+    rows: slice  # of the image, that it can reach
+    shapes: list[list[np.ndarray]]  # the union of these, each the intersection of the insides of its curves, (M, 6)
+    colour: np.ndarray  # (M, 3), 0 to 255
+    opacity: Number = 1.0  # (M, 1) or one number, 0 to 1
 
     def coverage(self, part: slice, transmittance: np.ndarray) -> np.ndarray:
         """The layer's weight in each pixel of its rows, (n, pixels), behind layers of that ``transmittance``."""
@@ -63,9 +56,8 @@ class _Layer:
 def render_faces(parameters: FaceParameters) -> np.ndarray:
     """The images (M, 3, 62, 47) uint8 of M faces.
 
-    Args:
-        parameters: of each face, by the names that `synthetic_faces` gives them: (M,) numbers, flags as 1 or 0, (M, 3)
-            colours from 0 to 255, and one array ``noise`` with the index ``noise-start`` at which each face's begins.
+    Their parameters have the names that `synthetic_faces` gives them: (M,) numbers, flags as 1 or 0, (M, 3) colours
+    from 0 to 255, and one array ``noise`` with the index ``noise-start`` at which each face's begins.
     """
     count, size = len(parameters["size"]), HEIGHT * WIDTH
     layers = _layers(_Curves.from_parameters(parameters), parameters)
@@ -98,15 +90,10 @@ def _pixels(rows: slice) -> slice:
 
 @dataclass(frozen=True)
 class _Curves:
-    """Curves in face coordinates as coefficients of the pixels' monomials.
+    """Curves in face coordinates as coefficients of the pixels' monomials."""
 
-    Attributes:
-        to_pixels: (M, 6, 6), maps quadratic forms in u and v to forms in pixel coordinates.
-        sharpness: (M,), the inverse width of edges.
-    """
-
-    to_pixels: np.ndarray
-    sharpness: np.ndarray
+    to_pixels: np.ndarray  # (M, 6, 6), maps quadratic forms in u and v to forms in pixel coordinates
+    sharpness: np.ndarray  # (M,), the inverse width of edges
 
     @staticmethod
     def from_parameters(parameters: FaceParameters) -> "_Curves":

@@ -9,35 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.atomic_files import write_atomically
-from shoal.core.errors import InputError, nearest, require
+from shoal.core.atomic_files import write_bytes
+from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.data.datasets import ImageDataset
+from shoal.data.sources.idx import size_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_BATCH = 1000  # images decoded at a time
-
 
 @dataclass(frozen=True)
 class HubSource:
-    """A data set on the hub.
-
-    Attributes:
-        repository: owner and name of the data set.
-        image: column of images.
-        label: column of class numbers.
-        mode: Pillow's mode of the images: ``L`` (grey) or ``RGB``.
-        classes: number of classes of the official set.
-        test: True if there is a split named ``test`` beside ``train``.
-    """
+    """A data set on the hub."""
 
     repository: str
-    image: str
-    label: str
-    mode: str
-    classes: int
-    test: bool = True
+    image: str  # column of images
+    label: str  # column of class numbers
+    mode: str  # Pillow's: L (grey) or RGB
+    classes: int  # of the official set
+    test: bool = True  # whether there is a split named test beside train
 
 
 HUB: dict[str, HubSource] = {
@@ -54,18 +44,13 @@ def from_hub_splits(name: str, train: "Dataset", test: "Dataset | None") -> Imag
     LEAF's FEMNIST is dark ink on white, the EMNIST it stands for light on black: if most of an ``emnist-byclass``
     is bright it is inverted, so that both sources (and the black that a rotation brings in) agree.
 
-    Args:
-        name: a key of `HUB`, whose columns the splits must have.
-        train: at least one image.
-        test: None where the set has no such split.
-
     Raises:
-        InputError: a column is missing, an image of another size or mode, a label outside the classes.
+        InputError: a column of `HUB` is missing, an image of another size or mode, a label outside the classes.
     """
     source = _source(name)
     splits = [_read(name, part, split) for part, split in (("train", train), ("test", test)) if split is not None]
     for part, (pixels, _) in zip(("train", "test"), splits, strict=False):
-        size, expected = _size(pixels), _size(splits[0][0])
+        size, expected = size_of(pixels), size_of(splits[0][0])
         require(size == expected, f"'{name}' has {part} images of {size} pixels; training has {expected}")
     pixels, labels = (torch.cat(parts) for parts in zip(*splits, strict=True))
     if name == "emnist-byclass" and pixels.sum(dtype=torch.int64) > pixels.numel() * 255 // 2:
@@ -77,10 +62,8 @@ def fetch(name: str, destination: Path) -> Path:
     """Download a set and keep it in its official format in the folder ``destination / name``.
 
     Grey sets become IDX files (EMNIST's transposed, as the official ones; the hub's version has no test split,
-    so its test files are empty), CIFAR-10 binary batches. Each file is complete or absent.
-
-    Returns:
-        The folder, which `shoal.data.sources.catalog.load_dataset` finds if ``destination`` is its data directory.
+    so its test files are empty), CIFAR-10 binary batches. Each file is complete or absent. `load_dataset` finds the
+    folder if ``destination`` is its data directory.
 
     Raises:
         InputError: unknown set, the extra is not installed, the download fails, or the folder cannot be written.
@@ -119,11 +102,10 @@ def _source(name: str) -> HubSource:
 def _read(name: str, part: str, split: "Dataset") -> tuple[Tensor, Tensor]:
     """Pixels (n, C, H, W) uint8 and labels (n,) int64 of a split."""
     source = HUB[name]
-    columns = ", ".join(f"'{column}'" for column in split.column_names)
+    columns = split.column_names
     for column in (source.image, source.label):
-        require(
-            column in split.column_names, f"'{name}' has no column '{column}' in its {part} split; it has {columns}"
-        )
+        has = f"it has {quoted(columns)}"
+        require(column in columns, f"'{name}' has no column '{column}' in its {part} split; {has}")
     require(len(split) > 0, f"'{name}' has zero images in its {part} split; at least 1 is needed")
     labels = np.array(split.with_format(None)[source.label][:])
     require(
@@ -144,25 +126,21 @@ def _read(name: str, part: str, split: "Dataset") -> tuple[Tensor, Tensor]:
         if pixels is None:
             pixels = torch.empty((len(split), *values.shape), dtype=torch.uint8)
         same = values.shape == pixels.shape[1:]
-        require(same, f"'{name}' has images of {_size(values)} and {_size(pixels)} pixels; all must be of one size")
+        require(same, f"'{name}' has images of {size_of(values)} and {size_of(pixels)} pixels; all must be of one size")
         pixels[i] = values
     assert pixels is not None
     return pixels, torch.from_numpy(labels.astype(np.int64))
 
 
 def _images(split: "Dataset", column: str) -> Iterator[Any]:
-    """The decoded images of a split, never more than a batch of them in memory."""
+    """The images of a split, decoded one after another."""
     try:
-        for batch in split.with_format(None).select_columns([column]).iter(batch_size=_BATCH):
-            yield from batch[column]  # pyright: ignore[reportCallIssue, reportArgumentType]
+        for row in split.with_format(None).select_columns([column]):
+            yield row[column]  # pyright: ignore[reportCallIssue, reportArgumentType]
     except ImportError as error:
         raise InputError("images from the hub need Pillow: pip install 'shoal[hub]'") from error
     except OSError as error:
         raise InputError(f"column '{column}' has a damaged image ({error}); fetch the set again") from error
-
-
-def _size(pixels: Tensor) -> str:
-    return f"{pixels.shape[-2]}x{pixels.shape[-1]}"
 
 
 def _write_idx_folder(images: ImageDataset, folder: Path) -> None:
@@ -186,11 +164,4 @@ def _write_cifar_batches(images: ImageDataset, folder: Path) -> None:
 
 
 def _write(path: Path, header: bytes, content: Tensor) -> None:
-    """Write a header and the bytes of a tensor to a file, atomically."""
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            file.write(header)
-            file.write(content.to(torch.uint8).contiguous().numpy().data)
-
-    write_atomically(path, write)
+    write_bytes(path, b"".join((header, content.to(torch.uint8).contiguous().numpy().data)))

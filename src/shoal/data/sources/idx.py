@@ -8,10 +8,12 @@ the elements, last dimension fastest. EMNIST (Cohen et al. 2017) keeps the forma
 import contextlib
 import gzip
 import io
+import math
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ from shoal.core.errors import InputError, require
 from shoal.data.datasets import ImageDataset
 
 _TYPES = {0x08: "unsigned byte", 0x09: "signed byte", 0x0B: "short", 0x0C: "int", 0x0D: "float", 0x0E: "double"}
-_TRAIN, _TEST = ("train",), ("t10k", "test")
+_FILES = [(parts, what) for parts in (("train",), ("t10k", "test")) for what in ("images", "labels")]
 _BLOCK = 1 << 24  # bytes read at a time, so that a wrong size in a header cannot exhaust the memory
 
 
@@ -34,8 +36,8 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     Args:
         folder: where the files are.
         name: name of the set.
-        classes: number of classes of the official set; None: one more than the largest label.
-        transposed: True if the files store each image transposed, as EMNIST's do; the result is upright.
+        classes: of the official set; None: one more than the largest label.
+        transposed: whether the files store each image transposed, as EMNIST's do; the result is upright.
 
     Raises:
         InputError: a file is missing, damaged or of another type, or the files do not fit together.
@@ -44,12 +46,12 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     if paths is None:
         missing = _first_missing(folder, transposed)
         raise InputError(f"{missing} is missing from '{folder}'; MNIST's format has images and labels of both splits")
-    train_images, train_labels = _pair(paths[0], paths[1])
-    test_images, test_labels = _pair(paths[2], paths[3])
+    train_images, train_labels = _pair(*paths[:2])
+    test_images, test_labels = _pair(*paths[2:])
     require(len(train_images) > 0, f"'{paths[0]}' holds zero images; a training split needs at least 1")
     if len(test_images) == 0:
         test_images = train_images[:0]
-    size, expected = _size(test_images), _size(train_images)
+    size, expected = size_of(test_images), size_of(train_images)
     require(size == expected, f"'{paths[2]}' has images of {size} pixels; those of the training split have {expected}")
     if classes is None:
         classes = int(torch.cat([train_labels, test_labels]).max()) + 1
@@ -61,37 +63,10 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     return ImageDataset(name, pixels[:, None], 255, torch.cat([train_labels, test_labels]), len(train_images), classes)
 
 
-def idx_files(folder: Path, prefixed: bool = False) -> tuple[Path, Path, Path, Path] | None:
+def idx_files(folder: Path, prefixed: bool = False) -> list[Path] | None:
     """Training images, training labels, test images and test labels in a folder; None unless all four are there."""
-    images, labels, test_images, test_labels = (
-        _find(folder, parts, what, prefixed) for parts in (_TRAIN, _TEST) for what in ("images", "labels")
-    )
-    if images is None or labels is None or test_images is None or test_labels is None:
-        return None
-    return images, labels, test_images, test_labels
-
-
-def read_idx_images(path: Path) -> Tensor:
-    """The images of one IDX file, (M, H, W) uint8; M may be 0.
-
-    Raises:
-        InputError: the file is missing, damaged, or not three-dimensional of unsigned bytes.
-    """
-    images = _read(path, 3, "images")
-    require(
-        images.shape[1] > 0 and images.shape[2] > 0,
-        f"'{path}' has images of {_size(images)} pixels; at least 1x1 is needed",
-    )
-    return images
-
-
-def read_idx_labels(path: Path) -> Tensor:
-    """The labels of one IDX file, (M,) int64.
-
-    Raises:
-        InputError: the file is missing, damaged, or not one-dimensional of unsigned bytes.
-    """
-    return _read(path, 1, "labels").long()
+    paths = [_find(folder, *file, prefixed) for file in _FILES]
+    return None if None in paths else [path for path in paths if path is not None]
 
 
 @contextlib.contextmanager
@@ -120,15 +95,18 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
         raise InputError(f"'{path}' cannot be read: {error.strerror or error}; a readable file is needed") from error
 
 
-def _read(path: Path, dimensions: int, what: str) -> Tensor:
-    """The elements of an IDX file, uint8, shaped as its header says."""
+def read_idx(path: Path, what: Literal["images", "labels"]) -> Tensor:
+    """The elements of an IDX file: images (M, H, W) or labels (M,), uint8; M may be 0.
+
+    Raises:
+        InputError: the file is missing, damaged, or not of that many dimensions of unsigned bytes.
+    """
+    dimensions = 3 if what == "images" else 1
     with opened(path) as file:
         magic = _exactly(file, 4, path, "header")
         _check_magic(path, magic, dimensions, what)
         shape = struct.unpack(f">{dimensions}I", _exactly(file, 4 * dimensions, path, "header"))
-        size = 1
-        for length in shape:
-            size *= length
+        size = math.prod(shape)
         described = f"{'x'.join(map(str, shape))} {what}"
         content = _exactly(file, size, path, described)
         extra = bool(file.read(1))
@@ -164,7 +142,11 @@ def _exactly(file: io.BufferedIOBase, size: int, path: Path, what: str) -> bytea
 
 
 def _pair(images_path: Path, labels_path: Path) -> tuple[Tensor, Tensor]:
-    images, labels = read_idx_images(images_path), read_idx_labels(labels_path)
+    images, labels = read_idx(images_path, "images"), read_idx(labels_path, "labels").long()
+    require(
+        images.shape[1] > 0 and images.shape[2] > 0,
+        f"'{images_path}' has images of {size_of(images)} pixels; at least 1x1 is needed",
+    )
     require(
         len(images) == len(labels),
         f"'{labels_path}' has {len(labels):,} labels for the {len(images):,} images of '{images_path.name}'; the "
@@ -178,8 +160,9 @@ def _check_labels(path: Path, labels: Tensor, name: str, classes: int) -> None:
     require(last < classes, f"'{path}' has label {last}, a class that '{name}' lacks; allowed are 0 to {classes - 1}")
 
 
-def _size(images: Tensor) -> str:
-    return f"{images.shape[1]}x{images.shape[2]}"
+def size_of(images: Tensor) -> str:
+    """Height and width of images (..., H, W) in sentences."""
+    return f"{images.shape[-2]}x{images.shape[-1]}"
 
 
 def _names(parts: tuple[str, ...], what: str, prefixed: bool) -> list[str]:
@@ -195,13 +178,10 @@ def _find(folder: Path, parts: tuple[str, ...], what: str, prefixed: bool) -> Pa
 
 
 def _first_missing(folder: Path, transposed: bool) -> str:
-    """The usual name of the first file that a folder lacks."""
+    """The usual name of the first file that a folder lacks; it lacks one."""
     if not folder.is_dir():
         return "every file"
     prefixed = transposed and any(folder.glob("emnist-byclass-*"))
-    for parts in (_TRAIN, _TEST):
-        for what in ("images", "labels"):
-            if _find(folder, parts, what, prefixed) is None:
-                usual = parts[-1:] if prefixed else parts[:1]  # EMNIST says test, MNIST t10k
-                return f"'{_names(usual, what, prefixed)[0]}' (plain or .gz)"
-    raise AssertionError("called with nothing missing")
+    parts, what = next(file for file in _FILES if _find(folder, *file, prefixed) is None)
+    usual = parts[-1:] if prefixed else parts[:1]  # EMNIST says test, MNIST t10k
+    return f"'{_names(usual, what, prefixed)[0]}' (plain or .gz)"

@@ -9,14 +9,13 @@ per attribute, above 0 where it is likely present. The labels are those of Melis
 import csv
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, quoted, require
 from shoal.data.datasets import ImageDataset
 from shoal.data.sources.tasks import read_task
 
@@ -26,22 +25,9 @@ _SIZE, _BOX, _SMALL = (250, 250), (78, 70, 172, 195), (47, 62)  # width and heig
 _MIN_SCORE = -0.1  # a face whose largest of several scores is below this has no class
 
 
-@dataclass(frozen=True)
-class _Attribute:
-    """The sign of one column (class 1 above 0), or the largest of several columns."""
-
-    columns: tuple[str, ...]
-
-    def classes(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Classes (n,) of the scores (n, columns), and a mask (n,) of the rows that have one."""
-        if len(self.columns) == 1:
-            return (scores[:, 0] > 0).astype(np.int64), np.ones(len(scores), bool)
-        return scores.argmax(1), scores.max(1) >= _MIN_SCORE
-
-
-_SMILE, _GENDER = _Attribute(("Smiling",)), _Attribute(("Male",))
-_RACE = _Attribute(("Asian", "White", "Black"))
-_GLASSES = _Attribute(("Eyeglasses", "Sunglasses", "No Eyewear"))
+# An attribute is the sign of one column (class 1 above 0), or the largest of several columns.
+_SMILE, _GENDER, _RACE = ("Smiling",), ("Male",), ("Asian", "White", "Black")
+_GLASSES = ("Eyeglasses", "Sunglasses", "No Eyewear")
 _MAIN = {"smiling": _SMILE, "race": _RACE, "gender": _GENDER}
 _PROPERTIES = {
     "sunglasses": (_GLASSES, 1),
@@ -79,14 +65,13 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
     main, name = read_task(task, "lfw", _CHOICES)
     attributes = [_MAIN[main]] if name is None else [_MAIN[main], _PROPERTIES[name][0]]
     folder = _image_folder(path)
-    folders = ", ".join(f"'{each}'" for each in FOLDERS)
-    require(folder is not None, f"'{path}' has no folder of images; LFW's are in one of {folders}")
-    assert folder is not None
-    files, scores = _read_scores(path / FILE, [column for attribute in attributes for column in attribute.columns])
-    labels, clear = attributes[0].classes(scores[:, : len(attributes[0].columns)])
+    if folder is None:
+        raise InputError(f"'{path}' has no folder of images; LFW's are in one of {quoted(FOLDERS)}")
+    files, scores = _read_scores(path / FILE, [column for attribute in attributes for column in attribute])
+    labels, clear = _classes(scores[:, : len(attributes[0])])
     has_property = None
     if name is not None:
-        classes, also_clear = attributes[1].classes(scores[:, len(attributes[0].columns) :])
+        classes, also_clear = _classes(scores[:, len(attributes[0]) :])
         clear &= also_clear
         has_property = torch.from_numpy((classes == _PROPERTIES[name][1])[clear])
     require(bool(clear.any()), f"'{path / FILE}' has no row whose scores for '{task}' are clear; at least 1 is needed")
@@ -95,17 +80,27 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
     return ImageDataset("lfw", pixels, 255, labels, len(labels), 3 if main == "race" else 2, has_property)
 
 
+def _classes(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Classes (n,) of an attribute's scores (n, columns), and a mask (n,) of the rows that have one."""
+    if scores.shape[1] == 1:
+        return (scores[:, 0] > 0).astype(np.int64), np.ones(len(scores), bool)
+    return scores.argmax(1), scores.max(1) >= _MIN_SCORE
+
+
 def _image_folder(folder: Path) -> Path | None:
     return next((folder / name for name in FOLDERS if (folder / name).is_dir()), None)
 
 
 def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray]:
-    """The image of each row, relative to the folder of images, and its scores (n, columns)."""
+    """The image of each row, relative to the folder of images, and the scores (n, columns)."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = _table_lines(file)
             _, header = next(lines, (0, []))
-            positions = _column_positions(header, ["person", "imagenum", *columns], path)
+            needed = ["person", "imagenum", *columns]
+            missing = quoted(name for name in needed if name not in header)
+            require(not missing, f"'{path}' lacks the columns {missing}; its header must name them, separated by tabs")
+            positions = [header.index(name) for name in needed]
             rows = [_row(cells, positions, len(header), f"'{path}', line {line}") for line, cells in lines]
     except FileNotFoundError as error:
         raise InputError(f"'{path}' is missing; LFW's attributes are needed for its labels") from error
@@ -125,12 +120,6 @@ def _table_lines(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
         started = started or "person" in cells or (len(cells) > 1 and not cells[0].startswith("#"))
         if started and any(cells):
             yield line, cells
-
-
-def _column_positions(header: list[str], columns: list[str], path: Path) -> list[int]:
-    missing = ", ".join(f"'{name}'" for name in columns if name not in header)
-    require(not missing, f"'{path}' lacks the columns {missing}; its header must name them, separated by tabs")
-    return [header.index(name) for name in columns]
 
 
 def _row(cells: list[str], positions: list[int], width: int, where: str) -> tuple[Path, list[float]]:
@@ -163,11 +152,8 @@ def _decode(paths: list[Path], attributes: Path) -> Tensor:
         from PIL import Image  # noqa: F401, PLC0415 - Pillow is an extra
     except ImportError as error:
         raise InputError("images of 'lfw' need Pillow: pip install 'shoal[images]'") from error
-    pixels = np.empty((len(paths), 3, _SMALL[1], _SMALL[0]), np.uint8)
     with ThreadPoolExecutor() as threads:
-        for i, face in enumerate(threads.map(_face, paths)):
-            pixels[i] = face
-    return torch.from_numpy(pixels)
+        return torch.from_numpy(np.stack(list(threads.map(_face, paths))))
 
 
 def _face(path: Path) -> np.ndarray:
@@ -182,4 +168,4 @@ def _face(path: Path) -> np.ndarray:
         raise InputError(f"'{path}' is damaged or no JPEG ({error}); unpack it again") from error
     if face is None:
         raise InputError(f"'{path}' has {size[0]}x{size[1]} pixels; LFW's images have {_SIZE[0]}x{_SIZE[1]}")
-    return face.transpose(2, 0, 1)
+    return np.ascontiguousarray(face.transpose(2, 0, 1))

@@ -11,50 +11,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import nearest, require
+from shoal.core.errors import require
 from shoal.data.datasets import ImageDataset
 from shoal.data.sources.tasks import read_task
 
-PROPERTY_SHARE = 0.2
-"""The share of each class that has the property."""
-
-_PROPERTIES = ("slanted", "thick")
+PROPERTY_SHARE = 0.2  # of each class
 _BLOCK = 512  # images measured at a time
 
 
 def with_stroke_property(images: ImageDataset, task: str | None) -> ImageDataset:
-    """The same images and labels, with ``has_property`` of the task.
-
-    Args:
-        images: grey images.
-        task: ``"class"``, ``"class/thick"``, ``"class/slanted"`` or None, which is ``"class"``.
-
-    Raises:
-        InputError: the images have no such task.
-    """
-    name = None if task is None else read_task(task, images.name, {"class": _PROPERTIES})[1]
-    return images if name is None else replace(images, has_property=stroke_property(images, name))
-
-
-def stroke_property(images: ImageDataset, name: str) -> Tensor:
-    """Which images have a property: (M,) bool, the same share of every class to within one image.
+    """The same images and labels, with ``has_property`` of the task, which every class has in the same share.
 
     Of the n images of a class the ``round(n / 5)`` with the largest measure have it (`thickness` for ``thick``,
     `slant` for ``slanted``), the earlier image first where two measure the same.
 
+    Tasks are ``"class"`` (also None), ``"class/thick"`` and ``"class/slanted"``.
+
     Raises:
-        InputError: unknown property, or images that are not grey.
+        InputError: the images have no such task, or are not grey.
     """
-    require(name in _PROPERTIES, f"'task' has the unknown property '{name}'; {nearest(name, _PROPERTIES)}")
+    name = None if task is None else read_task(task, images.name, {"class": _MEASURES})[1]
+    if name is None:
+        return images
     channels = images.pixels.shape[1]
     require(channels == 1, f"'{images.name}' has images of {channels} channels; '{name}' is measured on grey ones")
-    values = (thickness if name == "thick" else slant)(images.pixels)
+    values = _MEASURES[name](images.pixels)
     has_property = torch.zeros(len(values), dtype=torch.bool)
     for label in range(images.classes):
         members = torch.nonzero(images.labels == label).flatten()
         order = torch.argsort(values[members], descending=True, stable=True)
         has_property[members[order[: round(PROPERTY_SHARE * len(members))]]] = True
-    return has_property
+    return replace(images, has_property=has_property)
 
 
 def thickness(pixels: Tensor) -> Tensor:
@@ -62,10 +49,7 @@ def thickness(pixels: Tensor) -> Tensor:
 
     Twice the ink over the length of its edge, which is the total variation of the brightness: the length of a level
     set, averaged over levels (the coarea formula). A long straight stroke of width w has the edge 2 per unit length
-    and so measures w.
-
-    Args:
-        pixels: (M, 1, H, W), ink is bright.
+    and so measures w. In ``pixels`` (M, 1, H, W) ink is bright.
 
     >>> bars = torch.zeros(2, 1, 40, 40)
     >>> bars[0, 0, :, 10:12] = 255
@@ -86,9 +70,7 @@ def slant(pixels: Tensor) -> Tensor:
     """Slant of the strokes: pixels to the right per pixel up, (M,) float64; 0 without ink or height.
 
     From the second moments about the centre of the ink, ``-mu_xy / mu_yy`` with y downward, as images are deslanted.
-
-    Args:
-        pixels: (M, 1, H, W), ink is bright.
+    In ``pixels`` (M, 1, H, W) ink is bright.
 
     >>> stroke = torch.zeros(1, 1, 8, 8)
     >>> for row in range(8):
@@ -106,3 +88,6 @@ def slant(pixels: Tensor) -> Tensor:
         mixed, down = ink * sxy - sx * sy, ink * syy - sy * sy
         slants.append(torch.where(down > 0, -mixed / down.clamp(min=1), 0.0))
     return torch.cat(slants)
+
+
+_MEASURES = {"slanted": slant, "thick": thickness}

@@ -13,18 +13,14 @@ from torch import Tensor
 
 from shoal.core.randomness import Stream
 from shoal.data.datasets import TextDataset
-from shoal.data.sources.author_tasks import AUTHORS, author_property
+from shoal.data.sources.tasks import AUTHORS, read_author_task
 
-COUNTS = (1500, 1250, 1050, 900, 800, 700, 600, 500, 400, 300)
-"""Reviews of each author."""
-
-MIN_WORDS, MAX_WORDS = 8, 40
-"""Length of a review."""
-
+COUNTS = (1500, 1250, 1050, 900, 800, 700, 600, 500, 400, 300)  # reviews of each author
+MIN_WORDS, MAX_WORDS = 8, 40  # of a review
 _SCORES = (0.12, 0.12, 0.18, 0.28, 0.30)
 _TOPICS, _TOPIC_WORDS, _AUTHOR_WORDS = 8, 50, 45
+# The standard deviation of the score that a word of praise or blame expresses: it limits how well scores can be told.
 _JUDGEMENT_SD = 0.65
-"""Standard deviation of the score that a word of praise or blame expresses: it limits how well scores can be told."""
 
 _MARKS, _COMMON = (
     words.split()
@@ -52,18 +48,18 @@ _JUDGEMENTS = tuple(
 )
 
 
-def generate_reviews(task: str = "score") -> TextDataset:
+def generate_reviews(task: str | None = None) -> TextDataset:
     """8,000 synthetic reviews of 8 to 40 words with scores from 0 to 4.
 
-    Args:
-        task: "score", or "score/author-1" to "score/author-10", whose ``has_property`` says which reviews are by that
-            author (the first has most).
+    Tasks are "score" (also None), and "score/author-1" to "score/author-10", whose ``has_property`` says which reviews
+    are by that author (the first has most).
 
     Raises:
         InputError: an unknown task.
     """
+    author = read_author_task(task, "reviews")
     words, labels, authors, vocabulary = _reviews()
-    has_property = author_property(task, "reviews", authors)
+    has_property = None if author is None else authors == author
     return TextDataset("reviews", words, len(vocabulary), labels, len(labels), len(_SCORES), has_property)
 
 
@@ -90,8 +86,7 @@ def _reviews() -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
     kinds = _kinds(rng, authors, position / lengths[:, None])
 
     shape = (total, MAX_WORDS)
-    # Squared: small ranks are frequent, as in natural language.
-    rank = rng.random(shape) ** 2
+    rank = rng.random(shape) ** 2  # squared: small ranks are frequent, as in natural language
     mark = (len(_MARKS) * rank).astype(int) + authors[:, None]
     topic = rng.integers(_TOPICS, size=total)[:, None]
     level = np.clip(np.rint(scores[:, None] + rng.normal(0, _JUDGEMENT_SD, shape)), 0, len(_SCORES) - 1).astype(int)

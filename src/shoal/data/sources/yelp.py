@@ -7,26 +7,25 @@ are cut at `MAX_WORDS` words.
 """
 
 import json
-from array import array
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from shoal.core.errors import InputError, require
 from shoal.data.datasets import TextDataset
-from shoal.data.sources.author_tasks import AUTHORS, author_property, check_author_task
 from shoal.data.sources.idx import opened
+from shoal.data.sources.tasks import AUTHORS, read_author_task
 
 VOCABULARY = 3000
 """Number of words that are kept, the most frequent ones; the others are left out of the texts."""
 
 MAX_WORDS = 200
-"""Words of a text that are kept: a GRU takes as long as the longest text of a batch needs, and a few reviews have a
-thousand words."""
+"""Words of a text that are kept: a GRU's time is that of the longest text, and a few reviews have a thousand words."""
 
 STARS = 5
 
@@ -40,7 +39,7 @@ def find_yelp(folder: Path) -> Path | None:
     return next((path for path in files if path.is_file()), None)
 
 
-def load_yelp(path: Path, task: str = "score") -> TextDataset:
+def load_yelp(path: Path, task: str | None = None) -> TextDataset:
     """The reviews by the ten users with most of them, in the file's order.
 
     Words are split as scikit-learn's `CountVectorizer` does: in lower case, two or more letters or digits each. The
@@ -49,7 +48,7 @@ def load_yelp(path: Path, task: str = "score") -> TextDataset:
 
     Args:
         path: ``yelp_academic_dataset_review.json`` of the Yelp Open Dataset, perhaps gzipped, or its folder.
-        task: "score", or "score/author-1" to "score/author-10", authors by falling number of reviews.
+        task: "score" (also None), or "score/author-1" to "score/author-10", authors by falling number of reviews.
 
     Returns:
         Labels are stars - 1; ``has_property`` says which reviews are by the task's author. There is no official split.
@@ -59,62 +58,46 @@ def load_yelp(path: Path, task: str = "score") -> TextDataset:
     """
     from sklearn.feature_extraction.text import CountVectorizer  # noqa: PLC0415 - scikit-learn takes a second to import
 
-    check_author_task(task, "yelp")
+    wanted = read_author_task(task, "yelp")
     if path.is_dir():
         file = find_yelp(path)
-        require(file is not None, f"'{path}' has no '{_FILE}', plain or .gz, which is where Yelp's reviews are")
-        assert file is not None
+        if file is None:
+            raise InputError(f"'{path}' has no '{_FILE}', plain or .gz, which is where Yelp's reviews are")
         path = file
-    texts, labels, authors = [], [], []
+    reviews = list(_by_most_active_users(path))
     split = CountVectorizer().build_analyzer()
-    for author, stars, text in _reviews(path, _author_ranks(path)):
-        texts.append(split(text))
-        labels.append(stars - 1)
-        authors.append(author)
-    number = _word_numbers(texts)
+    texts = [split(text) for text, _, _ in reviews]
+    words_by_count = _by_falling_count(Counter(word for text in texts for word in text))
+    number = {word: number for number, word in enumerate(words_by_count[:VOCABULARY], 1)}
     numbered = [[number[word] for word in text if word in number][:MAX_WORDS] for text in texts]
     kept = [i for i, text in enumerate(numbered) if text]
     require(bool(kept), f"'{path}' has no text with a word of two or more letters by its ten most active users")
-    words = np.zeros((len(kept), max(map(len, numbered))), dtype=np.int64)
-    for row, i in zip(words, kept, strict=True):
-        row[: len(numbered[i])] = numbered[i]
-    indices = torch.tensor(kept)
+    authors = torch.tensor([reviews[i][2] for i in kept])
     return TextDataset(
         name="yelp",
-        words=torch.from_numpy(words),
+        words=pad_sequence([torch.tensor(numbered[i]) for i in kept], batch_first=True),
         vocabulary=len(number),
-        labels=torch.tensor(labels)[indices],
+        labels=torch.tensor([reviews[i][1] - 1 for i in kept]),
         train_count=len(kept),
         classes=STARS,
-        has_property=author_property(task, "yelp", torch.tensor(authors)[indices]),
+        has_property=None if wanted is None else authors == wanted,
     )
 
 
-def _author_ranks(path: Path) -> array:
-    """For each line of the file, the rank of its author among the ten with most reviews, from 1; 0 for others."""
-    users: dict[str, int] = {}
-    user_of_line = array("I")
+def _by_most_active_users(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Text, stars and author, from 0, of each review by one of the ten users with most of them."""
     with opened(path) as file:
-        for number, line in enumerate(file, 1):
-            review = _parsed(line, path, number)
-            user_of_line.append(users.setdefault(review["user_id"], len(users) + 1) if review else 0)
-    require(len(users) >= AUTHORS, f"'{path}' has reviews by {len(users)} users; at least {AUTHORS} are needed")
-    user = np.frombuffer(user_of_line, dtype=np.uintc)
-    counts = np.bincount(user, minlength=len(users) + 1)
-    names = {index: name for name, index in users.items()}
-    most_active = sorted(names, key=lambda index: (-counts[index], names[index]))[:AUTHORS]
-    rank = np.zeros(len(users) + 1, dtype=np.uint8)
-    rank[most_active] = range(1, AUTHORS + 1)
-    return array("B", rank[user].tobytes())
-
-
-def _reviews(path: Path, ranks: array) -> Iterator[tuple[int, int, str]]:
-    """Author from 0, stars and text of each review by one of the ten; ``ranks`` as `_author_ranks`."""
+        parsed = (_parsed(line, path, number) for number, line in enumerate(file, 1))
+        # Interned: there are several times as many lines as users.
+        users = [sys.intern(review["user_id"]) if review else None for review in parsed]
+    counts = Counter(user for user in users if user is not None)
+    require(len(counts) >= AUTHORS, f"'{path}' has reviews by {len(counts)} users; at least {AUTHORS} are needed")
+    rank = {user: rank for rank, user in enumerate(_by_falling_count(counts)[:AUTHORS])}
     with opened(path) as file:
-        for number, (line, rank) in enumerate(zip(file, ranks, strict=True), 1):
-            if rank:
+        for number, (line, user) in enumerate(zip(file, users, strict=True), 1):
+            if user in rank:
                 review = _parsed(line, path, number)
-                yield rank - 1, int(review["stars"]), review["text"]
+                yield review["text"], int(review["stars"]), rank[user]
 
 
 def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
@@ -141,8 +124,6 @@ def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
     return review
 
 
-def _word_numbers(texts: list[list[str]]) -> dict[str, int]:
-    """The numbers of the most frequent words, from 1 by falling frequency, then in alphabetical order."""
-    counts = Counter(word for text in texts for word in text)
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))[:VOCABULARY]
-    return {word: number for number, word in enumerate(ranked, 1)}
+def _by_falling_count(counts: Counter[str]) -> list[str]:
+    """The counted words, the most frequent one first; equally frequent ones in alphabetical order."""
+    return sorted(counts, key=lambda word: (-counts[word], word))
