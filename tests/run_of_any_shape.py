@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from shoal.config.schema import Config, parse_config
 from shoal.reports.run.page import RunFrames, run_page
-from shoal.runs.report import report_of, run_info
+from shoal.runs.report import report_of
 from shoal.simulation.result import CLIENT_COLUMNS
 from shoal.simulation.summary import parse_summary
 
@@ -118,8 +118,8 @@ def frames_of(groups: list[str], clusters: int, updates: pd.DataFrame | None = N
 
 
 def html_of(groups: list[str], clusters: int) -> str:
-    info, summary = run_info(config_of(groups, clusters)), parse_summary(summary_of(groups, clusters))
-    return run_page(info, summary, frames_of(groups, clusters), samples_of(groups))
+    config, summary = config_of(groups, clusters), parse_summary(summary_of(groups, clusters))
+    return run_page(config, summary, frames_of(groups, clusters), samples_of(groups))
 
 
 def report_text(out: Path) -> str:

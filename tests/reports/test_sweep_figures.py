@@ -82,7 +82,7 @@ def drawn(
 
 def painted(data: FigureData, read_rounds: Callable[[str], pd.DataFrame] = rounds_of) -> Figure:
     content = curves_content(data, read_rounds) if data.spec.kind == "courses" else chart_content(data)
-    figure = Figure(figsize=(content.columns * content.size[0], content.size[1]), layout="constrained")
+    figure = Figure(figsize=(content.columns * content.width, 3.2), layout="constrained")
     paint(figure, content, data)
     return figure
 

@@ -16,10 +16,10 @@ from scipy import stats
 
 from html_page import Page
 from shoal.core.errors import InputError
+from shoal.reports.formats import DASH
 from shoal.reports.sweep import write
 from shoal.reports.sweep.figures import SweepFigure, draw_figure
-from shoal.reports.sweep.labels import FAMILIES, Labels
-from shoal.reports.sweep.number_format import DASH, format_estimate
+from shoal.reports.sweep.labels import FAMILIES, Labels, format_estimate
 from shoal.reports.sweep.page import sweep_page
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.spec import Axes, FigureSpec, TableSpec, read_report_spec
@@ -366,7 +366,7 @@ class SweepPage(Page):
 def figure_of(name: str, spec: FigureSpec, *_: object) -> SweepFigure:
     """A figure that takes no time to draw."""
     inline = f'<svg role="img" aria-label="{name}"><g id="{name}-g"></g></svg>'
-    return SweepFigure(name, spec.title or name, spec.caption, b"<svg/>", b"%PDF", inline)
+    return SweepFigure(name, spec.title or name, spec.caption, inline, b"<svg/>", b"%PDF")
 
 
 TABLES: dict[str, Any] = {"one": {"y": ["accuracy.overall"], "rows": ["algorithm"], "average": [SHARE], "title": NASTY}}

@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
-from shoal.reports.frames import Floats
-from shoal.reports.plotting import cluster_style
 from shoal.reports.sweep.labels import Labels
-from shoal.reports.sweep.seed_statistics import SeedStatistics
+from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics
 from shoal.reports.sweep.spec import FigureSpec
 
 NOTE: dict[str, Any] = {
@@ -53,7 +50,7 @@ class FigureData:
         return np.where((rows >= 0).all(axis=2).any(axis=0), "no value", "no run")
 
     def caption(self, reading: str, n: Iterable[int], values: Floats) -> str:
-        """The caption: the file's own, how to read the figure, and what is held, averaged over, missing or cut off.
+        """The file's own caption, how to read the figure, and what is held, averaged over, missing or cut off.
 
         ``n`` are the seeds behind the figure's places, ``values`` the numbers that it shows.
         """
@@ -75,15 +72,12 @@ class FigureData:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One panel of a figure; those of one ``scale`` share their y axis.
-
-    ``draw`` returns the share of the panel's height that notes at its top take.
-    """
+    """One panel of a figure; those of one ``scale`` share their y axis."""
 
     title: str
     y_label: str
     scale: str
-    draw: Callable[[Axes], float]
+    draw: Callable[[Axes], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,18 +87,20 @@ class Content:
     Args:
         panels: in reading order; None is an empty place.
         columns: panels side by side.
-        size: width and height of a panel in inches, with its labels.
+        width: of a panel, in inches.
         handles: the legend.
         caption: how to read the figure.
         description: its main numbers in words.
+        headroom: the share of the y axis' range that is added at its top, for notes.
     """
 
     panels: Sequence[Panel | None]
     columns: int
-    size: tuple[float, float]
+    width: float
     handles: Sequence[Artist]
     caption: str
     description: str
+    headroom: float = 0.0
 
 
 def columns_of(panels: int, most: int) -> int:
@@ -114,14 +110,3 @@ def columns_of(panels: int, most: int) -> int:
     [1, 2, 3, 2, 3, 3, 3]
     """
     return -(-panels // -(-panels // most))
-
-
-def line_style(i: int) -> dict[str, Any]:
-    """The line of setting or model number ``i``, distinguished by colour, dashes and marker."""
-    style = cluster_style(i)
-    return {"color": style.color, "linestyle": style.dashes, "marker": style.marker, "markersize": 5}
-
-
-def line_handles(names: Iterable[str]) -> list[Artist]:
-    """A legend of lines called ``names``."""
-    return [Line2D([], [], **line_style(i), label=name) for i, name in enumerate(names)]

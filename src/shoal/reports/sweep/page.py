@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from shoal.reports.formats import DASH
 from shoal.reports.html import render
 from shoal.reports.sweep.figures import SweepFigure
-from shoal.reports.sweep.labels import Labels, capitalised
-from shoal.reports.sweep.number_format import DASH, decimals_of, format_value
+from shoal.reports.sweep.labels import Labels, capitalised, decimals_of, format_value
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
 from shoal.reports.sweep.spec import ReportSpec, Value
 from shoal.reports.sweep.tables import SweepTable

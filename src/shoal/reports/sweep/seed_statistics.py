@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from shoal.core.errors import InputError, nearest
-from shoal.reports.frames import Floats
 from shoal.reports.sweep.spec import Axes, Spread, Value
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

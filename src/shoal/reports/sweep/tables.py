@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shoal.reports.sweep.labels import SPREADS, Labels, capitalised
-from shoal.reports.sweep.number_format import format_estimate, format_value
+from shoal.reports.sweep.labels import SPREADS, Labels, capitalised, format_estimate, format_value
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.spec import TableSpec
 
