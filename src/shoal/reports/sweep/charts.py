@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 
 from shoal.reports.plotting import cluster_style
-from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, columns_of
+from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, in_rows
 from shoal.reports.sweep.labels import SPREADS, format_value
 from shoal.reports.sweep.seed_statistics import Estimate, Floats, estimate
 
@@ -53,7 +53,7 @@ class Chart:
     @classmethod
     def of(cls, data: FigureData) -> "Chart":
         """The values of a figure; an `InputError` where no run has one of its metrics."""
-        by_seed = data.statistics.metrics_by_seed(data.spec.y, data.spec.displayed, data.spec.where)
+        by_seed = data.statistics.metrics_by_seed(data.spec)
         shape = (len(data.settings(data.spec.by)), len(data.settings(data.spec.x)))
         values = by_seed.reshape(len(by_seed), *shape, -1).transpose(0, 3, 1, 2)
         result = estimate(values, data.spec.spread)
@@ -83,8 +83,7 @@ def chart_content(data: FigureData) -> Content:
         panels.append(Panel(fill(title, int(10 * chart.width)), named, spec.y_label or key, draw))
     values = chart.result.mean if spec.kind == "lines" else chart.values
     return Content(
-        panels=panels,
-        columns=columns_of(len(panels), int(9.7 / chart.width)),
+        rows=in_rows(panels, int(9.7 / chart.width)),
         width=chart.width,
         handles=_handles(data),
         caption=data.caption(_reading(data), chart.result.n.ravel().tolist(), values),

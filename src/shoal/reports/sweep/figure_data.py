@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics
 from shoal.reports.sweep.spec import FigureSpec
+
+T = TypeVar("T")
 
 NOTE: dict[str, Any] = {
     "fontsize": 8.5, "ha": "center", "va": "top",
@@ -46,7 +48,7 @@ class FigureData:
 
     def missing(self) -> np.ndarray:
         """(settings of the figure's axes) why a place without values has none."""
-        rows = self.statistics.rows(self.spec.displayed, self.spec.where)
+        rows = self.statistics.rows(self.spec)
         return np.where((rows >= 0).all(axis=2).any(axis=0), "no value", "no run")
 
     def caption(self, reading: str, n: Iterable[int], values: Floats) -> str:
@@ -85,8 +87,7 @@ class Content:
     """What a figure consists of.
 
     Args:
-        panels: in reading order; None is an empty place.
-        columns: panels side by side.
+        rows: panels side by side.
         width: of a panel, in inches.
         handles: the legend.
         caption: how to read the figure.
@@ -94,19 +95,24 @@ class Content:
         headroom: the share of the y axis' range that is added at its top, for notes.
     """
 
-    panels: Sequence[Panel | None]
-    columns: int
+    rows: Sequence[Sequence[Panel]]
     width: float
     handles: Sequence[Artist]
     caption: str
     description: str
     headroom: float = 0.0
 
+    @property
+    def columns(self) -> int:
+        """The most panels side by side."""
+        return max(map(len, self.rows))
 
-def columns_of(panels: int, most: int) -> int:
-    """The columns of a grid of ``panels``, at most ``most``, with as few empty places as its rows allow.
 
-    >>> [columns_of(panels, 3) for panels in range(1, 8)]
-    [1, 2, 3, 2, 3, 3, 3]
+def in_rows(panels: Sequence[T], most: int) -> list[Sequence[T]]:
+    """Panels in rows of at most ``most``, with as few empty places as so many rows allow.
+
+    >>> in_rows("abcd", 3), in_rows("abcdefg", 3)
+    (['ab', 'cd'], ['abc', 'def', 'g'])
     """
-    return -(-panels // -(-panels // most))
+    columns = -(-len(panels) // -(-len(panels) // most))
+    return [panels[i : i + columns] for i in range(0, len(panels), columns)]

@@ -37,31 +37,27 @@ def draw_figure(
     """
     data = FigureData(spec, statistics, labels)
     content = curves_content(data, read_rounds) if spec.kind == "courses" else chart_content(data)
-    title, rows = spec.title or name, -(-len(content.panels) // content.columns)
-    size = (content.columns * content.width, rows * HEIGHT)
+    title, size = spec.title or name, (content.columns * content.width, len(content.rows) * HEIGHT)
     files = figure_files(f"{title}. {content.description}", lambda figure: paint(figure, content, data), size)
     return SweepFigure(name, title, content.caption, files.image, files.svg, files.pdf)
 
 
 def paint(figure: MplFigure, content: Content, data: FigureData) -> None:
     """Draw panels and legend on an empty figure."""
-    spec, rows = data.spec, -(-len(content.panels) // content.columns)
-    handles, scales = list(content.handles), dict[str, Axes]()
+    spec, handles, scales = data.spec, list(content.handles), dict[str, Axes]()
     if spec.level is not None:
         handles.append(Line2D([], [], **CHANCE_LINE, label=data.labels.setting(spec.level)))
-    for i, panel in enumerate(content.panels):
-        if panel is None:
-            continue
-        axes = figure.add_subplot(
-            rows, content.columns, i + 1, sharex=next(iter(figure.axes), None), sharey=scales.get(panel.scale)
-        )
-        scales.setdefault(panel.scale, axes)
-        panel.draw(axes)
-        if spec.level is not None:
-            axes.axhline(spec.level, **CHANCE_LINE, zorder=1.5)
-        axes.set_title(panel.title)
-        if i % content.columns == 0 or not spec.y_label:
-            axes.set_ylabel(fill(panel.y_label, 22))
+    grid = figure.add_gridspec(len(content.rows), content.columns)
+    for row, panels in enumerate(content.rows):
+        for column, panel in enumerate(panels):
+            x, y = next(iter(figure.axes), None), scales.get(panel.scale)
+            axes = scales[panel.scale] = figure.add_subplot(grid[row, column], sharex=x, sharey=y)
+            panel.draw(axes)
+            if spec.level is not None:
+                axes.axhline(spec.level, **CHANCE_LINE, zorder=1.5)
+            axes.set_title(panel.title)
+            if column == 0 or not spec.y_label:
+                axes.set_ylabel(fill(panel.y_label, 22))
     for axes in scales.values():
         low, high = axes.get_ylim()
         axes.set_ylim(*(spec.y_range or (low, high + content.headroom * (high - low))))

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from shoal.reports.curves import Curve, over_rounds
 from shoal.reports.plotting import cluster_style
-from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, columns_of
+from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, in_rows
 from shoal.reports.sweep.labels import SPREADS, format_value
 from shoal.reports.sweep.seed_statistics import Estimate, Floats, estimate, require_metrics
 
@@ -55,22 +55,19 @@ def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
         InputError: no run has one of the columns.
     """
     spec, curves, settings = data.spec, read_curves(data, read_rounds), len(data.series())
-    most, columns = max(curves, key=lambda each: len(each.result.n)), columns_of(settings, 3)
-    names = model_names(len(most.result.n))
-    panels: list[Panel | None] = []
-    for i, each in enumerate(curves):
+    most = max(curves, key=lambda each: len(each.result.n))
+    names, panels = model_names(len(most.result.n)), []
+    for each in curves:
         y_label = spec.y_label or data.labels.key(each.key)
         panels.append(Panel(_title(each, data), y_label, each.key, partial(_draw, curves=each, names=names)))
-        if (i + 1) % settings == 0:
-            # The next metric begins a row.
-            panels += [None] * (-settings % columns)
+    # Each metric begins a row.
+    rows = [row for i in range(0, len(panels), settings) for row in in_rows(panels[i : i + settings], 3)]
     order = " Models are ordered by how many clients chose them in the last round of each run." * (len(names) > 1)
     reading = f"Lines: means over {data.seeds}; bands: {SPREADS[spec.spread]} each way.{order}"
     # A round in which a model has no value is a break in its line, which needs no label.
     n = [count for each in curves for count in each.result.n[each.result.n > 0].tolist() or [0]]
     return Content(
-        panels=panels,
-        columns=columns,
+        rows=rows,
         width=3.2,
         handles=[curve.key() for curve in most.of(names)],
         caption=data.caption(reading, n, np.concatenate([each.result.mean.ravel() for each in curves])),
@@ -86,7 +83,7 @@ def read_curves(data: FigureData, read_rounds: ReadRounds) -> list[Curves]:
     """
     spec, statistics, keys = data.spec, data.statistics, data.spec.y
     runs = statistics.results["run"].astype(str).tolist()
-    used = sorted({row for row in statistics.rows(spec.displayed, spec.where).ravel().tolist() if row >= 0})
+    used = sorted({row for row in statistics.rows(spec).ravel().tolist() if row >= 0})
     if runs:
         # A column that only runs outside the figure have is known; the figure has gaps then.
         frames = (read_rounds(runs[row]) for row in dict.fromkeys([*used, *range(len(runs))]))
@@ -97,7 +94,7 @@ def read_curves(data: FigureData, read_rounds: ReadRounds) -> list[Curves]:
     values = np.full((len(runs), max(map(len, ranked.values()), default=1), len(keys), len(rounds)), np.nan)
     for row, each in ranked.items():
         values[row, : len(each)] = each.reindex(columns=columns).to_numpy().reshape(len(each), len(keys), -1)
-    by_seed = statistics.by_seed(values, spec.displayed, spec.where)
+    by_seed = statistics.by_seed(values, spec)
     curves = []
     for k, (b, setting) in product(range(len(keys)), enumerate(data.series())):
         models = max(1, int((~np.isnan(by_seed[:, b])).any(axis=(0, 2, 3)).sum()))

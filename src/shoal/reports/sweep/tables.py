@@ -92,7 +92,7 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
 def _values(spec: TableSpec, statistics: SeedStatistics, *, key_in_rows: bool) -> tuple[pd.DataFrame, int]:
     """`SweepTable.values`, and how many cells a row of the table has."""
     axes, by = statistics.axes, spec.displayed
-    result = estimate(statistics.metrics_by_seed(spec.y, by, spec.where), spec.spread)
+    result = estimate(statistics.metrics_by_seed(spec), spec.spread)
     values = pd.DataFrame([*product(*(axes[axis] for axis in by), spec.y)], columns=[*by, "key"], dtype=object)
     values = values.assign(**spec.where)[[*by, *spec.where, "key"]]
     values = values.assign(**{"mean": result.mean.ravel(), spec.spread: result.spread.ravel(), "n": result.n.ravel()})
