@@ -77,8 +77,8 @@ def summary_with(clusters: int, updates: pd.DataFrame) -> Summary:
 def html_of(clusters: int = 2, config: Config | None = None) -> str:
     updates = updates_of(clusters)
     config = attacked(clusters) if config is None else config
-    frames = frames_of(GROUPS, clusters, updates)
-    return run_page(config, summary_with(clusters, updates), frames, samples_of(GROUPS))
+    frames = frames_of(GROUPS, clusters) | {"updates": updates}
+    return run_page(config, summary_with(clusters, updates), samples_of(GROUPS), **frames)
 
 
 def finished(out: Path, clusters: int = 2, updates: pd.DataFrame | None = None, config: Config | None = None) -> Path:
@@ -188,7 +188,7 @@ def test_page_of_a_run_without_the_attack_has_no_section(tmp_path: Path) -> None
     text = report_text(tmp_path)
     page = page_of(text)
     plain = parse_summary(summary_of(GROUPS, 2))
-    assert text == run_page(config, plain, frames_of(GROUPS, 2), samples_of(GROUPS))
+    assert text == run_page(config, plain, samples_of(GROUPS), **frames_of(GROUPS, 2))
     assert not [name for name in page.ids if name.startswith("property")]
     assert "roperty" not in page.text
     assert "Epsilon" not in page.text

@@ -16,7 +16,7 @@ def report_of(out: Path) -> Path:
         InputError: ``out`` is not the directory of a finished run, or one of its files is missing or damaged.
     """
     # Here, so that a run without a report does not load matplotlib and jinja2.
-    from shoal.reports.run.page import ROC_COLUMNS, ROUND_COLUMNS, RunFrames, run_page  # noqa: PLC0415
+    from shoal.reports.run.page import ROC_COLUMNS, ROUND_COLUMNS, run_page  # noqa: PLC0415
 
     summary = read_summary(out)
     config = read_config(out / "config.toml")
@@ -24,13 +24,15 @@ def report_of(out: Path) -> Path:
     updates = None
     if config.property_attack is not None:
         updates = read_table(out / "property.csv", PROPERTY_COLUMNS, empty=True)
-    frames = RunFrames(
+    page = run_page(
+        config,
+        summary,
         rounds=read_table(out / "rounds.csv", (*ROUND_COLUMNS, *clients_by_group)),
         clients=read_table(out / "clients.csv", CLIENT_COLUMNS),
         roc=read_table(out / "roc.csv", ROC_COLUMNS, empty=True),
         updates=updates,
+        samples=read_samples(out / "samples.safetensors"),
     )
-    page = run_page(config, summary, frames, read_samples(out / "samples.safetensors"))
     path = out / "report.html"
     write_text(path, page)
     return path

@@ -1,7 +1,6 @@
 """A run's report: one HTML page that holds everything it shows. The same run gives the same bytes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,30 +31,21 @@ ATTACKS = {
 """The configured attack in words."""
 
 
-@dataclass(frozen=True, eq=False)
-class RunFrames:
-    """A run's tables.
-
-    Args:
-        rounds: one row per round and cluster, as in rounds.csv.
-        clients: one row per client, as in clients.csv.
-        roc: the attack's curves by group, as in roc.csv.
-        updates: one row per aggregated update, as in property.csv; None without a property attack.
-    """
-
-    rounds: pd.DataFrame
-    clients: pd.DataFrame
-    roc: pd.DataFrame
-    updates: pd.DataFrame | None = None
-
-
-def run_page(config: Config, summary: Summary, frames: RunFrames, samples: Mapping[str, NDArray[np.uint8]]) -> str:
+def run_page(
+    config: Config,
+    summary: Summary,
+    samples: Mapping[str, NDArray[np.uint8]],
+    *,
+    rounds: pd.DataFrame,
+    clients: pd.DataFrame,
+    roc: pd.DataFrame,
+    updates: pd.DataFrame | None = None,
+) -> str:
     """The page, in HTML; nothing on it is fetched from elsewhere. A metric that is missing is shown as a dash.
 
-    Args:
-        samples: (B, channels, height, width), a few images of each group; empty where the data are not images.
+    ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
+    are rounds.csv, clients.csv, roc.csv and, with a property attack, property.csv.
     """
-    rounds, clients = frames.rounds, frames.clients
     groups = [name for name in config.data.groups if (clients["group"] == name).any()]
     others = [name for name in config.data.groups if name not in groups]
     attack = name_of(type(config.red_team.attack))
@@ -63,15 +53,15 @@ def run_page(config: Config, summary: Summary, frames: RunFrames, samples: Mappi
     clusters = int(rounds["cluster"].max()) + 1
     at_end = {k: int((clients["cluster"] == k).sum()) for k in range(clusters)}
     section = None
-    if config.property_attack is not None and frames.updates is not None:
-        section = property_section(config.property_attack, config.data.task, summary, frames.updates, clusters)
+    if config.property_attack is not None and updates is not None:
+        section = property_section(config.property_attack, config.data.task, summary, updates, clusters)
     figures = (
         round_curves.accuracy_by_cluster(rounds),
         round_curves.accuracy_by_group(rounds, groups) if len(groups) > 1 or clusters > 1 else None,
         round_curves.risk(rounds, summary, estimated=estimated, estimator=config.red_team.estimator),
         round_curves.cluster_sizes(rounds, groups, at_end),
         privacy_figures.violations(clients, groups),
-        privacy_figures.roc_curves(frames.roc, groups),
+        privacy_figures.roc_curves(roc, groups),
     )
     page: dict[str, Any] = {
         "title": f"{algorithm_title(config.algorithm.name)} on {config.data.source}, seed {config.seed}",

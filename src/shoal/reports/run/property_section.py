@@ -8,7 +8,7 @@ import pandas as pd
 from shoal.config.schema import PropertyAttackSection
 from shoal.reports.formats import DASH, count, decimal
 from shoal.reports.plotting import Figure
-from shoal.reports.run import property_figures
+from shoal.reports.run.property_figures import auc_over_rounds, cosines, maps
 from shoal.reports.run.tables import Table, TableRow, cell
 from shoal.simulation.property_metrics import control_auc
 from shoal.simulation.summary import Metrics, Summary
@@ -35,17 +35,11 @@ def property_section(
         updates: one row per aggregated update, as in property.csv.
         clusters: K, the number of models.
     """
-    figures: tuple[Figure | None, ...] = ()
-    if len(updates):
-        figures = (
-            property_figures.auc_over_rounds(updates),
-            property_figures.cosines(updates),
-            property_figures.maps(updates, clusters),
-        )
+    drawn = (auc_over_rounds(updates), cosines(updates), maps(updates, clusters)) if len(updates) else ()
     return PropertySection(
         paragraphs=(_victim(attack.period, task), _attacker(attack), _reading(clusters)),
         table=_table(summary, updates, clusters),
-        figures=tuple(each for each in figures if each is not None),
+        figures=tuple(figure for figure in drawn if figure is not None),
     )
 
 
@@ -84,12 +78,11 @@ def _reading(clusters: int) -> str:
         "AUC, the area under the ROC curve, is how often the attacker is surer of an update with the property than of "
         "one without it: 0.5 is guessing, 1 always right."
     )
-    if clusters > 1:
-        text += (
-            " Where the victim trains only some of the models, merely telling models apart can give a high AUC over "
-            "all of them; over one model, or over rounds, that is no help."
-        )
-    return text
+    several = (
+        " Where the victim trains only some of the models, merely telling models apart can give a high AUC over all of "
+        "them; over one model, or over rounds, that is no help."
+    )
+    return text + several * (clusters > 1)
 
 
 def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:

@@ -68,19 +68,15 @@ class Chart:
 
 
 def chart_content(data: FigureData) -> Content:
-    """The content of a figure of boxes, bars or lines.
-
-    Raises:
-        InputError: no run has one of its metrics.
-    """
+    """The content of a figure of boxes, bars or lines; an `InputError` where no run has one of its metrics."""
     chart, spec, panels = Chart.of(data), data.spec, []
+    draw = _draw_lines if spec.kind == "lines" else _draw_categories
     for p, key in enumerate(spec.y):
         title = data.labels.key(key)
-        # Where the file has no name for the axis, the title is its name, unless it says no more.
+        # Without a label of the file, the axis is called what the title begins with, unless that is all of it.
         y_label = spec.y_label or title.partition(",")[0]
-        draw = partial(_draw_lines if spec.kind == "lines" else _draw_categories, chart=chart, p=p)
         named = "" if y_label == title else y_label
-        panels.append(Panel(fill(title, int(10 * chart.width)), named, spec.y_label or key, draw))
+        panels.append(Panel(fill(title, int(10 * chart.width)), named, spec.y_label or key, partial(draw, chart, p)))
     values = chart.result.mean if spec.kind == "lines" else chart.values
     return Content(
         rows=in_rows(panels, int(9.7 / chart.width)),
@@ -104,7 +100,7 @@ def _line_style(i: int) -> dict[str, Any]:
     return {"color": style.color, "linestyle": style.dashes, "marker": style.marker, "markersize": 5}
 
 
-def _draw_categories(axes: Axes, chart: Chart, p: int) -> None:
+def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
     """Boxes or bars, with a dot per seed."""
     _, count, settings, seeds = chart.values.shape
     width, dots = 0.84 / count, np.linspace(-0.3, 0.3, seeds + 2)[1:-1, None]
@@ -130,7 +126,7 @@ def _draw_categories(axes: Axes, chart: Chart, p: int) -> None:
     axes.grid(visible=False, axis="x")
 
 
-def _draw_lines(axes: Axes, chart: Chart, p: int) -> None:
+def _draw_lines(chart: Chart, p: int, axes: Axes) -> None:
     """Means joined by lines, which break where there is no mean, over a scale of numbers or over categories."""
     settings, notes = chart.data.statistics.axes[chart.data.spec.x or ""], chart.notes[p]
     words = any(isinstance(each, str | bool) for each in settings)
@@ -164,14 +160,12 @@ def _name_settings(axes: Axes, chart: Chart, x: Floats, scale: str = "") -> None
 
 
 def _write_notes(axes: Axes, x: Floats, notes: list[str]) -> None:
-    """Write notes on missing seeds at the top of the panel."""
     for place, text in zip(x, notes, strict=True):
         if text:
             axes.text(place, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90, **NOTE)
 
 
 def _handles(data: FigureData) -> list[Artist]:
-    """The legend."""
     if data.spec.kind == "lines":
         names = ["mean"] if data.spec.by is None else data.series()
         return [Line2D([], [], **_line_style(b), label=name) for b, name in enumerate(names)]
@@ -182,7 +176,6 @@ def _handles(data: FigureData) -> list[Artist]:
 
 
 def _reading(data: FigureData) -> str:
-    """How to read the figure."""
     spread = f"error bars: {SPREADS[data.spec.spread]} each way"
     return {
         "boxes": f"Boxes: {data.seeds}, from the first to the third quartile; red line: the median; diamond: the mean; "
@@ -193,7 +186,6 @@ def _reading(data: FigureData) -> str:
 
 
 def _description(chart: Chart) -> str:
-    """The means in words."""
     data, x_names, sentences = chart.data, chart.data.settings(chart.data.spec.x), []
     for p, key in enumerate(data.spec.y):
         series = []

@@ -1,4 +1,4 @@
-"""A requested figure with its data and labels, and the content that is drawn from it."""
+"""What a sweep's figure is asked to show, and what it then consists of."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class FigureData:
 
     @property
     def seeds(self) -> str:
-        """The number of seeds, in words."""
+        """How many there are, in words."""
         count = len(self.statistics.seeds)
         return f"{count} seed{'' if count == 1 else 's'}"
 

@@ -30,11 +30,7 @@ class SweepFigure(Figure):
 def draw_figure(
     name: str, spec: FigureSpec, statistics: SeedStatistics, labels: Labels, read_rounds: ReadRounds
 ) -> SweepFigure:
-    """The figure that ``spec``, which fits the sweep's axes, describes; the same input gives the same bytes.
-
-    Raises:
-        InputError: no run has one of the metrics of ``spec``.
-    """
+    """The figure that ``spec`` describes; an `InputError` where no run has one of its metrics."""
     data = FigureData(spec, statistics, labels)
     content = curves_content(data, read_rounds) if spec.kind == "courses" else chart_content(data)
     title, size = spec.title or name, (content.columns * content.width, len(content.rows) * HEIGHT)

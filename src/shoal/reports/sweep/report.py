@@ -86,10 +86,7 @@ def sweep_page(
     missing: Missing,
     source: str,
 ) -> str:
-    """The page, in HTML. Its links lead to files beside it: ``tables/``, ``figures/``, ``runs/``, results.csv.
-
-    Tables and figures are in the order of the page; ``source`` is the text of the sweep's file.
-    """
+    """The page, in HTML. Its links lead to files beside it: ``tables/``, ``figures/``, ``runs/``, results.csv."""
     results, labels, named = statistics.results, Labels(spec.labels), [*statistics.axes, "seed"]
     wanted = [*USUAL, *(key for each in (*spec.tables.values(), *spec.figures.values()) for key in each.y)]
     known = metrics_in(results, ("run", *named))
@@ -114,7 +111,6 @@ def sweep_page(
 
 
 def _summary(statistics: SeedStatistics, missing: int, labels: Labels) -> str:
-    """What was run, in one line."""
     axes, seeds, finished = statistics.axes, statistics.seeds, len(statistics.results)
     varied = [f"{labels.axis(axis)} ({', '.join(map(labels.setting, axes[axis]))})" for axis in axes]
     runs = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds ({', '.join(map(str, seeds))})"

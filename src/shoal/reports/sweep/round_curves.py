@@ -49,17 +49,13 @@ class Curves:
 
 
 def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
-    """The content of a figure of courses.
-
-    Raises:
-        InputError: no run has one of the columns.
-    """
+    """The content of a figure of courses; an `InputError` where no run has one of its columns."""
     spec, curves, settings = data.spec, read_curves(data, read_rounds), len(data.series())
     most = max(curves, key=lambda each: len(each.result.n))
     names, panels = model_names(len(most.result.n)), []
     for each in curves:
         y_label = spec.y_label or data.labels.key(each.key)
-        panels.append(Panel(_title(each, data), y_label, each.key, partial(_draw, curves=each, names=names)))
+        panels.append(Panel(_title(each, data), y_label, each.key, partial(_draw, each, names)))
     # Each metric begins a row.
     rows = [row for i in range(0, len(panels), settings) for row in in_rows(panels[i : i + settings], 3)]
     order = " Models are ordered by how many clients chose them in the last round of each run." * (len(names) > 1)
@@ -76,11 +72,7 @@ def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
 
 
 def read_curves(data: FigureData, read_rounds: ReadRounds) -> list[Curves]:
-    """The curves of each metric and setting of `by`, in that order.
-
-    Raises:
-        InputError: no run has one of the columns.
-    """
+    """The curves of each metric and setting of `by`, in that order; an `InputError` as in `curves_content`."""
     spec, statistics, keys = data.spec, data.statistics, data.spec.y
     runs = statistics.results["run"].astype(str).tolist()
     used = sorted({row for row in statistics.rows(spec).ravel().tolist() if row >= 0})
@@ -128,7 +120,7 @@ def model_names(count: int) -> list[str]:
     return ["model 1 (largest)", *(f"model {i}" for i in range(2, count)), f"model {count} (smallest)"]
 
 
-def _draw(axes: Axes, curves: Curves, names: Sequence[str]) -> None:
+def _draw(curves: Curves, names: Sequence[str], axes: Axes) -> None:
     """Means over rounds with their bands; a line breaks where a model has no value."""
     over_rounds(axes)
     if not curves.result.n.any():

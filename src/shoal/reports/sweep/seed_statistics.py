@@ -62,11 +62,7 @@ class SeedStatistics:
         return np.concatenate([values, missing])[self.rows(spec)].mean(axis=2)
 
     def metrics_by_seed(self, spec: Displayed) -> Floats:
-        """(seeds, displayed settings, metrics) the metrics of ``spec``; see `by_seed`.
-
-        Raises:
-            InputError: no run has one of them.
-        """
+        """(seeds, displayed settings, metrics) the metrics of ``spec``; an `InputError` where no run has one."""
         if len(self.results):
             require_metrics(spec.y, [self.results], ("run", "seed", *self.axes), "no run has the metric")
         return self.by_seed(self.results[spec.y].to_numpy(dtype=float), spec)
@@ -94,11 +90,7 @@ def metrics_in(frame: pd.DataFrame, besides: Iterable[str]) -> list[str]:
 
 
 def require_metrics(keys: Iterable[str], frames: Iterable[pd.DataFrame], besides: Sequence[str], lacking: str) -> None:
-    """Require that each of ``keys`` is a metric of one of ``frames``, which are read as far as necessary.
-
-    Raises:
-        InputError: no frame has one of them; ``lacking`` begins the sentence.
-    """
+    """Raise an `InputError` that begins with ``lacking`` where one of ``keys`` is a metric of none of ``frames``."""
     left, known = list(keys), dict[str, None]()
     for frame in frames:
         known |= dict.fromkeys(metrics_in(frame, besides))

@@ -19,9 +19,7 @@ class SweepTable:
     """A table of a sweep.
 
     Args:
-        name: of its files.
-        title: what it is about.
-        caption: the caption in the sweep's file.
+        name, title, caption: of its files, of itself, and in the sweep's file.
         note: what the cells are.
         over: names of the columns' axes, above their heads; empty where the heads are words and need none.
         stubs: (rows, stubs) what each row is about; the columns are the names of the rows' axes.
@@ -54,11 +52,7 @@ class SweepTable:
 
 
 def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> SweepTable:
-    """The table that ``spec``, which fits the sweep's axes, describes; a cell over fewer than all seeds says so.
-
-    Raises:
-        InputError: no run has one of the metrics of ``spec``.
-    """
+    """The table that ``spec`` describes; an `InputError` where no run has one of its metrics."""
     # A single metric needs no row or column of its own.
     key_in_rows = spec.y_in == "rows" and len(spec.y) > 1
     values, width = _values(spec, statistics, key_in_rows=key_in_rows)
@@ -113,7 +107,6 @@ def _best(values: pd.DataFrame, spec: TableSpec) -> NDArray[np.bool_]:
 
 
 def _note(spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> str:
-    """What the cells are, in sentences."""
     metric = f"{labels.key(spec.y[0])}: " if len(spec.y) == 1 and spec.title and spec.columns else ""
     seeds = len(statistics.seeds)
     many = f"mean ± {SPREADS[spec.spread]} over {seeds} seeds, or over n where that is given."
