@@ -8,8 +8,8 @@ import pandas as pd
 from safetensors.numpy import save_file
 
 from shoal.config.schema import Config, parse_config
-from shoal.reports.run.page import RunFrames, run_page
-from shoal.runs.report import report_of, run_info
+from shoal.reports.run.page import run_page
+from shoal.runs.report import report_of
 from shoal.simulation.result import CLIENT_COLUMNS
 from shoal.simulation.summary import parse_summary
 
@@ -113,13 +113,14 @@ def samples_of(groups: list[str], channels: int = 1) -> dict[str, np.ndarray]:
     return dict.fromkeys(groups, images)
 
 
-def frames_of(groups: list[str], clusters: int, updates: pd.DataFrame | None = None) -> RunFrames:
-    return RunFrames(rounds_of(groups, clusters), clients_of(groups, clusters), roc_of(groups), updates)
+def frames_of(groups: list[str], clusters: int, risks: bool = True) -> dict[str, pd.DataFrame]:
+    rounds = rounds_of(groups, clusters, risks)
+    return {"rounds": rounds, "clients": clients_of(groups, clusters), "roc": roc_of(groups)}
 
 
 def html_of(groups: list[str], clusters: int) -> str:
-    info, summary = run_info(config_of(groups, clusters)), parse_summary(summary_of(groups, clusters))
-    return run_page(info, summary, frames_of(groups, clusters), samples_of(groups))
+    config, summary = config_of(groups, clusters), parse_summary(summary_of(groups, clusters))
+    return run_page(config, summary, samples_of(groups), **frames_of(groups, clusters))
 
 
 def report_text(out: Path) -> str:

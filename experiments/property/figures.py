@@ -24,11 +24,18 @@ from matplotlib.ticker import MaxNLocator
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import InputError, require
+from shoal.reports.curves import fit_rounds
 from shoal.reports.formats import DASH
 from shoal.reports.plotting import CHANCE_LINE, FigureFiles, LineStyle, cluster_style, figure_files, legend
-from shoal.reports.run.property_curves import by_cluster, half_window, rolling_mean, tsne_maps
-from shoal.reports.run.property_figures import draw_map, kind_keys, mean_and_sd
-from shoal.reports.run.round_curves import fit_rounds
+from shoal.reports.run.property_figures import (
+    by_cluster,
+    draw_map,
+    half_window,
+    kind_keys,
+    mean_and_sd,
+    rolling_mean,
+    tsne_maps,
+)
 from shoal.runs.files import read_run, read_table
 from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 

@@ -21,18 +21,23 @@ from shoal.config.validation import parse
 from shoal.core.errors import InputError
 from shoal.reports.formats import DASH
 from shoal.reports.run.page import run_page
-from shoal.reports.run.property_curves import (
+from shoal.reports.run.property_figures import (
     CHECKPOINTS,
+    MOST,
+    auc_over_rounds,
     control_auc_over_rounds,
+    cosines,
+    draw_map,
+    draw_points,
+    maps,
     rolling_mean,
     running_auc,
     tsne_maps,
 )
-from shoal.reports.run.property_figures import MOST, auc_over_rounds, cosines, draw_map, draw_points, maps
 from shoal.reports.run.property_section import PropertySection, property_section
 from shoal.reports.run.tables import overall, seconds
 from shoal.reports.summary_text import verdict
-from shoal.runs.report import report_of, run_info
+from shoal.runs.report import report_of
 from shoal.simulation.property_metrics import property_summary
 from shoal.simulation.summary import Summary, flatten, parse_summary
 
@@ -71,9 +76,9 @@ def summary_with(clusters: int, updates: pd.DataFrame) -> Summary:
 
 def html_of(clusters: int = 2, config: Config | None = None) -> str:
     updates = updates_of(clusters)
-    info = run_info(attacked(clusters) if config is None else config)
-    frames = frames_of(GROUPS, clusters, updates)
-    return run_page(info, summary_with(clusters, updates), frames, samples_of(GROUPS))
+    config = attacked(clusters) if config is None else config
+    frames = frames_of(GROUPS, clusters) | {"updates": updates}
+    return run_page(config, summary_with(clusters, updates), samples_of(GROUPS), **frames)
 
 
 def finished(out: Path, clusters: int = 2, updates: pd.DataFrame | None = None, config: Config | None = None) -> Path:
@@ -90,13 +95,13 @@ def finished(out: Path, clusters: int = 2, updates: pd.DataFrame | None = None, 
     return out
 
 
-def section_of(summary: Summary, updates: pd.DataFrame | None, clusters: int = 2, **attack: object) -> PropertySection:
-    info = run_info(attacked(**attack)).property_attack
-    assert info is not None
-    return property_section(info, summary, updates, clusters)
+def section_of(summary: Summary, updates: pd.DataFrame, clusters: int = 2, **attack: object) -> PropertySection:
+    config = attacked(**attack)
+    assert config.property_attack is not None
+    return property_section(config.property_attack, config.data.task, summary, updates, clusters)
 
 
-def cells(summary: Summary, updates: pd.DataFrame | None, clusters: int = 2) -> dict[str, tuple[str, ...]]:
+def cells(summary: Summary, updates: pd.DataFrame, clusters: int = 2) -> dict[str, tuple[str, ...]]:
     return {row.name: row.cells for row in section_of(summary, updates, clusters).table.rows}
 
 
@@ -146,7 +151,8 @@ def test_standard_deviation_of_guessing_is_that_of_all_orders() -> None:
 
 
 def test_metrics_that_are_missing_are_dashes() -> None:
-    shown = cells(Summary(), None)
+    shown = cells(Summary(), updates_of().head(0))
+    assert shown.pop("Updates") == shown.pop("… with the property") == ("0",) * 3
     assert shown.pop("Cosine of consecutive updates") == (f"{DASH} ± {DASH}",) * 3
     assert {cell for line in shown.values() for cell in line} == {DASH, ""}
 
@@ -182,7 +188,7 @@ def test_page_of_a_run_without_the_attack_has_no_section(tmp_path: Path) -> None
     text = report_text(tmp_path)
     page = page_of(text)
     plain = parse_summary(summary_of(GROUPS, 2))
-    assert text == run_page(run_info(config), plain, frames_of(GROUPS, 2), samples_of(GROUPS))
+    assert text == run_page(config, plain, samples_of(GROUPS), **frames_of(GROUPS, 2))
     assert not [name for name in page.ids if name.startswith("property")]
     assert "roperty" not in page.text
     assert "Epsilon" not in page.text

@@ -9,21 +9,20 @@ from safetensors.numpy import save_file
 
 from html_page import PNG, figures_on, page_of
 from run_of_any_shape import (
-    clients_of,
     config_of,
     finished,
+    frames_of,
     html_of,
     report_text,
     roc_of,
-    rounds_of,
     samples_of,
     summary_of,
 )
 from shoal.core.errors import InputError
 from shoal.reports.formats import DASH
-from shoal.reports.run.page import RunFrames, run_page
+from shoal.reports.run.page import run_page
 from shoal.reports.run.round_curves import accuracy_by_group
-from shoal.runs.report import report_of, run_info
+from shoal.runs.report import report_of
 from shoal.simulation.summary import Summary, parse_summary
 
 NASTY = "<b>&"
@@ -83,15 +82,15 @@ def test_two_pages_are_identical() -> None:
 
 def test_undefined_metrics_become_dashes() -> None:
     groups = ["a", "b"]
-    frames = RunFrames(rounds_of(groups, 2, risks=False), clients_of(groups, 2), roc_of(groups))
-    frames.clients["mia"], frames.clients["violated"] = np.nan, False
-    frames.clients["cluster"] = 0
-    frames.rounds.loc[frames.rounds["cluster"] == 1, ["accuracy", "train_loss"]] = np.nan
-    frames.rounds.loc[frames.rounds["round"] == 2, ["accuracy", "accuracy.a", "accuracy.b"]] = np.nan
-    frames.roc[["fpr", "tpr"]] = np.nan
+    frames = frames_of(groups, 2, risks=False)
+    frames["clients"]["mia"], frames["clients"]["violated"] = np.nan, False
+    frames["clients"]["cluster"] = 0
+    frames["rounds"].loc[frames["rounds"]["cluster"] == 1, ["accuracy", "train_loss"]] = np.nan
+    frames["rounds"].loc[frames["rounds"]["round"] == 2, ["accuracy", "accuracy.a", "accuracy.b"]] = np.nan
+    frames["roc"][["fpr", "tpr"]] = np.nan
     known = {"algorithm": "ifca-mir", "accuracy.overall": 0.8, "violations.total": 0}
     summary = parse_summary(known | {"mia.a": float("nan"), "clusters.1.clients": 0})
-    page = page_of(run_page(run_info(config_of(groups, 2, every=0)), summary, frames, {}))
+    page = page_of(run_page(config_of(groups, 2, every=0), summary, {}, **frames))
     assert len(figures_on(page)) == 3
     assert "No attack was measured." in page.text
     assert DASH in page.text
@@ -101,9 +100,10 @@ def test_undefined_metrics_become_dashes() -> None:
 
 def test_run_that_was_never_evaluated() -> None:
     groups = ["a"]
-    frames = RunFrames(rounds_of(groups, 1, risks=False), clients_of(groups, 1), roc_of(groups).head(1))
-    frames.rounds[["accuracy", "accuracy.a"]] = np.nan
-    page = page_of(run_page(run_info(config_of(groups, 1)), Summary(), frames, {}))
+    frames = frames_of(groups, 1, risks=False)
+    frames["roc"] = frames["roc"].head(1)
+    frames["rounds"][["accuracy", "accuracy.a"]] = np.nan
+    page = page_of(run_page(config_of(groups, 1), Summary(), {}, **frames))
     assert "The metrics of this run are incomplete." in page.text
 
 
@@ -115,8 +115,8 @@ def test_run_without_roc_curves(tmp_path: Path) -> None:
 
 def test_risk_that_was_never_estimated_leaves_what_was_measured() -> None:
     groups = ["a", "b"]
-    frames = RunFrames(rounds_of(groups, 2, risks=False), clients_of(groups, 2), roc_of(groups))
-    page = page_of(run_page(run_info(config_of(groups, 2)), parse_summary(summary_of(groups, 2)), frames, {}))
+    frames = frames_of(groups, 2, risks=False)
+    page = page_of(run_page(config_of(groups, 2), parse_summary(summary_of(groups, 2)), {}, **frames))
     assert "The red team estimated no risk" in page.text
     assert "0.530" not in page.text
 

@@ -17,7 +17,7 @@ from scipy import stats
 from shoal.core.errors import InputError
 from shoal.reports.plotting import cluster_style
 from shoal.reports.sweep.charts import RED, Chart, chart_content, fill_style
-from shoal.reports.sweep.figure_data import FigureData, columns_of
+from shoal.reports.sweep.figure_data import FigureData, in_rows
 from shoal.reports.sweep.figures import SweepFigure, draw_figure, paint
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.round_curves import curves_content, read_curves
@@ -82,7 +82,7 @@ def drawn(
 
 def painted(data: FigureData, read_rounds: Callable[[str], pd.DataFrame] = rounds_of) -> Figure:
     content = curves_content(data, read_rounds) if data.spec.kind == "courses" else chart_content(data)
-    figure = Figure(figsize=(content.columns * content.size[0], content.size[1]), layout="constrained")
+    figure = Figure(figsize=(content.columns * content.width, 3.2), layout="constrained")
     paint(figure, content, data)
     return figure
 
@@ -498,10 +498,10 @@ def test_words_and_numbers_for_those_who_listen() -> None:
 
 def test_print_size() -> None:
     for count in range(1, 8):
-        columns = columns_of(count, 3)
-        rows = -(-count // columns)
-        assert columns <= 3
-        assert (rows - 1) * columns < count <= rows * columns
+        rows = in_rows(range(count), 3)
+        assert [panel for row in rows for panel in row] == list(range(count))
+        assert len(rows) == -(-count // 3)
+        assert max(map(len, rows)) == -(-count // len(rows))
     figure = painted(data_of(figure_spec("boxes", y=list(METRICS)), results_of().query("seed < 3")))
     assert figure.get_figwidth() == pytest.approx(9.6)
     for panel in figure.axes:

@@ -16,11 +16,11 @@ from scipy import stats
 
 from html_page import Page
 from shoal.core.errors import InputError
-from shoal.reports.sweep import write
+from shoal.reports.formats import DASH
+from shoal.reports.sweep import report as sweep_report
 from shoal.reports.sweep.figures import SweepFigure, draw_figure
-from shoal.reports.sweep.labels import FAMILIES, Labels
-from shoal.reports.sweep.number_format import DASH, format_estimate
-from shoal.reports.sweep.page import sweep_page
+from shoal.reports.sweep.labels import FAMILIES, Labels, format_estimate
+from shoal.reports.sweep.report import sweep_page
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.spec import Axes, FigureSpec, TableSpec, read_report_spec
 from shoal.reports.sweep.table_formats import escape, latex, markdown, table_csv
@@ -366,7 +366,7 @@ class SweepPage(Page):
 def figure_of(name: str, spec: FigureSpec, *_: object) -> SweepFigure:
     """A figure that takes no time to draw."""
     inline = f'<svg role="img" aria-label="{name}"><g id="{name}-g"></g></svg>'
-    return SweepFigure(name, spec.title or name, spec.caption, b"<svg/>", b"%PDF", inline)
+    return SweepFigure(name, spec.title or name, spec.caption, inline, b"<svg/>", b"%PDF")
 
 
 TABLES: dict[str, Any] = {"one": {"y": ["accuracy.overall"], "rows": ["algorithm"], "average": [SHARE], "title": NASTY}}
@@ -376,7 +376,7 @@ FIGURES: dict[str, Any] = {"two": {"kind": "lines", "x": SHARE, "by": "algorithm
 @pytest.fixture
 def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepPage]:
     """Writes the report of a sweep in ``tmp_path``, and reads its page."""
-    monkeypatch.setattr(write, "draw_figure", figure_of)
+    monkeypatch.setattr(sweep_report, "draw_figure", figure_of)
 
     def write_and_read(**given: Any) -> SweepPage:
         wanted = {"tables": given.pop("tables", TABLES), "figures": given.pop("figures", FIGURES)}
@@ -384,7 +384,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Swe
             "title": NASTY, "axes": AXES, "seeds": SEEDS, "results": results_of(), "missing": [],
             "read_rounds": lambda _: pd.DataFrame({"round": [1], "accuracy": [0.5]}), "source": f"# {NASTY}",
         }  # fmt: skip
-        path = write.write_sweep_report(tmp_path, spec=read_report_spec(wanted, AXES, "x"), **(usual | given))
+        path = sweep_report.write_sweep_report(tmp_path, spec=read_report_spec(wanted, AXES, "x"), **(usual | given))
         assert path == tmp_path / "report.html"
         return SweepPage(path.read_text(encoding="utf-8"))
 
@@ -469,7 +469,7 @@ def test_unknown_figure_is_an_error(
     given: dict[str, Any],
     sentence: str,
 ) -> None:
-    monkeypatch.setattr(write, "draw_figure", draw_figure)
+    monkeypatch.setattr(sweep_report, "draw_figure", draw_figure)
     with pytest.raises(InputError) as caught:
         report(**{kind: given})
     assert str(caught.value) == sentence
@@ -479,7 +479,7 @@ def test_unknown_figure_is_an_error(
 def test_figure_that_is_undefined_in_every_run_is_unknown(
     report: Callable[..., SweepPage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write, "draw_figure", draw_figure)
+    monkeypatch.setattr(sweep_report, "draw_figure", draw_figure)
     results = results_of()
     results["mia.minority"] = nan
     with pytest.raises(InputError, match=r"figures\.two: no run has the metric 'mia\.minority'"):

@@ -20,9 +20,6 @@ WIDTH = 5.2
 HEIGHT = 3.6
 """Inches of a figure's axes with a legend of one line."""
 
-LEGEND_LINE = 0.22
-"""Inches that another line of the legend takes."""
-
 Dashes = Literal["-", ""] | tuple[float, tuple[float, ...]]
 Draw = Callable[[MplFigure], None]
 """Draws on an empty figure of matplotlib."""
@@ -60,11 +57,8 @@ _GROUPS = (_VERMILLION, _SKY, _BLACK, _GREEN, _PURPLE, _ORANGE, _BLUE)
 _DASHES: tuple[Dashes, ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.5, 1.5)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-CHANCE = "#777777"
-"""The colour of the line of an attacker who guesses."""
-
-CHANCE_LINE: Any = {"color": CHANCE, "linewidth": 1.2, "linestyle": ":"}
-"""How that line is drawn."""
+CHANCE_LINE: Any = {"color": "#777777", "linewidth": 1.2, "linestyle": ":"}
+"""The line of an attacker who guesses."""
 
 OVER, WITHIN = _VERMILLION, _BLUE
 """The colours of clients whose limit is exceeded, and of the others."""
@@ -103,22 +97,15 @@ def short(name: str, most: int = 22) -> str:
 
 
 def legend(figure: MplFigure, handles: Sequence, columns: int = 3) -> None:
-    """A legend below the figure, where it covers nothing; the figure grows by its lines."""
+    """A legend below the figure, where it covers nothing; the figure grows by 0.22 inches for each further line."""
     lines = -(-len(handles) // columns)
-    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * (lines - 1))
+    figure.set_figheight(figure.get_figheight() + 0.22 * (lines - 1))
     figure.legend(handles=list(handles), loc="outside lower center", ncols=min(columns, len(handles)))
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a page.
-
-    Args:
-        name: unique on the page.
-        title: what it shows.
-        caption: how to read it.
-        image: an ``<img>`` element that holds it.
-    """
+    """A figure of a page, on which its name is unique; ``image`` is an ``<img>`` element that holds it."""
 
     name: str
     title: str
@@ -128,13 +115,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class FigureFiles:
-    """A figure as files and for a page.
-
-    Args:
-        svg: a file of its own, its text as text.
-        pdf: a file of its own, its fonts inside.
-        image: an ``<img>`` element that holds it, no wider on a page than in print.
-    """
+    """A figure as two files, its text as text and its fonts inside, and as an ``<img>`` no wider than in print."""
 
     svg: bytes
     pdf: bytes
@@ -166,13 +147,10 @@ def _render(draw: Draw, size: tuple[float, float], *formats: Literal["svg", "pdf
         figure = MplFigure(figsize=size)
         figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.06)
         draw(figure)
-        return [_saved(figure, each) for each in formats]
-
-
-def _saved(figure: MplFigure, form: Literal["svg", "pdf"]) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, metadata=_METADATA[form])
-    return buffer.getvalue()
+        buffers = [io.BytesIO() for _ in formats]
+        for buffer, form in zip(buffers, formats, strict=True):
+            figure.savefig(buffer, format=form, metadata=_METADATA[form])
+    return [buffer.getvalue() for buffer in buffers]
 
 
 def png(image: NDArray[np.uint8]) -> str:

@@ -138,7 +138,7 @@ def _is_complete(run: Path) -> bool:
 def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], str]]) -> Path:
     # Here, so that the command line does not load matplotlib and jinja2 before it needs them.
     from shoal.reports.run.page import ROUND_COLUMNS  # noqa: PLC0415
-    from shoal.reports.sweep.write import write_sweep_report  # noqa: PLC0415
+    from shoal.reports.sweep.report import write_sweep_report  # noqa: PLC0415
 
     # Several figures draw the same runs.
     @cache

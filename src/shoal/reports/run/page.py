@@ -1,19 +1,19 @@
 """A run's report: one HTML page that holds everything it shows. The same run gives the same bytes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from shoal.config.kinds import algorithm_title, name_of
+from shoal.config.schema import Config
+from shoal.data import Group
 from shoal.reports.formats import DASH, count, decimal, format_duration, percent
 from shoal.reports.html import render
 from shoal.reports.plotting import png
 from shoal.reports.run import privacy_figures, round_curves, tables
-from shoal.reports.run.cluster_sizes import cluster_sizes, drained
-from shoal.reports.run.info import RunInfo
 from shoal.reports.run.property_section import property_section
 from shoal.reports.run.tables import cell
 from shoal.reports.summary_text import of_groups, verdict
@@ -31,67 +31,56 @@ ATTACKS = {
 """The configured attack in words."""
 
 
-@dataclass(frozen=True, eq=False)
-class RunFrames:
-    """A run's tables.
-
-    Args:
-        rounds: one row per round and cluster, as in rounds.csv.
-        clients: one row per client, as in clients.csv.
-        roc: the attack's curves by group, as in roc.csv.
-        updates: one row per aggregated update, as in property.csv; None without a property attack.
-    """
-
-    rounds: pd.DataFrame
-    clients: pd.DataFrame
-    roc: pd.DataFrame
-    updates: pd.DataFrame | None = None
-
-
-def run_page(info: RunInfo, summary: Summary, frames: RunFrames, samples: Mapping[str, NDArray[np.uint8]]) -> str:
+def run_page(
+    config: Config,
+    summary: Summary,
+    samples: Mapping[str, NDArray[np.uint8]],
+    *,
+    rounds: pd.DataFrame,
+    clients: pd.DataFrame,
+    roc: pd.DataFrame,
+    updates: pd.DataFrame | None = None,
+) -> str:
     """The page, in HTML; nothing on it is fetched from elsewhere. A metric that is missing is shown as a dash.
 
-    Args:
-        info: what the page says of the configuration.
-        summary: the metrics.
-        frames: the tables.
-        samples: (B, channels, height, width), a few images of each group; empty where the data are not images.
+    ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
+    are rounds.csv, clients.csv, roc.csv and, with a property attack, property.csv.
     """
-    rounds, clients = frames.rounds, frames.clients
-    groups = [name for name in info.groups if (clients["group"] == name).any()]
-    others = [name for name in info.groups if name not in groups]
+    groups = [name for name in config.data.groups if (clients["group"] == name).any()]
+    others = [name for name in config.data.groups if name not in groups]
+    attack = name_of(type(config.red_team.attack))
     estimated = bool((rounds["risk"].fillna(0.5) != 0.5).any())
     clusters = int(rounds["cluster"].max()) + 1
     at_end = {k: int((clients["cluster"] == k).sum()) for k in range(clusters)}
     section = None
-    if info.property_attack is not None:
-        section = property_section(info.property_attack, summary, frames.updates, clusters)
+    if config.property_attack is not None and updates is not None:
+        section = property_section(config.property_attack, config.data.task, summary, updates, clusters)
     figures = (
         round_curves.accuracy_by_cluster(rounds),
         round_curves.accuracy_by_group(rounds, groups) if len(groups) > 1 or clusters > 1 else None,
-        round_curves.risk(rounds, summary, estimated=estimated, estimator=info.estimator),
-        cluster_sizes(rounds, groups, at_end),
+        round_curves.risk(rounds, summary, estimated=estimated, estimator=config.red_team.estimator),
+        round_curves.cluster_sizes(rounds, groups, at_end),
         privacy_figures.violations(clients, groups),
-        privacy_figures.roc_curves(frames.roc, groups),
+        privacy_figures.roc_curves(roc, groups),
     )
     page: dict[str, Any] = {
-        "title": info.title,
+        "title": f"{algorithm_title(config.algorithm.name)} on {config.data.source}, seed {config.seed}",
         "verdict": verdict(summary),
-        "drained": drained(at_end),
+        "drained": round_curves.drained(at_end),
         "key_metrics": _key_metrics(summary, rounds=int(rounds["round"].max()), clients=len(clients)),
-        "attack": ATTACKS.get(info.attack, f"the attack {info.attack}"),
+        "attack": ATTACKS.get(attack, f"the attack {attack}"),
         "groups": tables.by_group(summary, clients, groups, others),
         "clusters": tables.by_cluster(summary, clients, groups, clusters, estimated=estimated),
         "property": section,
         "figures": [figure for figure in figures if figure is not None],
         "samples": [
-            (group, info.groups[group], [png(image) for image in samples[group]])
-            for group in info.groups
-            if group in samples
+            (name, _description(group), [png(image) for image in samples[name]])
+            for name, group in config.data.groups.items()
+            if name in samples
         ],
         "overall": tables.overall(summary.overall),
         "seconds": tables.seconds(summary.overall),
-        "config": info.config,
+        "config": config.toml(),
     }
     return render("run.html.j2", page)
 
@@ -110,3 +99,13 @@ def _key_metrics(summary: Summary, *, rounds: int, clients: int) -> Sequence[tup
         ("Rounds", count(rounds), "of training"),
         ("Time", cell(overall, "seconds.total", format_duration), "in all"),
     )
+
+
+def _description(group: Group) -> str:
+    """The share and the shift of a group, in words."""
+    parts = [f"{100 * group.share:g} % of the clients" if group.share > 0 else "held-out images only, of no client"]
+    if group.rotation is not None:
+        parts.append(f"rotated by {group.rotation[0]:g} to {group.rotation[1]:g} degrees")
+    if group.brightness is not None:
+        parts.append(f"brightness times {group.brightness[0]:g} to {group.brightness[1]:g}")
+    return "; ".join(parts)

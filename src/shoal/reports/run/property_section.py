@@ -5,11 +5,10 @@ from math import isnan, nan, sqrt
 
 import pandas as pd
 
+from shoal.config.schema import PropertyAttackSection
 from shoal.reports.formats import DASH, count, decimal
 from shoal.reports.plotting import Figure
-from shoal.reports.run import property_figures
-from shoal.reports.run.info import PropertyAttackInfo
-from shoal.reports.run.property_curves import by_cluster
+from shoal.reports.run.property_figures import auc_over_rounds, cosines, maps
 from shoal.reports.run.tables import Table, TableRow, cell
 from shoal.simulation.property_metrics import control_auc
 from shoal.simulation.summary import Metrics, Summary
@@ -25,48 +24,44 @@ class PropertySection:
 
 
 def property_section(
-    attack: PropertyAttackInfo, summary: Summary, updates: pd.DataFrame | None, clusters: int
+    attack: PropertyAttackSection, task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int
 ) -> PropertySection:
     """The section on a property attack.
 
     Args:
         attack: its settings.
+        task: the main task and the property, as "main/property"; None where the data have only one of each.
         summary: of the run.
-        updates: one row per aggregated update, as in property.csv; None where they are not known.
+        updates: one row per aggregated update, as in property.csv.
         clusters: K, the number of models.
     """
-    figures: tuple[Figure | None, ...] = ()
-    if updates is not None and len(updates):
-        figures = (
-            property_figures.auc_over_rounds(updates),
-            property_figures.cosines(updates),
-            property_figures.maps(updates, clusters),
-        )
+    drawn = (auc_over_rounds(updates), cosines(updates), maps(updates, clusters)) if len(updates) else ()
     return PropertySection(
-        paragraphs=(_victim(attack), _attacker(attack), _reading(clusters)),
+        paragraphs=(_victim(attack.period, task), _attacker(attack), _reading(clusters)),
         table=_table(summary, updates, clusters),
-        figures=tuple(each for each in figures if each is not None),
+        figures=tuple(figure for figure in drawn if figure is not None),
     )
 
 
-def _victim(attack: PropertyAttackInfo) -> str:
-    main, _, held = (attack.task or "").partition("/")
+def _victim(period: int, task: str | None) -> str:
+    main, _, held = (task or "").partition("/")
     what = f"the property {held} (the models learn {main}, which is another matter)" if held else "a property"
     return (
         f"One client, the victim, holds examples with {what}. In every round whose number is a multiple of "
-        f"{attack.period} it trains on these alone, in all others on its other examples alone. Another client wants to "
+        f"{period} it trains on these alone, in all others on its other examples alone. Another client wants to "
         "know in which rounds the property was there."
     )
 
 
-def _attacker(attack: PropertyAttackInfo) -> str:
-    loss = f"{attack.alpha:g} times the main task's loss plus {1 - attack.alpha:g} times the property's"
+def _attacker(section: PropertyAttackSection) -> str:
+    attack = section.attack
+    loss = f"{section.alpha:g} times the main task's loss plus {1 - section.alpha:g} times the property's"
     trains = f"trains on {loss}, so that the models learn to separate examples with the property"
     does = {
         "passive": "trains as every client does and only observes (a passive attack)",
         "active": f"{trains} (an active attack)",
-        "scaled": f"{trains}, and sends its update {attack.gamma:g} times as large (an active attack, scaled)",
-    }[attack.mode]
+        "scaled": f"{trains}, and sends its update {section.gamma:g} times as large (an active attack, scaled)",
+    }[section.mode]
     visible = "all models" if attack.visible_models == "all" else "only the model that it trains in a round,"
     own = "examples of its own" if attack.auxiliary == "attacker" else "examples of its own and the test examples"
     forest = "a random forest" if attack.forests == "single" else "a random forest for each model"
@@ -83,35 +78,31 @@ def _reading(clusters: int) -> str:
         "AUC, the area under the ROC curve, is how often the attacker is surer of an update with the property than of "
         "one without it: 0.5 is guessing, 1 always right."
     )
-    if clusters > 1:
-        text += (
-            " Where the victim trains only some of the models, merely telling models apart can give a high AUC over "
-            "all of them; over one model, or over rounds, that is no help."
-        )
-    return text
+    several = (
+        " Where the victim trains only some of the models, merely telling models apart can give a high AUC over all of "
+        "them; over one model, or over rounds, that is no help."
+    )
+    return text + several * (clusters > 1)
 
 
-def _table(summary: Summary, updates: pd.DataFrame | None, clusters: int) -> Table:
+def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
     """One column for all models, and one for each where there are several."""
     overall = summary.overall
     each = [summary.by_cluster.get(k, {}) for k in range(clusters)] if clusters > 1 else []
     heads = ("all models", *(f"cluster {k}" for k in range(clusters))) if each else ("value",)
-    frames: list[pd.DataFrame | None] = [updates, *(None for _ in each)]
-    if updates is not None:
-        own = by_cluster(updates)
-        frames[1:] = [own.get(k, updates.head(0)) for k in range(len(each))]
-    sizes = [None if frame is None else (len(frame), int((frame["present"] > 0).sum())) for frame in frames]
-    controls = [_decimal(nan if frame is None else control_auc(frame)) for frame in frames[1:]]
+    frames = [updates, *(updates[updates["cluster"] == k] for k in range(len(each)))]
+    sizes = [(len(frame), int((frame["present"] > 0).sum())) for frame in frames]
+    controls = [_decimal(control_auc(frame)) for frame in frames[1:]]
 
     def once(key: str) -> tuple[str, ...]:
         return (cell(overall, key, decimal), *("" for _ in each))
 
     return Table("Property inference", heads, (
         TableRow("Updates", "Aggregated updates that the attacker observed and classified.", tuple(
-            DASH if size is None else count(size[0]) for size in sizes
+            count(total) for total, _ in sizes
         )),
         TableRow("… with the property", "Of models that the victim trained on the property in that round.", tuple(
-            DASH if size is None else count(size[1]) for size in sizes
+            count(held) for _, held in sizes
         )),
         TableRow("AUC", "Over these updates.", (
             cell(overall, "property.auc", decimal), *(cell(metrics, "property_auc", decimal) for metrics in each)
@@ -122,7 +113,7 @@ def _table(summary: Summary, updates: pd.DataFrame | None, clusters: int) -> Tab
         ), (cell(overall, "property.auc_control", decimal), *controls)),
         TableRow("Standard deviation of guessing", (
             "Of the AUC of random scores, by the counts above: of few updates it is large."
-        ), tuple(DASH if size is None else _decimal(_sd_of_guessing(*size)) for size in sizes)),
+        ), tuple(_decimal(_sd_of_guessing(*size)) for size in sizes)),
         TableRow("AUC within models", (
             "Over pairs of updates of the same model alone, so that telling models apart is no help."
         ), once("property.auc_within")),

@@ -1,7 +1,6 @@
-"""A run's figures over its rounds: accuracy and risk; and what every figure over rounds shares."""
+"""A run's figures over its rounds: accuracy, risk, and the clients in each cluster, where a drained cluster shows."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import nan
 
 import numpy as np
@@ -9,20 +8,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from shoal.reports.curves import Curve, fit_rounds, over_rounds, round_axes
 from shoal.reports.formats import decimal
-from shoal.reports.plotting import (
-    CHANCE_LINE,
-    Figure,
-    LineStyle,
-    cluster_style,
-    draw_figure,
-    group_style,
-    legend,
-    short,
-)
+from shoal.reports.plotting import CHANCE_LINE, Figure, cluster_style, draw_figure, group_style, legend, short
 from shoal.simulation.summary import Summary
+
+FEW = 3
+"""Clients of a cluster that has all but drained."""
 
 ESTIMATORS = {
     "shadow": "taken on shadow models, since the server holds no members",
@@ -32,47 +27,10 @@ ESTIMATORS = {
 """The red team's estimators of risk, in words."""
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Values by round, NaN where there is none."""
-
-    label: str
-    values: pd.Series
-    style: LineStyle
-
-    @property
-    def end(self) -> str:
-        """The last value, in words."""
-        known = self.values.dropna()
-        return f"{self.label} {decimal(known.iloc[-1]) if len(known) else 'unknown'}"
-
-    def key(self, marker: str = "") -> Line2D:
-        """The entry of the legend: the line, or ``marker`` alone."""
-        dashes = "" if marker else self.style.dashes
-        return Line2D([], [], color=self.style.color, linestyle=dashes, marker=marker, label=self.label)
-
-    def draw(self, axes: Axes) -> None:
-        """Draw the curve, with a dot for a value without neighbours, of which no line would show anything."""
-        known = self.values.notna()
-        alone = known & ~known.shift(1, fill_value=False) & ~known.shift(-1, fill_value=False)
-        axes.plot(
-            self.values.index, self.values, color=self.style.color, linestyle=self.style.dashes,
-            marker="o", markersize=4, markevery=alone.tolist(),
-        )  # fmt: skip
-
-
 def curves_by_cluster(rounds: pd.DataFrame, column: str) -> list[Curve]:
     """A column of a table with one row per round and cluster, as one curve per cluster."""
     table = rounds.pivot_table(index="round", columns="cluster", values=column, dropna=False)
     return [Curve(f"cluster {k}", table[k], cluster_style(int(k))) for k in table.columns]
-
-
-def round_axes(figure: MplFigure, label: str) -> Axes:
-    """Axes over rounds."""
-    axes = figure.subplots()
-    axes.set(xlabel="round", ylabel=label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    return axes
 
 
 def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[Axes]:
@@ -81,26 +39,18 @@ def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[A
     lines = -(-len(titles) // columns)
     figure.set_figheight(max(2.6, 1.2 + 1.2 * lines))
     cells = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
-    panels, spare = cells[: len(titles)], cells[len(titles) :]
-    for axes in spare:
+    for axes in cells[len(titles) :]:
         axes.set_visible(False)
-    for axes, title in zip(panels, titles, strict=True):
+    for axes, title in zip(cells, titles, strict=False):
         axes.set_title(title, loc="left")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        over_rounds(axes)
+        axes.set_ylabel(label)
+        axes.label_outer()
+    panels = cells[: len(titles)]
     for axes in panels[-columns:]:
         axes.set_xlabel("round")
         axes.tick_params(labelbottom=True)
-    for axes in panels[::columns]:
-        axes.set_ylabel(label)
     return panels
-
-
-def fit_rounds(axes: Axes, rounds: pd.Series) -> float:
-    """Limit the axis to the ``rounds`` there are; returns its right end."""
-    first, last = float(rounds.min()), float(rounds.max())
-    end = last + max(0.5, 0.02 * (last - first + 1))
-    axes.set_xlim(first - 0.5, end)
-    return end
 
 
 def accuracy_by_cluster(rounds: pd.DataFrame) -> Figure | None:
@@ -187,6 +137,46 @@ def risk(rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: 
     return draw_figure(
         "risk", "Risk of each model", caption, f"Risk by cluster over rounds. At the end: {'; '.join(ends)}.", draw
     )
+
+
+def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> Figure:
+    """The clients of each group that trained each cluster's model, one panel per cluster.
+
+    Args:
+        rounds: one row per round and cluster.
+        groups: those with clients.
+        at_end: clients of each cluster after the last round.
+    """
+
+    def draw(figure: MplFigure) -> None:
+        panels = round_panels(figure, [f"cluster {k}: ends with {n}" for k, n in at_end.items()], "clients")
+        for axes, k in zip(panels, at_end, strict=True):
+            own = rounds[rounds["cluster"] == k].set_index("round")
+            edges, below = np.append(own.index - 0.5, own.index[-1] + 0.5), np.zeros(len(own))
+            for g, group in enumerate(groups):
+                top = below + own[f"clients.{group}"].to_numpy()
+                axes.stairs(top, edges, baseline=below, fill=True, color=group_style(g).color)
+                below = top
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
+            axes.set_ylim(0, None)
+            fit_rounds(axes, own.index.to_series())
+        legend(figure, [Patch(color=group_style(g).color, label=short(group)) for g, group in enumerate(groups)])
+
+    alt = f"Clients by cluster over rounds. At the end: {', '.join(f'cluster {k} {n}' for k, n in at_end.items())}."
+    caption = "Clients that trained each cluster's model in a round, coloured by their group. " + drained(at_end)
+    return draw_figure("sizes", "Cluster sizes", caption.strip(), alt, draw)
+
+
+def drained(at_end: Mapping[int, int]) -> str:
+    """A warning of clusters that end with hardly any client; empty if there are none.
+
+    >>> drained({0: 46, 1: 3, 2: 0})
+    'Clusters that end with at most 3 clients: 1 (3), 2 (0). A model of so few can give them away more easily.'
+    """
+    small = ", ".join(f"{k} ({count})" for k, count in at_end.items() if count <= FEW)
+    if not small:
+        return ""
+    return f"Clusters that end with at most {FEW} clients: {small}. A model of so few can give them away more easily."
 
 
 def guess_key(label: str = "guessing (0.5)") -> Line2D:

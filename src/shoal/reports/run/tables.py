@@ -140,20 +140,17 @@ SECONDS: tuple[tuple[str, str, str], ...] = (
 
 def overall(metrics: Metrics) -> Table:
     """Fairness between the groups, how the clusters relate to them, and what differential privacy guarantees."""
-    rows = [TableRow(name, meaning, (cell(metrics, key, form),)) for key, form, name, meaning in OVERALL]
+    rows = tuple(TableRow(name, meaning, (cell(metrics, key, form),)) for key, form, name, meaning in OVERALL)
     if not {"epsilon", "delta"} & set(metrics):
-        return Table("Fairness and grouping", ("value",), tuple(rows))
-    return Table("Fairness, grouping and differential privacy", ("value",), (*rows, _privacy(metrics)))
-
-
-def _privacy(metrics: Metrics) -> TableRow:
+        return Table("Fairness and grouping", ("value",), rows)
     meaning = (
         f"What differential privacy guarantees, at delta = {cell(metrics, 'delta', '{:g}'.format)}; smaller is more "
         "private. The largest of all clients; of the updates that they send, not of which model they choose."
     )
     if "epsilon" not in metrics:
         meaning += " There is none: without noise, nothing is guaranteed."
-    return TableRow("Epsilon", meaning, (cell(metrics, "epsilon", decimal),))
+    epsilon = TableRow("Epsilon", meaning, (cell(metrics, "epsilon", decimal),))
+    return Table("Fairness, grouping and differential privacy", ("value",), (*rows, epsilon))
 
 
 def seconds(metrics: Metrics) -> Table:

@@ -1,6 +1,5 @@
 """Boxes, bars and lines over the settings of an axis, one panel per metric."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from textwrap import fill
@@ -12,13 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.transforms import ScaledTranslation
 
-from shoal.reports.frames import Floats
 from shoal.reports.plotting import cluster_style
-from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, columns_of, line_handles, line_style
-from shoal.reports.sweep.labels import SPREADS
-from shoal.reports.sweep.number_format import format_value
-from shoal.reports.sweep.seed_statistics import Estimate, estimate
+from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, in_rows
+from shoal.reports.sweep.labels import SPREADS, format_value
+from shoal.reports.sweep.seed_statistics import Estimate, Floats, estimate
 
 RED = "#C00000"
 """The colour of medians."""
@@ -55,7 +53,7 @@ class Chart:
     @classmethod
     def of(cls, data: FigureData) -> "Chart":
         """The values of a figure; an `InputError` where no run has one of its metrics."""
-        by_seed = data.statistics.metrics_by_seed(data.spec.y, data.spec.displayed, data.spec.where)
+        by_seed = data.statistics.metrics_by_seed(data.spec)
         shape = (len(data.settings(data.spec.by)), len(data.settings(data.spec.x)))
         values = by_seed.reshape(len(by_seed), *shape, -1).transpose(0, 3, 1, 2)
         result = estimate(values, data.spec.spread)
@@ -68,37 +66,25 @@ class Chart:
         """The width of a panel in inches."""
         return 3.2 if self.data.spec.kind == "lines" else min(max(3.2, 0.75 + 0.23 * self.notes[0].size), 9.6)
 
-    def ticks(self) -> tuple[list[str], dict[str, Any]]:
-        """The names of the settings of `x` and their style: in lines where their words have room, otherwise rotated."""
-        names, letters = self.data.settings(self.data.spec.x), int(11.5 * (self.width - 0.75) / self.notes.shape[2])
-        lines = [fill(name, max(letters, 1), break_long_words=False, break_on_hyphens=False) for name in names]
-        rotated = any(name.count("\n") > 2 or max(map(len, name.splitlines()), default=0) > letters for name in lines)
-        if not rotated:
-            return lines, {}
-        return [fill(name, 30) for name in names], {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
-
 
 def chart_content(data: FigureData) -> Content:
-    """The content of a figure of boxes, bars or lines.
-
-    Raises:
-        InputError: no run has one of its metrics.
-    """
+    """The content of a figure of boxes, bars or lines; an `InputError` where no run has one of its metrics."""
     chart, spec, panels = Chart.of(data), data.spec, []
+    draw = _draw_lines if spec.kind == "lines" else _draw_categories
     for p, key in enumerate(spec.y):
         title = data.labels.key(key)
-        # Where the file has no name for the axis, the title is its name, unless it says no more.
+        # Without a label of the file, the axis is called what the title begins with, unless that is all of it.
         y_label = spec.y_label or title.partition(",")[0]
-        draw = partial(_draw_lines if spec.kind == "lines" else _draw_categories, chart=chart, p=p)
-        panels.append(Panel(title, "" if y_label == title else y_label, spec.y_label or key, draw))
+        named = "" if y_label == title else y_label
+        panels.append(Panel(fill(title, int(10 * chart.width)), named, spec.y_label or key, partial(draw, chart, p)))
     values = chart.result.mean if spec.kind == "lines" else chart.values
     return Content(
-        panels=panels,
-        columns=columns_of(len(panels), int(9.7 / chart.width)),
-        size=(chart.width, 3.9 if chart.ticks()[1] else 3.0),
+        rows=in_rows(panels, int(9.7 / chart.width)),
+        width=chart.width,
         handles=_handles(data),
         caption=data.caption(_reading(data), chart.result.n.ravel().tolist(), values),
         description=_description(chart),
+        headroom=0.06 * int(np.char.str_len(chart.notes).max()),
     )
 
 
@@ -109,94 +95,80 @@ def fill_style(i: int) -> dict[str, Any]:
     return {"facecolor": face, "edgecolor": "black", "hatch": _HATCHES[i % len(_HATCHES)], "linewidth": 0.9}
 
 
-def _draw_categories(axes: Axes, chart: Chart, p: int) -> float:
-    """The boxes or bars of panel number ``p``, with a dot per seed; see `Panel.draw`."""
-    boxes, count = chart.data.spec.kind == "boxes", chart.notes.shape[1]
-    width, notes = 0.84 / count, {}
-    _name_categories(axes, chart)
-    for (b, i), mean in np.ndenumerate(chart.result.mean[p]):
-        x, values = i + (b - (count - 1) / 2) * width, chart.values[p, b, i]
-        values = values[~np.isnan(values)]
-        notes[x] = str(chart.notes[p, b, i])
-        if len(values) and boxes:
+def _line_style(i: int) -> dict[str, Any]:
+    style = cluster_style(i)
+    return {"color": style.color, "linestyle": style.dashes, "marker": style.marker, "markersize": 5}
+
+
+def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
+    """Boxes or bars, with a dot per seed."""
+    _, count, settings, seeds = chart.values.shape
+    width, dots = 0.84 / count, np.linspace(-0.3, 0.3, seeds + 2)[1:-1, None]
+    for b, values in enumerate(chart.values[p]):
+        x = np.arange(settings) + (b - (count - 1) / 2) * width
+        if chart.data.spec.kind == "boxes":
             axes.boxplot(
-                values, positions=[x], widths=0.86 * width, patch_artist=True, showmeans=True, showfliers=False,
-                manage_ticks=False, boxprops=fill_style(b), medianprops=_MEDIAN, meanprops=_MEAN | {"zorder": 5},
+                [each[~np.isnan(each)] for each in values], positions=x, widths=0.86 * width, patch_artist=True,
+                showmeans=True, showfliers=False, manage_ticks=False, boxprops=fill_style(b), medianprops=_MEDIAN,
+                meanprops=_MEAN | {"zorder": 5},
             )  # fmt: skip
-        elif len(values):
-            # Without a spread, of one seed, there is no error bar.
-            spread = chart.result.spread[p, b, i]
-            axes.bar(x, mean, 0.92 * width, yerr=spread, capsize=3, **fill_style(b))
-        axes.plot(x + np.linspace(-0.3, 0.3, len(values) + 2)[1:-1] * width, values, **_SEED)
-    if not boxes:
+        else:
+            axes.bar(
+                x, chart.result.mean[p, b], 0.92 * width, yerr=chart.result.spread[p, b], capsize=3, **fill_style(b)
+            )
+        axes.plot(x + dots * width, values.T, **_SEED)
+        _write_notes(axes, x, chart.notes[p, b].tolist())
+    if chart.data.spec.kind == "bars":
         axes.axhline(0.0, color="black", linewidth=0.8)
-    return _write_notes(axes, notes)
-
-
-def _draw_lines(axes: Axes, chart: Chart, p: int) -> float:
-    """The means of panel number ``p`` joined by lines, which break where there is no mean; see `Panel.draw`."""
-    at, log = _draw_x_axis(axes, chart)
-    width, count = float(np.ptp(at)) or 1.0, chart.notes.shape[1]
-    edges = np.array([at.min() - 0.08 * width, at.max() + 0.08 * width])
-    axes.set_xlim(*(np.exp(edges) if log else edges).tolist())
-    for b in range(count):
-        # A little beside each other, or error bars would hide one another.
-        x = at + 0.015 * width * (b - (count - 1) / 2)
-        axes.errorbar(
-            np.exp(x) if log else x, chart.result.mean[p, b], chart.result.spread[p, b], capsize=3, elinewidth=1.2,
-            **line_style(b),
-        )  # fmt: skip
-    notes = {}
-    for i, x in enumerate(np.exp(at) if log else at):
-        here = set(chart.notes[p, :, i].tolist())
-        notes[x] = here.pop() if len(here) == 1 else f"n = {', '.join(map(str, chart.result.n[p, :, i]))}"
-    return _write_notes(axes, notes)
-
-
-def _draw_x_axis(axes: Axes, chart: Chart) -> tuple[Floats, bool]:
-    """The x axis of lines: a scale for numbers, otherwise categories.
-
-    Returns the places of the settings, in natural logarithms on a logarithmic scale, and whether it is one.
-    """
-    data, axis = chart.data, chart.data.spec.x or ""
-    settings = data.statistics.axes[axis]
-    if any(isinstance(each, str | bool) for each in settings):
-        _name_categories(axes, chart)
-        return np.arange(len(settings), dtype=float), False
-    at = np.array(settings, dtype=float)
-    log = bool(at.min() > 0 and at.max() > 20 * at.min())
-    axes.set_xscale("log" if log else "linear")
-    names, style = chart.ticks()
-    axes.set_xticks(at, names, **style)
-    axes.minorticks_off()
-    axes.set_xlabel(data.labels.axis(axis) + " (log scale)" * log)
-    return np.log(at) if log else at, log
-
-
-def _name_categories(axes: Axes, chart: Chart) -> None:
-    """Name the categories at 0, 1, ..., and their axis."""
-    names, style = chart.ticks()
-    axes.set_xticks(range(len(names)), names, **style)
-    axes.set_xlim(-0.5, len(names) - 0.5)
+    _name_settings(axes, chart, np.arange(settings))
+    axes.set_xlim(-0.5, settings - 0.5)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
-    axes.set_xlabel(chart.data.labels.axis(chart.data.spec.x or ""))
 
 
-def _write_notes(axes: Axes, notes: Mapping[float, str]) -> float:
-    """Notes on missing seeds at the top of the panel, by place; returns the share of its height that they take."""
-    letters = max(map(len, notes.values()))
-    upright = letters * len(notes) > 28
-    for x, text in notes.items():
+def _draw_lines(chart: Chart, p: int, axes: Axes) -> None:
+    """Means joined by lines, which break where there is no mean, over a scale of numbers or over categories."""
+    settings, notes = chart.data.statistics.axes[chart.data.spec.x or ""], chart.notes[p]
+    words = any(isinstance(each, str | bool) for each in settings)
+    x = np.array(range(len(settings)) if words else settings, dtype=float)
+    log = not words and bool(x.min() > 0 and x.max() > 20 * x.min())
+    axes.set_xscale("log" if log else "linear")
+    axes.margins(x=0.1)
+    # Settings without a mean are on the axis, too.
+    axes.update_datalim([(each, 0) for each in x], updatey=False)
+    for b, (mean, spread) in enumerate(zip(chart.result.mean[p], chart.result.spread[p], strict=True)):
+        line = axes.errorbar(x, mean, spread, capsize=3, elinewidth=1.2, **_line_style(b))
+        # A little beside each other, or error bars would hide one another.
+        beside = ScaledTranslation(0.04 * (b - (len(notes) - 1) / 2), 0, axes.figure.dpi_scale_trans)
+        for artist in line.get_children():
+            artist.set_transform(axes.transData + beside)
+    several = [f"n = {', '.join(map(str, n))}" for n in chart.result.n[p].T]
+    _write_notes(axes, x, np.where((notes == notes[0]).all(axis=0), notes[0], several).tolist())
+    _name_settings(axes, chart, x, " (log scale)" * log)
+
+
+def _name_settings(axes: Axes, chart: Chart, x: Floats, scale: str = "") -> None:
+    """Name the settings at ``x`` and their axis; names that have no room beside each other are rotated."""
+    names = chart.data.settings(chart.data.spec.x)
+    room = int(11.5 * (chart.width - 0.75) / len(names))
+    names = [fill(name, max(room, 16)) for name in names]
+    beside = all(len(line) <= room for name in names for line in name.splitlines())
+    style: dict[str, Any] = {} if beside else {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(x, names, **style)
+    axes.minorticks_off()
+    axes.set_xlabel(fill(chart.data.labels.axis(chart.data.spec.x or "") + scale, int(10 * chart.width)))
+
+
+def _write_notes(axes: Axes, x: Floats, notes: list[str]) -> None:
+    for place, text in zip(x, notes, strict=True):
         if text:
-            axes.text(x, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90 if upright else 0, **NOTE)
-    return min(0.04 * letters, 0.5) if upright else 0.1 * (letters > 0)
+            axes.text(place, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90, **NOTE)
 
 
 def _handles(data: FigureData) -> list[Artist]:
-    """The legend."""
     if data.spec.kind == "lines":
-        return line_handles(["mean"] if data.spec.by is None else data.series())
+        names = ["mean"] if data.spec.by is None else data.series()
+        return [Line2D([], [], **_line_style(b), label=name) for b, name in enumerate(names)]
     handles: list[Artist] = [Patch(**fill_style(b), label=name) for b, name in enumerate(data.series()) if name]
     if data.spec.kind == "boxes":
         handles += [Line2D([], [], **_MEDIAN, label="median"), Line2D([], [], linestyle="", **_MEAN, label="mean")]
@@ -204,7 +176,6 @@ def _handles(data: FigureData) -> list[Artist]:
 
 
 def _reading(data: FigureData) -> str:
-    """How to read the figure."""
     spread = f"error bars: {SPREADS[data.spec.spread]} each way"
     return {
         "boxes": f"Boxes: {data.seeds}, from the first to the third quartile; red line: the median; diamond: the mean; "
@@ -215,7 +186,6 @@ def _reading(data: FigureData) -> str:
 
 
 def _description(chart: Chart) -> str:
-    """The means in words."""
     data, x_names, sentences = chart.data, chart.data.settings(chart.data.spec.x), []
     for p, key in enumerate(data.spec.y):
         series = []

@@ -1,19 +1,18 @@
-"""A requested figure with its data and labels, and the content that is drawn from it."""
+"""What a sweep's figure is asked to show, and what it then consists of."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
-from shoal.reports.frames import Floats
-from shoal.reports.plotting import cluster_style
 from shoal.reports.sweep.labels import Labels
-from shoal.reports.sweep.seed_statistics import SeedStatistics
+from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics
 from shoal.reports.sweep.spec import FigureSpec
+
+T = TypeVar("T")
 
 NOTE: dict[str, Any] = {
     "fontsize": 8.5, "ha": "center", "va": "top",
@@ -32,7 +31,7 @@ class FigureData:
 
     @property
     def seeds(self) -> str:
-        """The number of seeds, in words."""
+        """How many there are, in words."""
         count = len(self.statistics.seeds)
         return f"{count} seed{'' if count == 1 else 's'}"
 
@@ -49,11 +48,11 @@ class FigureData:
 
     def missing(self) -> np.ndarray:
         """(settings of the figure's axes) why a place without values has none."""
-        rows = self.statistics.rows(self.spec.displayed, self.spec.where)
+        rows = self.statistics.rows(self.spec)
         return np.where((rows >= 0).all(axis=2).any(axis=0), "no value", "no run")
 
     def caption(self, reading: str, n: Iterable[int], values: Floats) -> str:
-        """The caption: the file's own, how to read the figure, and what is held, averaged over, missing or cut off.
+        """The file's own caption, how to read the figure, and what is held, averaged over, missing or cut off.
 
         ``n`` are the seeds behind the figure's places, ``values`` the numbers that it shows.
         """
@@ -75,15 +74,12 @@ class FigureData:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One panel of a figure; those of one ``scale`` share their y axis.
-
-    ``draw`` returns the share of the panel's height that notes at its top take.
-    """
+    """One panel of a figure; those of one ``scale`` share their y axis."""
 
     title: str
     y_label: str
     scale: str
-    draw: Callable[[Axes], float]
+    draw: Callable[[Axes], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,37 +87,32 @@ class Content:
     """What a figure consists of.
 
     Args:
-        panels: in reading order; None is an empty place.
-        columns: panels side by side.
-        size: width and height of a panel in inches, with its labels.
+        rows: panels side by side.
+        width: of a panel, in inches.
         handles: the legend.
         caption: how to read the figure.
         description: its main numbers in words.
+        headroom: the share of the y axis' range that is added at its top, for notes.
     """
 
-    panels: Sequence[Panel | None]
-    columns: int
-    size: tuple[float, float]
+    rows: Sequence[Sequence[Panel]]
+    width: float
     handles: Sequence[Artist]
     caption: str
     description: str
+    headroom: float = 0.0
+
+    @property
+    def columns(self) -> int:
+        """The most panels side by side."""
+        return max(map(len, self.rows))
 
 
-def columns_of(panels: int, most: int) -> int:
-    """The columns of a grid of ``panels``, at most ``most``, with as few empty places as its rows allow.
+def in_rows(panels: Sequence[T], most: int) -> list[Sequence[T]]:
+    """Panels in rows of at most ``most``, with as few empty places as so many rows allow.
 
-    >>> [columns_of(panels, 3) for panels in range(1, 8)]
-    [1, 2, 3, 2, 3, 3, 3]
+    >>> in_rows("abcd", 3), in_rows("abcdefg", 3)
+    (['ab', 'cd'], ['abc', 'def', 'g'])
     """
-    return -(-panels // -(-panels // most))
-
-
-def line_style(i: int) -> dict[str, Any]:
-    """The line of setting or model number ``i``, distinguished by colour, dashes and marker."""
-    style = cluster_style(i)
-    return {"color": style.color, "linestyle": style.dashes, "marker": style.marker, "markersize": 5}
-
-
-def line_handles(names: Iterable[str]) -> list[Artist]:
-    """A legend of lines called ``names``."""
-    return [Line2D([], [], **line_style(i), label=name) for i, name in enumerate(names)]
+    columns = -(-len(panels) // -(-len(panels) // most))
+    return [panels[i : i + columns] for i in range(0, len(panels), columns)]

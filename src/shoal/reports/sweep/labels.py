@@ -1,10 +1,12 @@
-"""Names of axes, their settings, and metrics in tables and figures."""
+"""What tables and figures say: names of axes, their settings and metrics, and numbers as text."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isnan
 
 from shoal.config.kinds import algorithm_title
+from shoal.reports.formats import DASH
 from shoal.reports.sweep.spec import Axes, Selection, Spread, Value
 
 AXES = {
@@ -13,25 +15,19 @@ AXES = {
     "data.examples_per_client": "images per client",
     "data.source": "data",
     "red_team.estimator": "estimator",
-    "seed": "seed",
 }
-"""Names of axes."""
 
 KEYS = {
     "adjusted_rand_index": "recovered grouping (ARI)",
-    "epsilon": "epsilon",
     "fairness.demographic_parity": "demographic parity difference",
     "fairness.equal_opportunity": "equal opportunity difference",
     "fairness.equalized_odds": "equalized odds difference",
     "migrated": "migrated clients",
-    "rounds": "rounds",
     "seconds.choose": "seconds, choosing",
     "seconds.red_team": "seconds, red team",
     "seconds.total": "seconds",
     "seconds.train": "seconds, training",
-    "seed": "seed",
 }
-"""Names of metrics."""
 
 FAMILIES = {
     "accuracy": "accuracy",
@@ -55,19 +51,15 @@ FAMILIES = {
 }
 """Names of metrics of groups, as in ``mia.minority``, and of models, as in ``larger.mia``."""
 
-EVERYONE = ("overall", "total")
-"""In a group's place in metrics of all clients."""
-
 SPREADS: Mapping[Spread, str] = {
     "sd": "one standard deviation",
     "ci": "half the width of the 95 % confidence interval (Student's t)",
 }
 """What follows ±, and how far error bars and bands reach."""
 
-_FAMILY = "|".join(map(re.escape, FAMILIES))
 _KEY = re.compile(
-    rf"(?P<size>larger|smaller|clusters\.\d+)\.(?P<a>{_FAMILY})|model\.(?P<chosen>.+?)\.(?P<b>{_FAMILY})"
-    rf"|(?P<c>{_FAMILY})(\.(?P<group>.+))?"
+    r"((?P<model>larger|smaller|clusters\.\d+|model\..+?)\.)?"
+    rf"(?P<family>{'|'.join(map(re.escape, FAMILIES))})(?(model)|(\.(?P<group>.+))?)"
 )
 
 
@@ -80,12 +72,39 @@ def split_key(name: str) -> tuple[str, str]:
     parts = _KEY.fullmatch(name)
     if parts is None:
         return "", ""
-    whose = parts["group"] or ""
-    if parts["chosen"]:
-        whose = f"model of {parts['chosen']}"
-    elif parts["size"]:
-        whose = f"{parts['size']} model" if parts["size"] in ("larger", "smaller") else f"model {parts['size'][9:]}"
-    return parts["a"] or parts["b"] or parts["c"], whose
+    if parts["model"] is None:
+        return parts["family"], parts["group"] or ""
+    size, _, which = parts["model"].partition(".")
+    whose = {"clusters": f"model {which}", "model": f"model of {which}"}.get(size, f"{size} model")
+    return parts["family"], whose
+
+
+def decimals_of(key: str) -> int:
+    """The decimals of a metric: 1 for counts and seconds; otherwise 3, and 4 at a false positive rate of 0.1 %.
+
+    >>> decimals_of("violations.minority"), decimals_of("seconds.total"), decimals_of("mia.minority")
+    (1, 1, 3)
+    """
+    family, _ = split_key(key)
+    if family in ("clients", "examples", "violations") or key in ("migrated", "rounds") or key.startswith("seconds."):
+        return 1
+    return 4 if family.startswith("tpr_at_fpr_0.001") else 3
+
+
+def format_value(value: float, key: str, decimals: int | None = None) -> str:
+    """A value of the metric ``key`` with its decimals and a true minus sign; a dash for NaN."""
+    places = decimals_of(key) if decimals is None else decimals
+    return DASH if isnan(value) else f"{value:z,.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def format_estimate(mean: float, spread: float, n: int, key: str, seeds: int) -> str:
+    """A mean over ``n`` seeds with its spread, and with ``n`` where that is not all ``seeds``.
+
+    >>> format_estimate(0.8123, 0.0101, 4, "accuracy.overall", seeds=5)
+    '0.812 ± 0.010 (n = 4)'
+    """
+    text = format_value(mean, key) + (f" ± {format_value(spread, key)}" if n > 1 else "")
+    return text if n in (0, seeds) else f"{text} (n = {n})"
 
 
 @dataclass(frozen=True)
@@ -116,7 +135,7 @@ class Labels:
             return known or name
         group = whose.removeprefix("model of ")
         named = whose.removesuffix(group) + self.labels.get(group, group)
-        return ", ".join(filter(None, (FAMILIES[family], "all clients" if whose in EVERYONE else named)))
+        return ", ".join(filter(None, (FAMILIES[family], "all clients" if whose in ("overall", "total") else named)))
 
     def selection(self, spec: Selection, axes: Axes) -> list[str]:
         """Sentences on what is held and what is averaged over."""

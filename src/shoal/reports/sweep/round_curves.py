@@ -4,17 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from textwrap import fill
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
-from shoal.reports.frames import Floats
-from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, columns_of, line_handles, line_style
-from shoal.reports.sweep.labels import SPREADS
-from shoal.reports.sweep.number_format import format_value
-from shoal.reports.sweep.seed_statistics import Estimate, estimate, require_metrics
+from shoal.reports.curves import Curve, over_rounds
+from shoal.reports.plotting import cluster_style
+from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, in_rows
+from shoal.reports.sweep.labels import SPREADS, format_value
+from shoal.reports.sweep.seed_statistics import Estimate, Floats, estimate, require_metrics
 
 ReadRounds = Callable[[str], pd.DataFrame]
 """Reads the rounds.csv of a run, one row per round and cluster."""
@@ -40,45 +40,42 @@ class Curves:
     result: Estimate
     missing: str
 
+    def of(self, names: Sequence[str]) -> list[Curve]:
+        """The mean of each model, called by ``names``."""
+        return [
+            Curve(name, pd.Series(mean, self.rounds), cluster_style(m))
+            for m, (name, mean) in enumerate(zip(names, self.result.mean, strict=False))
+        ]
+
 
 def curves_content(data: FigureData, read_rounds: ReadRounds) -> Content:
-    """The content of a figure of courses.
-
-    Raises:
-        InputError: no run has one of the columns.
-    """
+    """The content of a figure of courses; an `InputError` where no run has one of its columns."""
     spec, curves, settings = data.spec, read_curves(data, read_rounds), len(data.series())
-    names, columns = model_names(max(len(each.result.n) for each in curves)), columns_of(settings, 3)
-    panels: list[Panel | None] = []
-    for i, each in enumerate(curves):
+    most = max(curves, key=lambda each: len(each.result.n))
+    names, panels = model_names(len(most.result.n)), []
+    for each in curves:
         y_label = spec.y_label or data.labels.key(each.key)
-        panels.append(Panel(_title(each, data), y_label, each.key, partial(_draw, curves=each)))
-        if (i + 1) % settings == 0:
-            # The next metric begins a row.
-            panels += [None] * (-settings % columns)
+        panels.append(Panel(_title(each, data), y_label, each.key, partial(_draw, each, names)))
+    # Each metric begins a row.
+    rows = [row for i in range(0, len(panels), settings) for row in in_rows(panels[i : i + settings], 3)]
     order = " Models are ordered by how many clients chose them in the last round of each run." * (len(names) > 1)
     reading = f"Lines: means over {data.seeds}; bands: {SPREADS[spec.spread]} each way.{order}"
     # A round in which a model has no value is a break in its line, which needs no label.
     n = [count for each in curves for count in each.result.n[each.result.n > 0].tolist() or [0]]
     return Content(
-        panels=panels,
-        columns=columns,
-        size=(3.2, 3.0),
-        handles=line_handles(names),
+        rows=rows,
+        width=3.2,
+        handles=[curve.key() for curve in most.of(names)],
         caption=data.caption(reading, n, np.concatenate([each.result.mean.ravel() for each in curves])),
         description=f"Means over seeds at the end. {' '.join(_ends(each, data, names) for each in curves)}",
     )
 
 
 def read_curves(data: FigureData, read_rounds: ReadRounds) -> list[Curves]:
-    """The curves of each metric and setting of `by`, in that order.
-
-    Raises:
-        InputError: no run has one of the columns.
-    """
+    """The curves of each metric and setting of `by`, in that order; an `InputError` as in `curves_content`."""
     spec, statistics, keys = data.spec, data.statistics, data.spec.y
     runs = statistics.results["run"].astype(str).tolist()
-    used = sorted({row for row in statistics.rows(spec.displayed, spec.where).ravel().tolist() if row >= 0})
+    used = sorted({row for row in statistics.rows(spec).ravel().tolist() if row >= 0})
     if runs:
         # A column that only runs outside the figure have is known; the figure has gaps then.
         frames = (read_rounds(runs[row]) for row in dict.fromkeys([*used, *range(len(runs))]))
@@ -89,7 +86,7 @@ def read_curves(data: FigureData, read_rounds: ReadRounds) -> list[Curves]:
     values = np.full((len(runs), max(map(len, ranked.values()), default=1), len(keys), len(rounds)), np.nan)
     for row, each in ranked.items():
         values[row, : len(each)] = each.reindex(columns=columns).to_numpy().reshape(len(each), len(keys), -1)
-    by_seed = statistics.by_seed(values, spec.displayed, spec.where)
+    by_seed = statistics.by_seed(values, spec)
     curves = []
     for k, (b, setting) in product(range(len(keys)), enumerate(data.series())):
         models = max(1, int((~np.isnan(by_seed[:, b])).any(axis=(0, 2, 3)).sum()))
@@ -123,39 +120,34 @@ def model_names(count: int) -> list[str]:
     return ["model 1 (largest)", *(f"model {i}" for i in range(2, count)), f"model {count} (smallest)"]
 
 
-def _draw(axes: Axes, curves: Curves) -> float:
-    """Means over rounds with their bands; a line breaks where a model has no value. See `Panel.draw`."""
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+def _draw(curves: Curves, names: Sequence[str], axes: Axes) -> None:
+    """Means over rounds with their bands; a line breaks where a model has no value."""
+    over_rounds(axes)
     if not curves.result.n.any():
         axes.text(0.5, 0.5, curves.missing, transform=axes.transAxes, **NOTE)
-        return 0.0
-    for m, (mean, spread) in enumerate(zip(curves.result.mean, np.nan_to_num(curves.result.spread), strict=True)):
-        style = line_style(m)
-        axes.fill_between(curves.rounds, mean - spread, mean + spread, color=style["color"], alpha=0.2, linewidth=0)
-        # About ten points have markers, and those without neighbours, which no line would show.
-        line, step = pd.Series(mean), max(1, len(mean) // 10)
-        alone = line.notna() & line.shift().isna() & line.shift(-1).isna()
-        axes.plot(curves.rounds, mean, markevery=(alone | (line.index % step == m * step // 3)).tolist(), **style)
-    return 0.0
+        return
+    for curve, spread in zip(curves.of(names), np.nan_to_num(curves.result.spread), strict=True):
+        low, high, color = curve.values - spread, curve.values + spread, curve.style.color
+        axes.fill_between(curves.rounds, low, high, color=color, alpha=0.2, linewidth=0)
+        curve.draw(axes)
 
 
 def _title(curves: Curves, data: FigureData) -> str:
     """The setting, the metric where the y axis does not name it, and n where seeds are missing."""
     spec, n = data.spec, curves.result.n
     key = data.labels.key(curves.key) if spec.y_label and (len(spec.y) > 1 or not curves.setting) else ""
-    few = ""
+    lines = [fill(", ".join(filter(None, [key, curves.setting])), 32)]
     if n.any() and n.min() < len(data.statistics.seeds):
-        few = f"\nn = {n.min()}" + f" to {n.max()}" * bool(n.max() > n.min())
-    return (", ".join(filter(None, [key, curves.setting])) + few).strip()
+        lines.append(f"n = {n.min()}" + f" to {n.max()}" * bool(n.max() > n.min()))
+    return "\n".join(filter(None, lines))
 
 
 def _ends(curves: Curves, data: FigureData, names: Sequence[str]) -> str:
     """The last means of the curves, in words."""
     ends = []
-    for name, mean in zip(names, curves.result.mean, strict=False):
-        line = pd.Series(mean, curves.rounds).dropna()
-        if len(line):
-            ends.append(f"{name} {format_value(line.iloc[-1], curves.key)} in round {line.index[-1]:.0f}")
+    for curve in curves.of(names):
+        known = curve.values.dropna()
+        if len(known):
+            ends.append(f"{curve.label} {format_value(known.iloc[-1], curves.key)} in round {known.index[-1]:.0f}")
     title = ", ".join(filter(None, [data.labels.key(curves.key), curves.setting]))
     return f"{title}: {', '.join(ends) or 'no value'}."

@@ -1,6 +1,6 @@
 """Means over the seeds of a sweep, and their spread."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -10,8 +10,18 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from shoal.core.errors import InputError, nearest
-from shoal.reports.frames import Floats
-from shoal.reports.sweep.spec import Axes, Spread, Value
+from shoal.reports.sweep.spec import Axes, Displayed, Spread
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """Means over seeds, their spread, and how many seeds have a value, as arrays of one shape."""
+
+    mean: Floats
+    spread: Floats
+    n: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +38,13 @@ class SeedStatistics:
     axes: Axes
     seeds: Sequence[int]
 
-    def rows(self, by: Sequence[str], where: Mapping[str, Value]) -> NDArray[np.int64]:
-        """(seeds, settings of ``by``, settings averaged over) the row of each run; -1 where it is not finished.
+    def rows(self, spec: Displayed) -> NDArray[np.int64]:
+        """(seeds, displayed settings, settings averaged over) the row of each run; -1 where it is not finished.
 
-        Settings are in the order of their product, the last axis fastest. Axes that are neither in ``by`` nor held by
-        ``where`` are averaged over.
+        Settings are in the order of their product, the last axis fastest. Axes that are neither displayed nor held are
+        averaged over.
         """
+        by, where = spec.displayed, spec.where
         rest = [axis for axis in self.axes if axis not in by]
         settings = [[where[axis]] if axis in where else self.axes[axis] for axis in (*by, *rest)]
         runs = self.results[["seed", *by, *rest]].itertuples(index=False, name=None)
@@ -42,32 +53,19 @@ class SeedStatistics:
         places = int(np.prod([len(self.axes[axis]) for axis in by]))
         return rows.reshape(len(self.seeds), places, -1)
 
-    def by_seed(self, values: Floats, by: Sequence[str], where: Mapping[str, Value]) -> Floats:
-        """(seeds, settings of ``by``, ...) the mean of ``values`` (runs, ...) over the settings averaged over.
+    def by_seed(self, values: Floats, spec: Displayed) -> Floats:
+        """(seeds, displayed settings, ...) the mean of ``values`` (runs, ...) over the settings averaged over.
 
         It is NaN where one of these runs is missing: a mean over fewer settings would be another quantity.
         """
         missing = np.full((1, *values.shape[1:]), np.nan)
-        return np.concatenate([values, missing])[self.rows(by, where)].mean(axis=2)
+        return np.concatenate([values, missing])[self.rows(spec)].mean(axis=2)
 
-    def metrics_by_seed(self, keys: Sequence[str], by: Sequence[str], where: Mapping[str, Value]) -> Floats:
-        """(seeds, settings of ``by``, keys) the metrics; see `by_seed`.
-
-        Raises:
-            InputError: no run has one of ``keys``.
-        """
+    def metrics_by_seed(self, spec: Displayed) -> Floats:
+        """(seeds, displayed settings, metrics) the metrics of ``spec``; an `InputError` where no run has one."""
         if len(self.results):
-            require_metrics(keys, [self.results], ("run", "seed", *self.axes), "no run has the metric")
-        return self.by_seed(self.results[list(keys)].to_numpy(dtype=float), by, where)
-
-
-@dataclass(frozen=True, eq=False)
-class Estimate:
-    """Means over seeds, their spread, and how many seeds have a value, as arrays of one shape."""
-
-    mean: Floats
-    spread: Floats
-    n: NDArray[np.int64]
+            require_metrics(spec.y, [self.results], ("run", "seed", *self.axes), "no run has the metric")
+        return self.by_seed(self.results[spec.y].to_numpy(dtype=float), spec)
 
 
 def estimate(values: Floats, spread: Spread) -> Estimate:
@@ -92,11 +90,7 @@ def metrics_in(frame: pd.DataFrame, besides: Iterable[str]) -> list[str]:
 
 
 def require_metrics(keys: Iterable[str], frames: Iterable[pd.DataFrame], besides: Sequence[str], lacking: str) -> None:
-    """Require that each of ``keys`` is a metric of one of ``frames``, which are read as far as necessary.
-
-    Raises:
-        InputError: no frame has one of them; ``lacking`` begins the sentence.
-    """
+    """Raise an `InputError` that begins with ``lacking`` where one of ``keys`` is a metric of none of ``frames``."""
     left, known = list(keys), dict[str, None]()
     for frame in frames:
         known |= dict.fromkeys(metrics_in(frame, besides))

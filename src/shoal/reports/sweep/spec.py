@@ -4,7 +4,8 @@ Every axis with more than one setting must be displayed, held at one setting (`w
 each table and figure; otherwise runs of different settings would be mixed silently.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from math import isfinite
 from typing import Annotated, Any, Literal
@@ -75,6 +76,9 @@ class FigureSpec(Selection):
         return tuple(axis for axis in (self.by, self.x) if axis is not None)
 
 
+Displayed = TableSpec | FigureSpec
+
+
 @settings
 class ReportSpec:
     """[tables], [figures] and [labels] together. Labels name axes, their settings, groups, and metrics."""
@@ -85,7 +89,7 @@ class ReportSpec:
 
 
 def read_report_spec(given: Mapping[str, Any], axes: Axes, where: str) -> ReportSpec:
-    """The checked tables and figures of a sweep's file; ``where`` names the file in error sentences.
+    """The checked tables and figures of a sweep's file, which ``where`` names in error sentences.
 
     Raises:
         InputError: an unknown axis or setting, or an axis that is neither displayed, held nor averaged over.
@@ -98,13 +102,20 @@ def read_report_spec(given: Mapping[str, Any], axes: Axes, where: str) -> Report
                 f"{where}: '{kind}.{name}' becomes a file's name, so it must be letters, digits, '-', '_' and '.'",
             )
             require(len(name.encode()) <= 200, f"{where}: '{kind}.{name}' is too long for a file's name")
-            try:
+            with said_of(f"{where}: '{kind}.{name}'"):
                 if isinstance(each, FigureSpec):
                     _check_figure(each)
                 _check_axes(each, axes)
-            except InputError as error:
-                raise InputError(f"{where}: '{kind}.{name}': {error}") from error
     return spec
+
+
+@contextmanager
+def said_of(subject: str) -> Iterator[None]:
+    """Begin the sentence of an `InputError` with ``subject``."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{subject}: {error}") from error
 
 
 def _check_figure(spec: FigureSpec) -> None:
@@ -116,7 +127,7 @@ def _check_figure(spec: FigureSpec) -> None:
     require(isfinite(low) and isfinite(high) and low < high, f"'y_range' must be [low, high]; got [{low}, {high}]")
 
 
-def _check_axes(spec: TableSpec | FigureSpec, axes: Axes) -> None:
+def _check_axes(spec: Displayed, axes: Axes) -> None:
     used = [*spec.displayed, *spec.where, *spec.average]
     for axis in used:
         hint = nearest(axis, axes) if axes else "it varies nothing"

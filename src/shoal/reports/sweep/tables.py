@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shoal.reports.sweep.labels import SPREADS, Labels, capitalised
-from shoal.reports.sweep.number_format import format_estimate, format_value
+from shoal.reports.sweep.labels import SPREADS, Labels, capitalised, format_estimate, format_value
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.spec import TableSpec
 
@@ -20,9 +19,7 @@ class SweepTable:
     """A table of a sweep.
 
     Args:
-        name: of its files.
-        title: what it is about.
-        caption: the caption in the sweep's file.
+        name, title, caption: of its files, of itself, and in the sweep's file.
         note: what the cells are.
         over: names of the columns' axes, above their heads; empty where the heads are words and need none.
         stubs: (rows, stubs) what each row is about; the columns are the names of the rows' axes.
@@ -55,11 +52,7 @@ class SweepTable:
 
 
 def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> SweepTable:
-    """The table that ``spec``, which fits the sweep's axes, describes; a cell over fewer than all seeds says so.
-
-    Raises:
-        InputError: no run has one of the metrics of ``spec``.
-    """
+    """The table that ``spec`` describes; an `InputError` where no run has one of its metrics."""
     # A single metric needs no row or column of its own.
     key_in_rows = spec.y_in == "rows" and len(spec.y) > 1
     values, width = _values(spec, statistics, key_in_rows=key_in_rows)
@@ -93,7 +86,7 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
 def _values(spec: TableSpec, statistics: SeedStatistics, *, key_in_rows: bool) -> tuple[pd.DataFrame, int]:
     """`SweepTable.values`, and how many cells a row of the table has."""
     axes, by = statistics.axes, spec.displayed
-    result = estimate(statistics.metrics_by_seed(spec.y, by, spec.where), spec.spread)
+    result = estimate(statistics.metrics_by_seed(spec), spec.spread)
     values = pd.DataFrame([*product(*(axes[axis] for axis in by), spec.y)], columns=[*by, "key"], dtype=object)
     values = values.assign(**spec.where)[[*by, *spec.where, "key"]]
     values = values.assign(**{"mean": result.mean.ravel(), spec.spread: result.spread.ravel(), "n": result.n.ravel()})
@@ -114,7 +107,6 @@ def _best(values: pd.DataFrame, spec: TableSpec) -> NDArray[np.bool_]:
 
 
 def _note(spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> str:
-    """What the cells are, in sentences."""
     metric = f"{labels.key(spec.y[0])}: " if len(spec.y) == 1 and spec.title and spec.columns else ""
     seeds = len(statistics.seeds)
     many = f"mean ± {SPREADS[spec.spread]} over {seeds} seeds, or over n where that is given."
