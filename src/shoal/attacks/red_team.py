@@ -95,9 +95,8 @@ class RedTeam:
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> list[Records]:
         """The shadow models' records; with the models themselves only where the attack needs them."""
-        shadows = self.shadow_models
-        train = shadows.train if self.attack.needs == "reference models" else shadows.records
-        return train(state, federation, engine, local, stream("shadow models"))
+        keep, shadows = self.attack.needs == "reference models", stream("shadow models")
+        return self.shadow_models.records(state, federation, engine, local, shadows, keep_models=keep)
 
     def _cross_validated_accuracy(self, records: Records, stream: Stream) -> float:
         """Mean over shadow models of the balanced accuracy on each of the attack fitted on the others."""

@@ -57,7 +57,7 @@ def of_clusters(audit: MembershipAudit, risks: Tensor, federation: Federation) -
     clusters: dict[int, Metrics] = {}
     for k in range(len(risks)):
         own = audit.of_cluster(k, federation)
-        population = audit.of_cluster_in_population(k, federation)
+        population = audit.of_cluster(k, federation, population=True)
         clusters[k] = {**_attack(own), **_attack(population, "_population"), "risk": float(risks[k])}
     return Summary(by_cluster=clusters)
 
