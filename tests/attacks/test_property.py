@@ -26,7 +26,7 @@ from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
 from shoal.simulation.property_metrics import property_summary
-from shoal.simulation.simulation import simulate
+from shoal.simulation.simulate import simulate
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 ALGORITHMS = [FedAvg(), IFCA(2, choose_by="batch"), IFCAMIR(IFCA(2))]
