@@ -110,10 +110,10 @@ def local_updates(
     for fraction in property_fractions:
         held = min(max(round(fraction * size), int(fraction > 0)), len(auxiliary.with_property))
         others = min(size - held, len(auxiliary.without_property)) if fraction < 1 else 0
-        rows += [
-            _sample(auxiliary.with_property, held, generator),
-            _sample(auxiliary.without_property, others, generator),
-        ]
+        for kind, count in ((auxiliary.with_property, held), (auxiliary.without_property, others)):
+            # A sample of none must not advance the generator: the samples after it would change.
+            order = torch.randperm(len(kind), generator=generator) if count else torch.arange(0)
+            rows.append(kind[order[:count]])
     sizes = torch.tensor([len(each) for each in rows]).reshape(-1, 2).sum(dim=1)
     shards = Shards.from_indices(auxiliary.x, auxiliary.y, torch.cat(rows), sizes)
     clients = torch.arange(len(property_fractions))
@@ -147,8 +147,3 @@ def aggregated_updates(
         if a < count:
             weights[a, a % held] = 1 / size
     return weights[:, :held] @ with_property + weights[:, held:] @ without_property
-
-
-def _sample(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    # A sample of none must not advance the generator: the samples after it would change.
-    return rows[torch.randperm(len(rows), generator=generator)[:count]] if count else rows[:0]

@@ -149,7 +149,7 @@ def private_rule(local: LocalSGD) -> DPSGD | None:
 
 
 def check_computable(sizes: Tensor, rounds: int, local: LocalSGD, rule: DPSGD) -> None:
-    """Raise `InputError` where ``rounds`` rounds of clients of ``sizes`` (N,) examples are too much for the accountant."""
+    """Raise `InputError` where ``rounds`` rounds of clients with ``sizes`` (N,) examples need too much memory."""
     if rule.accountant == "rdp" or rule.noise_multiplier == 0 or not len(sizes):
         return
     kinds = sizes[sizes > 0].unique().tolist()
