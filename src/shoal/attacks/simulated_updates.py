@@ -60,24 +60,24 @@ class Auxiliary:
         return replace(self, with_property=torch.cat(with_property), without_property=torch.cat(without_property))
 
     @staticmethod
-    def of_attacker(federation: Federation, schedule: PropertySchedule) -> "Auxiliary":
+    def of_attacker(federation: Federation) -> "Auxiliary":
         """The attacker's training examples (the paper)."""
-        clients = federation.clients
+        clients, schedule = federation.clients, schedule_of(federation)
         rows = clients.owned(int(torch.nonzero(federation.ids == schedule.attacker)))
         holds = schedule.has_property[rows]
         return Auxiliary(clients.x, clients.y, rows[holds], rows[~holds])
 
     @staticmethod
-    def of_attacker_and_test(federation: Federation, schedule: PropertySchedule) -> "Auxiliary":
+    def of_attacker_and_test(federation: Federation) -> "Auxiliary":
         """The attacker's examples with the property, and all test examples (the published codes)."""
-        own, test = Auxiliary.of_attacker(federation, schedule), federation.test
-        held = own.with_property.to(own.y.device)
+        own, test = Auxiliary.of_attacker(federation), federation.test
+        held, has_property = own.with_property.to(own.y.device), schedule_of(federation).test_has_property
         rows = len(held) + torch.arange(len(test))
         return Auxiliary(
             x=torch.cat([own.x[held], test.x]),
             y=torch.cat([own.y[held], test.y]),
-            with_property=torch.cat([torch.arange(len(held)), rows[schedule.test_has_property]]),
-            without_property=rows[~schedule.test_has_property],
+            with_property=torch.cat([torch.arange(len(held)), rows[has_property]]),
+            without_property=rows[~has_property],
         )
 
 
