@@ -53,8 +53,6 @@ def evaluate_models(
     Args:
         models: (K, P).
         assignment: (N,) each client's model; -1: none.
-        federation: whose examples these are.
-        engine: computes it.
         records: that the attacks on the K models were fitted on; their reference models are evaluated on the same
             examples.
     """
@@ -121,7 +119,6 @@ class MembershipAudit:
 
         Args:
             k: the model.
-            federation: that was audited.
             population: against test examples of all groups, in the proportions of the groups among the clients;
                 otherwise with the same mix of groups, where a group without test examples is left out.
         """
@@ -142,7 +139,6 @@ class MembershipAudit:
 
         Args:
             g: whose training examples.
-            federation: that was audited.
             mix: (G,) the proportions of the groups among the test examples. `one_group_mix` of g measures memorisation
                 alone; with others, an attack that only recognises groups has an advantage too.
         """

@@ -134,8 +134,7 @@ class PropertyAttack:
         A model that nobody but the attacker trained is not attacked: it knows that update.
 
         Args:
-            before: the state before the round.
-            after: the state after it.
+            before, after: the states before and after the round.
             report: of the round.
             last: (K, P), the previous update of each model; zeros where there was none.
             auxiliary: the examples to simulate with.

@@ -24,12 +24,6 @@ def classify_updates(
 ) -> pd.DataFrame:
     """Score each aggregated update of a whole training by how likely it contains the property.
 
-    Args:
-        attack: that made the observations.
-        observations: of all rounds.
-        stream: of the forests.
-        jobs: threads.
-
     Returns:
         One row per update: ``round``, ``cluster``, ``clients``, ``present``, ``cosine``, ``score``, the forest's
         probability of the property, and ``control.0`` to ``control.4``, those of forests trained on shuffled labels.

@@ -96,14 +96,10 @@ def local_updates(
     However many aggregated updates contain a local update, it is computed once, together with the others.
 
     Args:
-        model: (P,).
         auxiliary: the examples to sample from, without replacement for each client.
         property_fractions: n, the fraction of each client's examples that has the property; if it is above 0, at least
             one example has.
         size: examples per client; fewer where ``auxiliary`` has fewer.
-        local: the clients' local training.
-        engine: computes it.
-        stream: of the samples and of local training.
     """
     generator = stream("examples").generator()
     rows = []
@@ -134,9 +130,6 @@ def aggregated_updates(
     Args:
         with_property: (n, P), local updates on examples with the property.
         without_property: (m, P), local updates on examples without it, m >= ``size``.
-        size: local updates per aggregated update.
-        count: aggregated updates of each kind.
-        stream: of the samples.
     """
     generator = stream.generator()
     held = len(with_property)

@@ -75,10 +75,8 @@ def of_federation(federation: Federation, cohorts: Sequence[Tensor], local: Loca
     larger of the two.
 
     Args:
-        federation: the clients.
         cohorts: positions of the clients of each round, from the first.
-        local: local training.
-        rule: the privacy of its steps.
+        rule: the privacy of steps.
 
     Returns:
         (N,) float64.

@@ -62,10 +62,8 @@ def measure(
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
 
     Args:
-        state: after the last round.
-        training: that led to it.
+        training: that led to ``state``.
         red_team: its attack is measured.
-        stream: the randomness of the measurement.
         rows: the rows of `rounds.csv`.
     """
     federation, engine = training.federation, training.engine

@@ -172,8 +172,6 @@ def measure_final(
     """Let every client choose among the final models, attack them, and measure.
 
     Args:
-        simulation: that was run.
-        engine: computes it.
         now: after the last round.
         observations: of all rounds, where there is a property attack.
     """
