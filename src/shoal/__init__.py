@@ -37,7 +37,7 @@ from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
 from shoal.models import Model, Shape, TextShape, create_model
 from shoal.runs.run import run
 from shoal.simulation.result import Result
-from shoal.simulation.simulation import simulate
+from shoal.simulation.simulate import simulate
 
 __all__ = [
     "DPSGD",

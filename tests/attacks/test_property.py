@@ -26,7 +26,7 @@ from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
 from shoal.simulation.property_metrics import property_summary
-from shoal.simulation.simulation import simulate
+from shoal.simulation.simulate import simulate
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 ALGORITHMS = [FedAvg(), IFCA(2, choose_by="batch"), IFCAMIR(IFCA(2))]
@@ -146,7 +146,7 @@ def test_an_aggregate_has_as_many_updates_as_other_clients_train_a_model_on_aver
 
 
 def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
-    auxiliary = Auxiliary.of_attacker(federation, federation.property_schedule)
+    auxiliary = Auxiliary.of_attacker(federation)
     row = mlp.init(Stream(2))
     with Engine(mlp) as engine:
         updates = local_updates(row, auxiliary, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
@@ -162,7 +162,7 @@ def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
 
 
 def test_a_simulated_client_has_examples_of_both_kinds(mlp, federation):
-    auxiliary = Auxiliary.of_attacker(federation, federation.property_schedule)
+    auxiliary = Auxiliary.of_attacker(federation)
     with Engine(mlp) as engine:
         args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
         few = replace(auxiliary, without_property=auxiliary.with_property)

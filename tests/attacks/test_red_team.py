@@ -227,7 +227,7 @@ def test_non_members_of_another_group_differ_in_their_loss(clustered):
 
 def test_a_cluster_s_population_is_all_groups_by_share(clustered):
     state, federation, engine = clustered
-    metrics = audited(clustered, [0, 0, 1, 1, 1, 1]).of_cluster_in_population(0, federation)
+    metrics = audited(clustered, [0, 0, 1, 1, 1, 1]).of_cluster(0, federation, population=True)
     rows = torch.cat([federation.clients.owned(i) for i in (0, 1)])
     right = engine.outputs(state.models[0], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows]
     wrong = (engine.outputs(state.models[0], federation.test.x).argmax(1) != federation.test.y).double()

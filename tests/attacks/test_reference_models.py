@@ -11,7 +11,7 @@ from shoal.attacks import Gap, LossThreshold, Query, RedTeam, ShadowModels, eval
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import LocalSGD
-from shoal.simulation.simulation import simulate
+from shoal.simulation.simulate import simulate
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 
@@ -43,7 +43,7 @@ class FittedRecording:
 
 @pytest.fixture
 def records(clustered):
-    return ShadowModels(number=3).train(*clustered, (LOCAL,) * 2, Stream(0))
+    return ShadowModels(number=3).records(*clustered, (LOCAL,) * 2, Stream(0), keep_models=True)
 
 
 def outputs_of(models, x, engine):
@@ -131,7 +131,8 @@ def test_the_shadow_estimator_leaves_the_judged_model_out(clustered):
     attack = Recording()
     team = RedTeam(1, "shadow", attack, ShadowModels(number=3))
     state, federation, engine = clustered
-    records = team.shadow_models.train(state, federation, engine, (LOCAL,) * 2, Stream(2)("shadow models"))
+    stream = Stream(2)("shadow models")
+    records = team.shadow_models.records(state, federation, engine, (LOCAL,) * 2, stream, keep_models=True)
     team.risks(state, federation, engine, (LOCAL,) * 2, Stream(2))
     expected = [each.query(r) for each in records for r in range(3)]
     for query, right in zip(attack.queries, expected, strict=True):
@@ -185,7 +186,7 @@ def test_other_attacks_keep_no_models_and_evaluate_none(clustered):
         outputs = evaluate_models(state.models, state.assignment, federation, engine, records)
         assert all(each.reference is None for each in records)
         assert outputs.reference_members == outputs.reference_test == {}
-        assert outputs.member_query(0).reference is outputs.test_query(0).trained_on is None
+        assert Query.unseen(outputs.members, outputs.labels, outputs.reference_members.get(0)).trained_on is None
 
 
 @pytest.mark.parametrize(("every", "estimator", "least"), [(1, "shadow", 3), (0, "shadow", 2), (1, "federated", 2)])

@@ -11,7 +11,6 @@ from shoal.core.errors import InputError
 from shoal.data.property_schedule import PropertySchedule
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import LocalSGD
-from shoal.simulation.compatibility import check_accountable
 
 LOCAL = LocalSGD(epochs=2, batch_size=4)
 
@@ -101,6 +100,6 @@ def test_a_victim_s_turns_count_where_prv_is_refused(build):
     holds[federation.clients.owned(2)[:6]] = True
     schedule = PropertySchedule(holds, torch.zeros(0, dtype=torch.bool), victim=2, attacker=0, period=2)
     local = LocalSGD(steps=1, batch_size=6, gradient_privacy=DPSGD(1.0, 1.0, accountant="prv"))
-    check_accountable(federation, 5_000, local)
+    accounting.check_accountable(federation, 5_000, local)
     with pytest.raises(InputError, match="takes too much memory"):
-        check_accountable(replace(federation, property_schedule=schedule), 5_000, local)
+        accounting.check_accountable(replace(federation, property_schedule=schedule), 5_000, local)

@@ -44,19 +44,6 @@ class ModelOutputs:
     reference_members: dict[int, Tensor]
     reference_test: dict[int, Tensor]
 
-    def chosen(self, k: int) -> Tensor:
-        """(T,) bool, the training examples of the clients that chose model k."""
-        return self.assignment[self.owner] == k
-
-    def member_query(self, k: int) -> Query:
-        """The training examples of the clients that chose model k."""
-        chosen = self.chosen(k)
-        return Query.unseen(self.members[chosen], self.labels[chosen], self.reference_members.get(k))
-
-    def test_query(self, k: int) -> Query:
-        """The test examples, on model k."""
-        return Query.unseen(self.test[k], self.test_labels, self.reference_test.get(k))
-
 
 def evaluate_models(
     models: Tensor, assignment: Tensor, federation: Federation, engine: Engine, records: Sequence[Records] = ()
@@ -66,8 +53,6 @@ def evaluate_models(
     Args:
         models: (K, P).
         assignment: (N,) each client's model; -1: none.
-        federation: whose examples these are.
-        engine: computes it.
         records: that the attacks on the K models were fitted on; their reference models are evaluated on the same
             examples.
     """
@@ -120,32 +105,30 @@ class MembershipAudit:
         members = np.full(len(outputs.labels), np.nan)
         non_members = np.empty(outputs.test.shape[:2])
         for k, attack in enumerate(attacks):
-            chosen = outputs.chosen(k)
+            chosen = outputs.assignment[outputs.owner] == k
             if chosen.any():
-                members[chosen.numpy()] = attack.score(outputs.member_query(k)) - attack.threshold
-            non_members[k] = attack.score(outputs.test_query(k)) - attack.threshold
+                reference = outputs.reference_members.get(k)
+                query = Query.unseen(outputs.members[chosen], outputs.labels[chosen], reference)
+                members[chosen.numpy()] = attack.score(query) - attack.threshold
+            query = Query.unseen(outputs.test[k], outputs.test_labels, outputs.reference_test.get(k))
+            non_members[k] = attack.score(query) - attack.threshold
         return MembershipAudit(members, non_members, outputs.owner.numpy(), outputs.assignment.numpy())
 
-    def of_cluster(self, k: int, federation: Federation) -> MembershipMetrics:
-        """Model k: training examples of the clients that chose it, against test examples with the same mix of groups.
+    def of_cluster(self, k: int, federation: Federation, *, population: bool = False) -> MembershipMetrics:
+        """Model k: training examples of the clients that chose it, against test examples weighted to as many.
 
-        The test examples are weighted to as many. A group without test examples is left out.
+        Args:
+            k: the model.
+            population: against test examples of all groups, in the proportions of the groups among the clients;
+                otherwise with the same mix of groups, where a group without test examples is left out.
         """
-        group = federation.group.numpy()[self.owner]
-        inside = (self.assignment[self.owner] == k) & np.isin(group, federation.test.group.numpy())
-        counts = np.bincount(group[inside], minlength=len(federation.groups))
-        return self._of_cluster(k, inside, _weights(federation, counts.astype(float)))
-
-    def of_cluster_in_population(self, k: int, federation: Federation) -> MembershipMetrics:
-        """Model k: training examples of the clients that chose it, against test examples of all groups.
-
-        The test examples are weighted by the groups' shares of the clients.
-        """
-        return self._of_cluster(
-            k, self.assignment[self.owner] == k, _weights(federation, federation.group_fractions.numpy())
-        )
-
-    def _of_cluster(self, k: int, inside: NDArray[np.bool_], weight: Floats) -> MembershipMetrics:
+        inside = self.assignment[self.owner] == k
+        if population:
+            weight = _weights(federation, federation.group_fractions.numpy())
+        else:
+            group = federation.group.numpy()[self.owner]
+            inside &= np.isin(group, federation.test.group.numpy())
+            weight = _weights(federation, np.bincount(group[inside], minlength=len(federation.groups)).astype(float))
         members, non_members = self.members[inside], self.non_members[k, weight > 0]
         scores = np.concatenate([members, non_members])
         weights = np.concatenate([np.ones(len(members)), weight[weight > 0]])
@@ -156,12 +139,10 @@ class MembershipAudit:
 
         Args:
             g: whose training examples.
-            federation: that was audited.
             mix: (G,) the proportions of the groups among the test examples. `one_group_mix` of g measures memorisation
                 alone; with others, an attack that only recognises groups has an advantage too.
         """
-        scores, member, weight = self.group_scores(g, federation, mix)
-        return membership_metrics(scores, member, weight, threshold=0.0)
+        return membership_metrics(*self.group_scores(g, federation, mix), threshold=0.0)
 
     def group_scores(self, g: int, federation: Federation, mix: Floats) -> tuple[Floats, NDArray[np.bool_], Floats]:
         """The margins, their membership and their weights from which `of_group` computes its metrics."""

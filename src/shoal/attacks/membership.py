@@ -5,6 +5,7 @@ An attack is fitted on the records of shadow models (`MembershipAttack.fit`), th
 difficult these are; `MembershipAttack.needs` declares what is computed for an attack.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -94,14 +95,7 @@ class Records:
 
     def where(self, mask: Tensor) -> "Records":
         """The records at ``mask`` (M,) bool."""
-        return Records(
-            self.outputs[mask],
-            self.labels[mask],
-            self.member[mask],
-            self.shadow[mask],
-            self.example[mask],
-            self.reference,
-        )
+        return replace(self, **{name: getattr(self, name)[mask] for name in _OF_EACH})
 
     def without(self, model: int) -> "Records":
         """The records of the other shadow models; their numbers and the reference models are without this one."""
@@ -121,10 +115,20 @@ class Records:
         return Query(own.outputs, own.labels, others.outputs[:, own.example], others.trained_on[:, own.example])
 
     @staticmethod
+    def joined(records: Sequence["Records"], reference: ReferenceModels | None) -> "Records":
+        """Records one after another, with these reference models."""
+        joined = {name: torch.cat([getattr(each, name) for each in records]) for name in _OF_EACH}
+        return Records(**joined, reference=reference)
+
+    @staticmethod
     def none() -> "Records":
         """No records, for an attack that needs nothing."""
         nothing = torch.empty(0, dtype=torch.int64)
         return Records(torch.empty(0, 0), nothing, nothing.bool(), nothing, nothing)
+
+
+_OF_EACH = ("outputs", "labels", "member", "shadow", "example")
+"""The fields of `Records` that have a value for each record."""
 
 
 class FittedAttack(Protocol):

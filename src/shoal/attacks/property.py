@@ -107,7 +107,7 @@ class PropertyAttack:
             InputError: there are none with the property, or none without it.
         """
         collect = Auxiliary.of_attacker if self.auxiliary == "attacker" else Auxiliary.of_attacker_and_test
-        examples = collect(federation, schedule_of(federation))
+        examples = collect(federation)
         require(
             len(examples.with_property) > 0 and len(examples.without_property) > 0,
             "a property attack needs examples with the property and without it; the attacker has "
@@ -134,8 +134,7 @@ class PropertyAttack:
         A model that nobody but the attacker trained is not attacked: it knows that update.
 
         Args:
-            before: the state before the round.
-            after: the state after it.
+            before, after: the states before and after the round.
             report: of the round.
             last: (K, P), the previous update of each model; zeros where there was none.
             auxiliary: the examples to simulate with.
@@ -153,19 +152,21 @@ class PropertyAttack:
             visible = []
         others = torch.bincount(report.assignment[ids != schedule.attacker], minlength=models)
         attacked = [k for k in visible if others[k] > 0]
-        updates = (after.models - before.models)[attacked]
-        seen = updates
+        moved = after.models - before.models
+        updates = moved[attacked]
         if self.remove_own_update:
-            seen = self._updates_of_others(before, after, report, training)[attacked]
+            for k, share, own in training.client_updates(before, report, schedule.attacker):
+                if share < 1:
+                    moved[k] = (moved[k] - share * own) / (1 - share)
         of_victim = report.assignment[ids == schedule.victim].tolist() if schedule.present(after.round) else []
-        simulated = self._simulated(visible, before, auxiliary, training) if self._simulates(after.round) else {}
+        simulated = self._simulated(visible, before, auxiliary, training)
         each, layout = self.simulated_updates, training.engine.model.layout
         observation = RoundObservation(
             round=after.round,
             simulated_features=torch.cat([extract_features(layout, updates[:0]), *simulated.values()]),
             simulated_has_property=(torch.arange(2 * each) < each).repeat(len(simulated)),
             simulated_clusters=torch.tensor(list(simulated), dtype=torch.int64).repeat_interleave(2 * each),
-            features=extract_features(layout, seen),
+            features=extract_features(layout, moved[attacked]),
             clusters=torch.tensor(attacked, dtype=torch.int64),
             has_property=torch.tensor([k in of_victim for k in attacked], dtype=torch.bool),
             clients=torch.bincount(report.assignment, minlength=models)[attacked],
@@ -175,23 +176,13 @@ class PropertyAttack:
         last[attacked] = updates
         return observation, last
 
-    def _updates_of_others(self, before: State, after: State, report: RoundReport, training: Training) -> Tensor:
-        """Updates (K, P) without the attacker's contribution."""
-        updates = after.models - before.models
-        for k, share, update in training.client_updates(before, report, schedule_of(training.federation).attacker):
-            if share < 1:
-                updates[k] = (updates[k] - share * update) / (1 - share)
-        return updates
-
-    def _simulates(self, number: int) -> bool:
-        return (number - self.warm_up - 1) % self.simulate_every == 0
-
     def _simulated(
         self, clusters: list[int], before: State, auxiliary: Auxiliary, training: Training
     ) -> dict[int, Tensor]:
-        """`_simulated_features` by cluster, without those that diverged: that must not end the training observed."""
+        """`_simulated_features` by cluster, in a round in which there are any."""
         features = {}
-        for k in clusters:
+        for k in clusters if (before.round - self.warm_up) % self.simulate_every == 0 else ():
+            # What diverges is left out: it must not end the training observed.
             try:
                 features[k] = self._simulated_features(k, before, auxiliary, training)
             except DivergenceError:

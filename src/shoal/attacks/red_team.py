@@ -1,12 +1,8 @@
 """The red team: the server attacks each model, and so estimates how exposed its members are.
 
 Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which does not say on which data the accuracy is computed.
-The server holds no members, so there are three estimators:
-
-- "shadow": on the shadow models themselves, each left out in turn while the attack is fitted on the others.
-- "federated": the server sends the attack, with the reference models that it needs; each client scores its own
-  training examples and its own hold-out examples on the model it chose, and only counts come back.
-- "audit": on all training examples and on test examples, which only a simulator knows.
+The server holds no members, so there are three estimators. For "federated", it sends the attack, with the reference
+models that it needs; each client scores its own examples on the model it chose, and only counts come back.
 """
 
 from dataclasses import replace
@@ -95,9 +91,8 @@ class RedTeam:
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> list[Records]:
         """The shadow models' records; with the models themselves only where the attack needs them."""
-        shadows = self.shadow_models
-        train = shadows.train if self.attack.needs == "reference models" else shadows.records
-        return train(state, federation, engine, local, stream("shadow models"))
+        keep, shadows = self.attack.needs == "reference models", stream("shadow models")
+        return self.shadow_models.records(state, federation, engine, local, shadows, keep_models=keep)
 
     def _cross_validated_accuracy(self, records: Records, stream: Stream) -> float:
         """Mean over shadow models of the balanced accuracy on each of the attack fitted on the others."""

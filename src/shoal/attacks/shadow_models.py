@@ -16,7 +16,7 @@ from shoal.attacks.membership import Records, ReferenceModels
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, Positive, settings
-from shoal.data.federation import Examples, Federation
+from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD, State
 
@@ -48,40 +48,45 @@ class ShadowModels:
         require(self.number > 1 or self.size != 1, "a single shadow model must train on at least 2 examples; got 1")
 
     def records(
-        self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
+        self,
+        state: State,
+        federation: Federation,
+        engine: Engine,
+        local: tuple[LocalSGD, ...],
+        stream: Stream,
+        *,
+        keep_models: bool = False,
     ) -> list[Records]:
-        """Train shadow models of each of the K models of ``state``, and record their outputs.
+        """Train shadow models of each of the K models of ``state``, and record their outputs: K records.
 
-        A shadow model is dropped once its outputs are recorded.
-
-        Returns:
-            K records.
+        With ``keep_models`` the shadow models are in `Records.reference`, and outputs are those of an evaluation on the
+        whole shadow set, which may differ in the last bits. Otherwise a model is dropped once its outputs are recorded.
 
         Raises:
             InputError: the shadow set has fewer than two examples.
             DivergenceError: the training of a shadow model diverged.
         """
-        records: dict[int, Records] = {}
+        shadow, labels, records, kept = federation.shadow, federation.shadow.y.cpu(), {}, {}
         for owner, model, examples in self._trained(state, federation, engine, local, stream):
-            sampled = federation.shadow.take(examples.to(federation.shadow.y.device))
-            outputs = engine.outputs(model, sampled.x).cpu()
-            records[owner] = _records(outputs, sampled.y.cpu(), examples, owner % self.number)
-        return [_joined([records[owner] for owner in self._of_cluster(k)]) for k in range(len(state.models))]
-
-    def train(
-        self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
-    ) -> list[Records]:
-        """The same records, with the shadow models themselves in `Records.reference`.
-
-        The records' outputs are those of an evaluation on the whole shadow set, which may differ from those of
-        `records` in the last bits.
-        """
-        trained = {
-            owner: (model.cpu(), examples)
-            for owner, model, examples in self._trained(state, federation, engine, local, stream)
-        }
-        clusters = [[trained[owner] for owner in self._of_cluster(k)] for k in range(len(state.models))]
-        return [_with_reference(each, federation.shadow, engine) for each in clusters]
+            member = torch.arange(len(examples)) < len(examples) // 2
+            if keep_models:
+                whole = engine.outputs(model, shadow.x).cpu()
+                trained_on = torch.zeros(len(shadow), dtype=torch.bool)
+                trained_on[examples[member]] = True
+                kept[owner] = model.cpu(), trained_on, whole
+                outputs = whole[examples]
+            else:
+                outputs = engine.outputs(model, shadow.take(examples.to(shadow.y.device)).x).cpu()
+            number = torch.full((len(examples),), owner % self.number)
+            records[owner] = Records(outputs, labels[examples], member, number, examples)
+        clusters = []
+        for k in range(len(state.models)):
+            owners = range(k * self.number, (k + 1) * self.number)
+            reference = None
+            if keep_models:
+                reference = ReferenceModels(*map(torch.stack, zip(*(kept[owner] for owner in owners), strict=True)))
+            clusters.append(Records.joined([records[owner] for owner in owners], reference))
+        return clusters
 
     def _trained(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
@@ -120,10 +125,6 @@ class ShadowModels:
                 for owner, end in zip(some[trained].tolist(), ends, strict=True):
                     yield owner, end, samples[owner]
 
-    def _of_cluster(self, k: int) -> range:
-        """The numbers of the shadow models of model k among all."""
-        return range(k * self.number, (k + 1) * self.number)
-
     def _size(self, state: State, federation: Federation, k: int) -> int:
         sizes = federation.clients.sizes
         if self.size == "cluster":
@@ -134,37 +135,3 @@ class ShadowModels:
         if wanted > most:
             LOG.info("shadow models of cluster %d train on %d examples, half the shadow set, not %d", k, most, wanted)
         return min(wanted, most)
-
-
-def _with_reference(trained: list[tuple[Tensor, Tensor]], shadow: Examples, engine: Engine) -> Records:
-    """The records of one cluster's shadow models, from the parameters and the sampled examples of each."""
-    models = torch.stack([model for model, _ in trained])
-    outputs = torch.stack([engine.outputs(model, shadow.x).cpu() for model in models])
-    trained_on = torch.zeros(outputs.shape[:2], dtype=torch.bool)
-    labels, records = shadow.y.cpu(), []
-    for r, (_, examples) in enumerate(trained):
-        trained_on[r, examples[: len(examples) // 2]] = True
-        records.append(_records(outputs[r, examples], labels[examples], examples, r))
-    return replace(_joined(records), reference=ReferenceModels(models, trained_on, outputs))
-
-
-def _records(outputs: Tensor, labels: Tensor, examples: Tensor, number: int) -> Records:
-    """One shadow model's records: outputs (M, C), labels (M,) and positions (M,), of its members in the first half."""
-    return Records(
-        outputs=outputs,
-        labels=labels,
-        member=torch.arange(len(labels)) < len(labels) // 2,
-        shadow=torch.full((len(labels),), number),
-        example=examples,
-    )
-
-
-def _joined(records: list[Records]) -> Records:
-    """Records one after another."""
-    return Records(
-        outputs=torch.cat([each.outputs for each in records]),
-        labels=torch.cat([each.labels for each in records]),
-        member=torch.cat([each.member for each in records]),
-        shadow=torch.cat([each.shadow for each in records]),
-        example=torch.cat([each.example for each in records]),
-    )

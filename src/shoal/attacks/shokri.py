@@ -5,7 +5,6 @@ arXiv:1806.01246; as in IFCA-MIR's Algorithm 2, lines 2 to 7.
 """
 
 import warnings
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -19,9 +18,6 @@ from torch import Tensor
 from shoal.attacks.membership import Needs, Query, Records
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, settings
-
-if TYPE_CHECKING:
-    from sklearn.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
@@ -53,17 +49,15 @@ class ShadowModelAttack:
     def fit(self, records: Records, stream: Stream) -> "FittedShadowModelAttack":
         """Train one classifier, or one per class whose records have both members and non-members."""
         features = self.features(records.outputs, records.labels)
-        member = records.member.numpy()
-        labels = records.labels.numpy()
+        member, labels = records.member.numpy(), records.labels.numpy()
         if not self.per_class:
             return FittedShadowModelAttack(self, {-1: _classifier(self.classifier, features, member, stream("all"))})
         fitted: dict[int, Pipeline] = {}
         for label in np.unique(labels):
             of_class = labels == label
             if 0 < member[of_class].sum() < of_class.sum():
-                fitted[int(label)] = _classifier(
-                    self.classifier, features[of_class], member[of_class], stream("class", int(label))
-                )
+                seeds = stream("class", int(label))
+                fitted[int(label)] = _classifier(self.classifier, features[of_class], member[of_class], seeds)
         return FittedShadowModelAttack(self, fitted)
 
     def features(self, outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
@@ -97,7 +91,7 @@ class FittedShadowModelAttack:
         for label, classifier in self.classifiers.items():
             of_class = np.ones(len(scores), dtype=bool) if label < 0 else query.labels.numpy() == label
             if of_class.any():
-                with _one_thread():
+                with _controller().limit(limits=1):
                     scores[of_class] = classifier.predict_proba(features[of_class])[:, 1]
         return scores
 
@@ -106,10 +100,6 @@ class FittedShadowModelAttack:
 def _controller() -> ThreadpoolController:
     # Once per process: to search its libraries takes as long as to fit a classifier.
     return ThreadpoolController()
-
-
-def _one_thread() -> AbstractContextManager[object]:
-    return _controller().limit(limits=1)
 
 
 def _classifier(
@@ -135,7 +125,7 @@ def _classifier(
             estimator = RandomForestClassifier(100, min_samples_leaf=5, random_state=seed)
     pipeline = make_pipeline(StandardScaler(), estimator)
     # Such small problems are slower on several BLAS threads, which may also change the last bits.
-    with warnings.catch_warnings(), _one_thread():
+    with warnings.catch_warnings(), _controller().limit(limits=1):
         # A classifier stopped at its limit of iterations is still an attack.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return pipeline.fit(features, member)

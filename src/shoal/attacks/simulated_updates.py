@@ -60,24 +60,24 @@ class Auxiliary:
         return replace(self, with_property=torch.cat(with_property), without_property=torch.cat(without_property))
 
     @staticmethod
-    def of_attacker(federation: Federation, schedule: PropertySchedule) -> "Auxiliary":
+    def of_attacker(federation: Federation) -> "Auxiliary":
         """The attacker's training examples (the paper)."""
-        clients = federation.clients
+        clients, schedule = federation.clients, schedule_of(federation)
         rows = clients.owned(int(torch.nonzero(federation.ids == schedule.attacker)))
         holds = schedule.has_property[rows]
         return Auxiliary(clients.x, clients.y, rows[holds], rows[~holds])
 
     @staticmethod
-    def of_attacker_and_test(federation: Federation, schedule: PropertySchedule) -> "Auxiliary":
+    def of_attacker_and_test(federation: Federation) -> "Auxiliary":
         """The attacker's examples with the property, and all test examples (the published codes)."""
-        own, test = Auxiliary.of_attacker(federation, schedule), federation.test
-        held = own.with_property.to(own.y.device)
+        own, test = Auxiliary.of_attacker(federation), federation.test
+        held, has_property = own.with_property.to(own.y.device), schedule_of(federation).test_has_property
         rows = len(held) + torch.arange(len(test))
         return Auxiliary(
             x=torch.cat([own.x[held], test.x]),
             y=torch.cat([own.y[held], test.y]),
-            with_property=torch.cat([torch.arange(len(held)), rows[schedule.test_has_property]]),
-            without_property=rows[~schedule.test_has_property],
+            with_property=torch.cat([torch.arange(len(held)), rows[has_property]]),
+            without_property=rows[~has_property],
         )
 
 
@@ -96,24 +96,20 @@ def local_updates(
     However many aggregated updates contain a local update, it is computed once, together with the others.
 
     Args:
-        model: (P,).
         auxiliary: the examples to sample from, without replacement for each client.
         property_fractions: n, the fraction of each client's examples that has the property; if it is above 0, at least
             one example has.
         size: examples per client; fewer where ``auxiliary`` has fewer.
-        local: the clients' local training.
-        engine: computes it.
-        stream: of the samples and of local training.
     """
     generator = stream("examples").generator()
     rows = []
     for fraction in property_fractions:
         held = min(max(round(fraction * size), int(fraction > 0)), len(auxiliary.with_property))
         others = min(size - held, len(auxiliary.without_property)) if fraction < 1 else 0
-        rows += [
-            _sample(auxiliary.with_property, held, generator),
-            _sample(auxiliary.without_property, others, generator),
-        ]
+        for kind, count in ((auxiliary.with_property, held), (auxiliary.without_property, others)):
+            # A sample of none must not advance the generator: the samples after it would change.
+            order = torch.randperm(len(kind), generator=generator) if count else torch.arange(0)
+            rows.append(kind[order[:count]])
     sizes = torch.tensor([len(each) for each in rows]).reshape(-1, 2).sum(dim=1)
     shards = Shards.from_indices(auxiliary.x, auxiliary.y, torch.cat(rows), sizes)
     clients = torch.arange(len(property_fractions))
@@ -134,9 +130,6 @@ def aggregated_updates(
     Args:
         with_property: (n, P), local updates on examples with the property.
         without_property: (m, P), local updates on examples without it, m >= ``size``.
-        size: local updates per aggregated update.
-        count: aggregated updates of each kind.
-        stream: of the samples.
     """
     generator = stream.generator()
     held = len(with_property)
@@ -147,8 +140,3 @@ def aggregated_updates(
         if a < count:
             weights[a, a % held] = 1 / size
     return weights[:, :held] @ with_property + weights[:, held:] @ without_property
-
-
-def _sample(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    # A sample of none must not advance the generator: the samples after it would change.
-    return rows[torch.randperm(len(rows), generator=generator)[:count]] if count else rows[:0]

@@ -75,10 +75,8 @@ def of_federation(federation: Federation, cohorts: Sequence[Tensor], local: Loca
     larger of the two.
 
     Args:
-        federation: the clients.
         cohorts: positions of the clients of each round, from the first.
-        local: local training.
-        rule: the privacy of its steps.
+        rule: the privacy of steps.
 
     Returns:
         (N,) float64.
@@ -125,15 +123,31 @@ _POINTS = 3e7
 """Points of the mesh of "prv", above which it takes minutes and gigabytes."""
 
 
-def check_computable(sizes: Tensor, rounds: int, local: LocalSGD, rule: DPSGD) -> None:
-    """Raise `InputError` where the accountant of ``rule`` would need too much memory.
+def check_accountable(federation: Federation, rounds: int, local: LocalSGD) -> None:
+    """Raise `InputError` where the accountant could not say, after all rounds, what the clients spent."""
+    rule = private_rule(local)
+    if rule is None:
+        return
+    attended = [(federation.clients.sizes, rounds)]
+    schedule = federation.property_schedule
+    if schedule is not None:
+        # The victim has fewer examples in each of its two kinds of rounds, and a step takes more of them.
+        present = rounds // schedule.period
+        for number, often in ((1, rounds - present), (schedule.period, present)):
+            sizes = federation.clients_in_round(number).sizes[federation.ids == schedule.victim]
+            attended.append((sizes, often))
+    for sizes, often in attended:
+        check_computable(sizes, often, local, rule)
 
-    Args:
-        sizes: (N,) int64, examples of each client.
-        rounds: that a client may take part in.
-        local: local training.
-        rule: the privacy of its steps.
-    """
+
+def private_rule(local: LocalSGD) -> DPSGD | None:
+    """How local steps are private by DP-SGD, if they are."""
+    rule = local.gradient_privacy
+    return rule if local.private and isinstance(rule, DPSGD) else None
+
+
+def check_computable(sizes: Tensor, rounds: int, local: LocalSGD, rule: DPSGD) -> None:
+    """Raise `InputError` where ``rounds`` rounds of clients with ``sizes`` (N,) examples need too much memory."""
     if rule.accountant == "rdp" or rule.noise_multiplier == 0 or not len(sizes):
         return
     kinds = sizes[sizes > 0].unique().tolist()

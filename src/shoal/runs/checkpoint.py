@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -38,7 +38,13 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Seque
     """
     state = progress.state
     if observations:
-        write_bytes(folder / f"observations-{state.round:06d}.safetensors", serialize(tensors_of(observations)))
+        seen = {
+            f"{each.round}.{name}": tensor.contiguous()
+            for each in observations
+            for name, tensor in vars(each).items()
+            if name != "round"
+        }
+        write_bytes(folder / f"observations-{state.round:06d}.safetensors", serialize(seen))
     names = list(progress.rows[0]) if progress.rows else []
     tensors = {
         "models": state.models.contiguous(),
@@ -68,9 +74,13 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Seque
 
 
 def stored_observations(folder: Path) -> list[RoundObservation]:
-    """All observations that were put away, by round."""
-    files = sorted(folder.glob("observations-*.safetensors"))
-    return [each for path in files for each in observations_of(parse(path.read_bytes()))]
+    """All observations that `save_checkpoint` stored, by round."""
+    rounds: dict[int, dict[str, Tensor]] = {}
+    for path in sorted(folder.glob("observations-*.safetensors")):
+        for key, tensor in parse(path.read_bytes()).items():
+            number, _, name = key.partition(".")
+            rounds.setdefault(int(number), {})[name] = tensor
+    return [RoundObservation(round=number, **named) for number, named in sorted(rounds.items())]
 
 
 def load_checkpoint(folder: Path) -> SimulationState | None:
@@ -85,17 +95,17 @@ def load_checkpoint(folder: Path) -> SimulationState | None:
     for path in found:
         progress = _read(path)
         if progress is not None:
-            _forget_sightings(folder, progress.state.round)
+            _remove_observations(folder, progress.state.round)
             return progress
         LOG.warning("checkpoint %s is damaged; going back to the one before", path.name)
     if found:
         raise InputError(f"{folder}: every checkpoint is damaged; start again with another --out")
-    _forget_sightings(folder, 0)
+    _remove_observations(folder, 0)
     return None
 
 
-def _forget_sightings(folder: Path, number: int) -> None:
-    """Remove those of rounds after a ``number``, which will be played again."""
+def _remove_observations(folder: Path, number: int) -> None:
+    """Remove those of rounds after ``number``, which will be played again."""
     for path in folder.glob("observations-*.safetensors"):
         if int(path.stem.rpartition("-")[2]) > number:
             path.unlink()
@@ -107,7 +117,8 @@ def _read(path: Path) -> SimulationState | None:
         return None
     try:
         tensors = parse(content)
-        about = _metadata(path)
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata()
     except (SafetensorError, ValueError):
         return None
     columns, whole = json.loads(about["columns"]), set(json.loads(about["whole"]))
@@ -123,33 +134,9 @@ def _read(path: Path) -> SimulationState | None:
     return SimulationState(state, rows, json.loads(about["seconds"]), tensors.get("updates"))
 
 
-def _metadata(path: Path) -> Mapping[str, str]:
-    with safe_open(path, framework="pt") as file:
-        return file.metadata()
-
-
 def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*.safetensors"), reverse=True)
 
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def tensors_of(observations: Sequence[RoundObservation]) -> dict[str, Tensor]:
-    """Sightings as tensors to be written; `observations_of` gives them back."""
-    return {
-        f"{each.round}.{name}": tensor.contiguous()
-        for each in observations
-        for name, tensor in vars(each).items()
-        if name != "round"
-    }
-
-
-def observations_of(tensors: Mapping[str, Tensor]) -> list[RoundObservation]:
-    """What `tensors_of` was made of, by round."""
-    rounds: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        number, _, name = key.partition(".")
-        rounds.setdefault(int(number), {})[name] = tensor
-    return [RoundObservation(round=number, **named) for number, named in sorted(rounds.items())]

@@ -8,7 +8,7 @@ summary.json         every figure, under flat keys; written last, so it marks a 
 roc.csv              the attack's ROC curves by group
 property.csv         a row an aggregated update, where somebody looks for a property
 samples.safetensors  a few test images of each group, for the report
-models.safetensors   the K final models
+models.safetensors   the K final models, each tensor under "k.name"
 report.html          all of it, to look at; a step of its own after the run: `shoal.runs.report`
 run.log              what happened when
 """
@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import torch
 from safetensors.torch import save as serialize
 
@@ -32,7 +31,6 @@ from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.errors import InputError, require
 from shoal.data import Federation, LabelledDataset
 from shoal.engine import Engine, RoundReport
-from shoal.models import Model
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
 from shoal.simulation.result import CLIENT_COLUMNS, Result
 from shoal.simulation.simulation import (
@@ -180,27 +178,19 @@ def _differences(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[st
 def _write(out: Path, config: Config, simulation: Simulation, result: Result) -> None:
     """Everything a finished run holds; the summary last, since it marks the run as finished."""
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    write_text(out / "clients.csv", _clients(result).to_csv(index=False))
+    columns = [name for name in (*CLIENT_COLUMNS, "epsilon") if name in result.clients]
+    write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))
     if result.updates is not None:
         write_text(out / "property.csv", result.updates.to_csv(index=False))
-    write_bytes(out / "models.safetensors", models_as_safetensors(simulation.setup.model, result.state.models))
+    named = [simulation.setup.model.state_dict(row) for row in result.state.models]
+    models = {f"{k}.{name}": tensor for k, tensors in enumerate(named) for name, tensor in tensors.items()}
+    write_bytes(out / "models.safetensors", serialize(models))
     write_bytes(out / "samples.safetensors", _samples(simulation.federation))
     summary = Summary(run={"algorithm": config.algorithm.name, "dataset": config.data.source}) | result.summary
     write_text(out / "summary.json", json.dumps(flatten(summary), indent=2, allow_nan=False) + "\n")
     for left in (out / "checkpoint").glob("*.safetensors"):
         left.unlink()
-
-
-def _clients(result: Result) -> pd.DataFrame:
-    """What `clients.csv` holds; epsilon is its last column, where there is one."""
-    return result.clients[[*CLIENT_COLUMNS, *(name for name in ("epsilon",) if name in result.clients)]]
-
-
-def models_as_safetensors(model: Model, rows: torch.Tensor) -> bytes:
-    """K models as safetensors, each tensor under "K.name"."""
-    tensors = {f"{k}.{name}": tensor for k, row in enumerate(rows) for name, tensor in model.state_dict(row).items()}
-    return serialize(tensors)
 
 
 def _samples(federation: Federation) -> bytes:

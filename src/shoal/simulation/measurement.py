@@ -12,11 +12,10 @@ from torch import Tensor
 from shoal.attacks import LossThreshold, MembershipAudit, ModelOutputs, RedTeam, evaluate_models
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.defenses import DPSGD, accounting
-from shoal.engine import Deployed, LocalSGD, State, Training
+from shoal.defenses import accounting
+from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.simulation import membership_metrics, property_metrics
-from shoal.simulation.compatibility import private_rule
 from shoal.simulation.result import Result
 from shoal.simulation.summary import Metrics, Summary
 
@@ -63,10 +62,8 @@ def measure(
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
 
     Args:
-        state: after the last round.
-        training: that led to it.
+        training: that led to ``state``.
         red_team: its attack is measured.
-        stream: the randomness of the measurement.
         rows: the rows of `rounds.csv`.
     """
     federation, engine = training.federation, training.engine
@@ -75,15 +72,14 @@ def measure(
     local = training.local_of_clusters(state)
     attacks, records = red_team.fit(state, federation, engine, local, stream("attack"))
     # A personal model is attacked by what was fitted on the model of its client's cluster.
-    cluster = _clusters_of_models(deployed)
-    outputs = evaluate_models(
-        deployed.models, deployed.model, federation, engine, [records[k] for k in cluster.tolist()]
-    )
+    number = torch.arange(len(deployed.models))
+    cluster = (deployed.assignment if torch.equal(deployed.model, number) else number).tolist()
+    outputs = evaluate_models(deployed.models, deployed.model, federation, engine, [records[k] for k in cluster])
     final = _Final(federation, state, deployed, losses, outputs)
-    audit, by_loss = MembershipAudit.of(outputs, [attacks[k] for k in cluster.tolist()]), None
+    audit, by_loss = MembershipAudit.of(outputs, [attacks[k] for k in cluster]), None
     if all(len(each) for each in records):
         thresholds = [LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)]
-        by_loss = MembershipAudit.of(outputs, [thresholds[k] for k in cluster.tolist()])
+        by_loss = MembershipAudit.of(outputs, [thresholds[k] for k in cluster])
     of_clusters = audit
     if deployed.models is not state.models:
         shared = evaluate_models(state.models, deployed.assignment, federation, engine, records)
@@ -91,38 +87,23 @@ def measure(
     exposure = [audit.of_cluster(s, federation).accuracy for s in range(len(deployed.models))]
     clients = _clients(final, np.array(exposure))
     summary = (
-        _accuracy(final, clients)
+        _of_clients(final, clients)
         | Summary(overall=_fairness(final))
         | membership_metrics.of_groups(audit, by_loss, federation)
         | membership_metrics.of_clusters(of_clusters, state.risks, federation)
-        | _clustering(final, clients)
     )
     if federation.property_schedule is not None:
         main = property_metrics.main_task_metrics(outputs.test, final.model, federation)
         summary |= Summary(overall=main)
-    rule = private_rule(local[0])
+    rule = accounting.private_rule(local[0])
     if rule is not None:
-        clients = clients.assign(epsilon=_epsilon(state, training, local[0], rule))
+        cohorts = [training.cohort(number) for number in range(1, state.round + 1)]
+        clients = clients.assign(epsilon=accounting.of_federation(federation, cohorts, local[0], rule).numpy())
         spent = float(clients["epsilon"].max())
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         summary |= Summary(overall={"epsilon": spent if np.isfinite(spent) else float("nan"), "delta": rule.delta})
     rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
     return Result(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state)
-
-
-def _clusters_of_models(deployed: Deployed) -> Tensor:
-    """(S,), the cluster that each deployed model belongs to."""
-    clusters = torch.arange(len(deployed.models))
-    personal = torch.equal(deployed.model, torch.arange(len(deployed.model))) and len(deployed.models) == len(
-        deployed.model
-    )
-    return deployed.assignment if personal else clusters
-
-
-def _epsilon(state: State, training: Training, local: LocalSGD, rule: DPSGD) -> NDArray[np.float64]:
-    """(N,), what each client spent in the rounds that it took part in."""
-    cohorts = [training.cohort(number) for number in range(1, state.round + 1)]
-    return accounting.of_federation(training.federation, cohorts, local, rule).numpy()
 
 
 def _clients(final: _Final, exposure: NDArray[np.float64]) -> pd.DataFrame:
@@ -147,18 +128,33 @@ def _clients(final: _Final, exposure: NDArray[np.float64]) -> pd.DataFrame:
     )
 
 
-def _accuracies(clients: pd.DataFrame) -> Metrics:
+def _accuracies(clients: pd.DataFrame) -> dict[str, float]:
     """Means over clients, each on its own group's test examples and on its own training examples."""
     test, train = float(clients["accuracy"].mean()), float(clients["train_accuracy"].mean())
     return {"accuracy": test, "train_accuracy": train, "gap": gap_accuracy(train, test)}
 
 
-def _accuracy(final: _Final, clients: pd.DataFrame) -> Summary:
+def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
+    """Accuracies and sizes, how clusters relate to groups, and whose threshold is exceeded."""
     federation, everyone = final.federation, _accuracies(clients)
-    names = [federation.groups[g] for g in federation.groups_with_clients]
+    group = federation.group.numpy()
+    groups = {name: clients[clients["group"] == name] for name in federation.groups if name in set(clients["group"])}
+    clusters = {k: clients[clients["cluster"] == k] for k in range(len(final.state.models))}
     return Summary(
-        overall={f"{name}.overall": everyone[name] for name in ("accuracy", "train_accuracy")},
-        by_group={name: _accuracies(clients[clients["group"] == name]) for name in names},
+        overall={f"{name}.overall": everyone[name] for name in ("accuracy", "train_accuracy")}
+        | {
+            "violations.total": int(clients["violated"].sum()),
+            "migrated": int(is_migrated(final.cluster, group).sum()),
+            "adjusted_rand_index": adjusted_rand_index(final.cluster, group),
+        },
+        by_group={
+            name: {**_accuracies(inside), "violations": int(inside["violated"].sum())}
+            for name, inside in groups.items()
+        },
+        by_cluster={
+            k: {"clients": len(inside), "examples": int(inside["examples"].sum()), **_accuracies(inside)}
+            for k, inside in clusters.items()
+        },
     )
 
 
@@ -176,24 +172,3 @@ def _fairness(final: _Final) -> Metrics:
             weights.append(np.full(len(predicted), float((final.model[group == g] == k).mean())))
     differences = fairness(*(np.concatenate(each) for each in (predictions, labels, groups, weights)))
     return {f"fairness.{name}": value for name, value in asdict(differences).items()}
-
-
-def _clustering(final: _Final, clients: pd.DataFrame) -> Summary:
-    """Sizes and accuracies of the clusters, how they relate to the groups, and whose threshold is exceeded."""
-    federation = final.federation
-    group = federation.group.numpy()
-    violations = {
-        name: {"violations": int(clients.loc[clients["group"] == name, "violated"].sum())}
-        for name in (federation.groups[g] for g in federation.groups_with_clients)
-    }
-    clusters = {}
-    for k in range(len(final.state.models)):
-        inside = clients[clients["cluster"] == k]
-        sizes = {"clients": len(inside), "examples": int(inside["examples"].sum())}
-        clusters[k] = {**sizes, **_accuracies(inside)}
-    overall = {
-        "violations.total": int(clients["violated"].sum()),
-        "migrated": int(is_migrated(final.cluster, group).sum()),
-        "adjusted_rand_index": adjusted_rand_index(final.cluster, group),
-    }
-    return Summary(overall=overall, by_group=violations, by_cluster=clusters)

@@ -24,7 +24,6 @@ def of_groups(audit: MembershipAudit, by_loss: MembershipAudit | None, federatio
     Args:
         audit: by the configured attack.
         by_loss: by a threshold on the loss; None where there were no records to set it by.
-        federation: that was attacked.
     """
     groups = federation.groups_with_clients
     return Summary(by_group={federation.groups[g]: _of_group(g, audit, by_loss, federation) for g in groups})
@@ -52,12 +51,11 @@ def of_clusters(audit: MembershipAudit, risks: Tensor, federation: Federation) -
     Args:
         audit: of the clusters' models, by the configured attack.
         risks: (K,) the red team's last estimates.
-        federation: that was attacked.
     """
     clusters: dict[int, Metrics] = {}
     for k in range(len(risks)):
         own = audit.of_cluster(k, federation)
-        population = audit.of_cluster_in_population(k, federation)
+        population = audit.of_cluster(k, federation, population=True)
         clusters[k] = {**_attack(own), **_attack(population, "_population"), "risk": float(risks[k])}
     return Summary(by_cluster=clusters)
 

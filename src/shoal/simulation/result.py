@@ -1,11 +1,10 @@
 """The outcome of a run in memory."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pandas as pd
 
 from shoal.engine import State
-from shoal.simulation.property_metrics import property_summary
 from shoal.simulation.summary import Summary
 
 CLIENT_COLUMNS = (
@@ -34,10 +33,6 @@ class Result:
     roc: pd.DataFrame
     state: State
     updates: pd.DataFrame | None = None
-
-    def with_property(self, updates: pd.DataFrame) -> "Result":
-        """This result with the outcome of a property attack."""
-        return replace(self, summary=self.summary | property_summary(updates), updates=updates)
 
     def __repr__(self) -> str:
         known = {**self.summary.run, **self.summary.overall}

@@ -22,8 +22,6 @@ def round_metrics(
     Args:
         state: after the round.
         report: of the round.
-        federation: of these clients.
-        engine: computes accuracies.
         evaluated: whether accuracies are computed; they are NaN otherwise.
     """
     group = federation.group[report.cohort]

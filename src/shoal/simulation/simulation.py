@@ -1,4 +1,4 @@
-"""One simulated federation from its first round to its measured end."""
+"""One federation from its first round to its measured end, step by step; `simulate.py` takes all of them."""
 
 import logging
 import time
@@ -12,29 +12,18 @@ from shoal.attacks import Gap, PropertyAttack, RedTeam, RoundObservation
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.defenses import Defense, TrainingSetup, defended
-from shoal.engine import (
-    Algorithm,
-    Backend,
-    Engine,
-    LocalSGD,
-    MaliciousClients,
-    Precision,
-    RoundReport,
-    State,
-    Training,
-    check_backend,
-    resolve_backend,
-)
-from shoal.models import Model
-from shoal.simulation import property_metrics
-from shoal.simulation.compatibility import check_accountable, check_algorithm
+from shoal.defenses import TrainingSetup, accounting
+from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training
 from shoal.simulation.measurement import measure
+from shoal.simulation.property_metrics import property_summary, updates_of
 from shoal.simulation.result import Result
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.summary import Summary
 
 LOG = logging.getLogger(__name__)
+
+GAP_AT_THE_END = RedTeam(every=0, attack=Gap())
+"""The red team that needs no shadow set."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +37,7 @@ class Simulation:
         rounds: number of rounds.
         seed: of every random draw.
         participation: fraction of the clients that take part in a round.
-        red_team: estimates risk, and attacks the final models; by default the gap attack, at the end only.
+        red_team: estimates risk, and attacks the final models; by default `GAP_AT_THE_END`.
         evaluate_every: rounds between evaluations on the test set.
         property_attack: an attack on a federation with a `PropertySchedule`; None: none.
         malicious_clients: train in their own way; None: nobody does.
@@ -61,7 +50,7 @@ class Simulation:
     rounds: int
     seed: int = 0
     participation: float = 1.0
-    red_team: RedTeam = field(default_factory=lambda: RedTeam(every=0, attack=Gap()))
+    red_team: RedTeam = GAP_AT_THE_END
     evaluate_every: int = 1
     property_attack: PropertyAttack | None = None
     malicious_clients: MaliciousClients | None = None
@@ -70,8 +59,15 @@ class Simulation:
     def __post_init__(self) -> None:
         require(self.rounds >= 1, f"'rounds' must be at least 1; got {self.rounds}")
         require(self.evaluate_every >= 1, f"'evaluate_every' must be at least 1; got {self.evaluate_every}")
-        check_algorithm(self.algorithm, self.setup.first_local(), self.red_team)
-        check_accountable(self.federation, self.rounds, self.setup.first_local())
+        methods = ("check", "init", "plan", "server_update", "deployed")
+        missing = [name for name in methods if not hasattr(self.algorithm, name)]
+        require(
+            not missing,
+            f"{type(self.algorithm).__name__} is no algorithm: it has no method {', '.join(missing)} "
+            "(see shoal.engine.Algorithm)",
+        )
+        self.algorithm.check(self.setup.first_local(), self.red_team.every)
+        accounting.check_accountable(self.federation, self.rounds, self.setup.first_local())
 
     def on(self, engine: Engine) -> Training:
         """The training of this simulation, on an engine."""
@@ -112,74 +108,6 @@ class SimulationState:
 
 Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]
 """Called before the first round, without a report, and after each round."""
-
-
-def simulate(
-    federation: Federation,
-    model: Model,
-    algorithm: Algorithm,
-    local: LocalSGD,
-    *,
-    rounds: int,
-    seed: int = 0,
-    participation: float = 1.0,
-    red_team: RedTeam | None = None,
-    defenses: Sequence[Defense] = (),
-    property_attack: PropertyAttack | None = None,
-    malicious_clients: MaliciousClients | None = None,
-    device: str = "cpu",
-    threads: int = 2,
-    precision: Precision = "fp32",
-    backend: Backend | None = None,
-    watch: Watch | None = None,
-) -> Result:
-    """Train a federation and measure it, as `shoal run` does, in memory.
-
-    Args:
-        federation: see `Federation.from_tensors` for your own tensors.
-        model: see `Model`.
-        algorithm: one of `shoal.algorithms`, or your own (`docs/adding.md`).
-        local: local training of a client in a round.
-        rounds: number of rounds.
-        seed: of every random draw.
-        participation: fraction of the clients that take part in a round, in [0, 1].
-        red_team: the membership-inference attack; by default the gap attack at the end, which needs no shadow set.
-        defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping` or your own, applied in order.
-        property_attack: an attack on a federation with a `PropertySchedule`.
-        malicious_clients: train in their own way, such as `active_property_attacker` makes.
-        device, threads, precision, backend: see `Engine`.
-        watch: called before the first round and after each.
-
-    Raises:
-        InputError: settings that cannot be run, or training that diverged.
-    """
-    setup = defended(TrainingSetup(model, local), defenses)
-    check_backend(backend, setup.model, setup.first_local())
-    simulation = Simulation(
-        federation=federation,
-        setup=setup,
-        algorithm=algorithm,
-        rounds=rounds,
-        seed=seed,
-        participation=participation,
-        red_team=red_team if red_team is not None else RedTeam(every=0, attack=Gap()),
-        property_attack=property_attack,
-        malicious_clients=malicious_clients,
-    )
-    chosen = resolve_backend(setup.model, setup.first_local()) if backend is None else backend
-    with Engine(setup.model, device=device, threads=threads, precision=precision, backend=chosen) as engine:
-        simulation = move_to_engine(simulation, engine)
-        now = initial_state(simulation, engine)
-        if watch is not None:
-            watch(simulation, now, None)
-        observations: list[RoundObservation] = []
-        for after, report in run_rounds(simulation, engine, now):
-            now = after
-            if now.observation is not None:
-                observations.append(now.observation)
-            if watch is not None:
-                watch(simulation, now, report)
-        return measure_final(simulation, engine, now, observations)
 
 
 def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
@@ -244,8 +172,6 @@ def measure_final(
     """Let every client choose among the final models, attack them, and measure.
 
     Args:
-        simulation: that was run.
-        engine: computes it.
         now: after the last round.
         observations: of all rounds, where there is a property attack.
     """
@@ -254,14 +180,11 @@ def measure_final(
     stream = training.stream("final")
     result = measure(now.state, training, simulation.red_team, stream, now.rows)
     if simulation.property_attack is not None:
-        updates = property_metrics.updates_of(
-            simulation.property_attack,
-            observations,
-            stream("property attack"),
-            jobs=engine.threads,
-            maps=simulation.tsne,
+        random = stream("property attack")
+        updates = updates_of(
+            simulation.property_attack, observations, random, jobs=engine.threads, maps=simulation.tsne
         )
-        result = result.with_property(updates)
+        result = replace(result, summary=result.summary | property_summary(updates), updates=updates)
     total = now.seconds["total"] + time.perf_counter() - began
     seconds = {f"seconds.{key}": round(value, 3) for key, value in (now.seconds | {"total": total}).items()}
     run = Summary(run={"seed": simulation.seed, "rounds": now.state.round}, overall=seconds)

@@ -12,8 +12,7 @@ from shoal.core.errors import InputError, require
 from shoal.reports.sweep.spec import Axes, Value
 from shoal.runs.files import read_run, read_table
 from shoal.simulation.result import CLIENT_COLUMNS
-from shoal.simulation.summary import TEXT_KEYS as WORDS
-from shoal.simulation.summary import FlatSummary as Figures
+from shoal.simulation.summary import TEXT_KEYS, FlatSummary, Metrics, parse_summary
 
 TIMES = "seconds."
 """Wall times differ from run to run of the same configuration, and would make results.csv differ with them."""
@@ -31,11 +30,11 @@ def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Val
     figures = read_run(out)
     # As text, so that a column of 1 and 2.5 does not turn into 1.0 and 2.5.
     row: dict[str, Value] = {"run": out.name, **{axis: str(value) for axis, value in settings.items()}, "seed": seed}
-    told = {key: value for key, value in figures.items() if key not in row and key not in (*WORDS, "rounds")}
-    return row | told | by_size(figures) | _by_group(out, figures)
+    told = {key: value for key, value in figures.items() if key not in row and key not in (*TEXT_KEYS, "rounds")}
+    return row | told | by_size(figures) | _by_group(out, parse_summary(figures).by_cluster)
 
 
-def by_size(figures: Figures) -> dict[str, Value]:
+def by_size(figures: FlatSummary) -> dict[str, Value]:
     """Figures of the cluster with most and of that with fewest clients, whatever their numbers.
 
     Of equals, the one with the higher accuracy is the larger, then the one with the higher MIA accuracy.
@@ -43,41 +42,31 @@ def by_size(figures: Figures) -> dict[str, Value]:
     >>> by_size({"clusters.0.clients": 3, "clusters.1.clients": 7, "clusters.1.mia": 0.5})
     {'larger.clients': 7, 'larger.mia': 0.5, 'smaller.clients': 3}
     """
-    ordered = _ordered(figures)
+    clusters = parse_summary(figures).by_cluster
+    ordered = _largest_first(clusters)
     if len(ordered) < 2:
         return {}
-    return _renamed(figures, ordered[0], "larger") | _renamed(figures, ordered[-1], "smaller")
+    return _prefixed("larger", clusters[ordered[0]]) | _prefixed("smaller", clusters[ordered[-1]])
 
 
-def _ordered(figures: Figures) -> list[str]:
-    """The numbers of clusters, from the largest to the smallest; a number itself decides nothing."""
-    names = {key.split(".", 2)[2] for key in figures if key.startswith("clusters.")}
-    first = ("clients", "accuracy", "mia")
-    keys = (*first, *sorted(names.difference(first)))
-    numbers = sorted(key.split(".")[1] for key in figures if _is_size(key))
-    return sorted(
-        numbers, key=lambda k: [float(figures.get(f"clusters.{k}.{key}", -inf)) for key in keys], reverse=True
-    )
-
-
-def _by_group(out: Path, figures: Figures) -> dict[str, Value]:
-    clients = read_table(out / "clients.csv", CLIENT_COLUMNS)
-    ordered = _ordered(figures)
+def _by_group(out: Path, clusters: Mapping[int, Metrics]) -> dict[str, Value]:
+    """Figures of the cluster that most clients of each group chose; of equals, of the largest."""
+    clients, ordered = read_table(out / "clients.csv", CLIENT_COLUMNS), _largest_first(clusters)
     row: dict[str, Value] = {}
-    for group, cluster in clients.groupby("group", sort=False)["cluster"]:
-        chosen = [str(k) for k in cluster.tolist()]
-        # The first of those that equally many chose, and so the largest.
-        row |= _renamed(figures, max(ordered, key=chosen.count), f"model.{group}")
+    for group, chosen in clients.groupby("group", sort=False)["cluster"]:
+        row |= _prefixed(f"model.{group}", clusters[max(ordered, key=chosen.tolist().count)])
     return row
 
 
-def _renamed(figures: Figures, k: str, name: str) -> dict[str, Value]:
-    prefix = f"clusters.{k}."
-    return {key.replace(prefix, f"{name}.", 1): value for key, value in figures.items() if key.startswith(prefix)}
+def _largest_first(clusters: Mapping[int, Metrics]) -> list[int]:
+    """The clusters from the largest to the smallest; a number itself decides nothing."""
+    first = ("clients", "accuracy", "mia")
+    keys = (*first, *sorted({key for metrics in clusters.values() for key in metrics}.difference(first)))
+    return sorted(clusters, key=lambda k: [clusters[k].get(key, -inf) for key in keys], reverse=True)
 
 
-def _is_size(key: str) -> bool:
-    return key.startswith("clusters.") and key.endswith(".clients") and key.count(".") == 2
+def _prefixed(name: str, metrics: Metrics) -> dict[str, Value]:
+    return {f"{name}.{key}": value for key, value in metrics.items()}
 
 
 def write_results(out: Path, rows: Sequence[Mapping[str, Value]]) -> None:

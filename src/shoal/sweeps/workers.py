@@ -4,13 +4,12 @@ import importlib.util
 import os
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed
 
 from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
@@ -70,16 +69,13 @@ class Workers:
         ]
         # joblib's Ray backend returns results only when all are there.
         results = "generator_unordered" if self.cluster is None else "list"
-        with self._backend(jobs):
-            ended: Any = Parallel(n_jobs=jobs, return_as=results)(calls)
-            yield from ended
+        ended: Any = Parallel(n_jobs=jobs, backend=self._backend(), return_as=results)(calls)
+        yield from ended
 
-    @contextmanager
-    def _backend(self, jobs: int) -> Iterator[None]:
+    def _backend(self) -> str:
+        """The name of joblib's backend, ready to be used."""
         if self.cluster is None:
-            with parallel_config(backend="loky", n_jobs=jobs):
-                yield
-            return
+            return "loky"
         import ray  # noqa: PLC0415 (an extra)
         from ray.util.joblib import register_ray  # noqa: PLC0415
 
@@ -90,8 +86,7 @@ class Workers:
                 reason = str(error).splitlines()[0]
                 raise InputError(f"'--cluster' = {self.cluster}: no Ray cluster answers there: {reason}") from error
         register_ray()
-        with parallel_config(backend="ray", n_jobs=jobs):
-            yield
+        return "ray"
 
 
 def run_one(
