@@ -143,8 +143,8 @@ def build() -> Build:
 
         def mixed(count: int, name: str) -> Examples:
             halves = [images_of(count // 2, g, stream(name, g)) for g in (0, 1)]
-            group = torch.repeat_interleave(torch.arange(2), count // 2)
-            return Examples(torch.cat([x for x, _ in halves]), torch.cat([y for _, y in halves]), group)
+            names = ["rows"] * (count // 2) + ["columns"] * (count // 2)
+            return Examples(torch.cat([x for x, _ in halves]), torch.cat([y for _, y in halves]), names)
 
         return Federation.from_tensors(
             clients,

@@ -19,9 +19,9 @@ from work import CLASSES, LEARNING_RATE, Work, chosen, load, parser
 from shoal import (
     IFCA,
     Engine,
-    Examples,
     FedAvg,
     Federation,
+    GroupedExamples,
     LocalSGD,
     Model,
     Preferences,
@@ -44,7 +44,7 @@ def dealt(work: Work, data: Path | None) -> Federation:
     most of what the memory work measures.
     """
     x, y = (torch.from_numpy(array) for array in load(work, data))
-    nothing = Examples(x[:0], y[:0], y[:0])
+    nothing = GroupedExamples(x[:0], y[:0], y[:0])
     asked = torch.full((work.clients,), 0.5, dtype=torch.float64)
     return Federation(
         clients=Shards.from_contiguous(x, y, torch.full((work.clients,), work.examples)),

@@ -18,6 +18,7 @@ from shoal.config.schema import Config, read_config
 from shoal.core.errors import InputError, ShoalError
 from shoal.core.randomness import Stream
 from shoal.data import (
+    Columns,
     Examples,
     Federation,
     Group,
@@ -44,6 +45,7 @@ __all__ = [
     "IFCA",
     "IFCAMIR",
     "L2",
+    "Columns",
     "Config",
     "Defense",
     "Ditto",

@@ -22,7 +22,7 @@ from shoal.attacks import (
 from shoal.attacks.yeom import FittedLossThreshold
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Examples, Shards
+from shoal.data import GroupedExamples, Shards
 from shoal.engine import LocalSGD
 from shoal.metrics import balanced_accuracy
 
@@ -281,6 +281,6 @@ def test_a_bad_red_team_is_refused(wrong, sentence):
 def test_the_red_team_takes_no_part_of_the_test_set_for_its_shadow_models(clustered):
     """What the server trains on is the shadow set: with it spoiled, shadow models learn nothing."""
     state, federation, engine = clustered
-    blank = Examples(torch.zeros_like(federation.shadow.x), federation.shadow.y, federation.shadow.group)
+    blank = GroupedExamples(torch.zeros_like(federation.shadow.x), federation.shadow.y, federation.shadow.group)
     records = ShadowModels(number=1).records(state, replace(federation, shadow=blank), engine, (LOCAL,) * 2, Stream(0))
     assert torch.equal(records[0].outputs, records[0].outputs[:1].expand_as(records[0].outputs))

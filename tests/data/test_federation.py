@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError
-from shoal.data import Examples, Federation, Shards
+from shoal.data import Examples, Federation, GroupedExamples, Shards
 
 SIZES = [3, 0, 5, 1, 4]
 
@@ -70,7 +70,7 @@ def test_shards_that_overlap() -> None:
 
 def test_examples_of_a_group_keep_their_order_and_layout() -> None:
     x = torch.rand(5, 2, 3, 3)
-    examples = Examples(x, torch.arange(5), torch.tensor([1, 0, 1, 1, 0]))
+    examples = GroupedExamples(x, torch.arange(5), torch.tensor([1, 0, 1, 1, 0]))
     ones = examples.of_group(1)
     assert ones.y.tolist() == [0, 2, 3]
     assert torch.equal(ones.x, x[[0, 2, 3]])
@@ -94,12 +94,12 @@ CLIENTS = [examples(size, seed=i) for i, size in enumerate((3, 6, 2))]
 
 def make_federation(**arguments: Any) -> Federation:
     x, y = examples(5)
-    test = Examples(x, y, torch.zeros(5, dtype=torch.int64)) if "groups" in arguments else (x, y)
+    test = Examples(x, y, ["a", "b", "a", "b", "b"]) if "groups" in arguments else (x, y)
     return Federation.from_tensors(**({"clients": CLIENTS, "test": test} | arguments))
 
 
 def test_with_several_groups_the_test_set_says_which_group_each_example_is_of() -> None:
-    with pytest.raises(InputError, match="which group each is of"):
+    with pytest.raises(InputError, match="which name the group of each example"):
         make_federation(groups=["a", "b", "a"], test=examples(5))
 
 
@@ -120,7 +120,7 @@ def test_a_federation_of_one_s_own_tensors() -> None:
     assert federation.holdout.sizes.tolist() == [1, 2, 3]
     assert federation.preferences.threshold.tolist() == pytest.approx([0.5, 0.6, 1])
     assert federation.preferences.beta.tolist() == [0.5] * 3
-    assert federation.test.group.tolist() == [0] * 5
+    assert federation.test.group.tolist() == [1, 0, 1, 0, 0]
 
 
 def test_what_is_left_out() -> None:
@@ -168,7 +168,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": [examples(3), examples(3, width=5)]},
         r"client 1 .* \(5,\); client 0's have shape \(2,\)",
     ),
-    "groups": ({"groups": ["a", "b"]}, "'groups' must name the group of each of 3 clients; got 2"),
+    "groups": ({"groups": ["a", "b"]}, "'groups' must be 3 names; got 2"),
     "threshold": ({"threshold": 0.4}, r"'threshold' must be in \[0.5, 1\]; got 0.4"),
     "thresholds": ({"threshold": torch.tensor([0.6, 0.7, 1.2])}, r"'threshold' must be in \[0.5, 1\]; got 0.6 to 1.2"),
     "threshold not a number": ({"threshold": float("nan")}, r"'threshold' must be in"),

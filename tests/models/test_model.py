@@ -206,7 +206,6 @@ class Gated(nn.Module):
 
 
 RANDOM = {
-    "dropout": lambda: nn.Dropout(0.5),
     "dropout2d": lambda: nn.Dropout2d(0.1),
     "alpha dropout": lambda: nn.AlphaDropout(0.1),
     "recurrent": lambda: nn.GRU(4, 4, num_layers=2, dropout=0.5),

@@ -85,6 +85,10 @@ class IFCA:
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """K independent random models, redrawn by the official rule if that is given."""
         del local
+        require(
+            self.clusters <= len(federation),
+            f"'clusters' must be at most the federation's {len(federation)} clients; got {self.clusters}",
+        )
         return State.initial(self._models(engine, federation, stream), len(federation))
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

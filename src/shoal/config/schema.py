@@ -17,6 +17,7 @@ from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Pos
 from shoal.data import Group, Partition
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Algorithm, LocalSGD
+from shoal.engine.engine import MAX_THREADS
 from shoal.models import Network
 
 
@@ -168,7 +169,7 @@ class EngineSection:
     """
 
     device: Annotated[str, AfterValidator(_device)] = "cpu"
-    threads: Positive = 2
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS, strict=True)] = 2
     precision: Literal["fp32", "bf16"] = "fp32"
     backend: Literal["auto", "loop", "vmap"] = "auto"
 
@@ -227,13 +228,13 @@ class Config:
         return tomli_w.dumps(self.table())
 
 
-def read_config(path: Path, changes: Iterable[str] = ()) -> Config:
+def read_config(path: str | Path, changes: Iterable[str] = ()) -> Config:
     """The configuration in a TOML file, with ``changes`` such as "algorithm.rounds=10" made to it.
 
     Raises:
         InputError: the file is missing or not TOML, a key is unknown or has a value that is not allowed.
     """
-    given = read_toml(path)
+    given = read_toml(Path(path))
     for each in changes:
         change(given, each)
     return parse_config(given, str(path))

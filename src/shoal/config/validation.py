@@ -19,7 +19,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     require("\0" not in str(path), f"{str(path)!r} is no path: it has a zero byte")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         large = next(_large(table), None)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error

@@ -29,6 +29,36 @@ def require(condition: bool, sentence: str) -> None:
         raise InputError(sentence)
 
 
+def require_instance(name: str, value: object, kind: type, how: str) -> None:
+    """Raise `InputError` unless ``value`` is of ``kind``; ``how`` says how to make one.
+
+    >>> require_instance("rounds", "3", int, "such as 30")
+    Traceback (most recent call last):
+    ...
+    shoal.core.errors.InputError: 'rounds' must be a whole number, such as 30; got '3'
+    """
+    fits = isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)
+    what = {int: "a whole number", float: "a number"}.get(kind, f"{_article(kind.__name__)} {kind.__name__}")
+    require(fits, f"'{name}' must be {what}, {how}; got {described(value)}")
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "AEIOULRS" and (word[1].isupper() or word[0] in "AEIOU") else "a"
+
+
+def described(value: object) -> str:
+    """A value in an error sentence: short ones as Python writes them, others by their type.
+
+    >>> described(2.5), described([1, 2]), described(dict)
+    ('2.5', 'list of 2', 'the class dict')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+
+
 def quoted(names: Iterable[str]) -> str:
     """Names in a sentence: ``'a', 'b'``."""
     return ", ".join(f"'{name}'" for name in names)

@@ -136,7 +136,14 @@ class _Instance:
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         del source, handler
-        return core_schema.is_instance_schema(self.kind)
+        return core_schema.no_info_after_validator_function(_value, core_schema.is_instance_schema(self.kind))
+
+
+def _value(given: object) -> object:
+    """``given`` unless it is a class, which has all methods of a protocol too."""
+    if isinstance(given, type):
+        raise ValueError(f"a value such as {given.__name__}(...)")
+    return given
 
 
 def _checkable(hint: Any) -> Any:  # noqa: ANN401

@@ -5,7 +5,8 @@ May import `core`. To add a source: a file in `sources` that returns `ImageDatas
 """
 
 from shoal.data.datasets import ImageDataset, LabelledDataset, TextDataset
-from shoal.data.federation import Examples, Federation, Preferences
+from shoal.data.federation import Federation, GroupedExamples, Preferences
+from shoal.data.own_data import Columns, Examples
 from shoal.data.partition import Partition, partition_dataset
 from shoal.data.preferences import draw_preferences
 from shoal.data.property_partition import PropertyPartition, draw_property_partition, partition_by_property
@@ -15,9 +16,11 @@ from shoal.data.shifts import Group
 from shoal.data.sources.catalog import availability, load_dataset
 
 __all__ = [
+    "Columns",
     "Examples",
     "Federation",
     "Group",
+    "GroupedExamples",
     "ImageDataset",
     "LabelledDataset",
     "Partition",

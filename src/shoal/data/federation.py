@@ -5,16 +5,28 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from shoal.core.errors import require
+from shoal.core.errors import InputError, described, nearest, quoted, require
 from shoal.data.memory_format import gather
+from shoal.data.own_data import (
+    Arrays,
+    Columns,
+    Examples,
+    Table,
+    group_names,
+    require_finite,
+    rows_of,
+    tensors_of,
+    tensors_of_rows,
+)
 from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
 
 
 @dataclass(frozen=True, eq=False)
-class Examples:
-    """M labelled examples, and the group whose distribution each one follows.
+class GroupedExamples:
+    """M labelled examples, and the index of the group whose distribution each one follows.
 
     Shapes: x (M, ...), y (M,) int64, group (M,) int64.
     """
@@ -26,13 +38,13 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
-    def of_group(self, group: int) -> "Examples":
+    def of_group(self, group: int) -> "GroupedExamples":
         """The examples of one group, in order."""
         return self.take(torch.nonzero(self.group == group).squeeze(1))
 
-    def take(self, indices: Tensor) -> "Examples":
+    def take(self, indices: Tensor) -> "GroupedExamples":
         """The examples at ``indices`` (m,) int64."""
-        return Examples(gather(self.x, indices), self.y[indices], self.group[indices.cpu()])
+        return GroupedExamples(gather(self.x, indices), self.y[indices], self.group[indices.cpu()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +87,8 @@ class Federation:
     group: Tensor
     groups: tuple[str, ...]
     preferences: Preferences
-    test: Examples
-    shadow: Examples
+    test: GroupedExamples
+    shadow: GroupedExamples
     holdout: Shards
     classes: int
     property_schedule: PropertySchedule | None = None
@@ -113,23 +125,34 @@ class Federation:
             preferences=Preferences(self.preferences.threshold[order], self.preferences.beta[order]),
         )
 
+    def __repr__(self) -> str:
+        sizes = torch.bincount(self.group, minlength=len(self.groups)).tolist()
+        groups = ", ".join(f"{name} {size}" for name, size in zip(self.groups, sizes, strict=True))
+        shape = tuple(self.clients.x.shape[1:])
+        return (
+            f"Federation({len(self)} clients ({groups}), {int(self.clients.sizes.sum())} training examples of shape "
+            f"{shape}, {self.classes} classes; {len(self.test)} test, {len(self.shadow)} shadow, "
+            f"{int(self.holdout.sizes.sum())} held-out examples)"
+        )
+
     @staticmethod
     def from_tensors(
-        clients: Sequence[tuple[Tensor, Tensor]],
+        clients: Sequence[Arrays | Dataset],
         *,
-        test: tuple[Tensor, Tensor] | Examples,
-        shadow: tuple[Tensor, Tensor] | Examples | None = None,
+        test: Arrays | Examples | Dataset,
+        shadow: Arrays | Examples | Dataset | None = None,
         groups: Sequence[str] | None = None,
-        holdout: Sequence[tuple[Tensor, Tensor]] | None = None,
-        threshold: Tensor | float = 0.65,
-        beta: Tensor | float = 0.5,
+        holdout: Sequence[Arrays | Dataset] | None = None,
+        threshold: Tensor | Sequence[float] | float = 0.65,
+        beta: Tensor | Sequence[float] | float = 0.5,
         classes: int | None = None,
     ) -> "Federation":
-        """A federation of your own tensors.
+        """A federation of your own examples: tensors, numpy arrays, lists, or data sets of PyTorch.
 
         Args:
-            clients: (x, y) of each client: x (m, ...) float, y (m,) int64.
-            test: held-out examples; a plain (x, y) is taken to be of the first group.
+            clients: (x, y) of each client, or a `torch.utils.data.Dataset` of such pairs. x: numbers (m, ...), words of
+                texts as whole numbers. y: (m,) whole numbers from 0, of any type; one-hot rows too.
+            test: held-out examples; with several groups `Examples(x, y, groups)`, which name the group of each.
             shadow: the server's examples for its red team; None: no red team that needs shadow models.
             groups: name of each client's group; None: one group.
             holdout: (x, y) of each client, kept out of its training.
@@ -138,81 +161,165 @@ class Federation:
             classes: number of classes; None: the largest label + 1.
 
         Raises:
-            InputError: no client, a client without examples, or tensors of different shapes or lengths.
+            InputError: examples that cannot be used, a client without examples, or a group without test examples.
 
-        >>> x, y = torch.rand(4, 2), torch.tensor([0, 1, 0, 1])
-        >>> len(Federation.from_tensors([(x, y), (x, y)], test=(x, y)))
-        2
+        >>> Federation.from_tensors([([[0.1], [0.2]], [0, 1])] * 3, test=([[0.3]], [1]))
+        Federation(3 clients (all 3), 6 training examples of shape (1,), 2 classes; 1 test, 0 shadow, 0 held-out \
+examples)
         """
+        sequence = isinstance(clients, Sequence) and not isinstance(clients, str)
+        require(sequence, f"'clients' must be a list of pairs (x, y), one per client; got {described(clients)}")
         require(len(clients) > 0, "a federation needs at least one client")
-        if classes is None:
-            classes = max((int(y.max()) for _, y in clients if len(y)), default=0) + 1
-        first = clients[0][0]
-        nothing = first[:0], clients[0][1][:0]
-        for i, (x, y) in enumerate(clients):
+        own = [tensors_of(f"client {i}", each) for i, each in enumerate(clients)]
+        first, labels = own[0]
+        for i, (x, y) in enumerate(own):
             require(len(y) > 0, f"client {i} has no examples")
-            _check_examples(f"client {i}", x, y, first, classes)
-        holdout = list(holdout) if holdout is not None else [nothing] * len(clients)
+            _require_shape(f"client {i}", x, first)
+        classes = max(int(y.max()) for _, y in own) + 1 if classes is None else classes
         require(
-            len(holdout) == len(clients),
-            f"'holdout' must have one (x, y) for each of {len(clients)} clients; got {len(holdout)}",
+            isinstance(classes, int) and classes >= 1, f"'classes' must be a whole number, at least 1; got {classes!r}"
         )
-        for i, (x, y) in enumerate(holdout):
-            _check_examples(f"the holdout of client {i}", x, y, first, classes)
-        group_of = list(groups) if groups is not None else ["all"] * len(clients)
+        held = [tensors_of(f"the holdout of client {i}", each) for i, each in enumerate(holdout or ())]
         require(
-            len(group_of) == len(clients),
-            f"'groups' must name the group of each of {len(clients)} clients; got {len(group_of)}",
+            holdout is None or len(held) == len(own),
+            f"'holdout' must have one (x, y) for each of {len(own)} clients; got {len(held)}",
         )
+        held = held or [(first[:0], labels[:0])] * len(own)
+        for i, (x, _) in enumerate(held):
+            _require_shape(f"the holdout of client {i}", x, first)
+        group_of = ["all"] * len(own) if groups is None else group_names("'groups'", groups, len(own))
         names = tuple(dict.fromkeys(group_of))
         require(
             isinstance(test, Examples) or len(names) == 1,
-            f"with {len(names)} groups, 'test' must be Examples(x, y, group), which say which group each is of",
+            f"with {len(names)} groups, 'test' must be Examples(x, y, groups), which name the group of each example",
         )
-        test, shadow = _as_examples(test), _as_examples(nothing if shadow is None else shadow)
-        for name, each in (("test", test), ("shadow", shadow)):
-            _check_examples(f"the {name} set", each.x, each.y, first, classes)
-            last = int(each.group.max()) if len(each) else 0
-            require(last < len(names), f"the {name} set has examples of group {last}; there are {len(names)} groups")
-        return Federation(
-            clients=Shards.from_pairs(clients),
-            ids=torch.arange(len(clients)),
+        tested = _grouped("the test set", test, names, first)
+        require(len(tested) > 0, "the test set has no examples; accuracy and non-members come from it")
+        without = [name for g, name in enumerate(names) if not bool((tested.group == g).any())]
+        require(not without, f"the test set has no examples of the group {quoted(without)}; each group needs some")
+        nothing = GroupedExamples(first[:0], labels[:0], labels[:0])
+        shards, kept = Shards.from_pairs(own), Shards.from_pairs(held)
+        federation = Federation(
+            clients=shards,
+            ids=torch.arange(len(own)),
             group=torch.tensor([names.index(name) for name in group_of]),
             groups=names,
             preferences=Preferences(
-                _per_client(threshold, len(clients), "threshold", 0.5), _per_client(beta, len(clients), "beta", 0.0)
+                _per_client(threshold, len(own), "threshold", 0.5), _per_client(beta, len(own), "beta", 0.0)
             ),
-            test=test,
-            shadow=shadow,
-            holdout=Shards.from_pairs(holdout),
+            test=tested,
+            shadow=nothing if shadow is None else _grouped("the shadow set", shadow, names, first),
+            holdout=kept,
+            classes=classes,
+        )
+        _check(federation)
+        return federation
+
+    @staticmethod
+    def from_table(
+        table: Table,
+        columns: Columns,
+        *,
+        test: Table,
+        shadow: Table | None = None,
+        threshold: Tensor | Sequence[float] | float = 0.65,
+        beta: Tensor | Sequence[float] | float = 0.5,
+        classes: int | None = None,
+    ) -> "Federation":
+        """A federation of tables: pandas frames, or Hugging Face `datasets.Dataset`, one row per example.
+
+        Args:
+            table: the clients' examples; clients are numbered in the order of first appearance.
+            columns: which column names the client, the label, the group, and which are inputs.
+            test: held-out examples, a table with the same columns (that of the clients may hold anything).
+            shadow: the server's examples, such a table; None: none.
+            threshold, beta, classes: as in `from_tensors`.
+
+        Raises:
+            InputError: a column that is missing, a client in several groups, or examples that cannot be used.
+
+        >>> import pandas as pd
+        >>> table = pd.DataFrame({"who": ["a", "a", "b"], "age": [30, 40, 50], "ill": [0, 1, 1]})
+        >>> federation = Federation.from_table(table, Columns(client="who", label="ill"), test=table)
+        >>> federation.clients.sizes
+        tensor([2, 1])
+        """
+        rows = rows_of("the table", table, columns)
+        clients, groups = [], []
+        for name, own in rows.groupby(columns.client, sort=False):
+            clients.append(tensors_of_rows(f"client {name}", own, columns))
+            if columns.group is not None:
+                (group, *more) = own[columns.group].drop_duplicates().tolist()
+                require(not more, f"client {name} is in several groups: {quoted(map(str, (group, *more)))}")
+                groups.append(group)
+
+        def others(name: str, given: Table) -> Examples | Arrays:
+            given = rows_of(name, given, columns)
+            x, y = tensors_of_rows(name, given, columns)
+            return (x, y) if columns.group is None else Examples(x, y, given[columns.group].tolist())
+
+        return Federation.from_tensors(
+            clients,
+            test=others("the test table", test),
+            shadow=None if shadow is None else others("the shadow table", shadow),
+            groups=groups if columns.group is not None else None,
+            threshold=threshold,
+            beta=beta,
             classes=classes,
         )
 
 
-def _check_examples(name: str, x: Tensor, y: Tensor, like: Tensor, classes: int) -> None:
-    """Raise unless (x, y) are examples of the same shape as ``like`` with labels in ``range(classes)``."""
-    require(len(x) == len(y), f"{name} has {len(x)} examples but {len(y)} labels")
-    require(y.dtype == torch.int64, f"{name} has labels of type {y.dtype}; they must be torch.int64")
+def _require_shape(name: str, x: Tensor, like: Tensor) -> None:
     shape, expected = tuple(x.shape[1:]), tuple(like.shape[1:])
-    require(shape == expected, f"{name} has examples of shape {shape}; client 0's have shape {expected}")
-    if len(y):
-        low, high = int(y.min()), int(y.max())
-        wrong = low if low < 0 else high
+    require(shape == expected or len(x) == 0, f"{name} has examples of shape {shape}; client 0's have shape {expected}")
+
+
+def _grouped(name: str, given: Arrays | Examples | Dataset, names: Sequence[str], like: Tensor) -> GroupedExamples:
+    """A test or shadow set with the groups by index; without names, all of the first group."""
+    x, y = tensors_of(name, (given.x, given.y) if isinstance(given, Examples) else given)
+    _require_shape(name, x, like)
+    if not isinstance(given, Examples):
+        return GroupedExamples(x, y, torch.zeros(len(y), dtype=torch.int64))
+    of_each = group_names(f"the groups of {name}", given.groups, len(y))
+    for each in dict.fromkeys(of_each):
         require(
-            low >= 0 and high < classes, f"{name} has the label {wrong}; labels must be in 0..{classes - 1} (classes)"
+            each in names, f"{name} has examples of the group '{each}', which no client is of; {nearest(each, names)}"
         )
+    index = {each: g for g, each in enumerate(names)}
+    return GroupedExamples(x, y, torch.tensor([index[each] for each in of_each], dtype=torch.int64))
 
 
-def _as_examples(examples: tuple[Tensor, Tensor] | Examples) -> Examples:
-    if isinstance(examples, Examples):
-        return examples
-    x, y = examples
-    return Examples(x, y, torch.zeros(len(y), dtype=torch.int64))
+def _check(federation: Federation) -> None:
+    """Raise unless all inputs are finite and all labels are in ``range(classes)``."""
+    sets = [("client", federation.clients), ("the holdout of client", federation.holdout)]
+    for name, shards in sets:
+        outside = (shards.y < 0) | (shards.y >= federation.classes)
+        finite = not shards.x.is_floating_point() or bool(torch.isfinite(shards.x.sum()))
+        if finite and not bool(outside.any()):
+            continue
+        for i in range(len(shards)):
+            own = shards.owned(i)
+            require_finite(f"{name} {i}", shards.x[own])
+            _require_labels(f"{name} {i}", shards.y[own], federation.classes)
+    for name, examples in (("the test set", federation.test), ("the shadow set", federation.shadow)):
+        require_finite(name, examples.x)
+        _require_labels(name, examples.y, federation.classes)
 
 
-def _per_client(value: Tensor | float, count: int, name: str, low: float) -> Tensor:
+def _require_labels(name: str, y: Tensor, classes: int) -> None:
+    wrong = y[(y < 0) | (y >= classes)]
+    require(
+        len(wrong) == 0,
+        f"{name} has the label {wrong[:1].sum()}; labels must be in 0..{classes - 1} (classes)",
+    )
+
+
+def _per_client(value: Tensor | Sequence[float] | float, count: int, name: str, low: float) -> Tensor:
     """One number, or one per client, as (count,) float64 in [low, 1]."""
-    given = torch.as_tensor(value, dtype=torch.float64)
+    try:
+        given = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"'{name}' must be one number or one for each of {count} clients; got {value!r}") from error
     require(
         given.dim() == 0 or given.shape == (count,),
         f"'{name}' must be one number or one for each of {count} clients; got shape {tuple(given.shape)}",

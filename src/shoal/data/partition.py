@@ -15,7 +15,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Flag, Positive, PositiveFloat, settings
 from shoal.data.datasets import LabelledDataset, TextDataset
-from shoal.data.federation import Examples, Federation, Preferences
+from shoal.data.federation import Federation, GroupedExamples, Preferences
 from shoal.data.label_skew import skew_labels
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group, shifted_inputs
@@ -144,9 +144,9 @@ def partitioned(
         x = shifted_inputs(dataset, indices, groups, torch.repeat_interleave(group, sizes), stream)
         return Shards.from_contiguous(x, dataset.labels[indices], sizes)
 
-    def examples(indices: Tensor, counts: list[int]) -> Examples:
+    def examples(indices: Tensor, counts: list[int]) -> GroupedExamples:
         group = _by_group(counts)
-        return Examples(shifted_inputs(dataset, indices, groups, group, stream), dataset.labels[indices], group)
+        return GroupedExamples(shifted_inputs(dataset, indices, groups, group, stream), dataset.labels[indices], group)
 
     return Federation(
         clients=shards(torch.cat(indices.clients), torch.tensor([len(each) for each in indices.clients])),

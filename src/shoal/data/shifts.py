@@ -12,12 +12,10 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Fraction, settings
 from shoal.data.datasets import LabelledDataset, TextDataset
+from shoal.data.groups import require_group_name
 
 _CHUNK = 4096
 """Images rotated at a time, so that the sampling grid stays in tens of megabytes."""
-
-RESERVED = ("overall", "total")
-"""Names that no group may have: `accuracy.overall` and `violations.total` are of all groups."""
 
 _Angle = Annotated[float, Field(ge=-360, le=360, strict=True)]
 _Factor = Annotated[float, Field(ge=0, le=100, strict=True)]
@@ -44,10 +42,7 @@ class Group:
     brightness: Annotated[tuple[_Factor, _Factor], Field(strict=False)] | None = None
 
     def __post_init__(self) -> None:
-        require(
-            bool(self.name) and self.name not in RESERVED,
-            f"'{self.name}' cannot be a group's name; {' and '.join(RESERVED)} stand for all groups in summary keys",
-        )
+        require_group_name(self.name)
         for name, bounds in (("rotation", self.rotation), ("brightness", self.brightness)):
             if bounds is not None:
                 low, high = bounds

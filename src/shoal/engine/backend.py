@@ -1,6 +1,6 @@
 """Which of the two backends trains a model, and which cannot."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 
@@ -31,6 +31,8 @@ def resolve_backend(model: Model, local: LocalSGD | None = None) -> Backend:
 
 def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None = None) -> None:
     """Raise `InputError` where a backend that was asked for cannot train ``model``, or not by ``local``."""
+    known = get_args(Backend)
+    require(backend is None or backend in known, f"'backend' must be None, 'loop' or 'vmap'; got {backend!r}")
     if backend != "vmap":
         return
     network = model.network()

@@ -1,16 +1,17 @@
 """The engine: trains many owners of data at once, and evaluates models on many examples."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from shoal.core.errors import InputError, require
-from shoal.data.federation import Examples, Federation
+from shoal.core.errors import InputError, require, require_instance
+from shoal.data.federation import Federation, GroupedExamples
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
 from shoal.engine.backend import Backend, check_backend, needs_loop, resolve_backend
@@ -23,6 +24,9 @@ from shoal.engine.worker_pool import WorkerPool
 from shoal.models.model import Model
 
 Precision = Literal["fp32", "bf16"]
+
+MAX_THREADS = 1024
+"""More than any machine's processors; the operating system refuses more threads without a sentence."""
 
 _EVALUATED = {"loop": 256, "vmap": 2048}
 """Examples in one batch of evaluation, by backend: convolutions' outputs should stay in the caches, and small dense
@@ -73,11 +77,16 @@ class Engine:
         self,
         model: Model,
         *,
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
         threads: int = 2,
         precision: Precision = "fp32",
         backend: Backend | None = None,
     ) -> None:
+        device = str(device)
+        require(
+            re.fullmatch(r"cpu|cuda(:\d+)?", device) is not None,
+            f"device '{device}' cannot be used; use 'cpu', 'cuda', or one of several such as 'cuda:1'",
+        )
         if device.startswith("cuda"):
             require(
                 torch.cuda.is_available(),
@@ -88,13 +97,15 @@ class Engine:
                 (torch.device(device).index or 0) < count,
                 f"device '{device}' cannot be used: the CUDA devices here are cuda:0 to cuda:{count - 1}",
             )
-        require(threads >= 1, f"'threads' must be at least 1; got {threads}")
+        require_instance("threads", threads, int, "such as 2")
+        require(1 <= threads <= MAX_THREADS, f"'threads' must be at least 1 and at most {MAX_THREADS}; got {threads}")
+        require(precision in get_args(Precision), f"'precision' must be 'fp32' or 'bf16'; got {precision!r}")
+        check_backend(backend, model)
         self.model = model
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
-        check_backend(self.backend, model)
         self._requested: Backend | None = backend
         self._trainer = VmapBackend(model, self.device, self.dtype) if self.backend == "vmap" else LoopBackend()
         self._networks = threading.local()
@@ -121,7 +132,7 @@ class Engine:
         def shards(given: Shards) -> Shards:
             return replace(given, x=stored(given.x), y=given.y.to(self.device))
 
-        def examples(given: Examples) -> Examples:
+        def examples(given: GroupedExamples) -> GroupedExamples:
             return replace(given, x=stored(given.x), y=given.y.to(self.device))
 
         return replace(

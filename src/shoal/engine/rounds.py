@@ -63,6 +63,8 @@ class Training:
     malicious_clients: MaliciousClients | None = None
 
     def __post_init__(self) -> None:
+        number = isinstance(self.participation, int | float)
+        require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
         require(0 <= self.participation <= 1, f"'participation' must be in [0, 1]; got {self.participation:g}")
 
     def start(self) -> State:

@@ -33,6 +33,10 @@ def _own(name: str) -> str:
     return name
 
 
+def _require_key(name: str, key: str, *, chosen: bool, known: bool) -> None:
+    require(known or not chosen, f"model '{name}' has no '{key}' to choose; leave it out")
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a network must fit: images of ``channels`` x ``height`` x ``width``, in ``classes`` classes."""
@@ -58,7 +62,7 @@ class TextShape:
 
 @settings
 class Network:
-    """The network that is trained. Sizes that it does not have are left out.
+    """The network that is trained. ``hidden`` and ``filters`` are left out where it does not have them.
 
     Args:
         name: of images: ``digits-cnn``, ``mnist-cnn``, ``femnist-cnn``, ``vgg11``, ``vgg13``, ``vgg16``, ``mlp``,
@@ -71,7 +75,7 @@ class Network:
         padding: of the convolutions of ``femnist-cnn``; its paper states none.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value outside its range, or a size that the network does not have.
     """
 
     name: Shipped | Annotated[str, AfterValidator(_own)]
@@ -83,6 +87,10 @@ class Network:
     ) = None
     norm: Literal["batch", "group"] = "batch"
     padding: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
+
+    def __post_init__(self) -> None:
+        _require_key(self.name, "norm", chosen=self.norm != "batch", known=self.name.startswith("vgg"))
+        _require_key(self.name, "padding", chosen=self.padding != 0, known=self.name == "femnist-cnn")
 
     def sized(self, classes: int) -> "Network":
         """This network with all its sizes, and without those that it does not have."""
@@ -153,5 +161,7 @@ def create_model(
     50186
     """
     require(name in MODELS, f"unknown model '{name}'; {nearest(name, MODELS)}")
+    _require_key(name, "hidden", chosen=hidden is not None, known=name in HIDDEN)
+    _require_key(name, "filters", chosen=filters is not None, known=name in FILTERS)
     sizes = None if filters is None else tuple(filters)
     return Network(name, hidden=hidden, filters=sizes, norm=norm, padding=padding).model(shape)

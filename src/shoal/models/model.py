@@ -1,5 +1,7 @@
 """A model: a network factory and a per-example loss."""
 
+import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,9 +9,12 @@ from functools import cached_property
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, quoted, require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream, seeded
+from shoal.models.dropout import SeededDropout
+
+LOG = logging.getLogger(__name__)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function of outputs (B, C) and labels (B,) that returns the loss of each example (B,)."""
@@ -43,6 +48,15 @@ class Model:
             "a Model takes the class or a function that builds the network, not a network: "
             "each of the K models needs its own random start",
         )
+        require(
+            callable(self.build), f"a Model takes the class or a function that builds the network; got {self.build!r}"
+        )
+        missing = _arguments_without_default(self.build)
+        require(
+            not missing,
+            f"a Model's build is called without arguments, but it needs {quoted(missing)}; give them by a lambda or "
+            "functools.partial",
+        )
 
     def network(self) -> nn.Module:
         """A new network, always with the same parameters: it is for its structure."""
@@ -53,22 +67,31 @@ class Model:
             network = self.build()
         if not isinstance(network, nn.Module):
             raise InputError(f"a Model's build must return a torch.nn.Module; got {type(network).__name__}")
-        return network
+        return _with_seeded_dropout(network)
 
     @cached_property
     def layout(self) -> Layout:
         """The order of the network's tensors in its flat vector.
 
         Raises:
-            InputError: the network has a layer that uses PyTorch's global generator (dropout), batch norm without a
-                momentum, or no trainable parameters. Randomness in a network's own ``forward`` is not detected.
+            InputError: the network has a layer that uses PyTorch's global generator (other dropout than `nn.Dropout`),
+                batch norm without a momentum, or no trainable parameters, or it is built only once.
         """
         network = self.network()
+        others = {id(p) for p in self.network().parameters()}
+        require(
+            not any(id(p) in others for p in network.parameters()),
+            "a Model's build must make a new network each time, but it returned the same one twice; build it inside",
+        )
         for name, module in network.named_modules():
+            require(
+                not any(isinstance(p, nn.UninitializedParameter) for p in module.parameters(recurse=False)),
+                f"layer '{name}' ({type(module).__name__}) has no size before it has seen data; give its size",
+            )
             require(
                 not _is_random(module),
                 f"layer '{name}' ({type(module).__name__}) draws from PyTorch's global generator, so results "
-                "would depend on the number of threads; leave dropout out of the network",
+                "would depend on the number of threads; leave it out, or use torch.nn.Dropout, which Shoal seeds",
             )
             cumulative = isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None
             require(
@@ -94,6 +117,25 @@ class Model:
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
         """The network's tensors by name, contiguous copies of ``vector`` (P,), for `load_state_dict`."""
         return {name: view.detach().clone().contiguous() for name, view in self.layout.views(vector).items()}
+
+
+def _arguments_without_default(build: Callable[[], nn.Module]) -> list[str]:
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in variadic]
+
+
+def _with_seeded_dropout(network: nn.Module) -> nn.Module:
+    """The network with `SeededDropout` in the places of `nn.Dropout`, whose masks would depend on the threads."""
+    for name, module in list(network.named_modules()):
+        if type(module) is nn.Dropout and name:
+            owner, _, leaf = name.rpartition(".")
+            setattr(network.get_submodule(owner), leaf, SeededDropout(module.p))
+            LOG.debug("layer '%s': nn.Dropout(%g) is replaced by SeededDropout", name, module.p)
+    return network
 
 
 def _is_random(module: nn.Module) -> bool:

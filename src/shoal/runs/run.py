@@ -52,7 +52,7 @@ SAMPLES = 8
 
 def run(
     config: Config,
-    out: Path,
+    out: str | Path,
     *,
     resume: bool = False,
     data_dir: Path | None = None,
@@ -76,6 +76,7 @@ def run(
         InputError: a configuration that cannot be run, or a directory that exists, cannot be written, or holds
             another run; or training that diverged, with the last good checkpoint left in place.
     """
+    out = Path(out)
     if not resume:
         require(not out.exists(), f"{out}: exists already; choose another --out, or continue it with --resume")
     decided, simulation = build(config, data_dir, dataset)

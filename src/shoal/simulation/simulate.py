@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from shoal.attacks import PropertyAttack, RedTeam, RoundObservation
+from shoal.core.errors import described, require, require_instance
 from shoal.data import Federation
 from shoal.defenses import Defense, TrainingSetup, defended
 from shoal.engine import (
@@ -67,6 +68,15 @@ def simulate(
     Raises:
         InputError: settings that cannot be run, or training that diverged.
     """
+    how = "Model(MyNetwork), with the class or a function that builds the network"
+    require_instance("model", model, Model, how)
+    require_instance("local", local, LocalSGD, "such as LocalSGD(epochs=1)")
+    listed = isinstance(defenses, Sequence) and not isinstance(defenses, str)
+    require(listed, f"'defenses' must be a list of defences, such as [L2(0.01)]; got {described(defenses)}")
+    for each in defenses:
+        value = hasattr(each, "applied") and not isinstance(each, type)
+        require(value, f"'defenses' must hold defences, such as L2(0.01); got {described(each)}")
+    require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
     setup = defended(TrainingSetup(model, local), defenses)
     check_backend(backend, setup.model, setup.first_local())
     simulation = Simulation(

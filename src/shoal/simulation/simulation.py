@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from shoal.attacks import Gap, PropertyAttack, RedTeam, RoundObservation
-from shoal.core.errors import InputError, require
+from shoal.core.errors import described, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import TrainingSetup, accounting
 from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training
+from shoal.models.validation import require_fits
 from shoal.simulation.measurement import measure
 from shoal.simulation.property_metrics import property_summary, updates_of
 from shoal.simulation.result import Result
@@ -57,10 +58,19 @@ class Simulation:
     tsne: bool = False
 
     def __post_init__(self) -> None:
+        require_instance("federation", self.federation, Federation, "such as Federation.from_tensors makes")
+        require_instance("rounds", self.rounds, int, "such as 30")
+        require_instance("seed", self.seed, int, "such as 0")
+        require_instance("red_team", self.red_team, RedTeam, "such as RedTeam(every=5)")
+        require(self.seed >= 0, f"'seed' must be at least 0; got {self.seed}")
         require(self.rounds >= 1, f"'rounds' must be at least 1; got {self.rounds}")
         require(self.evaluate_every >= 1, f"'evaluate_every' must be at least 1; got {self.evaluate_every}")
         methods = ("check", "init", "plan", "server_update", "deployed")
         missing = [name for name in methods if not hasattr(self.algorithm, name)]
+        require(
+            not isinstance(self.algorithm, type),
+            f"'algorithm' must be a value, such as FedAvg(); got {described(self.algorithm)}",
+        )
         require(
             not missing,
             f"{type(self.algorithm).__name__} is no algorithm: it has no method {', '.join(missing)} "
@@ -117,18 +127,8 @@ def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
         InputError: the model cannot take the data, or has fewer outputs than there are classes.
     """
     ready = engine.prepare(simulation.federation)
-    model = simulation.setup.model
-    first = ready.clients.x[:1]
-    try:
-        outputs = engine.outputs(model.init(Stream(0, ("fits",))), first)
-    except (RuntimeError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"the model cannot take examples of shape {tuple(first.shape[1:])}: {reason}") from error
-    shape, classes = tuple(outputs.shape[1:]), ready.classes
-    require(
-        len(shape) == 1 and shape[0] >= classes,
-        f"the labels have {classes} classes, but the model gives outputs of shape {shape} for an example",
-    )
+    given = simulation.federation.clients
+    require_fits(simulation.setup.model, given.x[:2], given.y[:2], simulation.federation.classes)
     return replace(simulation, federation=ready)
 
 

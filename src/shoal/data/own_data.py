@@ -1,0 +1,204 @@
+"""A user's own values as tensors: arrays, lists, data sets of PyTorch, tables with a client column.
+
+Whatever cannot be examples is an `InputError` that names the client and says what is allowed.
+"""
+
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from shoal.core.errors import InputError, described, nearest, require
+from shoal.data.groups import require_group_name
+
+Arrays = tuple[Any, Any]
+"""Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""
+
+Table = Any
+"""A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Labelled examples, with the name of the group that each one is of.
+
+    Args:
+        x: inputs (M, ...).
+        y: labels (M,), whole numbers from 0.
+        groups: (M,) names, in any order; a list or a numpy array of strings.
+
+    >>> Examples([[0.5], [0.7]], [0, 1], ["north", "south"])
+    Examples(2 examples of north, south)
+    """
+
+    x: Any
+    y: Any
+    groups: Sequence[str]
+
+    def __repr__(self) -> str:
+        return f"Examples({len(self.y)} examples of {', '.join(map(str, dict.fromkeys(self.groups)))})"
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Which columns of a table are what.
+
+    Args:
+        client: names of the clients.
+        label: the labels, whole numbers from 0.
+        group: names of groups, one for all rows of a client; None: one group.
+        inputs: the inputs, in this order; None: all other columns. One column may hold images or lists of one shape.
+    """
+
+    client: str
+    label: str
+    group: str | None = None
+    inputs: Sequence[str] | None = None
+
+
+def tensors_of(name: str, given: object) -> tuple[Tensor, Tensor]:
+    """Inputs (m, ...) and labels (m,) int64 of examples that an error sentence calls ``name``.
+
+    Args:
+        name: such as "client 3".
+        given: a pair (x, y), or a data set of PyTorch that gives pairs.
+
+    Raises:
+        InputError: they cannot be converted, or differ in number.
+    """
+    if isinstance(given, Dataset):
+        require(isinstance(given, Sized), f"{name} is a data set without a length; give one with __len__")
+        rows = [given[i] for i in range(len(given))]  # pyright: ignore[reportArgumentType]
+        pairs = all(isinstance(row, tuple | list) and len(row) == 2 for row in rows)
+        require(pairs, f"{name} is a data set whose items are not pairs (x, y)")
+        given = _stacked(name, [x for x, _ in rows]), [_scalar(y) for _, y in rows]
+    pair = isinstance(given, tuple | list) and len(given) == 2
+    require(pair, f"{name} must be a pair (x, y) or a torch.utils.data.Dataset of such pairs; got {described(given)}")
+    assert isinstance(given, tuple | list)
+    x, y = _inputs(name, given[0]), _labels(name, given[1])
+    require(len(x) == len(y), f"{name} has {len(x)} examples but {len(y)} labels")
+    return x, y
+
+
+def require_finite(name: str, x: Tensor) -> None:
+    """Raise `InputError` where inputs (m, ...) have a number that is not finite."""
+    if x.is_floating_point() and not bool(torch.isfinite(x.sum())):
+        wrong = int((~torch.isfinite(x.flatten(1) if x.dim() > 1 else x[:, None])).any(dim=1).sum())
+        require(wrong == 0, f"{name} has inputs that are NaN or infinite, in {wrong} of {len(x)} examples")
+
+
+def group_names(name: str, given: object, count: int) -> list[str]:
+    """The ``count`` names of groups that ``given`` holds; ``name`` is what an error sentence calls it.
+
+    Raises:
+        InputError: codes instead of names, another number of them, or names that cannot be used.
+    """
+    codes = isinstance(given, Tensor) or (isinstance(given, np.ndarray) and given.dtype.kind in "iufb")
+    require(
+        not codes and not isinstance(given, str) and isinstance(given, Iterable),
+        f"{name} must be a list of names, such as ['north', 'south', ...], since codes do not say which group they "
+        f"mean; got {described(given)}",
+    )
+    assert isinstance(given, Iterable)
+    names: list[Any] = [str(each) if isinstance(each, np.str_) else each for each in given]
+    require(len(names) == count, f"{name} must be {count} names; got {len(names)}")
+    for each in dict.fromkeys(names):
+        require_group_name(each)
+    return names
+
+
+def rows_of(name: str, table: object, columns: Columns) -> pd.DataFrame:
+    """A table (a pandas frame, or a Hugging Face `datasets.Dataset`) as a frame of which all ``columns`` are known.
+
+    Raises:
+        InputError: it is no table, or lacks a column.
+    """
+    if not isinstance(table, pd.DataFrame):
+        names = getattr(table, "column_names", None)
+        if not isinstance(names, list):
+            raise InputError(f"{name} must be a pandas DataFrame or a datasets.Dataset; got {described(table)}")
+        table = pd.DataFrame({each: list(table[each]) for each in names})  # pyright: ignore[reportIndexIssue]
+    wanted = (columns.client, columns.label, columns.group, *(columns.inputs or ()))
+    for each in wanted:
+        known = each is None or each in table.columns
+        require(known, f"{name} has no column '{each}'; {nearest(str(each), map(str, table.columns))}")
+    return table
+
+
+def tensors_of_rows(name: str, rows: pd.DataFrame, columns: Columns) -> tuple[Tensor, Tensor]:
+    """The inputs and labels of some rows of a table; see `tensors_of`."""
+    used = (columns.client, columns.label, columns.group)
+    inputs = list(columns.inputs) if columns.inputs is not None else [c for c in rows.columns if c not in used]
+    require(bool(inputs), f"{name} has no column of inputs besides {', '.join(map(str, filter(None, used)))}")
+    values = rows[inputs]
+    if len(inputs) == 1 and pd.api.types.is_object_dtype(values.iloc[:, 0]):
+        return tensors_of(name, (_stacked(name, values.iloc[:, 0].tolist()), rows[columns.label].to_numpy()))
+    for each in inputs:
+        number = pd.api.types.is_numeric_dtype(values[each])
+        require(number, f"the column '{each}' of {name} holds no numbers; name the columns of inputs by 'inputs'")
+    return tensors_of(name, (values.to_numpy(dtype=np.float32), rows[columns.label].to_numpy()))
+
+
+def _stacked(name: str, values: Sequence[object]) -> Tensor:
+    """Single inputs, of one shape, as one tensor; pictures (H, W) and (H, W, C) as (C, H, W) in [0, 1]."""
+    arrays = [each.numpy(force=True) if isinstance(each, Tensor) else _picture(each) for each in values]
+    shapes = {each.shape for each in arrays}
+    require(len(shapes) <= 1, f"{name} has inputs of different shapes: {', '.join(map(str, sorted(shapes)[:3]))}")
+    return torch.as_tensor(np.stack(arrays)) if arrays else torch.empty(0)
+
+
+def _picture(value: object) -> np.ndarray:
+    """One input as an array; a picture of PIL as (C, H, W) in [0, 1]."""
+    array = np.asarray(value)
+    if not hasattr(value, "getbands"):
+        return array
+    return np.atleast_3d(array).transpose(2, 0, 1).astype(np.float32) / 255
+
+
+def _scalar(label: object) -> object:
+    return label.tolist() if isinstance(label, Tensor | np.ndarray | np.generic) else label
+
+
+def _inputs(name: str, given: object) -> Tensor:
+    """Inputs (m, ...): floats as float32, bytes and truth values too, whole numbers as int64 (words of a text)."""
+    x = given if isinstance(given, Tensor) else _array(f"the inputs of {name}", given)
+    require(x.dim() > 0, f"the inputs of {name} must be one row per example; got a single number")
+    require(not x.is_complex(), f"the inputs of {name} must be real numbers; got {x.dtype}")
+    if x.is_floating_point() or x.dtype in (torch.bool, torch.uint8):
+        return x.to(torch.float32)
+    return x.to(torch.int64)
+
+
+def _labels(name: str, given: object) -> Tensor:
+    """Labels (m,) int64, of whole numbers of any type, also as a column (m, 1); one-hot rows (m, C) by their place."""
+    if isinstance(given, Tensor) and given.dtype == torch.int64 and given.dim() == 1:
+        return given
+    y = given if isinstance(given, Tensor) else _array(f"the labels of {name}", given)
+    y = y.detach()
+    if y.dim() == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.dim() == 2 and y.numel() and bool(((y == 0) | (y == 1)).all() & (y.sum(dim=1) == 1).all()):
+        y = y.to(torch.int64).argmax(dim=1)
+    require(y.dim() == 1, f"the labels of {name} must be one number per example; got shape {tuple(y.shape)}")
+    whole = not y.is_complex() and bool((y == y.to(torch.int64)).all())
+    require(
+        whole, f"the labels of {name} must be whole numbers from 0; got {y.dtype} such as {y.flatten()[:1].tolist()}"
+    )
+    return y.to(torch.int64)
+
+
+def _array(name: str, given: object) -> Tensor:
+    """A list, numpy array or pandas column as a tensor."""
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise InputError(f"{name} must be numbers of one shape; got {described(given)} of different lengths") from error
+    numbers = array.dtype.kind in "iufb"
+    example = f" such as {array.flat[:1].tolist()[0]!r}" if array.size and not numbers else ""
+    require(numbers, f"{name} must be numbers; got {described(given)}{example}; number names from 0")
+    return torch.as_tensor(array.copy() if not array.flags.writeable else array)

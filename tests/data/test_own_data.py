@@ -1,0 +1,137 @@
+"""One's own examples: arrays, data sets and tables become the same federation as tensors, and groups go by name."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from shoal import Columns, Examples, FedAvg, Federation, InputError, LocalSGD, Model, simulate
+
+CLIENTS = [(torch.rand(4, 3, generator=torch.Generator().manual_seed(i)), torch.tensor([0, 1, 2, i])) for i in range(3)]
+TEST = (torch.rand(6, 3, generator=torch.Generator().manual_seed(9)), torch.tensor([0, 1, 2, 0, 1, 2]))
+PLAIN = Federation.from_tensors(CLIENTS, test=TEST, classes=3)
+
+SAME = {
+    "lists": lambda x, y: (x.tolist(), y.tolist()),
+    "numpy": lambda x, y: (x.numpy(), y.numpy()),
+    "numpy inputs, torch labels": lambda x, y: (x.numpy(), y),
+    "float64": lambda x, y: (x.double(), y),
+    "read-only numpy": lambda x, y: (np.frombuffer(x.numpy().tobytes(), "float32").reshape(x.shape), y),
+    "int32 labels": lambda x, y: (x, y.int()),
+    "uint8 labels": lambda x, y: (x, y.to(torch.uint8)),
+    "whole float labels": lambda x, y: (x, y.float()),
+    "a column of labels": lambda x, y: (x, y[:, None]),
+    "one-hot labels": lambda x, y: (x, torch.nn.functional.one_hot(y, 3)),
+    "lists as pairs": lambda x, y: [x, y],
+    "a data set": TensorDataset,
+    "a data set of numbers": lambda x, y: TensorDataset(x, y.int()),
+    "pandas": lambda x, y: (pd.DataFrame(x.numpy()), pd.Series(y.numpy(), index=range(5, 5 + len(y)))),
+}
+
+
+@pytest.mark.parametrize("form", SAME.values(), ids=SAME.keys())
+def test_in_any_form_it_is_the_same_federation(form):
+    federation = Federation.from_tensors([form(*each) for each in CLIENTS], test=form(*TEST), classes=3)
+    for name in ("clients", "test"):
+        here, there = getattr(federation, name), getattr(PLAIN, name)
+        assert here.x.dtype == torch.float32
+        assert torch.equal(here.x, there.x)
+        assert here.y.dtype == torch.int64
+        assert torch.equal(here.y, there.y)
+
+
+def test_words_of_texts_stay_whole_numbers():
+    federation = Federation.from_tensors([([[3, 4], [5, 6]], [0, 1])], test=(np.array([[1, 2]], "uint16"), [1]))
+    assert federation.clients.x.dtype == federation.test.x.dtype == torch.int64
+
+
+def accuracy_of(order, test_groups):
+    """Two groups with opposite labels, each with a model of its own; ``order`` is that of the clients."""
+    x = torch.tensor([[-1.0], [1.0]] * 10)
+    y = torch.tensor([0, 1] * 10)
+    labels = {"same": y, "opposite": 1 - y}
+    federation = Federation.from_tensors(
+        [(x, labels[name]) for name in order],
+        groups=order,
+        test=Examples(torch.cat([x, x]), torch.cat([labels[name] for name in test_groups]), np.repeat(test_groups, 20)),
+    )
+    model = Model(lambda: torch.nn.Linear(1, 2))
+    result = simulate(federation, model, FedAvg(), LocalSGD(epochs=30, learning_rate=0.5), rounds=1)
+    return {name: metrics["accuracy"] for name, metrics in result.summary.by_group.items()}
+
+
+def test_groups_go_by_name_in_any_order():
+    # Most clients are of the one group, so the one model fits it and not the other.
+    found = [
+        accuracy_of(order, test)
+        for order in (["same"] * 3 + ["opposite"], ["opposite", *["same"] * 3])
+        for test in (["same", "opposite"], ["opposite", "same"])
+    ]
+    assert found == [{"same": 1.0, "opposite": 0.0}] * 4
+
+
+def test_a_table_is_the_same_federation():
+    def table(pairs, groups):
+        frames = [
+            pd.DataFrame(x.numpy(), columns=["a", "b", "c"]).assign(who=f"clinic {i}", label=y.numpy(), area=groups[i])
+            for i, (x, y) in enumerate(pairs)
+        ]
+        return pd.concat(frames)
+
+    areas = ["north", "south", "north"]
+    rows = table(CLIENTS, areas)
+    columns = Columns(client="who", label="label", group="area")
+    test = pd.concat([table([TEST], ["south"]), table([TEST], ["north"])])
+    federation = Federation.from_table(rows, columns, test=test, shadow=test)
+    assert federation.groups == ("north", "south")
+    assert federation.group.tolist() == [0, 1, 0]
+    assert federation.test.group.tolist() == [1] * 6 + [0] * 6
+    assert torch.equal(federation.clients.x, PLAIN.clients.x)
+    assert torch.equal(federation.clients.y, PLAIN.clients.y)
+
+    class Dataset:
+        """What `datasets.Dataset` of Hugging Face has."""
+
+        def __init__(self, frame):
+            self.frame = frame
+            self.column_names = list(frame.columns)
+
+        def __getitem__(self, name):
+            return self.frame[name].tolist()
+
+    again = Federation.from_table(Dataset(rows), columns, test=Dataset(test))
+    assert torch.equal(again.clients.x, PLAIN.clients.x)
+
+
+def test_a_column_of_pictures():
+    pixels = [np.full((2, 2), value, "float32").tolist() for value in (0.1, 0.2, 0.3)]
+    table = pd.DataFrame({"image": pixels, "who": [1, 1, 2], "label": [0, 1, 0]})
+    federation = Federation.from_table(table, Columns(client="who", label="label"), test=table)
+    assert federation.clients.x.shape == (3, 2, 2)
+    assert federation.clients.x[:, 0, 0].tolist() == pytest.approx([0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.drop(columns="who"), "the table has no column 'who'; did you mean 'how'"),
+        (lambda t: t.assign(how="x"), "the column 'how' of client 1 holds no numbers"),
+        (lambda t: t.assign(area=["a", "b", "a"]), "client 1 is in several groups: 'a', 'b'"),
+        (lambda t: t.assign(label=[0, 1, None]), "the labels of client 2 must be whole numbers from 0"),
+        (lambda t: t.assign(label=["x", "y", "z"]), "the labels of client 1 must be numbers"),
+        (lambda t: t.assign(how=[1.0, None, 2.0]), "client 0 has inputs that are NaN or infinite, in 1 of 2 examples"),
+        (lambda t: {"who": 1}, "the table must be a pandas DataFrame or a datasets.Dataset; got dict"),
+    ],
+)
+def test_tables_that_cannot_be_used_are_one_sentence(change, words):
+    table = pd.DataFrame({"who": [1, 1, 2], "how": [0.5, 0.6, 0.7], "label": [0, 1, 0], "area": ["a"] * 3})
+    with pytest.raises(InputError, match=words):
+        Federation.from_table(change(table), Columns(client="who", label="label", group="area"), test=table)
+
+
+def test_a_federation_is_a_line():
+    assert repr(PLAIN) == (
+        "Federation(3 clients (all 3), 12 training examples of shape (3,), 3 classes; 6 test, 0 shadow, 0 held-out "
+        "examples)"
+    )

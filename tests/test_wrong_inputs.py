@@ -1,0 +1,345 @@
+"""What the Python API says to values that it cannot use: one sentence each, and never another exception or silence.
+
+Files and the command line have tables of their own: `tests/config/test_config.py`, `tests/cli/test_app.py`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal import (
+    DPSGD,
+    IFCA,
+    IFCAMIR,
+    L2,
+    Dropout,
+    Engine,
+    Examples,
+    FedAvg,
+    Federation,
+    FedOpt,
+    FedProx,
+    Gap,
+    Group,
+    InputError,
+    LocalSGD,
+    Model,
+    NormClipping,
+    RedTeam,
+    ShadowModels,
+    Shape,
+    create_model,
+    load_dataset,
+    read_config,
+    simulate,
+)
+
+DRAW = torch.Generator().manual_seed(0)
+CLIENTS = [(torch.rand(12, 5, generator=DRAW), torch.arange(12) % 3) for _ in range(4)]
+X, Y = CLIENTS[0]
+TEST = (torch.rand(30, 5, generator=DRAW), torch.arange(30) % 3)
+NAMES = ["a", "a", "b", "b"]
+SHARED = nn.Linear(5, 3)
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.linear(x), 0.5, self.training)
+
+
+def linear():
+    return nn.Linear(5, 3)
+
+
+def federation(clients=CLIENTS, test=TEST, **settings):
+    return Federation.from_tensors(clients, test=test, **settings)
+
+
+def simulated(**changes):
+    settings = {
+        "federation": federation(),
+        "model": Model(linear),
+        "algorithm": FedAvg(),
+        "local": LocalSGD(learning_rate=0.1),
+        "rounds": 1,
+    }
+    return simulate(**settings | changes)
+
+
+def with_labels(labels):
+    return federation([(X, labels), *CLIENTS[1:]])
+
+
+def with_inputs(x):
+    return federation([(x, Y), *CLIENTS[1:]])
+
+
+def with_model(build, **settings):
+    return simulated(model=Model(build, **settings))
+
+
+def local(**settings):
+    return LocalSGD(**{"learning_rate": 0.1} | settings)
+
+
+FEDERATIONS = {
+    "no clients": (lambda: federation([]), "a federation needs at least one client"),
+    "None": (lambda: federation(None), "'clients' must be a list of pairs (x, y), one per client; got None"),
+    "a number": (lambda: federation(3), "'clients' must be a list of pairs (x, y), one per client; got 3"),
+    "a dict": (lambda: federation({"a": CLIENTS[0]}), "'clients' must be a list of pairs (x, y), one per client"),
+    "one client alone": (lambda: federation(CLIENTS[0]), "client 0 must be a pair (x, y)"),
+    "inputs alone": (lambda: federation([x for x, _ in CLIENTS]), "client 0 must be a pair (x, y)"),
+    "triples": (lambda: federation([(x, y, y) for x, y in CLIENTS]), "must be a pair (x, y) or a torch.utils.data"),
+    "an empty client": (lambda: federation([CLIENTS[0], (X[:0], Y[:0])]), "client 1 has no examples"),
+    "empty lists": (lambda: federation([([], [])]), "client 0 has no examples"),
+    "another shape": (lambda: federation([CLIENTS[0], (X[:, :2], Y)]), "client 1 has examples of shape (2,); client 0"),
+    "fewer labels": (lambda: with_labels(Y[:3]), "client 0 has 12 examples but 3 labels"),
+    "labels of names": (lambda: with_labels(["a"] * 12), "the labels of client 0 must be numbers; got list of 12 such"),
+    "numpy names": (lambda: with_labels(np.array(["a"] * 12)), "the labels of client 0 must be numbers"),
+    "labels None": (lambda: with_labels(None), "the labels of client 0 must be numbers"),
+    "fractional labels": (lambda: with_labels(Y + 0.5), "the labels of client 0 must be whole numbers from 0"),
+    "labels NaN": (lambda: with_labels(Y * float("nan")), "the labels of client 0 must be whole numbers from 0"),
+    "two columns of labels": (lambda: with_labels(torch.stack([Y, Y], 1)), "must be one number per example"),
+    "one label": (lambda: with_labels(torch.tensor(1)), "must be one number per example"),
+    "a negative label": (lambda: with_labels(Y - 1), "client 0 has the label -1; labels must be in 0..2"),
+    "ragged lists": (lambda: with_inputs([[1.0], [1.0, 2.0]]), "the inputs of client 0 must be numbers of one shape"),
+    "inputs of text": (lambda: with_inputs(["hello"] * 12), "the inputs of client 0 must be numbers"),
+    "one input": (lambda: with_inputs(1.0), "the inputs of client 0 must be one row per example"),
+    "complex inputs": (lambda: with_inputs(X.to(torch.complex64)), "must be real numbers"),
+    "inputs NaN": (lambda: with_inputs(X * float("nan")), "client 0 has inputs that are NaN or infinite, in 12 of 12"),
+    "inputs inf": (lambda: with_inputs(X / 0), "client 0 has inputs that are NaN or infinite, in 12 of 12 examples"),
+    "inf and -inf": (lambda: with_inputs((X - 0.5) / 0), "client 0 has inputs that are NaN or infinite"),
+    "test NaN": (lambda: federation(test=(TEST[0] / 0, TEST[1])), "the test set has inputs that are NaN or infinite"),
+    "shadow NaN": (lambda: federation(shadow=(TEST[0] / 0, TEST[1])), "the shadow set has inputs that are NaN"),
+    "test None": (lambda: federation(test=None), "the test set must be a pair (x, y)"),
+    "test inputs": (lambda: federation(test=TEST[0]), "the test set must be a pair (x, y)"),
+    "test empty": (lambda: federation(test=(X[:0], Y[:0])), "the test set has no examples"),
+    "test label": (lambda: federation(test=(X, Y + 1)), "the test set has the label 3; labels must be in 0..2"),
+    "holdout of fewer": (lambda: federation(holdout=CLIENTS[:2]), "'holdout' must have one (x, y) for each of 4"),
+    "holdout label": (lambda: federation(holdout=[(X, Y + 1)] * 4), "the holdout of client 0 has the label 3"),
+    "fewer groups": (lambda: federation(groups=["a"]), "'groups' must be 4 names; got 1"),
+    "group codes": (lambda: federation(groups=torch.zeros(4)), "'groups' must be a list of names"),
+    "numpy codes": (lambda: federation(groups=np.zeros(4)), "'groups' must be a list of names"),
+    "a word of groups": (lambda: federation(groups="aabb"), "'groups' must be a list of names"),
+    "groups of numbers": (lambda: federation(groups=[1, 1, 2, 2]), "a group's name must be a string; got 1"),
+    "groups of None": (lambda: federation(groups=[None] * 4), "a group's name must be a string; got None"),
+    "overall": (lambda: federation(groups=["overall"] * 4), "'overall' cannot be a group's name; overall and total"),
+    "total": (lambda: federation(groups=["total"] * 4), "'total' cannot be a group's name"),
+    "no name": (lambda: federation(groups=[""] * 4), "'' cannot be a group's name"),
+    "a path": (lambda: federation(groups=["../x"] * 4), "'../x' cannot be a group's name; it must be printable"),
+    "a line break": (lambda: federation(groups=["a\nb"] * 4), "cannot be a group's name; it must be printable"),
+    "groups, plain test": (lambda: federation(groups=NAMES), "with 2 groups, 'test' must be Examples(x, y, groups)"),
+    "test codes": (
+        lambda: federation(groups=NAMES, test=Examples(*TEST, torch.zeros(30))),
+        "the groups of the test set must be a list of names",
+    ),
+    "fewer test groups": (
+        lambda: federation(groups=NAMES, test=Examples(*TEST, ["a"] * 3)),
+        "the groups of the test set must be 30 names; got 3",
+    ),
+    "a group without test": (
+        lambda: federation(groups=NAMES, test=Examples(*TEST, ["a"] * 30)),
+        "the test set has no examples of the group 'b'; each group needs some",
+    ),
+    "an unknown test group": (
+        lambda: federation(groups=["north", "south"] * 2, test=Examples(*TEST, ["north", "soth"] * 15)),
+        "the test set has examples of the group 'soth', which no client is of; did you mean 'south'?",
+    ),
+    "threshold 2": (lambda: federation(threshold=2.0), "'threshold' must be in [0.5, 1]; got 2"),
+    "threshold NaN": (lambda: federation(threshold=float("nan")), "'threshold' must be in [0.5, 1]"),
+    "threshold text": (lambda: federation(threshold="high"), "'threshold' must be one number or one for each of 4"),
+    "threshold None": (lambda: federation(threshold=None), "'threshold' must be one number or one for each of 4"),
+    "two thresholds": (lambda: federation(threshold=[0.5, 0.6]), "'threshold' must be one number or one for each of 4"),
+    "beta -1": (lambda: federation(beta=-1), "'beta' must be in [0.0, 1]; got -1"),
+    "classes 0": (lambda: federation(classes=0), "'classes' must be a whole number, at least 1; got 0"),
+    "classes 2.5": (lambda: federation(classes=2.5), "'classes' must be a whole number, at least 1; got 2.5"),
+    "classes 2": (lambda: federation(classes=2), "client 0 has the label 2; labels must be in 0..1 (classes)"),
+    "share 2": (lambda: Group("a", 2.0), "'share' must be at most 1; got 2.0"),
+    "rotation reversed": (
+        lambda: Group("a", 1.0, rotation=(50, 25)),
+        "'rotation' must be [low, high] with low",
+    ),
+    "an unknown source": (lambda: load_dataset("digit"), "unknown data source 'digit'; did you mean 'digits'?"),
+}
+
+MODELS = {
+    "a module": (lambda: simulated(model=SHARED), "'model' must be a Model, Model(MyNetwork), with the class or a"),
+    "a class": (lambda: simulated(model=nn.Linear), "'model' must be a Model"),
+    "a function": (lambda: simulated(model=linear), "'model' must be a Model"),
+    "None": (lambda: simulated(model=None), "'model' must be a Model"),
+    "Model of a module": (lambda: Model(SHARED), "a Model takes the class or a function that builds the network, not"),
+    "Model of a number": (lambda: Model(3), "a Model takes the class or a function that builds the network; got 3"),
+    "arguments": (lambda: Model(nn.Linear), "it needs 'in_features', 'out_features'; give them by a lambda"),
+    "one network": (lambda: with_model(lambda: SHARED), "must make a new network each time, but it returned the same"),
+    "no network": (lambda: with_model(lambda: None), "a Model's build must return a torch.nn.Module; got NoneType"),
+    "lazy": (lambda: with_model(lambda: nn.LazyLinear(3)), "(LazyLinear) has no size before it has seen data"),
+    "no parameters": (lambda: with_model(nn.Identity), "the network has no trainable parameters"),
+    "frozen": (lambda: with_model(lambda: linear().requires_grad_(False)), "the network has no trainable parameters"),
+    "other inputs": (lambda: with_model(lambda: nn.Linear(7, 3)), "the model cannot take examples of shape (5,): mat1"),
+    "few outputs": (lambda: with_model(lambda: nn.Linear(5, 2)), "the labels have 3 classes, but the model gives"),
+    "a tuple": (lambda: with_model(lambda: nn.LSTM(5, 3)), "the network must give one tensor (examples, classes); got"),
+    "functional dropout": (lambda: with_model(FunctionalDropout), "draws from PyTorch's global generator in training"),
+    "feature dropout": (
+        lambda: with_model(lambda: nn.Sequential(linear(), nn.AlphaDropout())),
+        "layer '1' (AlphaDropout) draws from PyTorch's global generator",
+    ),
+    "mean loss": (
+        lambda: with_model(linear, loss=nn.CrossEntropyLoss()),
+        "the model's loss must be one value per example, of shape (2,) for 2 examples; got (); give it reduction",
+    ),
+    "no loss": (lambda: with_model(linear, loss=lambda *_: None), "must be one value per example"),
+    "a loss of others": (lambda: with_model(linear, loss=lambda x, _: x @ x), "loss cannot be computed on its outputs"),
+    "a cumulative norm": (
+        lambda: with_model(lambda: nn.Sequential(linear(), nn.BatchNorm1d(3, momentum=None))),
+        "layer '1' averages over all its batches",
+    ),
+    "unknown": (lambda: create_model("mnistcnn", Shape(1, 28, 28, 10)), "unknown model 'mnistcnn'; did you mean"),
+    "norm of an MLP": (
+        lambda: create_model("mlp", Shape(1, 28, 28, 10), norm="group"),
+        "model 'mlp' has no 'norm' to choose; leave it out",
+    ),
+    "hidden of a CNN": (
+        lambda: create_model("mnist-cnn", Shape(1, 28, 28, 10), hidden=5),
+        "model 'mnist-cnn' has no 'hidden' to choose; leave it out",
+    ),
+    "norm layers of DP": (
+        lambda: simulated(model=Model(lambda: nn.Sequential(linear(), nn.BatchNorm1d(3))), defenses=[DPSGD(1.0, 1.0)]),
+        "layer '1' (BatchNorm1d) mixes the examples of a batch",
+    ),
+}
+
+SIMULATIONS = {
+    "no federation": (lambda: simulated(federation=None), "'federation' must be a Federation, such as Federation.from"),
+    "clients": (lambda: simulated(federation=CLIENTS), "'federation' must be a Federation"),
+    "the class FedAvg": (lambda: simulated(algorithm=FedAvg), "'algorithm' must be a value, such as FedAvg(); got the"),
+    "a name": (lambda: simulated(algorithm="fedavg"), "str is no algorithm: it has no method check, init, plan"),
+    "no algorithm": (lambda: simulated(algorithm=None), "NoneType is no algorithm"),
+    "no red team": (lambda: simulated(algorithm=IFCAMIR()), "the red team's 'every' must be at least 1; got 0"),
+    "more clusters": (
+        lambda: simulated(algorithm=IFCA(9)),
+        "'clusters' must be at most the federation's 4 clients",
+    ),
+    "rounds 0": (lambda: simulated(rounds=0), "'rounds' must be at least 1; got 0"),
+    "rounds 2.5": (lambda: simulated(rounds=2.5), "'rounds' must be a whole number, such as 30; got 2.5"),
+    "rounds '3'": (lambda: simulated(rounds="3"), "'rounds' must be a whole number, such as 30; got '3'"),
+    "rounds True": (lambda: simulated(rounds=True), "'rounds' must be a whole number, such as 30; got True"),
+    "rounds None": (lambda: simulated(rounds=None), "'rounds' must be a whole number, such as 30; got None"),
+    "seed 1.5": (lambda: simulated(seed=1.5), "'seed' must be a whole number, such as 0; got 1.5"),
+    "seed -1": (lambda: simulated(seed=-1), "'seed' must be at least 0; got -1"),
+    "seed 'a'": (lambda: simulated(seed="a"), "'seed' must be a whole number, such as 0; got 'a'"),
+    "participation 2": (lambda: simulated(participation=2), "'participation' must be in [0, 1]; got 2"),
+    "participation '1'": (lambda: simulated(participation="1"), "'participation' must be a number in [0, 1]; got '1'"),
+    "fp16": (lambda: simulated(precision="fp16"), "'precision' must be 'fp32' or 'bf16'; got 'fp16'"),
+    "tpu": (lambda: simulated(device="tpu"), "device 'tpu' cannot be used; use 'cpu', 'cuda'"),
+    "mps": (lambda: simulated(device="mps"), "device 'mps' cannot be used; use 'cpu', 'cuda'"),
+    "meta": (lambda: simulated(device=torch.device("meta")), "device 'meta' cannot be used"),
+    "backend x": (lambda: simulated(backend="x"), "'backend' must be None, 'loop' or 'vmap'; got 'x'"),
+    "vmap of dropout": (
+        lambda: simulated(model=Model(lambda: nn.Sequential(nn.Dropout(0.5), linear())), backend="vmap"),
+        "backend 'vmap' cannot train dropout; use 'loop'",
+    ),
+    "threads 0": (lambda: simulated(threads=0), "'threads' must be at least 1 and at most 1024; got 0"),
+    "a million threads": (
+        lambda: Engine(Model(linear), threads=10**6),
+        "'threads' must be at least 1",
+    ),
+    "threads '2'": (lambda: simulated(threads="2"), "'threads' must be a whole number, such as 2; got '2'"),
+    "local None": (lambda: simulated(local=None), "'local' must be a LocalSGD, such as LocalSGD(epochs=1); got None"),
+    "local of a dict": (lambda: simulated(local={"epochs": 1}), "'local' must be a LocalSGD"),
+    "the class LocalSGD": (lambda: simulated(local=LocalSGD), "got the class LocalSGD"),
+    "the class RedTeam": (
+        lambda: simulated(red_team=RedTeam),
+        "'red_team' must be a RedTeam, such as",
+    ),
+    "red team of a name": (lambda: simulated(red_team="shadow"), "'red_team' must be a RedTeam"),
+    "no shadow set": (lambda: simulated(red_team=RedTeam(every=1)), "shadow models need a shadow set of at least 2"),
+    "a defence alone": (lambda: simulated(defenses=L2(0.1)), "'defenses' must be a list of defences, such as [L2"),
+    "the class L2": (
+        lambda: simulated(defenses=[L2]),
+        "'defenses' must hold defences, such as L2(0.01); got",
+    ),
+    "defences of names": (lambda: simulated(defenses=["l2"]), "'defenses' must hold defences"),
+    "watch 3": (lambda: simulated(watch=3), "'watch' must be a function; got 3"),
+    "a learning rate that diverges": (
+        lambda: simulated(
+            model=Model(lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))),
+            local=local(learning_rate=1e30, epochs=9),
+        ),
+        "lower 'learning_rate'",
+    ),
+}
+
+SETTINGS = {
+    "clusters 0": (lambda: IFCA(0), "'clusters' must be at least 1; got 0"),
+    "clusters 2.5": (lambda: IFCA(2.5), "'clusters' must be a whole number; got 2.5"),
+    "clusters '2'": (lambda: IFCA("2"), "'clusters' must be a whole number; got '2'"),
+    "averaging": (lambda: IFCA(averaging="x"), "'averaging' must be 'model' or 'gradient'; got 'x'"),
+    "the class as a base": (lambda: FedOpt(FedAvg), "'base' must be a value such as FedAvg(...); got"),
+    "a name as a base": (lambda: FedProx("fedavg"), "'base' must be an instance of Algorithm; got 'fedavg'"),
+    "mu -1": (lambda: FedProx(FedAvg(), mu=-1), "'mu' must be at least 0; got -1"),
+    "learning rate 0": (lambda: local(learning_rate=0), "'learning_rate' must be above 0; got 0"),
+    "learning rate NaN": (lambda: local(learning_rate=float("nan")), "'learning_rate' must be"),
+    "learning rate text": (lambda: local(learning_rate="0.1"), "'learning_rate' must be a number; got '0.1'"),
+    "batch 0": (lambda: local(batch_size=0), "'batch_size' must be at least 1 or 'all'; got 0"),
+    "batch 2.5": (lambda: local(batch_size=2.5), "'batch_size' must be a whole number or 'all'; got 2.5"),
+    "epochs 0": (lambda: local(epochs=0), "'epochs' must be at least 1; got 0"),
+    "epochs 1.5": (lambda: local(epochs=1.5), "'epochs' must be a whole number; got 1.5"),
+    "epochs and steps": (lambda: local(epochs=1, steps=1), "give either epochs or steps"),
+    "momentum 1": (lambda: local(momentum=1.0), "'momentum' must be below 1; got 1.0"),
+    "weight decay -1": (lambda: local(weight_decay=-1), "'weight_decay' must be at least 0; got -1"),
+    "an optimizer's name": (lambda: local(optimizer="adam"), "'optimizer' must be an instance of TorchOptimizer"),
+    "an optimizer's class": (lambda: local(optimizer=torch.optim.Adam), "'optimizer' must be an instance of Torch"),
+    "estimator x": (lambda: RedTeam(estimator="x"), "'estimator' must be 'shadow', 'federated' or 'audit'; got 'x'"),
+    "every 1.5": (lambda: RedTeam(every=1.5), "'every' must be a whole number; got 1.5"),
+    "an attack's name": (lambda: RedTeam(attack="shokri"), "'attack' must be an instance of MembershipAttack"),
+    "an attack's class": (lambda: RedTeam(attack=Gap), "'attack' must be a value such as Gap(...); got"),
+    "no shadow models": (lambda: ShadowModels(number=0), "'number' must be at least 1; got 0"),
+    "norm -1": (lambda: DPSGD(max_grad_norm=-1, noise_multiplier=1), "'max_grad_norm' must be above 0; got -1"),
+    "noise -1": (lambda: DPSGD(1.0, -1), "'noise_multiplier' must be at least 0; got -1"),
+    "accountant": (lambda: DPSGD(1.0, 1.0, accountant="x"), "'accountant' must be 'rdp' or 'prv'; got 'x'"),
+    "delta 2": (lambda: DPSGD(1.0, 1.0, delta=2), "'delta' must be below 1; got 2"),
+    "dropout 1": (lambda: Dropout(1.0), "'rate' must be below 1; got 1.0"),
+    "L2 -1": (lambda: L2(-1), "'penalty' must be at least 0; got -1"),
+    "norm 0": (lambda: NormClipping(0), "'max_norm' must be above 0; got 0"),
+    "a missing file": (lambda: read_config("nowhere.toml"), "nowhere.toml: cannot be read: No such file or directory"),
+}
+
+TABLES = {"federation": FEDERATIONS, "model": MODELS, "simulation": SIMULATIONS, "settings": SETTINGS}
+CASES = [
+    pytest.param(make, words, id=f"{table}: {name}")
+    for table, cases in TABLES.items()
+    for name, (make, words) in cases.items()
+]
+
+
+@pytest.mark.parametrize(("make", "words"), CASES)
+def test_is_one_sentence(make, words):
+    with pytest.raises(InputError) as error:
+        make()
+    sentence = str(error.value)
+    assert words in sentence
+    assert "\n" not in sentence
+
+
+def test_dropout_of_pytorch_is_seeded():
+    """As if the network had `SeededDropout`: any number of threads gives the same bits, another seed others."""
+    build = lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))  # noqa: E731
+    one, two = (simulated(model=Model(build), threads=threads, rounds=2) for threads in (1, 2))
+    assert torch.equal(one.state.models, two.state.models)
+    without = simulated(model=Model(lambda: nn.Sequential(*[build()[i] for i in (0, 1, 3)])), rounds=2)
+    assert not torch.equal(one.state.models, without.state.models)
+
+
+def test_what_is_accepted_in_several_forms():
+    plain = simulated().state.models
+    assert torch.equal(simulated(device=torch.device("cpu")).state.models, plain)
+    assert torch.equal(simulated(defenses=[]).state.models, simulated(defenses=()).state.models)
+    whole = federation([(x.double().numpy(), y.tolist()) for x, y in CLIENTS])
+    assert torch.equal(simulated(federation=replace(whole)).state.models, plain)
