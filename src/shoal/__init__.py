@@ -35,7 +35,7 @@ from shoal.data import (
 )
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
-from shoal.models import Model, Shape, TextShape, create_model
+from shoal.models import Model, Shape, TextShape, VectorShape, create_model
 from shoal.runs.run import run
 from shoal.simulation.result import Result
 from shoal.simulation.simulate import simulate
@@ -82,6 +82,7 @@ __all__ = [
     "TextShape",
     "TorchOptimizer",
     "Training",
+    "VectorShape",
     "active_property_attacker",
     "create_model",
     "draw_preferences",

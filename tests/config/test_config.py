@@ -201,7 +201,7 @@ BAD = [
     # unknown keys, at every level
     ("sead=1", r"unknown key 'sead'; did you mean 'seed'\?"),
     ("dta.clients=1", r"unknown key 'dta'; did you mean 'data'\?"),
-    ("data.client=1", r"unknown key 'data.client'; did you mean 'clients'\?"),
+    ("data.client=1", r"the key 'data.client' is of source 'table' alone; did you mean 'clients'\?"),
     ("data.groups.minority.rotaton=[0, 1]", r"unknown key 'data.groups.minority.rotaton'; did you mean 'rotation'\?"),
     ("model.nam='mlp'", r"unknown key 'model.nam'; did you mean 'name'\?"),
     ("algorithm.redraw.shares=0.1", r"unknown key 'algorithm.redraw.shares'; did you mean 'share'\?"),

@@ -17,8 +17,9 @@ from rich.table import Table
 
 from shoal.cli.progress import Display
 from shoal.cli.sweep import SweepDisplay
+from shoal.config.build import load_data, resolve
 from shoal.config.schema import read_config
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, require
 from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
 from shoal.reports.summary_text import verdict
@@ -127,12 +128,24 @@ def report(directory: Annotated[Path, typer.Argument(help="Directory of a finish
 
 @app.command()
 def data(
+    config: Annotated[
+        Path | None, typer.Argument(help="A run's TOML file, of whose data to show clients, classes and inputs.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
+    ] = None,
     data_dir: DataDir = None,
     wanted: Annotated[
         str | None, typer.Option("--fetch", metavar="NAME", help="Download a data set (needs the extra shoal[hub]).")
     ] = None,
 ) -> None:
-    """Show which data sets are here, which are missing, and how to get them."""
+    """Show which data sets are here, which are missing, and how to get them; or what the data of a run are."""
+    if config is not None:
+        given = read_config(config, changes or ())
+        for line in resolve(given, load_data(given.data, data_dir)).description():
+            typer.echo(line)
+        return
+    require(not changes, "--set changes a configuration, which 'shoal data' shows the data of; name its file")
     if wanted is not None:
         typer.echo(f"{wanted}: {fetch(wanted, data_dir if data_dir is not None else user_cache())}")
         return

@@ -7,27 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from shoal.attacks import active_property_attacker
+from shoal.config.client_data import Reading, check_sizes, decided_data, draw_split, load_client_data, reading_of
 from shoal.config.kinds import load, name_of
 from shoal.config.schema import Config, DataSection
 from shoal.config.tables import in_table, table_of
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import (
+    ClientDataset,
     Federation,
     ImageDataset,
     LabelledDataset,
+    Partition,
     Preferences,
     PropertyPartition,
     TextDataset,
     draw_preferences,
     draw_property_partition,
+    federation_of_clients,
     load_dataset,
     partition_dataset,
 )
 from shoal.data.property_partition import PartitionIndices, federation_of
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import LocalSGD, MaliciousClients, check_backend, resolve_backend
-from shoal.models import Model, Network, Shape, TextShape
+from shoal.models import Model, Network, Shape, TextShape, VectorShape
 from shoal.simulation.simulation import Simulation
 
 
@@ -36,11 +40,12 @@ class Resolved:
     """A configuration that fits its data, with everything that was left open decided."""
 
     config: Config
-    data: LabelledDataset
+    data: LabelledDataset | ClientDataset
     setup: TrainingSetup
     preferences: Preferences
     indices: PartitionIndices | None
-    """Who gets which examples, where a property is looked for; None: a partition by group, not yet drawn."""
+    """Who gets which examples, where a property is looked for or clients have theirs already; None: a partition by
+    group, not yet drawn."""
 
     def simulation(self) -> Simulation:
         """The simulation, with the federation's tensors.
@@ -49,11 +54,7 @@ class Resolved:
             InputError: a property attacker without examples to simulate on, or with a network that it cannot extend.
         """
         config, section = self.config, self.config.property_attack
-        groups, stream = [*config.data.groups.values()], Stream(config.seed, ("data",))
-        if self.indices is None:
-            federation = partition_dataset(self.data, config.data.partition, groups, self.preferences, stream)
-        else:
-            federation = federation_of(self.data, _property_partition(config), self.indices, self.preferences, stream)
+        federation = self._federation()
         if section is not None:
             with in_table("property_attack"):
                 section.attack.auxiliary_examples(federation)
@@ -72,6 +73,23 @@ class Resolved:
             tsne=section is not None and section.tsne,
         )
 
+    def description(self) -> Iterator[str]:
+        """What the numbers of results stand for, in lines; of a set that is dealt out, how large it is."""
+        if isinstance(self.data, ClientDataset):
+            yield from self.data.description()
+        else:
+            yield f"{len(self.data.labels):,} {self.data.kind} in {self.data.classes} classes"
+
+    def _federation(self) -> Federation:
+        config, stream = self.config, Stream(self.config.seed, ("data",))
+        if isinstance(self.data, ClientDataset):
+            assert self.indices is not None
+            return federation_of_clients(self.data, self.indices, self.preferences)
+        if self.indices is None:
+            groups = [*config.data.groups.values()]
+            return partition_dataset(self.data, _partition(config), groups, self.preferences, stream)
+        return federation_of(self.data, _property_partition(config), self.indices, self.preferences, stream)
+
     def _malicious_clients(self, federation: Federation) -> MaliciousClients | None:
         section = self.config.property_attack
         if section is None or section.mode == "passive":
@@ -87,7 +105,7 @@ class Resolved:
 
 
 def build(
-    config: Config, data_dir: Path | None = None, dataset: LabelledDataset | None = None
+    config: Config, data_dir: Path | None = None, dataset: LabelledDataset | ClientDataset | None = None
 ) -> tuple[Config, Simulation]:
     """The configuration with everything it left open decided, and the simulation that it describes.
 
@@ -103,17 +121,26 @@ def build(
     return resolved.config, resolved.simulation()
 
 
-def load_data(section: DataSection, data_dir: Path | None = None) -> LabelledDataset:
-    """The examples of [data]; raises as `load_dataset`."""
-    return load_source(section.source, section.path, section.task, data_dir)
+def load_data(section: DataSection, data_dir: Path | None = None) -> LabelledDataset | ClientDataset:
+    """The examples of [data]; raises as `load_dataset`, `load_folder` and `load_table`."""
+    return load_source(section.source, section.path, section.task, data_dir, reading_of(section))
 
 
 def load_source(
-    source: str, path: str | None = None, task: str | None = None, data_dir: Path | None = None
-) -> LabelledDataset:
-    """The examples of a shipped source, or of a user's own by ``module:Name``; see `load_data`."""
+    source: str,
+    path: str | None = None,
+    task: str | None = None,
+    data_dir: Path | None = None,
+    reading: Reading | None = None,
+) -> LabelledDataset | ClientDataset:
+    """The examples of a shipped source, or of a user's own by ``module:Name``; see `load_data`.
+
+    ``reading`` says how files are read of which each client has its own, and is None for other sources.
+    """
     where = None if path is None else Path(path).expanduser()
     with in_table("data"):
+        if reading is not None:
+            return load_client_data(source, where, task, reading)
         if ":" not in source:
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
         dataset = load(source, "source")(where, task)
@@ -123,7 +150,7 @@ def load_source(
         return dataset
 
 
-def resolve(config: Config, data: LabelledDataset) -> Resolved:
+def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
     """Check a configuration against its data, and decide what it leaves open; no example is copied.
 
     Raises:
@@ -140,7 +167,8 @@ def resolve(config: Config, data: LabelledDataset) -> Resolved:
         model = _model(network, data)
     with in_table("defenses"):
         setup = defended(TrainingSetup(model, config.local), config.defenses.all())
-    _check_tables(config)
+    own = draw_split(config, data) if isinstance(data, ClientDataset) else None
+    _check_tables(config, data, own)
     with in_table("engine"):
         backend = config.engine.backend
         trainings = [setup.first_local(), *_own_trainings(config.algorithm.value)]
@@ -150,19 +178,22 @@ def resolve(config: Config, data: LabelledDataset) -> Resolved:
         config.algorithm.value.check(setup.first_local(), config.red_team.every)
     with in_table("privacy"):
         thresholds, beta = config.privacy.thresholds, config.privacy.beta
-        preferences = draw_preferences(config.data.partition.clients, thresholds, beta, stream("preferences"))
-    indices = None
-    if config.property_attack is None:
+        clients = len(data.client_names) if isinstance(data, ClientDataset) else _partition(config).clients
+        preferences = draw_preferences(clients, thresholds, beta, stream("preferences"))
+    indices, section = own, config.data
+    if isinstance(data, ClientDataset):
+        section = decided_data(section, data)
+    elif config.property_attack is None:
         with in_table("data"):
-            config.data.partition.check(data, [*config.data.groups.values()])
+            _partition(config).check(data, [*section.groups.values()])
     else:
         with in_table("property_attack"):
             indices = draw_property_partition(data, _property_partition(config), stream)
-    path = config.data.path
+    path = section.path
     decided = replace(
         config,
         # So that a written configuration runs from anywhere.
-        data=replace(config.data, path=None if path is None else str(Path(path).expanduser().resolve())),
+        data=replace(section, path=None if path is None else str(Path(path).expanduser().resolve())),
         model=network,
         engine=replace(
             config.engine,
@@ -173,21 +204,30 @@ def resolve(config: Config, data: LabelledDataset) -> Resolved:
     return Resolved(decided, data, setup, preferences, indices)
 
 
-def _model(network: Network, data: LabelledDataset) -> Model:
+def _model(network: Network, data: LabelledDataset | ClientDataset) -> Model:
     """The model of [model], fitted to the data."""
     assert network.classes is not None
     if isinstance(data, TextDataset):
         shape = TextShape(data.vocabulary, network.classes)
+    elif isinstance(data, ClientDataset) and data.inputs:
+        shape = VectorShape(len(data.inputs), network.classes)
     else:
-        _, channels, height, width = data.pixels.shape
+        _, channels, height, width = (data.x if isinstance(data, ClientDataset) else data.pixels).shape
         shape = Shape(channels, height, width, network.classes)
     if ":" in network.name:
         return Model(partial(load(network.name, "name"), shape))
     return network.model(shape)
 
 
+def _partition(config: Config) -> Partition:
+    """The partition of a set that is dealt out."""
+    require(config.data.partition is not None, f"data source '{config.data.source}' has clients of its own")
+    assert config.data.partition is not None
+    return config.data.partition
+
+
 def _property_partition(config: Config) -> PropertyPartition:
-    section, partition = config.property_attack, config.data.partition
+    section, partition = config.property_attack, _partition(config)
     assert section is not None
     least = config.local.batch(partition.examples_per_client)
     return PropertyPartition(partition, section.attacker_share, section.period, least)
@@ -209,10 +249,20 @@ def _clusters(algorithm: dict[str, Any]) -> Iterator[int]:
         yield from _clusters(algorithm["base"])
 
 
-def _check_tables(config: Config) -> None:
-    """Raise `InputError` where keys of several tables contradict each other."""
-    team, data = config.red_team, config.data.partition
+def _check_tables(config: Config, data: LabelledDataset | ClientDataset, own: PartitionIndices | None) -> None:
+    """Raise `InputError` where keys of several tables contradict each other; ``own``: the split of `ClientDataset`."""
+    team, clusters = config.red_team, max(_clusters(table_of(config.algorithm.value)))
     shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
+    if isinstance(data, ClientDataset):
+        assert own is not None
+        check_sizes(config, data, own, clusters, shadows=shadows)
+    else:
+        _check_partition(config, clusters, shadows=shadows)
+
+
+def _check_partition(config: Config, clusters: int, *, shadows: bool) -> None:
+    """As `_check_tables`, of a set that is dealt out."""
+    team, data = config.red_team, _partition(config)
     require(
         data.shadow_examples >= 2 or not shadows,
         f'\'red_team.attack\' = "{name_of(type(team.attack))}" with the "{team.estimator}" estimator trains shadow '
@@ -222,7 +272,6 @@ def _check_tables(config: Config) -> None:
         team.estimator != "federated" or data.holdout_examples > 0 or team.every == 0,
         "'red_team.estimator' = \"federated\" needs 'data.holdout_examples' to be at least 1; got 0",
     )
-    clusters = max(_clusters(table_of(config.algorithm.value)))
     require(
         clusters <= data.clients,
         f"'algorithm.clusters' must be at most 'data.clients' = {data.clients}; got {clusters}",

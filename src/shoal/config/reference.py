@@ -78,7 +78,10 @@ def _flat(cls: type) -> Iterator[tuple[type, Key]]:
             yield cls, key
         elif not _is_shipped(key.hint):
             # What may be missing altogether is not required.
-            yield from ((cls, replace(each, default=None) if key.optional else each) for cls, each in _flat(key.hint))
+            yield from (
+                (cls, replace(each, default=None) if key.optional and each.default is MISSING else each)
+                for cls, each in _flat(key.hint)
+            )
 
 
 def _is_shipped(cls: object) -> bool:

@@ -11,10 +11,11 @@ from pydantic import AfterValidator, Field
 
 from shoal.attacks import PropertyAttack, RedTeam
 from shoal.config.kinds import name_of
-from shoal.config.tables import table_of
+from shoal.config.tables import names_of, table_of
 from shoal.config.validation import change, parse, read_toml
+from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
-from shoal.data import Group, Partition
+from shoal.data import ClientSplit, Columns, Group, Partition, PictureFormat
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Algorithm, LocalSGD
 from shoal.engine.engine import MAX_THREADS
@@ -27,29 +28,80 @@ def _device(name: str) -> str:
     return name
 
 
+_KINDS = (Partition, ClientSplit, PictureFormat, Columns)
+_OF_CLIENTS = {"folder": (ClientSplit, PictureFormat), "table": (ClientSplit, Columns)}
+"""The sources whose clients have their examples already, and the keys that each has beside `DataSection`'s own."""
+
+
+def _kinds_of(source: str) -> tuple[type, ...]:
+    return _OF_CLIENTS.get(source, (Partition,))
+
+
 @settings
 class DataSection:
     """The examples, and how they are partitioned.
 
+    Most sources are one set, which is dealt out to clients: ``clients``, ``examples_per_client`` and ``test_examples``
+    are required. The clients of ``folder`` and ``table`` have their examples already: of these keys none is allowed,
+    and ``test_fraction``, ``holdout_fraction`` and ``shadow_fraction`` say what is held out. ``size`` and ``channels``
+    are of ``folder``; ``client``, ``label`` (both required), ``group`` and ``inputs`` of ``table``; see
+    [own data](own-data.md).
+
     Args:
         source: of images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``faces``
             (drawn, where there are no photographs) or ``idx`` (any folder in MNIST's format, given by ``path``); of
-            texts: ``yelp`` or ``reviews`` (synthetic); or your own, ``module:Name``. ``shoal data`` lists which of them
-            are on this machine.
-        partition: how many examples go where.
+            texts: ``yelp`` or ``reviews`` (synthetic); of clients with their own: ``folder`` (pictures) or ``table``
+            (CSV or Parquet); or a function of yours, ``module:Name``. ``shoal data`` lists which of them are on this
+            machine.
+        partition: how many examples go where; None where clients have their own.
         path: folder or archive of the source; by default it is looked for in ``--data-dir``, ``SHOAL_DATA``, the user's
-            cache and Debian's folder.
+            cache and Debian's folder. Of ``folder`` and ``table`` required.
         task: ``MAIN/PROPERTY``, the label to learn and the property to infer, or ``MAIN``; see [tasks](#tasks). By
             default the labels, except that ``faces`` and ``lfw`` need one.
         groups: the groups of clients, ``[data.groups.NAME]`` each, whose shares sum to 1; by default one, ``all``. A
-            group of share 0 has test examples only, as non-members of another kind (see ``mia_against_*`` below).
+            group of share 0 has test examples only, as non-members of another kind (see ``mia_against_*`` below). Of
+            ``folder`` and ``table`` they are those of the files, and left out here.
+        split: what is held out of the examples that clients have already; None where they are dealt out.
+        pictures: what every picture of ``folder`` becomes.
+        columns: which columns of a ``table`` are what.
     """
 
     source: str
-    partition: Annotated[Partition, Inline()]
+    partition: Annotated[Partition | None, Inline()] = None
     path: str | None = None
     task: str | None = None
     groups: Annotated[dict[str, Group], Field(min_length=1)] = field(default_factory=lambda: {"all": Group("all", 1.0)})
+    split: Annotated[ClientSplit | None, Inline()] = None
+    pictures: Annotated[PictureFormat | None, Inline()] = None
+    columns: Annotated[Columns | None, Inline()] = None
+
+    def __post_init__(self) -> None:
+        kinds = _kinds_of(self.source)
+        for cls, value in zip(_KINDS, (self.partition, self.split, self.pictures, self.columns), strict=True):
+            needed = cls in (Partition, Columns) and cls in kinds
+            require(value is not None or not needed, f"source '{self.source}' needs a {cls.__name__}")
+            require(value is None or cls in kinds, f"source '{self.source}' takes no {cls.__name__}")
+
+    @staticmethod
+    def check_keys(table: Mapping[str, Any]) -> None:
+        """Raise `InputError` where the table of a file has keys of another source, or lacks the first of its own."""
+        source = table.get("source")
+        if not isinstance(source, str):
+            return
+        kinds = _kinds_of(source)
+        allowed = {name for cls in kinds for name in names_of(cls)}
+        for cls in _KINDS:
+            for name in [each for each in names_of(cls) if each in table and each not in allowed]:
+                others = [other for other, of in _OF_CLIENTS.items() if cls in of]
+                of = (
+                    f"of source {quoted(others)} alone" if others else f"not of '{source}', whose clients have their own"
+                )
+                hint = nearest(name, allowed) if others else ""
+                then = hint if hint.startswith("did you mean") else "leave it out"
+                raise InputError(f"the key 'data.{name}' is {of}; {then}")
+        for cls in set(kinds) & {Partition, Columns}:
+            first = names_of(cls)[0]
+            require(bool(set(names_of(cls)) & set(table)), f"the key 'data.{first}' is missing")
 
     @property
     def groups_with_clients(self) -> list[str]:

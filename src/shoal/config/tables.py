@@ -101,6 +101,8 @@ def read(cls: type[_Settings], value: object, where: str = "", *, name: str | No
     table = _table(value, where)
     known = [each for each in names_of(cls, table, where) if name is None or each != "name"]
     _refuse_unknown(table, known, where, getattr(cls, "renamed", {}))
+    # Keys that do not go together are told before one of them is said to miss others.
+    getattr(cls, "check_keys", lambda _: None)(table)
     return _made(cls, table if name is None else table | {"name": name}, where)
 
 

@@ -1,9 +1,10 @@
 """Data sets, their sources, and how they are shifted and partitioned over clients.
 
 May import `core`. To add a source: a file in `sources` that returns `ImageDataset` or `TextDataset`, and its name in
-`sources/catalog.py`.
+`sources/catalog.py`; or `ClientDataset` where the clients have their examples already.
 """
 
+from shoal.data.client_data import ClientDataset, ClientSplit, federation_of_clients
 from shoal.data.datasets import ImageDataset, LabelledDataset, TextDataset
 from shoal.data.federation import Federation, GroupedExamples, Preferences
 from shoal.data.own_data import Columns, Examples
@@ -14,8 +15,12 @@ from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group
 from shoal.data.sources.catalog import availability, load_dataset
+from shoal.data.sources.folder import PictureFormat, load_folder
+from shoal.data.sources.table import load_table
 
 __all__ = [
+    "ClientDataset",
+    "ClientSplit",
     "Columns",
     "Examples",
     "Federation",
@@ -24,6 +29,7 @@ __all__ = [
     "ImageDataset",
     "LabelledDataset",
     "Partition",
+    "PictureFormat",
     "Preferences",
     "PropertyPartition",
     "PropertySchedule",
@@ -32,7 +38,10 @@ __all__ = [
     "availability",
     "draw_preferences",
     "draw_property_partition",
+    "federation_of_clients",
     "load_dataset",
+    "load_folder",
+    "load_table",
     "partition_by_property",
     "partition_dataset",
 ]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.errors import InputError, described, nearest, require
+from shoal.core.settings import settings
 from shoal.data.groups import require_group_name
 
 Arrays = tuple[Any, Any]
@@ -44,21 +45,26 @@ class Examples:
         return f"Examples({len(self.y)} examples of {', '.join(map(str, dict.fromkeys(self.groups)))})"
 
 
-@dataclass(frozen=True, eq=False)
+@settings
 class Columns:
     """Which columns of a table are what.
 
     Args:
-        client: names of the clients.
-        label: the labels, whole numbers from 0.
-        group: names of groups, one for all rows of a client; None: one group.
-        inputs: the inputs, in this order; None: all other columns. One column may hold images or lists of one shape.
+        client: the column with the names of the clients.
+        label: the column of labels: whole numbers from 0; of source ``table`` also other whole numbers or words, which
+            are numbered in sorted order.
+        group: the column with names of groups, one for all rows of a client; None: one group.
+        inputs: the columns of inputs, in this order; None: all other columns, of source ``table`` all others that
+            hold numbers. In Python one column may hold images or lists of one shape.
+
+    Raises:
+        InputError: a name that is no text.
     """
 
     client: str
     label: str
     group: str | None = None
-    inputs: Sequence[str] | None = None
+    inputs: tuple[str, ...] | None = None
 
 
 def tensors_of(name: str, given: object) -> tuple[Tensor, Tensor]:

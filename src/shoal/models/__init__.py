@@ -3,7 +3,7 @@
 May import `core`. To add a network: write it in `networks.py` (texts: `recurrent.py`) and name it in `catalog.py`.
 """
 
-from shoal.models.catalog import MODELS, Network, Shape, TextShape, create_model
+from shoal.models.catalog import MODELS, Network, Shape, TextShape, VectorShape, create_model
 from shoal.models.dropout import SeededDropout
 from shoal.models.model import Model, cross_entropy
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
@@ -24,6 +24,7 @@ __all__ = [
     "SeededDropout",
     "Shape",
     "TextShape",
+    "VectorShape",
     "create_model",
     "cross_entropy",
 ]

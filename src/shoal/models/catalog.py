@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, Field
 from torch import nn
 
-from shoal.core.errors import nearest, require
+from shoal.core.errors import nearest, quoted, require
 from shoal.core.settings import settings
 from shoal.models.model import Model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
@@ -18,6 +18,8 @@ Shipped = Literal[
     "digits-cnn", "mnist-cnn", "femnist-cnn", "vgg11", "vgg13", "vgg16", "mlp", "logistic", "faces-cnn", "gru"
 ]
 MODELS: tuple[str, ...] = get_args(Shipped)
+VECTOR_MODELS = ("mlp", "logistic")
+"""The networks that take rows of a table."""
 HIDDEN = {"mlp": 200, "faces-cnn": 256}
 """Hidden neurons of the networks that let one choose, by default."""
 FILTERS = {"faces-cnn": (32, 64, 128)}
@@ -60,14 +62,23 @@ class TextShape:
     classes: int
 
 
+@dataclass(frozen=True)
+class VectorShape:
+    """What a network must fit: vectors of ``inputs`` numbers, such as rows of a table, in ``classes`` classes."""
+
+    inputs: int
+    classes: int
+
+
 @settings
 class Network:
     """The network that is trained. ``hidden`` and ``filters`` are left out where it does not have them.
 
     Args:
         name: of images: ``digits-cnn``, ``mnist-cnn``, ``femnist-cnn``, ``vgg11``, ``vgg13``, ``vgg16``, ``mlp``,
-            ``logistic`` or ``faces-cnn`` (images need not be square); of texts: ``gru``; or your own, ``module:Name``,
-            a class or function that takes a `Shape` or `TextShape` and returns a `torch.nn.Module`.
+            ``logistic`` or ``faces-cnn`` (images need not be square); of rows of a table: ``mlp`` or ``logistic``; of
+            texts: ``gru``; or your own, ``module:Name``, a class or function that takes a `Shape`, `VectorShape` or
+            `TextShape` and returns a `torch.nn.Module`.
         classes: outputs; by default as many as the data has classes.
         hidden: hidden neurons of ``mlp`` (by default 200) and ``faces-cnn`` (256); other networks have their own.
         filters: of the three convolutions of ``faces-cnn``, by default [32, 64, 128].
@@ -98,17 +109,29 @@ class Network:
         filters = (self.filters or FILTERS[self.name]) if self.name in FILTERS else None
         return replace(self, classes=classes, hidden=hidden, filters=filters)
 
-    def model(self, shape: Shape | TextShape) -> Model:
+    def model(self, shape: Shape | VectorShape | TextShape) -> Model:
         """The model, its input and output layers fitted to ``shape``; a user's own network is none of these.
 
         Raises:
-            InputError: an unknown name, or images or texts that the network cannot take.
+            InputError: an unknown name, or images, vectors or texts that the network cannot take.
         """
         require(self.name in MODELS, f"'{self.name}' is not one of Shoal's networks, and is built without it")
         if isinstance(shape, TextShape):
             require(self.name == "gru", f"model '{self.name}' takes images, but the data are texts; 'gru' takes those")
             return Model(partial(ReviewGRU, shape.vocabulary, shape.classes))
-        require(self.name != "gru", "model 'gru' takes texts, but the data are images; choose another model for those")
+        require(
+            self.name != "gru",
+            "model 'gru' takes texts, but the data are "
+            f"{'images' if isinstance(shape, Shape) else 'rows of a table'}; choose another model for those",
+        )
+        if isinstance(shape, VectorShape):
+            require(
+                self.name in VECTOR_MODELS,
+                f"model '{self.name}' takes images, but the data are rows of a table; {quoted(VECTOR_MODELS)} take "
+                "those",
+            )
+            # To these an image is a vector too.
+            shape = Shape(1, 1, shape.inputs, shape.classes)
         return Model(self._of_images(shape))
 
     def _of_images(self, shape: Shape) -> Callable[[], nn.Module]:
@@ -145,7 +168,7 @@ class Network:
 
 def create_model(
     name: str,
-    shape: Shape | TextShape,
+    shape: Shape | VectorShape | TextShape,
     *,
     hidden: int | None = None,
     filters: Sequence[int] | None = None,
@@ -155,7 +178,7 @@ def create_model(
     """The model called ``name``, one of `MODELS`, its input and output layers fitted to ``shape``; more in `Network`.
 
     Raises:
-        InputError: an unknown name, or images or texts that the network cannot take.
+        InputError: an unknown name, or images, vectors or texts that the network cannot take.
 
     >>> create_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
     50186

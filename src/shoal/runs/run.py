@@ -24,12 +24,12 @@ import torch
 from safetensors.torch import save as serialize
 
 from shoal.attacks import RoundObservation
-from shoal.config.build import build
+from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config, read_config
 from shoal.config.tables import in_table
 from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.errors import InputError, require
-from shoal.data import Federation, LabelledDataset
+from shoal.data import ClientDataset, Federation, LabelledDataset
 from shoal.engine import Engine, RoundReport
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
 from shoal.simulation.result import CLIENT_COLUMNS, EXPOSURE_COLUMNS, Result
@@ -56,7 +56,7 @@ def run(
     *,
     resume: bool = False,
     data_dir: Path | None = None,
-    dataset: LabelledDataset | None = None,
+    dataset: LabelledDataset | ClientDataset | None = None,
     watch: Watch | None = None,
 ) -> Path:
     """Run ``config`` in the directory ``out``, from its last checkpoint if ``resume``; returns ``out``.
@@ -79,7 +79,9 @@ def run(
     out = Path(out)
     if not resume:
         require(not out.exists(), f"{out}: exists already; choose another --out, or continue it with --resume")
-    decided, simulation = build(config, data_dir, dataset)
+    found = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
+    decided, simulation, description = found.config, found.simulation(), tuple(found.description())
+    del found  # and with it the data set, which the federation has copied
     if resume and out.exists():
         require(out.is_dir(), f"{out}: is not a directory; choose another --out")
         _same_run(out, decided)
@@ -101,6 +103,8 @@ def run(
             if progress is None:
                 progress = initial_state(simulation, engine)
                 LOG.info("begin: %s on %s, seed %d", decided.algorithm.name, decided.data.source, decided.seed)
+                for line in description:
+                    LOG.info("%s", line)
             else:
                 LOG.info("resume after round %d", progress.state.round)
             if watch is not None:

@@ -7,9 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from shoal.config.build import load_source, resolve
+from shoal.config.client_data import Reading, reading_of
 from shoal.config.schema import Config
 from shoal.core.errors import InputError
-from shoal.data import LabelledDataset
+from shoal.data import ClientDataset, LabelledDataset
 from shoal.sweeps.spec import Run, Sweep
 
 LOADED_DATASETS = 2
@@ -52,7 +53,7 @@ def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, .
     return tuple(planned.values())
 
 
-def dataset_of(config: Config, data_dir: Path | None) -> LabelledDataset:
+def dataset_of(config: Config, data_dir: Path | None) -> LabelledDataset | ClientDataset:
     """The data set of a configuration, loaded once for all runs that a process does on it.
 
     Raises:
@@ -60,12 +61,14 @@ def dataset_of(config: Config, data_dir: Path | None) -> LabelledDataset:
     """
     # A resolved configuration has the absolute path, the file's own may have another that leads to the same place.
     path = None if config.data.path is None else str(Path(config.data.path).expanduser().resolve())
-    return _load_once(config.data.source, path, config.data.task, data_dir)
+    return _load_once(config.data.source, path, config.data.task, data_dir, reading_of(config.data))
 
 
 @lru_cache(maxsize=LOADED_DATASETS)
-def _load_once(source: str, path: str | None, task: str | None, data_dir: Path | None) -> LabelledDataset:
-    return load_source(source, path, task, data_dir)
+def _load_once(
+    source: str, path: str | None, task: str | None, data_dir: Path | None, reading: Reading | None
+) -> LabelledDataset | ClientDataset:
+    return load_source(source, path, task, data_dir, reading)
 
 
 def forget_datasets() -> None:

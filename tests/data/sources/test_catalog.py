@@ -201,6 +201,8 @@ def test_availability_is_by_existence(tmp_path, cache):
         "lfw",
         "yelp",
         "idx",
+        "folder",
+        "table",
     ]
     for name in ("digits", "faces", "reviews"):
         path = rows[name].path

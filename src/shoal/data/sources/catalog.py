@@ -112,6 +112,20 @@ _WITHOUT_FILES: dict[str, Callable[[str | None], LabelledDataset]] = {
     "faces": synthetic_faces.generate_faces,
     "reviews": synthetic_reviews.generate_reviews,
 }
+_OF_CLIENTS = {
+    "folder": (
+        "your pictures",
+        "name a folder client/class/picture.png, or a CSV file of pictures, as data.path of a configuration (reading "
+        "them needs pip install 'shoal[images]')",
+    ),
+    "table": (
+        "your rows",
+        "name a CSV or Parquet file with a client column as data.path of a configuration (Parquet needs pip install "
+        "'shoal[parquet]')",
+    ),
+}
+"""Sources whose clients have their examples already, and that `load_dataset` does not load: size and instructions."""
+
 _NAMES = (*_WITHOUT_FILES, *_SOURCES)
 
 
@@ -140,7 +154,11 @@ def load_dataset(
     >>> len(load_dataset("digits").labels)
     1797
     """
-    require(name in _NAMES, f"unknown data source '{name}'; {nearest(name, _NAMES)}")
+    require(
+        name not in _OF_CLIENTS,
+        f"data source '{name}' has clients with examples of their own, and is of configurations and `load_{name}`",
+    )
+    require(name in _NAMES, f"unknown data source '{name}'; {nearest(name, (*_NAMES, *_OF_CLIENTS))}")
     if name in _WITHOUT_FILES:
         how = "comes with scikit-learn" if name == "digits" else "is generated"
         require(path is None, f"data source '{name}' {how} and takes no path; got '{path}'")
@@ -172,6 +190,7 @@ def availability(data_dir: Path | None) -> list[Availability]:
         Availability("faces", Path(synthetic_faces.__file__), "6,000 of 62x47", "they are generated"),
         Availability("reviews", Path(synthetic_reviews.__file__), "8,000 texts", "they are generated"),
         *(Availability(name, _find(name, data_dir), one.size, one.instructions) for name, one in _SOURCES.items()),
+        *(Availability(name, None, *words) for name, words in _OF_CLIENTS.items()),
     ]
 
 

@@ -1,0 +1,257 @@
+"""Examples that clients have already, as in a table with a client column: split within each client, never dealt out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shoal.core.errors import InputError, quoted, require
+from shoal.core.randomness import Stream
+from shoal.core.settings import OpenFraction, settings
+from shoal.data.federation import Federation, GroupedExamples, Preferences
+from shoal.data.groups import require_group_name
+from shoal.data.memory_format import gather, to_channels_first
+from shoal.data.partition import PartitionIndices
+from shoal.data.shards import Shards
+
+_Part = Annotated[float, Field(ge=0, lt=1, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class ClientDataset:
+    """Labelled examples of N named clients; see `from_names`.
+
+    Attributes:
+        name: of the file or folder, in sentences.
+        x: pictures (M, C, H, W) uint8, or rows of a table (M, F) float64, not standardised.
+        labels: (M,) int64, the classes by their numbers.
+        client: (M,) int64, whose each example is.
+        group: (N,) int64, each client's group.
+        class_names, client_names, group_names: by number.
+        inputs: names of the F columns; none for pictures.
+        omitted: columns of a table that are left out since they hold no numbers.
+    """
+
+    name: str
+    x: Tensor
+    labels: Tensor
+    client: Tensor
+    group: Tensor
+    class_names: tuple[str, ...]
+    client_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> int:
+        """C, the number of classes."""
+        return len(self.class_names)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each group's fraction of the clients."""
+        counts = torch.bincount(self.group, minlength=len(self.group_names)).tolist()
+        return {name: count / len(self.group) for name, count in zip(self.group_names, counts, strict=True)}
+
+    @staticmethod
+    def from_names(
+        name: str,
+        x: Tensor,
+        *,
+        clients: Sequence[str],
+        labels: Sequence[str],
+        groups: Sequence[str] | None = None,
+        inputs: Sequence[str] = (),
+        omitted: Sequence[str] = (),
+    ) -> "ClientDataset":
+        """Number the clients, classes and groups that M examples name, each in sorted order.
+
+        Args:
+            name: of the file or folder, in sentences.
+            x: the M inputs.
+            clients, labels: (M,) names.
+            groups: (M,) names; None: one group, ``all``.
+            inputs, omitted: as in `ClientDataset`.
+
+        Raises:
+            InputError: no example, one class only, a client in several groups, or a name that no group can have.
+        """
+        require(len(labels) > 0, f"{name} has no examples; at least one client with a few is needed")
+        client, client_names = numbered(clients)
+        y, class_names = numbered(labels)
+        of_example, group_names = numbered(["all"] * len(labels) if groups is None else groups)
+        require(
+            len(class_names) > 1, f"{name} has examples of the class '{class_names[0]}' only; at least 2 are needed"
+        )
+        for each in group_names:
+            require_group_name(each)
+        group = torch.zeros(len(client_names), dtype=torch.int64)
+        group[client] = of_example
+        moved = torch.nonzero(group[client] != of_example).flatten()
+        if len(moved):
+            whose = int(client[moved[0]])
+            several = quoted(group_names[g] for g in of_example[client == whose].unique().tolist())
+            require(False, f"{name} has the client '{client_names[whose]}' in several groups: {several}; one is needed")
+        return ClientDataset(
+            name, x, y, client, group, class_names, client_names, group_names, tuple(inputs), tuple(omitted)
+        )
+
+    def description(self) -> Iterator[str]:
+        """What the numbers of results stand for, in lines."""
+        of_client = torch.bincount(self.client, minlength=len(self.client_names)).tolist()
+        of_class = torch.bincount(self.labels, minlength=self.classes).tolist()
+        of_group = torch.bincount(self.group, minlength=len(self.group_names)).tolist()
+        yield "clients, by number (examples): " + _listed(self.client_names, of_client, numbers=True)
+        yield "groups (clients): " + _listed(self.group_names, of_group, numbers=False)
+        yield "classes, by number (examples): " + _listed(self.class_names, of_class, numbers=True)
+        if self.x.dim() == 4:
+            _, channels, height, width = self.x.shape
+            yield f"inputs: pictures of {height}x{width}, {'grey' if channels == 1 else 'RGB'}"
+        else:
+            yield f"inputs, standardised: {quoted(self.inputs)}"
+        if self.omitted:
+            yield f"columns left out, since they hold no numbers: {quoted(self.omitted)}"
+
+
+def _listed(names: Sequence[str], counts: Sequence[int], *, numbers: bool) -> str:
+    pairs = enumerate(zip(names, counts, strict=True))
+    return ", ".join(f"{f'{i} ' if numbers else ''}'{name}' ({count:,})" for i, (name, count) in pairs)
+
+
+def numbered(names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """The number of each of M names (M,) int64, and the distinct names in sorted order: whole numbers by size.
+
+    >>> numbered(["10", "9", "10"])
+    (tensor([1, 0, 1]), ('9', '10'))
+    >>> numbered(["ill", "healthy"])
+    (tensor([1, 0]), ('healthy', 'ill'))
+    """
+    distinct = set(names)
+    if all(each.lstrip("-").isdecimal() for each in distinct):
+        ordered = tuple(sorted(distinct, key=lambda each: (float(each), each)))
+    else:
+        ordered = tuple(sorted(distinct))
+    number = {each: i for i, each in enumerate(ordered)}
+    return torch.tensor([number[each] for each in names], dtype=torch.int64), ordered
+
+
+@settings
+class ClientSplit:
+    """Which fraction of each client's examples is held out, drawn at random; it trains on the rest.
+
+    Args:
+        test_fraction: of each client's examples, for measuring; rounded, and at least one example. A group's test
+            examples are those of its clients.
+        holdout_fraction: kept by the client for the ``federated`` estimator of risk; above 0 at least one example.
+        shadow_fraction: given to the server as its shadow set; above 0 at least one example. A federation in use would
+            need such examples from elsewhere.
+
+    Raises:
+        InputError: a value outside its range, or fractions that leave nothing to train on.
+    """
+
+    test_fraction: OpenFraction = 0.2
+    holdout_fraction: _Part = 0.0
+    shadow_fraction: _Part = 0.0
+
+    def __post_init__(self) -> None:
+        total = self.test_fraction + self.holdout_fraction + self.shadow_fraction
+        require(
+            total < 1,
+            "'test_fraction', 'holdout_fraction' and 'shadow_fraction' must sum to less than 1, or there is nothing to "
+            f"train on; got {total:g}",
+        )
+
+    def draw(self, data: ClientDataset, stream: Stream) -> PartitionIndices:
+        """Draw which of each client's examples are for what; a client's draw depends on its name and the stream only.
+
+        Raises:
+            InputError: a client with too few examples, or a class of which no client has a training example.
+        """
+        order = torch.argsort(data.client, stable=True).split(torch.bincount(data.client).tolist())
+        parts: list[list[Tensor]] = [[], [], [], []]
+        for name, own in zip(data.client_names, order, strict=True):
+            counts = self._held_out(len(own))
+            left = len(own) - sum(counts)
+            if left < 1:
+                least = next(each for each in range(len(own), 10**9) if sum(self._held_out(each)) < each)
+                raise InputError(
+                    f"{data.name} has {len(own)} example{'s' * (len(own) > 1)} of the client '{name}'; a client needs "
+                    f"at least {least}, so that each part has one, and training too"
+                )
+            shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
+            for part, indices in zip(parts, shuffled.split([*counts, left]), strict=True):
+                part.append(indices)
+        test, holdout, shadow = (torch.cat(part) for part in parts[:3])
+        _require_trained(data, torch.cat(parts[3]))
+        return PartitionIndices(parts[3], holdout, shadow, test)
+
+    def _held_out(self, examples: int) -> list[int]:
+        """Of so many examples of a client, how many are for test, holdout and shadow set."""
+        fractions = (self.test_fraction, self.holdout_fraction, self.shadow_fraction)
+        return [max(1, round(fraction * examples)) if fraction > 0 else 0 for fraction in fractions]
+
+
+def _require_trained(data: ClientDataset, training: Tensor) -> None:
+    """Raise where no training example is of a class."""
+    trained = torch.bincount(data.labels[training], minlength=data.classes)
+    counts = torch.bincount(data.labels, minlength=data.classes)
+    missing = torch.nonzero(trained == 0).flatten().tolist()
+    if missing:
+        count = int(counts[missing[0]])
+        which = "its only example is" if count == 1 else f"all its {count} examples are"
+        require(
+            False,
+            f"{data.name} has no training example of the class '{data.class_names[missing[0]]}', since {which} held "
+            "out; leave the class out, give it more examples, or choose another 'seed'",
+        )
+
+
+def federation_of_clients(data: ClientDataset, indices: PartitionIndices, preferences: Preferences) -> Federation:
+    """The federation of clients that have their examples already.
+
+    Pictures are scaled to [0, 1]; columns are standardised by mean and deviation of all clients' training examples, a
+    column that is constant there becoming 0.
+
+    Args:
+        data: the examples.
+        indices: which of them are for what, as `ClientSplit.draw` returns them.
+        preferences: of the N clients.
+    """
+    training = torch.cat(indices.clients)
+    x = _scaled(data.x, training)
+
+    def shards(own: Tensor) -> Shards:
+        sizes = torch.bincount(data.client[own], minlength=len(data.client_names))
+        return Shards.from_contiguous(gather(x, own), data.labels[own], sizes)
+
+    def examples(held: Tensor) -> GroupedExamples:
+        return GroupedExamples(gather(x, held), data.labels[held], data.group[data.client[held]])
+
+    return Federation(
+        clients=shards(training),
+        holdout=shards(indices.holdout),
+        shadow=examples(indices.shadow),
+        test=examples(indices.test),
+        ids=torch.arange(len(data.client_names)),
+        group=data.group,
+        groups=data.group_names,
+        preferences=preferences,
+        classes=data.classes,
+    )
+
+
+def _scaled(x: Tensor, training: Tensor) -> Tensor:
+    """The inputs as float32; those at ``training`` decide the scale of columns."""
+    if x.dim() == 4:
+        return to_channels_first(x.permute(0, 2, 3, 1).contiguous().float() / 255)
+    known = x[training].numpy()
+    mean, deviation = known.mean(axis=0), known.std(axis=0)
+    # Of equal numbers the deviation is rounding, which would be blown up to 1.
+    deviation[known.min(axis=0) == known.max(axis=0)] = np.inf
+    return torch.from_numpy(((x.numpy() - mean) / deviation).astype(np.float32))
