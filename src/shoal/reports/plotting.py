@@ -60,8 +60,8 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 CHANCE_LINE: Any = {"color": "#777777", "linewidth": 1.2, "linestyle": ":"}
 """The line of an attacker who guesses."""
 
-OVER, WITHIN = _VERMILLION, _BLUE
-"""The colours of clients whose limit is exceeded, and of the others."""
+OVER, UNSURE, WITHIN = _VERMILLION, _ORANGE, _BLUE
+"""The colours of clients whose limit is exceeded, of those for whom that is not certain, and of the others."""
 
 
 @dataclass(frozen=True)

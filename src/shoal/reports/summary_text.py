@@ -19,10 +19,21 @@ def verdict(summary: Summary) -> str:
     accuracy += " of held-out images"
     if len(by_group) > 1:
         accuracy += f" ({', '.join(f'{percent(value)} for {group}' for group, value in by_group.items())})"
-    violations = int(overall["violations.total"])
-    whose = f"{violations} of {summary.clients} clients'" if violations else "No client's"
-    limits = f"{whose} {'limits are' if violations > 1 else 'limit is'} exceeded"
-    return ". ".join([accuracy, *_exposure(summary), *_property(summary), limits]) + "."
+    return ". ".join([accuracy, *_exposure(summary), *_property(summary), limits(summary)]) + "."
+
+
+def limits(summary: Summary) -> str:
+    """How many clients' limits are exceeded: for certain, where the run has intervals, and by the point estimate."""
+    violations = int(summary.overall["violations.total"])
+    exceeded = int(summary.overall.get("exceeded.total", violations))
+    whose = f"{exceeded} of {summary.clients} clients'" if exceeded else "No client's"
+    sentence = f"{whose} {'limits are' if exceeded > 1 else 'limit is'} exceeded"
+    if "exceeded.total" not in summary.overall:
+        return sentence
+    return (
+        f"{sentence} for certain (the 95 % interval of an attack's accuracy lies above the limit); by the configured "
+        f"attack's point estimate, {violations or 'none'} {'are' if violations > 1 else 'is'}"
+    )
 
 
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from shoal.reports.formats import DASH, count, decimal, format_duration, percent
+from shoal.reports.run.limits import has_intervals
 from shoal.simulation.summary import Metrics, Summary
 
 Format = Callable[[float], str]
@@ -60,7 +61,13 @@ BY_GROUP: tuple[tuple[str, Format, str, str], ...] = (
     ("loss_threshold", decimal, "Loss-threshold attack", (
         "Balanced accuracy of an attack that calls images of small loss members; non-members of the same group."
     )),
-    ("violations", count, "Limits exceeded", "Clients whose model is attacked with more success than they tolerate."),
+    ("exceeded", count, "Limits exceeded", (
+        "Clients whose model an attack is certain to expose more than they tolerate: the lower end of its 95 % "
+        "interval is above their limit."
+    )),
+    ("violations", count, "Limits exceeded, point estimate", (
+        "Clients whose model the configured attack exposes more than they tolerate, by the point estimate."
+    )),
 )  # fmt: skip
 
 
@@ -69,6 +76,8 @@ def by_group(summary: Summary, clients: pd.DataFrame, groups: Sequence[str], oth
     metrics = [summary.by_group.get(group, {}) for group in groups]
     rows = [TableRow("Clients", "", tuple(str((clients["group"] == group).sum()) for group in groups))]
     for key, form, name, meaning in BY_GROUP:
+        if key == "exceeded" and not any(key in each for each in metrics):
+            continue
         rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in metrics)))
         if key == "mia_population":
             for other in others:
@@ -108,8 +117,13 @@ def by_cluster(
     for key, form, name, meaning in BY_CLUSTER:
         known = metrics if key != "risk" or estimated else [{}] * clusters
         rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in known)))
+    if has_intervals(clients):
+        over = counts(clients[clients["over"]])
+        rows.append(TableRow("Limits exceeded", "Clients whose limit is exceeded for certain: see Clients.", over))
     over = counts(clients[clients["violated"] > 0])
-    rows.append(TableRow("Limits exceeded", "Clients that tolerate less than the MIA accuracy above.", over))
+    rows.append(TableRow(
+        "Limits exceeded, point estimate", "Clients that tolerate less than the MIA accuracy above.", over
+    ))  # fmt: skip
     return Table("Metrics by cluster", tuple(f"cluster {k}" for k in range(clusters)), tuple(rows))
 
 
