@@ -1,6 +1,6 @@
 """A run's figures of exposure: limits against measured exposure, and the attack's ROC curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,12 @@ from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from shoal.reports.curves import NAMED
+from shoal.reports.formats import decimal, percent
 from shoal.reports.plotting import CHANCE_LINE, OVER, UNSURE, WITHIN, Figure, draw_figure, group_style, legend, short
 from shoal.reports.run.limits import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
 from shoal.reports.run.round_curves import guess_key
+from shoal.reports.svg import MOST, add_named_points, name_points
 
 SMALLEST = 1e-4
 """The smallest rate on the axes of the ROC figure; held-out sets are too small for less."""
@@ -55,10 +58,11 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
             for limit, color, _ in STATES:
                 here = (known["group"] == group) & (known["limit"] == limit)
                 marker = group_style(groups.index(group)).marker
-                axes.scatter(
+                dots = axes.scatter(
                     limits[here], exposure[here], s=46, marker=marker, color=color, alpha=0.75, edgecolors="white",
                     linewidths=0.6,
                 )  # fmt: skip
+                name_points(dots, [_name(row) for row in known[here].to_dict("records")] if len(known) <= MOST else [])
         axes.text(0.03, 0.95, "over the limit", transform=axes.transAxes, color="#8a3b00", va="top")
         axes.set(xlim=x, ylim=y, xlabel="attack accuracy the client tolerates", ylabel="attack accuracy on its model")
         shapes = [(group_style(g).marker, "#555555", short(group)) for g, group in enumerate(groups)]
@@ -70,14 +74,20 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
 
     caption = (
         "A dot is a client. Across: the accuracy of the attack that it tolerates (its threshold). Up: its exposure, "
-        "the accuracy measured on its models; clients with the same models lie on one level. In the shaded part the attack "
-        "is better than the client tolerates."
+        "the accuracy measured on its models; clients with the same models lie on one level. In the shaded part the "
+        "attack is better than the client tolerates."
     )
     alt = f"Limits against exposure of {len(known)} clients; {over} are over their limit."
     if uncertain:
         caption += " Orange: above the limit by the point estimate, but not for certain."
         alt += f" {uncertain} more are above it by the point estimate alone."
     return draw_figure("violations", "Whose limit is exceeded", caption, alt, draw)
+
+
+def _name(client: Mapping[Hashable, Any]) -> str:
+    """A client and its numbers, in words."""
+    exposure = f"exposure {decimal(client['exposure'])} by {client['attack']}, limit {decimal(client['threshold'])}"
+    return f"client {client['client']} ({client['group']}): {exposure}"
 
 
 def roc_curves(roc: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
@@ -98,6 +108,11 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
                 here = (known["group"] == group) & (known["non_members"] == kind) & (known["tpr"] > 0)
                 fpr, tpr = (known.loc[here, rate].clip(lower=low) for rate in ("fpr", "tpr"))
                 axes.plot(fpr, tpr, color=group_style(groups.index(group)).color, **line)
+                some = np.unique(np.linspace(0, len(fpr) - 1, min(NAMED, len(fpr))).round().astype(int))
+                fpr, tpr = fpr.iloc[some].tolist(), tpr.iloc[some].tolist()
+                whose = f"{group}, others: {kind}"
+                texts = [f"{whose}, {percent(t)} at {percent(f)} FPR" for f, t in zip(fpr, tpr, strict=True)]
+                add_named_points(axes, fpr, tpr, texts)
         axes.set(xscale="log", yscale="log", xlim=(low, 1), ylim=(low, 1))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(10))

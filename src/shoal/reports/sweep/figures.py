@@ -34,7 +34,9 @@ def draw_figure(
     data = FigureData(spec, statistics, labels)
     content = curves_content(data, read_rounds) if spec.kind == "courses" else chart_content(data)
     title, size = spec.title or name, (content.columns * content.width, len(content.rows) * HEIGHT)
-    files = figure_files(f"{title}. {content.description}", lambda figure: paint(figure, content, data), size)
+    files = figure_files(
+        f"figure-{name}-drawn", f"{title}. {content.description}", lambda figure: paint(figure, content, data), size
+    )
     return SweepFigure(name, title, content.caption, files.image, files.svg, files.pdf)
 
 
