@@ -55,6 +55,9 @@ def run_page(
     estimated = bool((rounds["risk"].fillna(0.5) != 0.5).any())
     clusters = int(rounds["cluster"].max()) + 1
     at_end = {k: int((clients["cluster"] == k).sum()) for k in range(clusters)}
+    # Test examples are dealt out evenly among all groups.
+    each = config.data.partition.test_examples // len(config.data.groups)
+    non_members = {name: summary.by_group.get(name, {}).get("non_members", each) for name in groups}
     section = None
     if config.property_attack is not None and updates is not None:
         section = property_section(config.property_attack, config.data.task, summary, updates, clusters)
@@ -72,8 +75,8 @@ def run_page(
         "drained": round_curves.drained(at_end),
         "key_metrics": _key_metrics(summary, rounds=int(rounds["round"].max()), clients=len(clients)),
         "attack": ATTACKS.get(attack, f"the attack {attack}"),
-        "groups": tables.by_group(summary, clients, groups, others),
-        "clusters": tables.by_cluster(summary, clients, groups, clusters, estimated=estimated),
+        "groups": tables.by_group(summary, clients, groups, others, non_members),
+        "clusters": tables.by_cluster(summary, clients, groups, clusters, non_members, estimated=estimated),
         "property": section,
         "clients": listed,
         "figures": [figure for figure in figures if figure is not None],

@@ -127,7 +127,8 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
         "Of the training examples, the share that the attack recognises (up), where it takes only so many of the "
         "others for training examples (across). The left end matters most: a curve above the diagonal there names "
         "members with few mistakes. Solid: others from the same group. Dashed: others from the whole population. "
-        "A curve begins where the attack recognises its first member."
+        "A curve begins where the attack recognises its first member; left of the rate of a single mistake it is flat: "
+        "what is recognised without any."
     )
     alt = f"ROC curves of the attack on logarithmic axes for {', '.join(measured)}."
     return draw_figure("roc", "What the attack recognises", caption, alt, draw)
