@@ -47,8 +47,8 @@ def reading(statistics: SeedStatistics, labels: Labels) -> str:
     varied = [each for each, settings in statistics.axes.items() if len(settings) > 1]
     over = f", each seed averaged over {' and '.join(map(labels.axis, varied[1:]))}" if varied[1:] else ""
     return (
-        f"Differences are means over the seeds that both settings have{over}, with their 95 % intervals (paired by seed, "
-        "Student's t), each by itself: of twenty true zeros, one is expected to look like a difference. Open: "
+        f"Differences are means over the seeds that both settings have{over}, with their 95 % intervals (paired by "
+        "seed, Student's t), each by itself: of twenty true zeros, one is expected to look like a difference. Open: "
         "the interval covers 0."
     )
 
