@@ -74,7 +74,7 @@ def test_files_keep_the_names_and_colours_for_paper() -> None:
         (line,) = figure.subplots().plot([0, 1], [0, 1], marker="o", color="black")
         name_points(line, ["first", "second"])
 
-    files = figure_files("any", "any", draw, (3, 2))
+    files = figure_files("any", draw, (3, 2))
     assert titles(files.svg)[-2:] == ["first", "second"]
     assert b"#ffffff" in files.svg
     assert b"var(" not in files.svg

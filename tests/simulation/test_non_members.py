@@ -173,6 +173,14 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
     assert len(figures_before) == 6
 
 
+def test_the_most_frequent_class_is_counted_among_each_group_s_own_test_images(without):
+    federation = build(read_config(without / "config.toml"))[1].federation
+    for g, name in enumerate(federation.groups):
+        labels = federation.test.y[federation.test.group == g].tolist()
+        share = max(map(labels.count, labels)) / len(labels)
+        assert figures(without)[f"most_frequent_class.{name}"] == pytest.approx(share)
+
+
 def test_runs_with_and_without_it_compare(outsiders, without):
     frame, words = compare([without, outsiders])
     assert "nobody" not in " ".join(map(str, frame.index)) + words

@@ -129,8 +129,11 @@ def draw_figure(name: str, title: str, caption: str, alt: str, draw: Draw, *, he
     return Figure(name, title, caption, inline(svg, name, alt))
 
 
-def figure_files(name: str, alt: str, draw: Draw, size: tuple[float, float]) -> FigureFiles:
-    """A figure of ``size`` (width, height; inches) as files and for a page; ``alt`` is its content in words."""
+def figure_files(alt: str, draw: Draw, size: tuple[float, float], *, name: str = "figure") -> FigureFiles:
+    """A figure of ``size`` (width, height; inches) as files and for a page, on which ``name`` is unique.
+
+    ``alt`` is its content in words.
+    """
     svg, pdf = _render(draw, size, "svg", "pdf")
     return FigureFiles(with_names(svg), pdf, inline(svg, name, alt, f"max-width: {size[0]:g}in"))
 
