@@ -169,9 +169,17 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
     assert "of nobody" not in page.replace("held-out images of nobody", "")
     before = report_of(without).read_text()
     assert "against" not in before.partition("Metrics by cluster")[0].partition("Metrics by group")[2]
-    figures_after, figures_before = (re.findall("data:image/svg[^>]*", text) for text in (page, before))
+    figures_after, figures_before = (re.findall("<svg .*?</svg>", text, re.DOTALL) for text in (page, before))
     assert figures_after == figures_before
     assert len(figures_before) == 6
+
+
+def test_the_most_frequent_class_is_counted_among_each_group_s_own_test_images(without):
+    federation = build(read_config(without / "config.toml"))[1].federation
+    for g, name in enumerate(federation.groups):
+        labels = federation.test.y[federation.test.group == g].tolist()
+        share = max(map(labels.count, labels)) / len(labels)
+        assert figures(without)[f"most_frequent_class.{name}"] == pytest.approx(share)
 
 
 def test_runs_with_and_without_it_compare(outsiders, without):

@@ -19,7 +19,7 @@ NEEDED = (*TEXT_KEYS, "seed", "rounds", "accuracy.overall", "violations.total", 
 TEXT_COLUMNS = ("group", "non_members", "attack")
 """Columns of text; all others hold numbers."""
 
-COMPLETE = ("round", "cluster", "clients", "present", *TEXT_COLUMNS)
+COMPLETE = ("round", "cluster", "clients", "present", "group", "non_members")
 """Columns without gaps."""
 
 

@@ -113,7 +113,7 @@ def measure(
     clients = _clients(final, audit).assign(**exposure_of_clients(audits, trainers.numpy(), federation))
     summary = (
         _of_clients(final, clients)
-        | Summary(overall=_fairness(final))
+        | Summary(overall=_fairness(final), by_group=_most_frequent_class(federation))
         | membership_metrics.of_groups(audit, by_loss, federation)
         | membership_metrics.of_clusters(shared, state.risks)
         | _of_shadow_models(red_team, state, federation, used=all(len(each) for each in records))
@@ -213,3 +213,14 @@ def _fairness(final: _Final) -> Metrics:
             weights.append(np.full(len(predicted), float((final.model[group == g] == k).mean())))
     differences = fairness(*(np.concatenate(each) for each in (predictions, labels, groups, weights)))
     return {f"fairness.{name}": value for name, value in asdict(differences).items()}
+
+
+def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
+    """The share of the most frequent class among each group's test examples: the accuracy of always naming it."""
+    test, labels = federation.test, federation.test.y.cpu()
+    shares = {}
+    for g in federation.groups_with_clients:
+        own = labels[test.group == g]
+        if len(own):
+            shares[federation.groups[g]] = {"most_frequent_class": float(own.bincount().max() / len(own))}
+    return shares
