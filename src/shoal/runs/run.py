@@ -16,7 +16,7 @@ run.log              what happened when
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from shoal.core.errors import InputError, require
 from shoal.data import Federation, LabelledDataset
 from shoal.engine import Engine, RoundReport
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
+from shoal.runs.lock import locked
 from shoal.simulation.result import CLIENT_COLUMNS, Result
 from shoal.simulation.simulation import (
     Simulation,
@@ -73,12 +74,13 @@ def run(
         watch: called before the first round and after each.
 
     Raises:
-        InputError: a configuration that cannot be run, or a directory that exists, cannot be written, or holds
-            another run; or training that diverged, with the last good checkpoint left in place.
+        InputError: a configuration that cannot be run, or a directory that exists, cannot be written, holds
+            another run, or in which one is going on; or training that diverged, with the last good checkpoint left
+            in place.
     """
     out = Path(out)
-    if not resume:
-        require(not out.exists(), f"{out}: exists already; choose another --out, or continue it with --resume")
+    if not resume and out.exists():
+        raise _taken(out)
     decided, simulation = build(config, data_dir, dataset)
     if resume and out.exists():
         require(out.is_dir(), f"{out}: is not a directory; choose another --out")
@@ -93,8 +95,9 @@ def run(
             precision=decided.engine.precision,
             backend=None if decided.engine.backend == "auto" else decided.engine.backend,
         )
-    with engine:
-        checkpoints = _open(out, decided)
+    with engine, _opened(out, decided, resume=resume) as checkpoints:
+        if is_finished(out):
+            return out
         with _logged(out / "run.log"):
             simulation = move_to_engine(simulation, engine)
             progress = load_checkpoint(checkpoints)
@@ -134,19 +137,30 @@ def is_finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
 
-def _open(out: Path, config: Config) -> Path:
-    """Make the run directory with its configuration; returns its folder of checkpoints."""
+@contextmanager
+def _opened(out: Path, config: Config, *, resume: bool) -> Iterator[Path]:
+    """Make the run directory with its configuration, or open it again, and lock it; gives its folder of checkpoints."""
     checkpoints = out / "checkpoint"
-    try:
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        for folder in (out, checkpoints):
-            remove_unfinished(folder)
-        if not (out / "config.toml").exists():
-            write_text(out / "config.toml", config.toml())
-        (out / "run.log").touch()
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
-    return checkpoints
+    with ExitStack() as held:
+        try:
+            out.mkdir(parents=True, exist_ok=resume)
+            held.enter_context(locked(out))
+            # It may have become another run's since it was looked at first, unlocked.
+            _same_run(out, config)
+            checkpoints.mkdir(exist_ok=True)
+            for folder in (out, checkpoints):
+                remove_unfinished(folder)
+            if not (out / "config.toml").exists():
+                write_text(out / "config.toml", config.toml())
+        except FileExistsError as error:
+            raise _taken(out) from error
+        except OSError as error:
+            raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+        yield checkpoints
+
+
+def _taken(out: Path) -> InputError:
+    return InputError(f"{out}: exists already; choose another --out, or continue it with --resume")
 
 
 def _same_run(out: Path, config: Config) -> None:
@@ -154,9 +168,7 @@ def _same_run(out: Path, config: Config) -> None:
     written = out / "config.toml"
     if not written.exists():
         # Killed before its first file, or somebody else's directory.
-        others = [
-            path for path in out.iterdir() if path.name != "checkpoint" and not path.name.startswith(".config.toml.")
-        ]
+        others = [path for path in out.iterdir() if not _is_first(path)]
         require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
         return
     before, now = read_config(written), config
@@ -165,6 +177,13 @@ def _same_run(out: Path, config: Config) -> None:
     if before != now:
         key, old, new = next(_differences(before.table(), now.table()))
         raise InputError(f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another --out")
+
+
+def _is_first(path: Path) -> bool:
+    """Whether a run may have made this before its config.toml."""
+    if path.name == "run.log":
+        return path.stat().st_size == 0
+    return path.name == "checkpoint" or path.name.startswith(".config.toml.")
 
 
 def _differences(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, object, object]]:
