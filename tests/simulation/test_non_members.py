@@ -174,8 +174,8 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
 
 
 def test_runs_with_and_without_it_compare(outsiders, without):
-    frame, words = compare([without, outsiders])
-    assert "nobody" not in " ".join(map(str, frame.index)) + words
+    comparison = compare([without, outsiders])
+    assert "nobody" not in " ".join([*map(str, comparison.metrics.index), *comparison.sentences])
 
 
 def test_one_group_with_clients_and_one_without(tmp_path):

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, cast
 
+import pandas as pd
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -106,17 +107,27 @@ def sweep(
 
 @app.command()
 def compare(runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")]) -> None:
-    """Show finished runs side by side, and say in words what differs."""
-    frame, words = compare_runs(runs)
+    """Show finished runs side by side: what was asked of each, what came out, and the differences in words."""
+    comparison = compare_runs(runs)
+    for title, frame in (("what differs", comparison.settings), ("", comparison.metrics)):
+        if len(frame) > 0:
+            _print_frame(title, frame)
+        else:
+            typer.echo("The configurations are the same.")
+        typer.echo()
+    typer.echo("\n\n".join(comparison.sentences))
+
+
+def _print_frame(title: str, frame: pd.DataFrame) -> None:
+    """Print a table with one column per run; outside a terminal it is as wide as it needs to be."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for title in frame.columns:
-        table.add_column(title, justify="right")
+    table.add_column(escape(title))
+    for name in frame.columns:
+        table.add_column(escape(str(name)), justify="right", overflow="fold")
     for label, cells in zip(frame.index, frame.to_numpy().tolist(), strict=True):
-        table.add_row(str(label), *cells)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-    typer.echo()
-    typer.echo(words)
+        table.add_row(escape(str(label)), *map(escape, cells))
+    needed = Console(width=10_000).measure(table).maximum
+    Console(width=None if sys.stdout.isatty() else needed).print(table)
 
 
 @app.command()

@@ -17,7 +17,6 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,6 +31,7 @@ from shoal.core.errors import InputError, require
 from shoal.data import Federation, LabelledDataset
 from shoal.engine import Engine, RoundReport
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
+from shoal.runs.differences import differences
 from shoal.runs.lock import locked
 from shoal.simulation.result import CLIENT_COLUMNS, Result
 from shoal.simulation.simulation import (
@@ -171,11 +171,7 @@ def _same_run(out: Path, config: Config) -> None:
         others = [path for path in out.iterdir() if not _is_first(path)]
         require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
         return
-    before, now = read_config(written), config
-    engine = replace(before.engine, threads=now.engine.threads)
-    before = replace(before, engine=engine, checkpoint=now.checkpoint)
-    if before != now:
-        key, old, new = next(_differences(before.table(), now.table()))
+    for key, (old, new) in differences(read_config(written), config).items():
         raise InputError(f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another --out")
 
 
@@ -184,15 +180,6 @@ def _is_first(path: Path) -> bool:
     if path.name == "run.log":
         return path.stat().st_size == 0
     return path.name == "checkpoint" or path.name.startswith(".config.toml.")
-
-
-def _differences(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, object, object]]:
-    for key in {**before, **now}:
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield f"{prefix}{key}", old, new
 
 
 def _write(out: Path, config: Config, simulation: Simulation, result: Result) -> None:
