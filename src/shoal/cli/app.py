@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.cli.interrupt import end_interrupted, end_soon_after_interrupt, say_interrupted
 from shoal.cli.progress import Display
 from shoal.cli.sweep import SweepDisplay
 from shoal.config.schema import read_config
@@ -44,6 +45,8 @@ DataDir = Annotated[
     typer.Option("--data-dir", envvar="SHOAL_DATA", help="Where to look for data first.", show_default=False),
 ]
 
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; warnings and errors remain.")]
+
 
 @app.callback(invoke_without_command=True)
 def _root(
@@ -63,11 +66,15 @@ def run(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing run directory.")] = False,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train one federation, attack it, and measure both: one run, one directory."""
     given = read_config(config, changes or ())
     directory = out if out is not None else Path("runs") / config.stem
-    with Display(Console(stderr=True)) as display:
+    notice = (
+        f"{directory}: there is nothing to resume; the run starts anew" if resume and not directory.exists() else ""
+    )
+    with Display(Console(stderr=True, quiet=quiet), notice) as display:
         run_config(given, directory, resume=resume, data_dir=data_dir, watch=display)
     page = report_of(directory)
     typer.echo(verdict(read_summary(directory)))
@@ -81,14 +88,17 @@ def sweep(
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at a time.")] = 1,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="ADDRESS", help="Do the runs on a Ray cluster (needs the extra shoal[ray])."),
+        typer.Option(
+            "--cluster", metavar="ADDRESS", help=escape("Do the runs on a Ray cluster (needs the extra shoal[ray]).")
+        ),
     ] = None,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
 ) -> None:
     """Do many runs, and show them in tables and figures; what is finished is never done twice."""
     given = read_sweep(sweep)
     directory = out if out is not None else Path("runs") / sweep.stem
-    with SweepDisplay(Console(stderr=True)) as display:
+    with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
         outcome = run_sweep(
             given,
             directory,
@@ -140,7 +150,8 @@ def report(directory: Annotated[Path, typer.Argument(help="Directory of a finish
 def data(
     data_dir: DataDir = None,
     wanted: Annotated[
-        str | None, typer.Option("--fetch", metavar="NAME", help="Download a data set (needs the extra shoal[hub]).")
+        str | None,
+        typer.Option("--fetch", metavar="NAME", help=escape("Download a data set (needs the extra shoal[hub]).")),
     ] = None,
 ) -> None:
     """Show which data sets are here, which are missing, and how to get them."""
@@ -170,10 +181,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         returned = 130
     except OSError as error:
-        return _say(f"failed: {error}", 1)
+        where = f"{error.filename}: " if error.filename else ""
+        return _say(f"failed: {where}{error.strerror or error}", 1)
     # Some versions of Typer turn Ctrl-C into this code themselves.
     if returned == 130:
-        return _say("interrupted; a run goes on with --resume, a sweep when it is started again", 130)
+        say_interrupted()
+        return 130
     return returned if isinstance(returned, int) else 0
 
 
@@ -184,4 +197,8 @@ def _say(sentence: str, code: int) -> int:
 
 def script() -> None:
     """The console script."""
-    sys.exit(main())
+    end_soon_after_interrupt()
+    code = main()
+    if code == 130:
+        end_interrupted()
+    sys.exit(code)

@@ -15,6 +15,7 @@ run.log              what happened when
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -216,10 +217,29 @@ def _line(progress: SimulationState, report: RoundReport) -> str:
     return f"round {state.round}: clients by cluster {sizes}; risks {risks}; {progress.seconds['total']:.1f} s"
 
 
+class _RunLog(logging.FileHandler):
+    """A file that the run ends with if it cannot be written, as with any other; logging prints a traceback instead."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        error.filename = self.baseFilename
+        raise error
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:
+            error.filename = self.baseFilename
+            raise
+
+
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
     """Append what Shoal logs to ``path``."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     level = LOG.level
     LOG.addHandler(handler)
