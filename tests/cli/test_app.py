@@ -3,6 +3,7 @@
 import json
 import logging
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -32,7 +33,7 @@ def test_run_compare_report(config, tmp_path, capsys):
         printed = capsys.readouterr()
         assert "is right on" in printed.out
         assert "report.html" in printed.out
-        assert printed.err == "", "quiet when not a terminal"
+        assert [line.split(":")[0] for line in printed.err.splitlines()] == ["round 1 of 2", "round 2 of 2"]
     assert main(["compare", str(tmp_path / "ifca"), str(tmp_path / "ifca-mir")]) == 0
     printed = capsys.readouterr().out
     for words in ("MIA accuracy, minority", "accuracy, majority", "violations", "migrated", "Against IFCA, IFCA-MIR"):
@@ -44,6 +45,57 @@ def test_run_compare_report(config, tmp_path, capsys):
         path.unlink()
         assert main(command) == 0
         assert path.read_bytes() == page
+
+
+def test_quiet_shows_no_progress_and_a_resume_of_nothing_says_so(config, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("shoal.cli.app.report_of", lambda out: out / "report.html")
+    command = ["run", str(config), "--resume", "--out"]
+    assert main([*command, str(tmp_path / "a"), "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main([*command, str(tmp_path / "[b]")]) == 0
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == f"{tmp_path / '[b]'}: there is nothing to resume; the run starts anew"
+    assert len(others) == 2
+    assert main([*command, str(tmp_path / "a")]) == 0
+    assert capsys.readouterr().err == "", "there was something to resume"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device", "out/rounds.csv"), "failed: out/rounds.csv: No space left on device"),
+        (IsADirectoryError(21, "Is a directory", "[x]/run.log"), "failed: [x]/run.log: Is a directory"),
+        (OSError("nobody knows"), "failed: nobody knows"),
+    ],
+)
+def test_an_error_of_the_operating_system_names_the_file(config, capsys, monkeypatch, error, said):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("shoal.cli.app.run_config", fail)
+    assert main(["run", str(config)]) == 1
+    assert capsys.readouterr().err == f"shoal: {said}\n"
+
+
+@pytest.mark.parametrize(("command", "extra"), [("sweep", "shoal[ray]"), ("data", "shoal[hub]")])
+def test_the_help_names_extras_in_brackets(command, extra, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([command, "--help"]) == 0
+    assert extra in capsys.readouterr().out
+
+
+def test_data_counts_what_is_there(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for split, count in (("train", 7), ("t10k", 3)):
+        header = struct.pack(">4I", 0x803, count, 5, 4)
+        (tmp_path / f"{split}-images-idx3-ubyte").write_bytes(header + bytes(count * 20))
+        (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, count) + bytes(count))
+    assert main(["data", "--data-dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert next(line for line in printed.splitlines() if line.startswith("mnist")).split()[1:4] == ["10", "of", "5x4"]
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"nonsense")
+    assert main(["data", "--data-dir", str(tmp_path)]) == 0
+    assert "damaged" in capsys.readouterr().out
 
 
 def test_the_default_directory_is_named_after_the_file(config, tmp_path, monkeypatch):
@@ -91,6 +143,7 @@ def test_data_says_what_is_here_and_how_to_get_the_rest(capsys, monkeypatch, tmp
         (["compare", "nowhere", "nowhere"], ["nowhere", "not a finished run"]),
         (["report", "nowhere"], ["nowhere", "not a finished run"]),
         (["data", "--fetch", "mnsit"], ["mnsit"]),
+        (["data", "--data-dir", "nowhere"], ["--data-dir", "'nowhere' is none"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -111,6 +164,8 @@ def test_bad_input_is_one_sentence_and_code_2(arguments, words, config, tmp_path
     assert sorted(tmp_path.rglob("*")) == before, "something was written"
 
 
+INTERRUPTED = "shoal: interrupted; a run goes on with --resume, a sweep when it is started again"
+
 # `python -m shoal`, also where the tests run in the background of a shell, which ignores Ctrl-C.
 PROCESS = """
 import runpy, signal
@@ -129,8 +184,39 @@ def test_interrupted_is_130_and_can_be_resumed(config, tmp_path):
         process.send_signal(signal.SIGINT)
         _, printed = process.communicate()
     assert process.returncode == 130
-    assert printed == "shoal: interrupted; a run goes on with --resume, a sweep when it is started again\n"
+    assert printed.splitlines()[-1] == INTERRUPTED
     assert list((out / "checkpoint").glob("round-*"))
+
+
+# A fit that nothing interrupts, as those of some libraries.
+STUCK = """
+import time
+import shoal.runs.run
+def fit(simulation, *_):
+    print("fitting", flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass
+shoal.runs.run.measure_final = fit
+"""
+
+
+def test_interrupted_in_a_fit_that_cannot_be_it_ends_all_the_same(config, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["run", str(config), "--quiet", "--out", str(out), "--set", "red_team.attack=gap"]
+    command = [sys.executable, "-c", STUCK + PROCESS, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "fitting\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            _, printed = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert (process.returncode, printed) == (130, f"{INTERRUPTED}\n")
+    assert main([*arguments, "--resume"]) == 0
+    assert (out / "summary.json").exists()
 
 
 def test_version_and_help(capsys):

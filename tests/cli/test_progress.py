@@ -1,6 +1,7 @@
-"""The live display on a terminal, and its silence elsewhere."""
+"""The live display on a terminal, and a line a round elsewhere."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -31,5 +32,9 @@ def test_a_terminal_sees_rounds_clusters_accuracy_risk_and_time_left(printed):
     assert "nobody" not in live, "a group without clients is in no cluster"
 
 
-def test_elsewhere_it_is_silent(printed):
-    assert printed(terminal=False) == ""
+def test_elsewhere_there_is_a_line_a_round(printed):
+    lines = printed(terminal=False).splitlines()
+    assert [line.split(":")[0] for line in lines] == [f"round {number} of 3" for number in (1, 2, 3)]
+    assert all(
+        re.search(r": clients \d+ / \d+, accuracy [\d.-]+ / [\d.-]+, risk .*; about .* left$", line) for line in lines
+    )

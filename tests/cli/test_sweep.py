@@ -2,6 +2,11 @@
 
 import io
 import logging
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -105,6 +110,34 @@ def test_interrupted_it_says_how_to_go_on(sweep, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("shoal.cli.app.run_sweep", interrupt)
     assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 130
     assert "a sweep when it is started again" in capsys.readouterr().err
+
+
+# `python -m shoal`, also where the tests run in the background of a shell, which ignores Ctrl-C.
+PROCESS = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("shoal", run_name="__main__")
+"""
+
+
+def test_interrupted_with_two_jobs_it_ends_its_workers(sweep, tmp_path):
+    base, out = tmp_path / "base.toml", tmp_path / "out"
+    base.write_text(base.read_text().replace("rounds = 2", "rounds = 4000"))
+    command = [sys.executable, "-c", PROCESS, "sweep", str(sweep), "--out", str(out), "--jobs", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while len({path.parent for path in out.glob("runs/*/checkpoint/round-*")}) < 2:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        # As a terminal does: to the workers too.
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            # Standard error is at its end when the workers have ended, which have it too.
+            _, printed = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert printed.splitlines()[-1].endswith("a sweep when it is started again")
+    assert "Traceback" not in printed
 
 
 def test_the_live_display_counts_runs_and_prints_the_time_left():

@@ -537,3 +537,9 @@ def test_gradient_averaging_takes_one_step(base: Path) -> None:
     assert setup_of(base, "algorithm.averaging=gradient").local.steps == 1
     with pytest.raises(InputError, match=r"\[algorithm\]: .* 'steps' = 1"):
         built(base, "algorithm.averaging=gradient", "local.steps=2")
+
+
+def test_a_byte_order_mark_is_tolerated(base: Path) -> None:
+    before = read_config(base)
+    base.write_bytes(b"\xef\xbb\xbf" + base.read_bytes())
+    assert read_config(base) == before

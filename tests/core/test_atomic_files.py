@@ -87,3 +87,15 @@ def test_what_a_crash_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 5
     remove_unfinished(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".hidden", "kept", "rounds.csv", "x.unfinished"]
+
+
+def test_an_error_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+    def on_a_full_disk(temporary: Path) -> None:
+        temporary.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "folder").mkdir()
+    for path, write in ((tmp_path / "a.csv", on_a_full_disk), (tmp_path / "folder", Path.touch)):
+        with pytest.raises(OSError, match=str(path)):
+            write_atomically(path, write)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

@@ -327,6 +327,14 @@ def test_a_file_is_not_resumed(toy_config, tmp_path):
         run(toy_config(), tmp_path / "file", resume=True)
 
 
+def test_a_log_that_cannot_be_written_is_an_error_that_names_it(halted):
+    (halted / "run.log").unlink()
+    (halted / "run.log").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        resume(halted)
+    assert raised.value.filename == str(halted / "run.log")
+
+
 def test_rounds_without_a_client_are_logged(toy_config, tmp_path):
     out = run(toy_config(algorithm__participation=0.01, algorithm__rounds=2), tmp_path / "out")
     assert "round 1: no client took part" in (out / "run.log").read_text()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from shoal.config.build import build
-from shoal.config.schema import parse_config
+from shoal.config.schema import parse_config, read_config
 from shoal.engine import Engine
 from shoal.runs.comparison import compare
 from shoal.runs.report import report_of
@@ -183,8 +183,8 @@ def test_the_most_frequent_class_is_counted_among_each_group_s_own_test_images(w
 
 
 def test_runs_with_and_without_it_compare(outsiders, without):
-    frame, words = compare([without, outsiders])
-    assert "nobody" not in " ".join(map(str, frame.index)) + words
+    comparison = compare([without, outsiders])
+    assert "nobody" not in " ".join([*map(str, comparison.metrics.index), *comparison.sentences])
 
 
 def test_one_group_with_clients_and_one_without(tmp_path):

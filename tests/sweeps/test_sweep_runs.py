@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -224,6 +225,24 @@ def test_a_worker_whose_sweep_is_gone_ends_in_its_next_round(written, tmp_path, 
         workers.run_one_for_parent(nobody, first.config, first.digest, tmp_path, None)
     assert "begin" in (tmp_path / first.digest / "run.log").read_text()
     assert not list(tmp_path.glob("*/checkpoint/round-*"))
+
+
+@pytest.mark.usefixtures("_no_run_pages")
+def test_a_run_that_two_sweeps_want_at_once_is_done_once(two_runs, tmp_path):
+    first, outcomes, others = plan.plan_runs(read_sweep(two_runs))[0], [], []
+
+    def want():
+        outcomes.append(workers.run_one(first.config, first.digest, tmp_path, None))
+
+    def watch(simulation, progress, report):
+        if report is None:
+            others.append(threading.Thread(target=want))
+            others[0].start()
+
+    outcomes.append(workers.run_one(first.config, first.digest, tmp_path, None, watch))
+    others[0].join()
+    assert outcomes == [(first.digest, None)] * 2
+    assert (tmp_path / first.digest / "run.log").read_text().count("begin") == 1
 
 
 @pytest.mark.usefixtures("_no_run_pages")

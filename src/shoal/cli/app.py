@@ -10,11 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, cast
 
+import pandas as pd
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.cli.interrupt import end_interrupted, end_soon_after_interrupt, say_interrupted
 from shoal.cli.progress import Display
 from shoal.cli.sweep import SweepDisplay
 from shoal.config.build import load_data, resolve
@@ -44,6 +46,8 @@ DataDir = Annotated[
     typer.Option("--data-dir", envvar="SHOAL_DATA", help="Where to look for data first.", show_default=False),
 ]
 
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; warnings and errors remain.")]
+
 
 @app.callback(invoke_without_command=True)
 def _root(
@@ -63,11 +67,15 @@ def run(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing run directory.")] = False,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train one federation, attack it, and measure both: one run, one directory."""
     given = read_config(config, changes or ())
     directory = out if out is not None else Path("runs") / config.stem
-    with Display(Console(stderr=True)) as display:
+    notice = (
+        f"{directory}: there is nothing to resume; the run starts anew" if resume and not directory.exists() else ""
+    )
+    with Display(Console(stderr=True, quiet=quiet), notice) as display:
         run_config(given, directory, resume=resume, data_dir=data_dir, watch=display)
     page = report_of(directory)
     typer.echo(verdict(read_summary(directory)))
@@ -81,14 +89,17 @@ def sweep(
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at a time.")] = 1,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="ADDRESS", help="Do the runs on a Ray cluster (needs the extra shoal[ray])."),
+        typer.Option(
+            "--cluster", metavar="ADDRESS", help=escape("Do the runs on a Ray cluster (needs the extra shoal[ray]).")
+        ),
     ] = None,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
 ) -> None:
     """Do many runs, and show them in tables and figures; what is finished is never done twice."""
     given = read_sweep(sweep)
     directory = out if out is not None else Path("runs") / sweep.stem
-    with SweepDisplay(Console(stderr=True)) as display:
+    with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
         outcome = run_sweep(
             given,
             directory,
@@ -107,17 +118,27 @@ def sweep(
 
 @app.command()
 def compare(runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")]) -> None:
-    """Show finished runs side by side, and say in words what differs."""
-    frame, words = compare_runs(runs)
+    """Show finished runs side by side: what was asked of each, what came out, and the differences in words."""
+    comparison = compare_runs(runs)
+    for title, frame in (("what differs", comparison.settings), ("", comparison.metrics)):
+        if len(frame) > 0:
+            _print_frame(title, frame)
+        else:
+            typer.echo("The configurations are the same.")
+        typer.echo()
+    typer.echo("\n\n".join(comparison.sentences))
+
+
+def _print_frame(title: str, frame: pd.DataFrame) -> None:
+    """Print a table with one column per run; outside a terminal it is as wide as it needs to be."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for title in frame.columns:
-        table.add_column(title, justify="right")
+    table.add_column(escape(title))
+    for name in frame.columns:
+        table.add_column(escape(str(name)), justify="right", overflow="fold")
     for label, cells in zip(frame.index, frame.to_numpy().tolist(), strict=True):
-        table.add_row(str(label), *cells)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-    typer.echo()
-    typer.echo(words)
+        table.add_row(escape(str(label)), *map(escape, cells))
+    needed = Console(width=10_000).measure(table).maximum
+    Console(width=None if sys.stdout.isatty() else needed).print(table)
 
 
 @app.command()
@@ -136,7 +157,8 @@ def data(
     ] = None,
     data_dir: DataDir = None,
     wanted: Annotated[
-        str | None, typer.Option("--fetch", metavar="NAME", help="Download a data set (needs the extra shoal[hub]).")
+        str | None,
+        typer.Option("--fetch", metavar="NAME", help=escape("Download a data set (needs the extra shoal[hub]).")),
     ] = None,
 ) -> None:
     """Show which data sets are here, which are missing, and how to get them; or what the data of a run are."""
@@ -172,10 +194,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         returned = 130
     except OSError as error:
-        return _say(f"failed: {error}", 1)
+        where = f"{error.filename}: " if error.filename else ""
+        return _say(f"failed: {where}{error.strerror or error}", 1)
     # Some versions of Typer turn Ctrl-C into this code themselves.
     if returned == 130:
-        return _say("interrupted; a run goes on with --resume, a sweep when it is started again", 130)
+        say_interrupted()
+        return 130
     return returned if isinstance(returned, int) else 0
 
 
@@ -186,4 +210,8 @@ def _say(sentence: str, code: int) -> int:
 
 def script() -> None:
     """The console script."""
-    sys.exit(main())
+    end_soon_after_interrupt()
+    code = main()
+    if code == 130:
+        end_interrupted()
+    sys.exit(code)

@@ -1,4 +1,4 @@
-"""A live display of a run on a terminal: rounds and time left, and each cluster's size, accuracy and risk."""
+"""The progress of a run: live on a terminal, with each cluster's size, accuracy and risk; elsewhere a line a round."""
 
 import math
 import time
@@ -42,24 +42,51 @@ class LiveBar:
 
 
 class Display(LiveBar):
-    """Shows a run's progress while it is open; silent where the output is not a terminal."""
+    """Shows a run's progress while it is open: live on a terminal, elsewhere a line for each round.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: where to.
+        notice: what to say before the first round.
+    """
+
+    def __init__(self, console: Console, notice: str = "") -> None:
         super().__init__(console, "round", refresh_per_second=4)
+        self._notice = notice
 
     def __call__(self, simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
         """Show where the run stands; the signature is `simulation.Watch`."""
-        if not self._console.is_terminal:
-            return
         done = progress.state.round
         if report is None:
             self._began, self._before = time.perf_counter(), done
             self._bar.update(self._task, total=simulation.rounds, completed=done)
+            if self._notice:
+                self._print(self._notice)
             return
         each = (time.perf_counter() - self._began) / max(1, done - self._before)
-        left = format_duration(each * (simulation.rounds - done))
-        self._bar.update(self._task, completed=done, left=f"about {left} left")
-        self._live.update(Group(self._bar, _clusters(simulation, progress)))
+        left = f"about {format_duration(each * (simulation.rounds - done))} left"
+        self._bar.update(self._task, completed=done, left=left)
+        if self._console.is_terminal:
+            self._live.update(Group(self._bar, _clusters(simulation, progress)))
+        else:
+            self._print(f"round {done} of {simulation.rounds}: {_in_words(progress)}; {left}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _in_words(progress: SimulationState) -> str:
+    """Each cluster's clients, accuracy and risk after the last round."""
+    rows = progress.rows[-len(progress.state.models) :]
+    columns = {
+        "clients": [str(int(row["clients"])) for row in rows],
+        "accuracy": [_decimal(row["accuracy"]) for row in rows],
+        "risk": [_decimal(row["risk"]) for row in rows],
+    }
+    return ", ".join(f"{name} {' / '.join(cells)}" for name, cells in columns.items())
+
+
+def _decimal(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 def _clusters(simulation: Simulation, progress: SimulationState) -> Table:
@@ -68,7 +95,12 @@ def _clusters(simulation: Simulation, progress: SimulationState) -> Table:
     for title in ("cluster", "clients", *groups, "accuracy", "risk"):
         table.add_column(title, justify="right")
     for row in progress.rows[-len(progress.state.models) :]:
-        accuracy = "-" if math.isnan(row["accuracy"]) else f"{row['accuracy']:.3f}"
         counts = [str(int(row[f"clients.{name}"])) for name in groups]
-        table.add_row(str(int(row["cluster"])), str(int(row["clients"])), *counts, accuracy, f"{row['risk']:.3f}")
+        table.add_row(
+            str(int(row["cluster"])),
+            str(int(row["clients"])),
+            *counts,
+            _decimal(row["accuracy"]),
+            _decimal(row["risk"]),
+        )
     return table

@@ -12,10 +12,13 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, flush it to disk, and move it to ``path``.
 
     A crash at any moment leaves the old file or the new one, never a part of it.
+
+    Raises:
+        OSError: it cannot be written; the error names ``path``, whatever the operating system says of it.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}"
-    temporary.touch(exist_ok=False)
     try:
+        temporary.touch(exist_ok=False)
         write(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -25,6 +28,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

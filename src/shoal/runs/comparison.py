@@ -1,14 +1,20 @@
-"""Finished runs side by side: a table, and the differences in words."""
+"""Finished runs side by side: what was asked of each, what came out, and the differences in words."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from shoal.config.kinds import algorithm_title
+from shoal.config.schema import read_config
 from shoal.core.errors import require
 from shoal.reports.summary_text import NOTICEABLE
-from shoal.runs.files import read_summary
+from shoal.runs.differences import decisive_settings
+from shoal.runs.files import read_summary, read_table
+from shoal.simulation.result import CLIENT_COLUMNS
 from shoal.simulation.summary import Summary
 
 OVERALL, BY_GROUP, BY_CLUSTER = "overall", "by group", "by cluster"
@@ -27,23 +33,87 @@ ROWS = (
     (BY_CLUSTER, "clients", "clients by cluster"),
     (BY_CLUSTER, "mia", "MIA accuracy by cluster"),
     (OVERALL, "adjusted_rand_index", "recovered grouping (ARI)"),
+    (OVERALL, "epsilon", "epsilon, largest of the clients"),
     (OVERALL, "seconds.total", "seconds"),
 )
 """The rows of a comparison: whose metrics, which, and their names."""
 
 
-def compare(runs: Sequence[Path]) -> tuple[pd.DataFrame, str]:
-    """Finished runs side by side: one row per metric, one column per run; and the differences, in words.
+ABSENT = "-"
+"""The cell of a run without the metric or the key."""
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Finished runs side by side; both tables have one column per run.
+
+    Args:
+        settings: one row per key of the configuration in which the runs differ, but for those that only decide how
+            fast a run goes.
+        metrics: one row per metric that one of the runs has.
+        sentences: one for each run but the first, against the first.
+    """
+
+    settings: pd.DataFrame
+    metrics: pd.DataFrame
+    sentences: tuple[str, ...]
+
+
+def compare(runs: Sequence[Path]) -> Comparison:
+    """Compare finished runs.
 
     Raises:
-        InputError: fewer than two runs, one that is not finished, or runs of other data.
+        InputError: fewer than two runs, one that is not finished or is damaged, or runs of other data.
     """
     require(len(runs) >= 2, f"a comparison takes at least two runs; got {len(runs)}")
-    summaries = [read_summary(path) for path in runs]
+    summaries = [_read(path) for path in runs]
     first, *others = summaries
     for path, each in zip(runs[1:], others, strict=True):
         same = list(each.by_group) == list(first.by_group) and each.run["dataset"] == first.run["dataset"]
         require(same, f"{path}: is a run on other data or groups than {runs[0]}; compare runs of the same federation")
+    titles = _titles(runs, summaries)
+    asked = _differing([decisive_settings(read_config(path / "config.toml")) for path in runs])
+    return Comparison(
+        settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
+        metrics=pd.DataFrame.from_dict(_metrics(summaries), orient="index", columns=titles),
+        sentences=tuple(
+            _difference(first, each, titles[0], title) for each, title in zip(others, titles[1:], strict=True)
+        ),
+    )
+
+
+def _read(out: Path) -> Summary:
+    summary, path = read_summary(out), out / "clients.csv"
+    rows = len(read_table(path, CLIENT_COLUMNS))
+    require(rows == summary.clients, f"{path}: is damaged: it has {rows} rows for {summary.clients} clients")
+    return summary
+
+
+def _titles(runs: Sequence[Path], summaries: Sequence[Summary]) -> list[str]:
+    """The runs' algorithms; where two have the same, the names of their directories, or else their paths."""
+    algorithms = [algorithm_title(str(each.run["algorithm"])) for each in summaries]
+    names = [path.name for path in runs]
+    return next(
+        (titles for titles in (algorithms, names) if len(set(titles)) == len(titles)), [str(path) for path in runs]
+    )
+
+
+def _differing(asked: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The keys whose values are not all the same, with the value in each configuration."""
+    keys = dict.fromkeys(key for each in asked for key in each)
+    rows = {key: [_setting(each.get(key)) for each in asked] for key in keys}
+    return {key: cells for key, cells in rows.items() if len(set(cells)) > 1}
+
+
+def _setting(value: object) -> str:
+    """A configuration's value as its file has it, but for quotes around words."""
+    if value is None:
+        return ABSENT
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _metrics(summaries: Sequence[Summary]) -> dict[str, list[str]]:
+    first = summaries[0]
     clusters = 1 + max((k for each in summaries for k in each.by_cluster), default=-1)
     table = {}
     for whose, metric, label in ROWS:
@@ -56,12 +126,7 @@ def compare(runs: Sequence[Path]) -> tuple[pd.DataFrame, str]:
             table[label] = [
                 " / ".join(_cell(each.by_cluster.get(k, {}).get(metric)) for k in range(clusters)) for each in summaries
             ]
-    titles = [algorithm_title(str(each.run["algorithm"])) for each in summaries]
-    if len(set(titles)) < len(titles):
-        titles = [path.name for path in runs]
-    frame = pd.DataFrame.from_dict(table, orient="index", columns=titles)
-    sentences = [_difference(first, each, titles[0], title) for each, title in zip(others, titles[1:], strict=True)]
-    return frame, " ".join(sentences)
+    return {label: cells for label, cells in table.items() if set("".join(cells)) - {*ABSENT, *" / "}}
 
 
 def _difference(first: Summary, other: Summary, first_title: str, title: str) -> str:
@@ -96,5 +161,5 @@ def _change(what: str, before: float, after: float, *, higher: str, lower: str) 
 
 def _cell(value: float | None) -> str:
     if value is None:
-        return "-"
+        return ABSENT
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -15,9 +15,9 @@ run.log              what happened when
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -32,6 +32,8 @@ from shoal.core.errors import InputError, require
 from shoal.data import ClientDataset, Federation, LabelledDataset
 from shoal.engine import Engine, RoundReport
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
+from shoal.runs.differences import differences
+from shoal.runs.lock import locked
 from shoal.simulation.result import CLIENT_COLUMNS, EXPOSURE_COLUMNS, Result
 from shoal.simulation.simulation import (
     Simulation,
@@ -73,12 +75,13 @@ def run(
         watch: called before the first round and after each.
 
     Raises:
-        InputError: a configuration that cannot be run, or a directory that exists, cannot be written, or holds
-            another run; or training that diverged, with the last good checkpoint left in place.
+        InputError: a configuration that cannot be run, or a directory that exists, cannot be written, holds
+            another run, or in which one is going on; or training that diverged, with the last good checkpoint left
+            in place.
     """
     out = Path(out)
-    if not resume:
-        require(not out.exists(), f"{out}: exists already; choose another --out, or continue it with --resume")
+    if not resume and out.exists():
+        raise _taken(out)
     found = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     decided, simulation, description = found.config, found.simulation(), tuple(found.description())
     del found  # and with it the data set, which the federation has copied
@@ -95,8 +98,9 @@ def run(
             precision=decided.engine.precision,
             backend=None if decided.engine.backend == "auto" else decided.engine.backend,
         )
-    with engine:
-        checkpoints = _open(out, decided)
+    with engine, _opened(out, decided, resume=resume) as checkpoints:
+        if is_finished(out):
+            return out
         with _logged(out / "run.log"):
             simulation = move_to_engine(simulation, engine)
             progress = load_checkpoint(checkpoints)
@@ -109,28 +113,41 @@ def run(
                 LOG.info("resume after round %d", progress.state.round)
             if watch is not None:
                 watch(simulation, progress, None)
-            saved = progress.state.round
-            fresh: list[RoundObservation] = []
-            try:
-                for after, report in run_rounds(simulation, engine, progress):
-                    progress = after
-                    fresh += [] if progress.observation is None else [progress.observation]
-                    done = progress.state.round
-                    LOG.info("%s", _line(progress, report))
-                    if done % decided.checkpoint.every == 0 or done == simulation.rounds:
-                        save_checkpoint(checkpoints, progress, fresh)
-                        saved = done
-                        fresh.clear()
-                    if watch is not None:
-                        watch(simulation, progress, report)
-            finally:
-                # Interrupted or diverged: keep the last good round, whatever the interval.
-                if progress.state.round > saved:
-                    save_checkpoint(checkpoints, progress, fresh)
+            progress = _train(simulation, engine, progress, decided, checkpoints, watch)
             result = measure_final(simulation, engine, progress, stored_observations(checkpoints))
             _write(out, decided, simulation, result)
             LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
     return out
+
+
+def _train(
+    simulation: Simulation,
+    engine: Engine,
+    progress: SimulationState,
+    config: Config,
+    checkpoints: Path,
+    watch: Watch | None,
+) -> SimulationState:
+    """Run the rounds that are left, with a checkpoint every so many and after the last."""
+    saved = progress.state.round
+    fresh: list[RoundObservation] = []
+    try:
+        for after, report in run_rounds(simulation, engine, progress):
+            progress = after
+            fresh += [] if progress.observation is None else [progress.observation]
+            done = progress.state.round
+            LOG.info("%s", _line(progress, report))
+            if done % config.checkpoint.every == 0 or done == simulation.rounds:
+                save_checkpoint(checkpoints, progress, fresh)
+                saved = done
+                fresh.clear()
+            if watch is not None:
+                watch(simulation, progress, report)
+    finally:
+        # Interrupted or diverged: keep the last good round, whatever the interval.
+        if progress.state.round > saved:
+            save_checkpoint(checkpoints, progress, fresh)
+    return progress
 
 
 def is_finished(out: Path) -> bool:
@@ -138,19 +155,30 @@ def is_finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
 
-def _open(out: Path, config: Config) -> Path:
-    """Make the run directory with its configuration; returns its folder of checkpoints."""
+@contextmanager
+def _opened(out: Path, config: Config, *, resume: bool) -> Iterator[Path]:
+    """Make the run directory with its configuration, or open it again, and lock it; gives its folder of checkpoints."""
     checkpoints = out / "checkpoint"
-    try:
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        for folder in (out, checkpoints):
-            remove_unfinished(folder)
-        if not (out / "config.toml").exists():
-            write_text(out / "config.toml", config.toml())
-        (out / "run.log").touch()
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
-    return checkpoints
+    with ExitStack() as held:
+        try:
+            out.mkdir(parents=True, exist_ok=resume)
+            held.enter_context(locked(out))
+            # It may have become another run's since it was looked at first, unlocked.
+            _same_run(out, config)
+            checkpoints.mkdir(exist_ok=True)
+            for folder in (out, checkpoints):
+                remove_unfinished(folder)
+            if not (out / "config.toml").exists():
+                write_text(out / "config.toml", config.toml())
+        except FileExistsError as error:
+            raise _taken(out) from error
+        except OSError as error:
+            raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+        yield checkpoints
+
+
+def _taken(out: Path) -> InputError:
+    return InputError(f"{out}: exists already; choose another --out, or continue it with --resume")
 
 
 def _same_run(out: Path, config: Config) -> None:
@@ -158,26 +186,18 @@ def _same_run(out: Path, config: Config) -> None:
     written = out / "config.toml"
     if not written.exists():
         # Killed before its first file, or somebody else's directory.
-        others = [
-            path for path in out.iterdir() if path.name != "checkpoint" and not path.name.startswith(".config.toml.")
-        ]
+        others = [path for path in out.iterdir() if not _is_first(path)]
         require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
         return
-    before, now = read_config(written), config
-    engine = replace(before.engine, threads=now.engine.threads)
-    before = replace(before, engine=engine, checkpoint=now.checkpoint)
-    if before != now:
-        key, old, new = next(_differences(before.table(), now.table()))
+    for key, (old, new) in differences(read_config(written), config).items():
         raise InputError(f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another --out")
 
 
-def _differences(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, object, object]]:
-    for key in {**before, **now}:
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield f"{prefix}{key}", old, new
+def _is_first(path: Path) -> bool:
+    """Whether a run may have made this before its config.toml."""
+    if path.name == "run.log":
+        return path.stat().st_size == 0
+    return path.name == "checkpoint" or path.name.startswith(".config.toml.")
 
 
 def _write(out: Path, config: Config, simulation: Simulation, result: Result) -> None:
@@ -214,10 +234,29 @@ def _line(progress: SimulationState, report: RoundReport) -> str:
     return f"round {state.round}: clients by cluster {sizes}; risks {risks}; {progress.seconds['total']:.1f} s"
 
 
+class _RunLog(logging.FileHandler):
+    """A file that the run ends with if it cannot be written, as with any other; logging prints a traceback instead."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        error.filename = self.baseFilename
+        raise error
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:
+            error.filename = self.baseFilename
+            raise
+
+
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
     """Append what Shoal logs to ``path``."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     level = LOG.level
     LOG.addHandler(handler)

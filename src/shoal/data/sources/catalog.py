@@ -13,7 +13,7 @@ from shoal.data.datasets import ImageDataset, LabelledDataset
 from shoal.data.sources import synthetic_faces, synthetic_reviews
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
 from shoal.data.sources.digits import load_sklearn_digits
-from shoal.data.sources.idx import idx_files, load_idx_folder
+from shoal.data.sources.idx import count_idx_images, idx_files, load_idx_folder
 from shoal.data.sources.lfw import find_lfw, load_lfw
 from shoal.data.sources.stroke_properties import with_stroke_property
 from shoal.data.sources.yelp import find_yelp, load_yelp
@@ -31,7 +31,8 @@ class Availability:
     path: Path | None
     """The folder or file it would be read from; None if it is not here (or needs a path)."""
     size: str
-    """Number and size of the official set's images or texts, such as ``"70,000 of 28x28"``."""
+    """Number and size of the images or texts that are here, such as ``"70,000 of 28x28"``, or what is wrong with them;
+    those of the official set where none are here, or where counting them would take long."""
     instructions: str
     """How to get it."""
 
@@ -46,6 +47,7 @@ class _Source:
     load: Callable[[Path, str | None], LabelledDataset]  # from a path, with a task
     torchvision: str = ""  # its folder in torchvision's layout
     system: tuple[Path, ...] = ()  # where a package manager installs it
+    count: Callable[[Path], str] | None = None  # number and size of what is at a path; None: takes too long
 
 
 def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:
@@ -54,6 +56,10 @@ def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:
 
 def _idx(name: str, classes: int | None, transposed: bool = False) -> Callable[[Path, str | None], ImageDataset]:
     return lambda path, task: with_stroke_property(load_idx_folder(path, name, classes, transposed), task)
+
+
+def _count_cifar10(path: Path) -> str:
+    return f"{len(load_cifar10(path).labels):,} of 32x32"
 
 
 def _cifar10(path: Path, task: str | None) -> ImageDataset:
@@ -69,7 +75,14 @@ def _instructions(name: str, files: str, package: str = "") -> str:
 
 
 _SOURCES: dict[str, _Source] = {
-    "mnist": _Source("70,000 of 28x28", _instructions("mnist", _IDX), _idx_folder, _idx("mnist", 10), "MNIST/raw"),
+    "mnist": _Source(
+        "70,000 of 28x28",
+        _instructions("mnist", _IDX),
+        _idx_folder,
+        _idx("mnist", 10),
+        "MNIST/raw",
+        count=count_idx_images,
+    ),
     "fashion-mnist": _Source(
         "70,000 of 28x28",
         _instructions("fashion-mnist", _IDX, "'apt-get install dataset-fashion-mnist' or "),
@@ -77,6 +90,7 @@ _SOURCES: dict[str, _Source] = {
         _idx("fashion-mnist", 10),
         "FashionMNIST/raw",
         (Path("/usr/share/datasets/fashion-mnist"),),  # Debian's package
+        count_idx_images,
     ),
     "emnist-byclass": _Source(
         "814,255 of 28x28",
@@ -84,12 +98,14 @@ _SOURCES: dict[str, _Source] = {
         partial(_idx_folder, prefixed=True),
         _idx("emnist-byclass", 62, transposed=True),
         "EMNIST/raw",
+        count=partial(count_idx_images, prefixed=True),
     ),
     "cifar10": _Source(
         "60,000 of 32x32",
         _instructions("cifar10", "'cifar-10-python.tar.gz' or 'cifar-10-binary.tar.gz'"),
         find_cifar10,
         _cifar10,
+        count=_count_cifar10,
     ),
     "lfw": _Source(
         "13,143 of 62x47",
@@ -181,17 +197,33 @@ def load_dataset(
 
 
 def availability(data_dir: Path | None) -> list[Availability]:
-    """Where `load_dataset` would find each source with this ``data_dir``, by existence only: nothing is read."""
+    """Where `load_dataset` would find each source with this ``data_dir``, and how many examples are there.
+
+    Raises:
+        InputError: ``data_dir`` is no folder.
+    """
     from sklearn import datasets  # noqa: PLC0415 - scikit-learn takes a second to import
 
+    here = data_dir is None or data_dir.expanduser().is_dir()
+    require(here, f"'--data-dir' (or SHOAL_DATA) must be a folder; '{data_dir}' is none")
     digits = Path(datasets.__file__).parent / "data" / "digits.csv.gz"
     return [
         Availability("digits", digits, "1,797 of 8x8", "it comes with scikit-learn"),
         Availability("faces", Path(synthetic_faces.__file__), "6,000 of 62x47", "they are generated"),
         Availability("reviews", Path(synthetic_reviews.__file__), "8,000 texts", "they are generated"),
-        *(Availability(name, _find(name, data_dir), one.size, one.instructions) for name, one in _SOURCES.items()),
+        *(_availability(name, source, _find(name, data_dir)) for name, source in _SOURCES.items()),
         *(Availability(name, None, *words) for name, words in _OF_CLIENTS.items()),
     ]
+
+
+def _availability(name: str, source: _Source, path: Path | None) -> Availability:
+    size = source.size
+    if path is not None and source.count is not None:
+        try:
+            size = source.count(path)
+        except InputError as error:
+            size = f"damaged: {error}"
+    return Availability(name, path, size, source.instructions)
 
 
 def user_cache() -> Path:

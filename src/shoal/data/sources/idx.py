@@ -69,6 +69,20 @@ def idx_files(folder: Path, prefixed: bool = False) -> list[Path] | None:
     return None if None in paths else [path for path in paths if path is not None]
 
 
+def count_idx_images(folder: Path, prefixed: bool = False) -> str:
+    """Number and size of the images in a folder, as the headers of its four files say: ``"70,000 of 28x28"``.
+
+    Raises:
+        InputError: a header is damaged.
+    """
+    shapes = []
+    for path in (idx_files(folder, prefixed) or [])[::2]:
+        with opened(path) as file:
+            _check_magic(path, _exactly(file, 4, path, "header"), 3, "images")
+            shapes.append(struct.unpack(">3I", _exactly(file, 12, path, "header")))
+    return f"{sum(shape[0] for shape in shapes):,} of {shapes[0][1]}x{shapes[0][2]}"
+
+
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[io.BufferedIOBase]:
     """A file open for reading, decompressed if its first bytes are gzip's, whatever its name.

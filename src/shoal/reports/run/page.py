@@ -55,8 +55,9 @@ def run_page(
     estimated = bool((rounds["risk"].fillna(0.5) != 0.5).any())
     clusters = int(rounds["cluster"].max()) + 1
     at_end = {k: int((clients["cluster"] == k).sum()) for k in range(clusters)}
-    # Test examples are dealt out evenly among all groups.
-    each = config.data.partition.test_examples // len(config.data.groups)
+    # In older directories; test examples are dealt out evenly among all groups.
+    partition = config.data.partition
+    each = 0 if partition is None else partition.test_examples // len(config.data.groups)
     non_members = {name: summary.by_group.get(name, {}).get("non_members", each) for name in groups}
     section = None
     if config.property_attack is not None and updates is not None:

@@ -1,0 +1,83 @@
+"""Finished runs side by side: what was asked of each, what came out, and what is refused."""
+
+import json
+import shutil
+
+import pytest
+
+from shoal.cli.app import main
+from shoal.config.schema import read_config
+from shoal.core.errors import InputError
+from shoal.runs.comparison import compare
+from shoal.runs.run import run
+
+
+@pytest.fixture(scope="module")
+def first(toy_config, tmp_path_factory):
+    return run(toy_config(algorithm__rounds=1, red_team__attack="gap"), tmp_path_factory.mktemp("runs") / "first")
+
+
+@pytest.fixture
+def changed(first, tmp_path):
+    """Makes a copy of the run with other values in its configuration and its summary."""
+
+    def copy(name, *settings, **metrics):
+        out = shutil.copytree(first, tmp_path / name)
+        (out / "config.toml").write_text(read_config(first / "config.toml", settings).toml())
+        summary = json.loads((out / "summary.json").read_text()) | metrics
+        (out / "summary.json").write_text(json.dumps(summary))
+        return out
+
+    return copy
+
+
+def test_it_says_in_which_keys_runs_differ_and_not_how_fast_they_went(first, changed):
+    other = changed("other", "local.learning_rate=0.5", "engine.threads=1", "checkpoint.every=7", "red_team.every=9")
+    settings = compare([first, other]).settings
+    assert list(settings.columns) == ["first", "other"]
+    assert {key: list(values) for key, values in settings.iterrows()} == {
+        "local.learning_rate": ["0.1", "0.5"],
+        "red_team.every": ["2", "9"],
+    }
+
+
+def test_a_key_that_one_run_lacks_is_a_dash(first, changed):
+    settings = compare([first, changed("other", "algorithm.name=ifca", "defenses.l2=0.01")]).settings
+    assert list(settings.loc["defenses.l2"]) == ["-", "0.01"]
+    assert list(settings.loc["algorithm.name"]) == ["ifca-mir", "ifca"]
+
+
+def test_epsilon_is_in_the_table_where_a_run_has_it(first, changed):
+    label = "epsilon, largest of the clients"
+    private = changed("private", epsilon=3.25, delta=1e-5)
+    assert list(compare([first, private]).metrics.loc[label]) == ["-", "3.250"]
+    assert label not in compare([first, changed("again")]).metrics.index
+
+
+def test_five_runs_are_two_tables_and_a_sentence_each(first, changed, capsys):
+    others = [changed(f"[{i}]", f"seed={i}", **{"accuracy.overall": 0.1 * i}) for i in range(4, 8)]
+    assert main(["compare", str(first), *map(str, others)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["what", "differs", "first", "[4]", "[5]", "[6]", "[7]"]
+    assert lines[1].split() == ["seed", "3", "4", "5", "6", "7"]
+    assert "0.700" in next(line for line in lines if line.startswith("accuracy, all clients"))
+    sentences = [line for line in lines if line.startswith("Against first, ")]
+    assert [line.split()[2] for line in sentences] == ["[4]", "[5]", "[6]", "[7]"]
+    assert main(["compare", str(first), str(first)]) == 0
+    assert capsys.readouterr().out.startswith("The configurations are the same.")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: "", r"clients\.csv: is damaged"),
+        (lambda text: text.replace("threshold", "limit"), "no threshold among its columns"),
+        (lambda text: text[: text.rstrip().rfind("\n") + 1], "it has 9 rows for 10 clients"),
+    ],
+    ids=["empty", "another column", "truncated"],
+)
+def test_damaged_clients_are_refused(first, changed, damage, said):
+    other = changed("other")
+    (other / "clients.csv").write_text(damage((other / "clients.csv").read_text()))
+    with pytest.raises(InputError, match=said):
+        compare([first, other])

@@ -1,0 +1,105 @@
+"""The lock of a run directory: two runs never mix in it, and a killed one blocks nobody."""
+
+import fcntl
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from run_files import content
+from shoal.config.build import build
+from shoal.core.errors import InputError
+from shoal.runs.lock import locked
+from shoal.runs.run import run
+
+HOLDER = """
+import pathlib, sys, time
+from shoal.runs.lock import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that is running in tmp_path/out, and is killed at the end."""
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
+
+
+def test_a_run_beside_a_living_one_is_refused_and_a_killed_one_blocks_nobody(toy_config, tmp_path, holder):
+    config, out = toy_config(algorithm__rounds=1), tmp_path / "out"
+    with pytest.raises(InputError, match="out: another run is going on in it"):
+        run(config, out, resume=True)
+    assert [path.name for path in out.iterdir()] == ["run.log"], "something was written"
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    run(config, out, resume=True)
+    assert (out / "summary.json").exists()
+    assert not list(tmp_path.rglob(".*")), "a lock file was left behind"
+
+
+def test_of_two_runs_of_one_configuration_one_goes_on_alone(toy_config, tmp_path):
+    config, out, refused = toy_config(algorithm__rounds=2), tmp_path / "out", []
+    whole = run(config, tmp_path / "whole")
+
+    def start_another(simulation, progress, report):
+        for resume in (False, True):
+            with pytest.raises(InputError) as caught:
+                run(config, out, resume=resume)
+            refused.append(str(caught.value))
+
+    run(config, out, watch=start_another)
+    assert len(refused) == 6, "before the first round, and after both"
+    assert all("exists already" in each for each in refused[::2])
+    assert all("another run is going on" in each for each in refused[1::2])
+    assert content(out) == content(whole)
+
+
+def test_a_directory_made_since_it_was_looked_at_is_refused(toy_config, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def build_slowly(*arguments):
+        out.mkdir()
+        return build(*arguments)
+
+    monkeypatch.setattr("shoal.runs.run.build", build_slowly)
+    with pytest.raises(InputError, match="exists already"):
+        run(toy_config(), out)
+    assert list(out.iterdir()) == []
+
+
+def test_two_threads_are_kept_apart_too(tmp_path):
+    (tmp_path / "out").mkdir()
+    errors = []
+
+    def enter():
+        try:
+            with locked(tmp_path / "out"):
+                pass
+        except InputError as error:
+            errors.append(str(error))
+
+    with locked(tmp_path / "out"):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+    enter()
+    assert len(errors) == 1
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):
+    def unsupported(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with locked(tmp_path):
+        pass
+    assert "cannot be locked (Function not implemented)" in caplog.text
