@@ -92,7 +92,7 @@ def client_table(clients: pd.DataFrame, attack: str) -> ClientTable:
 def _cell(value: object, name: str, form: Callable[[float], str] | None) -> Cell:
     if form is None:
         text = WORDS[str(value)] if name == "limit" else str(value)
-        return Cell(DASH if value is None or value != value else text)
+        return Cell(DASH if text in ("", "nan", "None") else text)
     number = float(value)  # pyright: ignore[reportArgumentType] - a column of numbers
     if isnan(number):
         return Cell(DASH, "")
