@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite, isnan
+from typing import Any
 
 import pandas as pd
 
@@ -89,11 +90,10 @@ def client_table(clients: pd.DataFrame, attack: str) -> ClientTable:
     )
 
 
-def _cell(value: object, name: str, form: Callable[[float], str] | None) -> Cell:
+def _cell(value: Any, name: str, form: Callable[[float], str] | None) -> Cell:
     if form is None:
-        text = WORDS[str(value)] if name == "limit" else str(value)
-        return Cell(DASH if pd.isna(value) else text)
-    number = float(value)  # pyright: ignore[reportArgumentType] - a column of numbers
+        return Cell(WORDS[value] if name == "limit" else DASH if pd.isna(value) else str(value))
+    number = float(value)
     if isnan(number):
         return Cell(DASH, "")
     # As scripts write numbers: epsilon is infinite without noise.
