@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite, isnan
-from typing import Any
+from math import isfinite, isnan, nan
 
 import pandas as pd
 
@@ -90,10 +89,10 @@ def client_table(clients: pd.DataFrame, attack: str) -> ClientTable:
     )
 
 
-def _cell(value: Any, name: str, form: Callable[[float], str] | None) -> Cell:
+def _cell(value: str | float | None, name: str, form: Callable[[float], str] | None) -> Cell:
     if form is None:
-        return Cell(WORDS[value] if name == "limit" else DASH if pd.isna(value) else str(value))
-    number = float(value)
+        return Cell(DASH if pd.isna(value) else WORDS[str(value)] if name == "limit" else str(value))
+    number = nan if value is None else float(value)
     if isnan(number):
         return Cell(DASH, "")
     # As scripts write numbers: epsilon is infinite without noise.
