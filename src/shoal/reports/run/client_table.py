@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite, isnan
+from math import isfinite, isnan, nan
 
 import pandas as pd
 
@@ -89,11 +89,10 @@ def client_table(clients: pd.DataFrame, attack: str) -> ClientTable:
     )
 
 
-def _cell(value: object, name: str, form: Callable[[float], str] | None) -> Cell:
+def _cell(value: str | float | None, name: str, form: Callable[[float], str] | None) -> Cell:
     if form is None:
-        text = WORDS[str(value)] if name == "limit" else str(value)
-        return Cell(DASH if text in ("", "nan", "None") else text)
-    number = float(value)  # pyright: ignore[reportArgumentType] - a column of numbers
+        return Cell(DASH if pd.isna(value) else WORDS[str(value)] if name == "limit" else str(value))
+    number = nan if value is None else float(value)
     if isnan(number):
         return Cell(DASH, "")
     # As scripts write numbers: epsilon is infinite without noise.
