@@ -37,7 +37,7 @@ def test_a_run_directory_holds_what_was_promised(finished):
         "checkpoint", "clients.csv", "config.toml", "models.safetensors", "report.html", "roc.csv", "rounds.csv",
         "run.log", "samples.safetensors", "summary.json",
     ]  # fmt: skip
-    assert list((finished / "checkpoint").iterdir()) == []
+    assert [path.name[:12] for path in (finished / "checkpoint").iterdir()] == ["round-000006"]
 
 
 def test_a_run_and_its_report_are_two_steps(finished, toy_config, tmp_path):
@@ -269,8 +269,10 @@ def test_an_existing_directory_is_left_alone(finished, toy_config):
     before = content(finished)
     with pytest.raises(InputError, match="exists already"):
         run(toy_config(algorithm__rounds=6), finished)
-    with pytest.raises(InputError, match=r"algorithm\.rounds = 6, but the config says 7"):
-        run(toy_config(algorithm__rounds=7), finished, resume=True)
+    with pytest.raises(InputError, match=r"seed = 3, but the config says 7"):
+        run(toy_config(algorithm__rounds=6, seed=7), finished, resume=True)
+    with pytest.raises(InputError, match=r"'algorithm\.rounds' must be at least 6; got 5"):
+        run(toy_config(algorithm__rounds=5), finished, resume=True)
     assert content(finished) == before
 
 

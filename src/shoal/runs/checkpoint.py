@@ -74,6 +74,12 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Seque
         old.unlink()
 
 
+def keep_last_checkpoint(folder: Path) -> None:
+    """Remove all checkpoints but the newest, from which a finished run can be prolonged; observations stay."""
+    for old in _newest_first(folder)[1:]:
+        old.unlink()
+
+
 def stored_observations(folder: Path) -> list[RoundObservation]:
     """All observations that `save_checkpoint` stored, by round."""
     rounds: dict[int, dict[str, Tensor]] = {}

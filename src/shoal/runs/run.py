@@ -1,7 +1,7 @@
 """A run is a directory: what was asked, how far it got, and what came out. It can be killed and resumed.
 
 config.toml          the complete configuration; running it again gives the same results
-checkpoint/          the last rounds' states, until the run is done
+checkpoint/          the last two rounds' states; of a finished run the last, from which it can be prolonged
 rounds.csv           a row a round and cluster
 clients.csv          a row a client
 summary.json         every figure, under flat keys; written last, so it marks a finished run
@@ -18,6 +18,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,10 +32,11 @@ from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.core.errors import InputError, require
 from shoal.data import ClientDataset, Federation, LabelledDataset
 from shoal.engine import Engine, RoundReport
-from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
+from shoal.runs.checkpoint import keep_last_checkpoint, load_checkpoint, save_checkpoint, stored_observations
 from shoal.runs.differences import differences
 from shoal.runs.lock import locked
 from shoal.simulation.result import CLIENT_COLUMNS, EXPOSURE_COLUMNS, Result
+from shoal.simulation.round_metrics import not_evaluated
 from shoal.simulation.simulation import (
     Simulation,
     SimulationState,
@@ -50,6 +52,12 @@ LOG = logging.getLogger("shoal")
 
 SAMPLES = 8
 """Images of each group in the report."""
+
+
+OUTCOME = (
+    "clients.csv", "rounds.csv", "roc.csv", "property.csv", "models.safetensors", "samples.safetensors", "report.html",
+)  # fmt: skip
+"""What a run writes at its end, beside its summary."""
 
 
 def run(
@@ -69,7 +77,7 @@ def run(
     Args:
         config: what to run.
         out: its directory.
-        resume: whether ``out`` may exist, with the same run in it.
+        resume: whether ``out`` may exist, with the same run in it, or one of fewer rounds, which is prolonged.
         data_dir: where to look for data first.
         dataset: the examples of [data], where they are loaded already.
         watch: called before the first round and after each.
@@ -87,8 +95,7 @@ def run(
     del found  # and with it the data set, which the federation has copied
     if resume and out.exists():
         require(out.is_dir(), f"{out}: is not a directory; choose another --out")
-        _same_run(out, decided)
-        if is_finished(out):
+        if _same_run(out, decided) == simulation.rounds and is_finished(out):
             return out
     with in_table("engine"):
         engine = Engine(
@@ -99,11 +106,13 @@ def run(
             backend=None if decided.engine.backend == "auto" else decided.engine.backend,
         )
     with engine, _opened(out, decided, resume=resume) as checkpoints:
-        if is_finished(out):
+        rounds_before = read_config(out / "config.toml").algorithm.rounds
+        if is_finished(out) and rounds_before == simulation.rounds:
             return out
         with _logged(out / "run.log"):
             simulation = move_to_engine(simulation, engine)
             progress = load_checkpoint(checkpoints)
+            progress = _prolonged(out, decided, progress, rounds_before)
             if progress is None:
                 progress = initial_state(simulation, engine)
                 LOG.info("begin: %s on %s, seed %d", decided.algorithm.name, decided.data.source, decided.seed)
@@ -181,16 +190,57 @@ def _taken(out: Path) -> InputError:
     return InputError(f"{out}: exists already; choose another --out, or continue it with --resume")
 
 
-def _same_run(out: Path, config: Config) -> None:
-    """Raise unless ``out`` holds a run of ``config``; what only decides how fast it goes may differ."""
+def _same_run(out: Path, config: Config) -> int:
+    """The rounds that the run in ``out`` was asked for last, or else those of ``config``.
+
+    Raises:
+        InputError: it holds no run of ``config``. What only decides how fast it goes may differ, and the run may be one
+            of fewer rounds: nothing in a round depends on how many follow.
+    """
     written = out / "config.toml"
     if not written.exists():
         # Killed before its first file, or somebody else's directory.
         others = [path for path in out.iterdir() if not _is_first(path)]
         require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
-        return
-    for key, (old, new) in differences(read_config(written), config).items():
+        return config.algorithm.rounds
+    before = read_config(written)
+    rounds, wanted = before.algorithm.rounds, config.algorithm.rounds
+    for key, (old, new) in differences(before, config).items():
+        if key == "algorithm.rounds" and rounds < wanted:
+            continue
+        require(
+            key != "algorithm.rounds",
+            f"{out}: holds a run of {rounds} rounds, which --resume can prolong but not shorten: 'algorithm.rounds' "
+            f"must be at least {rounds}; got {wanted}",
+        )
         raise InputError(f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another --out")
+    return rounds
+
+
+def _prolonged(out: Path, config: Config, progress: SimulationState | None, before: int) -> SimulationState | None:
+    """Make a run of ``before`` rounds one of ``config``'s; returns its progress as if it had been that from the start.
+
+    Raises:
+        InputError: the run is finished and its last checkpoint is gone.
+    """
+    if before == config.algorithm.rounds:
+        return progress
+    if is_finished(out):
+        require(
+            progress is not None and progress.state.round == before,
+            f"{out}: cannot be prolonged, since the checkpoint of its last round is gone; choose another --out",
+        )
+        # The summary first: without it the run is one that was killed before its end.
+        for name in ("summary.json", *OUTCOME):
+            (out / name).unlink(missing_ok=True)
+    write_text(out / "config.toml", config.toml())
+    LOG.info("prolonged from %d to %d rounds", before, config.algorithm.rounds)
+    if progress is None:
+        return None
+    # The last round is always evaluated, but this one is the last no longer.
+    evaluated = before % config.evaluation.every == 0
+    rows = tuple(row if evaluated or row["round"] != before else not_evaluated(row) for row in progress.rows)
+    return replace(progress, rows=rows)
 
 
 def _is_first(path: Path) -> bool:
@@ -214,8 +264,7 @@ def _write(out: Path, config: Config, simulation: Simulation, result: Result) ->
     write_bytes(out / "samples.safetensors", _samples(simulation.federation))
     summary = Summary(run={"algorithm": config.algorithm.name, "dataset": config.data.source}) | result.summary
     write_text(out / "summary.json", json.dumps(flatten(summary), indent=2, allow_nan=False) + "\n")
-    for left in (out / "checkpoint").glob("*.safetensors"):
-        left.unlink()
+    keep_last_checkpoint(out / "checkpoint")
 
 
 def _samples(federation: Federation) -> bytes:

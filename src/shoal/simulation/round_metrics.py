@@ -48,6 +48,11 @@ def round_metrics(
     return tuple(rows)
 
 
+def not_evaluated(row: Row) -> Row:
+    """A row as `round_metrics` makes it where accuracies are not computed."""
+    return {name: nan if name.partition(".")[0] == "accuracy" else value for name, value in row.items()}
+
+
 def _accuracies(model: Tensor, federation: Federation, engine: Engine) -> list[float]:
     right = (engine.outputs(model, federation.test.x).argmax(dim=1) == federation.test.y).cpu().double()
     return [float(right[federation.test.group == g].mean()) for g in range(len(federation.groups))]

@@ -1,0 +1,53 @@
+"""A run that is prolonged is bit for bit the one that had as many rounds from the start."""
+
+import pytest
+
+from run_files import content
+from shoal.core.errors import InputError
+from shoal.runs.run import run
+
+
+def stop(simulation, progress, report):
+    if progress.state.round == 2:
+        raise KeyboardInterrupt
+
+
+# The third round, the last at first, is evaluated then and not in the longer run.
+@pytest.mark.parametrize(
+    "changes",
+    [{"evaluation__every": 2, "local__decay": 0.9}, {"algorithm__name": "scaffold", "algorithm__participation": 0.5}],
+    ids=["ifca-mir", "scaffold"],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_prolonged_run_is_the_longer_run(toy_config, tmp_path, changes, finished):
+    short, long = (toy_config(**changes, algorithm__rounds=rounds) for rounds in (3, 6))
+    out = tmp_path / "out"
+    if finished:
+        run(short, out)
+        (out / "report.html").write_text("of the shorter run")
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run(short, out, watch=stop)
+    run(long, out, resume=True)
+    assert content(out) == content(run(long, tmp_path / "whole"))
+    assert "prolonged from 3 to 6 rounds" in (out / "run.log").read_text()
+    assert not (out / "report.html").exists(), "it was the shorter run's"
+
+
+def test_killed_while_it_is_prolonged_it_goes_on(toy_config, tmp_path):
+    out = run(toy_config(algorithm__rounds=1), tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        run(toy_config(algorithm__rounds=3), out, resume=True, watch=stop)
+    assert not (out / "summary.json").exists()
+    run(toy_config(algorithm__rounds=3), out, resume=True)
+    assert content(out) == content(run(toy_config(algorithm__rounds=3), tmp_path / "whole"))
+
+
+def test_without_its_last_checkpoint_a_finished_run_stays_as_it_is(toy_config, tmp_path):
+    out = run(toy_config(algorithm__rounds=1), tmp_path / "out")
+    for path in (out / "checkpoint").iterdir():
+        path.unlink()
+    before = content(out)
+    with pytest.raises(InputError, match="cannot be prolonged"):
+        run(toy_config(algorithm__rounds=2), out, resume=True)
+    assert content(out) == before
