@@ -218,7 +218,7 @@ def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation)
 
 
 def test_a_forest_for_each_cluster(mlp, federation):
-    single, own = PropertyAttack(), PropertyAttack(forests="per-cluster")
+    single, own = PropertyAttack(trees=20), PropertyAttack(trees=20, forests="per-cluster")
     _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=single, rounds=30)
     scored = [classify_updates(attack, observations, Stream(1)) for attack in (single, own)]
     assert scored[0]["present"].equals(scored[1]["present"])
