@@ -129,7 +129,7 @@ def images_of(count: int, group: int, stream: Stream) -> tuple[torch.Tensor, tor
     return x, y
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def build() -> Build:
     """A factory of federations of two groups, rows and columns."""
 

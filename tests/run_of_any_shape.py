@@ -1,6 +1,7 @@
 """Finished runs of any number of groups and clusters, made up without training: their frames, files and page."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,12 @@ def samples_of(groups: list[str], channels: int = 1) -> dict[str, np.ndarray]:
 def frames_of(groups: list[str], clusters: int, risks: bool = True) -> dict[str, pd.DataFrame]:
     rounds = rounds_of(groups, clusters, risks)
     return {"rounds": rounds, "clients": clients_of(groups, clusters), "roc": roc_of(groups)}
+
+
+@cache
+def usual_page() -> str:
+    """The page of groups a and b and two clusters, drawn once for the tests that only read it."""
+    return html_of(["a", "b"], 2)
 
 
 def html_of(groups: list[str], clusters: int) -> str:

@@ -21,7 +21,6 @@ from shoal import (
     Engine,
     FedAvg,
     Federation,
-    GroupedExamples,
     LocalSGD,
     Model,
     Preferences,
@@ -32,7 +31,7 @@ from shoal import (
     read_config,
 )
 from shoal.config.build import build
-from shoal.data import Shards
+from shoal.data import GroupedExamples, Shards
 
 _CONFIG = Path(__file__).parents[2] / "experiments" / "ifca-mir" / "fashion-mnist.toml"
 

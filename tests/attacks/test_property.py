@@ -209,15 +209,16 @@ def test_features_are_the_largest_changes_of_rows_and_kernels():
 
 def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation):
     attack = PropertyAttack(simulated_updates=8)
-    _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack, rounds=90)
+    _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack, rounds=45)
     figures = property_summary(classify_updates(attack, observations, Stream(1))).overall
-    assert figures["property.positives"] == 30
-    assert figures["property.auc"] > 0.8
-    assert abs(figures["property.auc_control"] - 0.5) <= 0.05
+    assert figures["property.positives"] == 15
+    # 15 updates with the property among 90 or fewer: an AUC of guessing has a standard deviation of 0.08.
+    assert figures["property.auc"] > 0.5 + 3 * 0.08
+    assert figures["property.auc_control"] == pytest.approx(0.5, abs=3 * 0.08)
 
 
 def test_a_forest_for_each_cluster(mlp, federation):
-    single, own = PropertyAttack(), PropertyAttack(forests="per-cluster")
+    single, own = PropertyAttack(trees=20), PropertyAttack(trees=20, forests="per-cluster")
     _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=single, rounds=30)
     scored = [classify_updates(attack, observations, Stream(1)) for attack in (single, own)]
     assert scored[0]["present"].equals(scored[1]["present"])

@@ -165,7 +165,8 @@ def test_shadow_models_that_know_their_members_by_heart_are_at_risk(clustered):
     federation = replace(federation, shadow=replace(federation.shadow, y=random))
     team = RedTeam(1, "shadow", CalibratedConfidence(), ShadowModels(number=3, size=20, epochs=150))
     risks = team.risks(state, federation, engine, (LocalSGD(batch_size=4, learning_rate=0.1, epochs=1),) * 2, Stream(0))
-    assert (risks > 0.65).all(), risks
+    # Each is judged on 60 members and 60 others: guessing has a standard deviation of 0.046.
+    assert (risks > 0.6).all(), risks
 
 
 def test_measured_at_the_end_like_any_other_attack(mlp, build):

@@ -3,6 +3,7 @@
 import math
 import pickle
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,6 +23,13 @@ LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 RED_TEAM = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
 DEFENSES = [DPSGD(1.0, 0.5), DPSGD(0.5, 0.3, sampling="poisson"), Dropout(0.3), L2(0.1), NormClipping(0.2)]
 ALGORITHMS = [FedAvg(), IFCA(2), IFCAMIR()]
+COMBINATIONS = [
+    # The networks (which decide the backend) alternate, so each defence and each algorithm meets both.
+    pytest.param(network, algorithm, defense, id=f"{network}-{type(algorithm).__name__}-{defense!r}")
+    for i, defense in enumerate(DEFENSES)
+    for j, algorithm in enumerate(ALGORITHMS)
+    for network in [("cnn", "mlp")[(i + j) % 2]]
+]
 
 
 @pytest.fixture(params=DEFENSES, ids=repr)
@@ -34,16 +42,23 @@ def algorithm(request):
     return request.param
 
 
+@pytest.fixture(scope="module")
+def undefended(build):
+    """The models (K, P) that a model and an algorithm end with, without a defence; each is trained once."""
+    return cache(lambda model, algorithm: played(model, build(), algorithm).state.models)
+
+
 def played(model, federation, algorithm, *defenses, **settings):
     return simulate(
         federation, model, algorithm, LOCAL, **{"rounds": 3, "red_team": RED_TEAM, "defenses": defenses} | settings
     )
 
 
-def test_every_defense_plays_every_algorithm(model, build, algorithm, defense):
+@pytest.mark.parametrize(("network", "algorithm", "defense"), COMBINATIONS)
+def test_every_defense_plays_every_algorithm(network, build, algorithm, defense, undefended, request):
+    model = request.getfixturevalue(network)
     one = played(model, build(), algorithm, defense, threads=1)
-    plain = played(model, build(), algorithm)
-    assert not torch.equal(one.state.models, plain.state.models), "the defence did nothing"
+    assert not torch.equal(one.state.models, undefended(model, algorithm)), "the defence did nothing"
     two = played(model, build(), algorithm, defense, threads=2)
     assert torch.equal(two.state.models, one.state.models)
     assert torch.equal(two.state.risks, one.state.risks)
@@ -85,9 +100,9 @@ def test_only_private_runs_say_what_they_spent(cnn, build):
 
 
 @pytest.mark.parametrize("nothing", [DPSGD(math.inf, 0.0), Dropout(0.0), L2(0.0), NormClipping(math.inf)], ids=repr)
-def test_no_defense_changes_no_bit(model, build, nothing):
-    plain, found = played(model, build(), IFCA(2)), played(model, build(), IFCA(2), nothing)
-    assert torch.equal(found.state.models, plain.state.models)
+def test_no_defense_changes_no_bit(model, build, undefended, nothing):
+    found = played(model, build(), IFCA(2), nothing)
+    assert torch.equal(found.state.models, undefended(model, IFCA(2)))
 
 
 def test_resumed_dropout_and_noise_are_uninterrupted(cnn, build):

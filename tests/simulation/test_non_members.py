@@ -42,8 +42,8 @@ def table(groups, test_examples, **changes):
             "groups": groups,
             **changes.pop("data", {}),
         },
-        "model": {"name": "digits-cnn"},
-        "algorithm": {"name": "ifca-mir", "rounds": 5},
+        "model": {"name": "mlp", "hidden": 16},
+        "algorithm": {"name": "ifca-mir", "rounds": 3},
         "local": {"epochs": 2, "batch_size": 10},
         "red_team": {"every": 2, "attack": "loss-threshold", "shadow_models": 2, **changes.pop("red_team", {})},
         **changes,
@@ -189,11 +189,14 @@ def test_runs_with_and_without_it_compare(outsiders, without):
 
 def test_one_group_with_clients_and_one_without(tmp_path):
     groups = {"all": {"share": 1.0}, "turned": {"share": 0, "rotation": [90, 90]}}
-    learnt = {"algorithm": {"name": "fedavg", "rounds": 10}, "local": {"epochs": 5, "batch_size": 10}}
+    local = {"epochs": 10, "batch_size": 10, "learning_rate": 0.3}
+    learnt = {"algorithm": {"name": "fedavg", "rounds": 5}, "local": local, "red_team": {"every": 0, "attack": "gap"}}
     out = finish(tmp_path / "out", groups, 400, **learnt)
     found = figures(out)
     assert found["mia_population.all"] == found["mia.all"]
-    assert found["accuracy.all"] > 0.7
-    assert found["loss_threshold_against_turned.all"] > found["loss_threshold.all"] + 0.1
+    # Of ten classes, at least half right (0.8 to 0.97 over seeds), and turned digits are seldom recognised: the gap
+    # attack against them is 0.5 + (train - turned accuracy) / 2, and half the difference of the accuracies higher.
+    assert found["accuracy.all"] > 0.5
+    assert found["mia_against_turned.all"] > found["mia.all"] + 0.1
     assert found["fairness.equalized_odds"] == 0.0
     assert "highest of the groups" not in report_of(out).read_text()
