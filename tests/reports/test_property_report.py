@@ -20,6 +20,7 @@ from shoal.config.schema import Config, PropertyAttackSection
 from shoal.config.validation import parse
 from shoal.core.errors import InputError
 from shoal.reports.formats import DASH
+from shoal.reports.run.description import RunDescription
 from shoal.reports.run.page import run_page
 from shoal.reports.run.property_figures import (
     CHECKPOINTS,
@@ -78,7 +79,7 @@ def html_of(clusters: int = 2, config: Config | None = None) -> str:
     updates = updates_of(clusters)
     config = attacked(clusters) if config is None else config
     frames = frames_of(GROUPS, clusters) | {"updates": updates}
-    return run_page(config, summary_with(clusters, updates), samples_of(GROUPS), **frames)
+    return run_page(RunDescription.of(config), summary_with(clusters, updates), samples_of(GROUPS), **frames)
 
 
 def finished(out: Path, clusters: int = 2, updates: pd.DataFrame | None = None, config: Config | None = None) -> Path:
@@ -188,7 +189,7 @@ def test_page_of_a_run_without_the_attack_has_no_section(tmp_path: Path) -> None
     text = report_text(tmp_path)
     page = page_of(text)
     plain = parse_summary(summary_of(GROUPS, 2))
-    assert text == run_page(config, plain, samples_of(GROUPS), **frames_of(GROUPS, 2))
+    assert text == run_page(RunDescription.of(config), plain, samples_of(GROUPS), **frames_of(GROUPS, 2))
     assert not [name for name in page.ids if name.startswith("property")]
     assert "roperty" not in page.text
     assert "Epsilon" not in page.text

@@ -13,12 +13,16 @@ from shoal.attacks import PropertyAttack, RedTeam
 from shoal.config.kinds import name_of
 from shoal.config.tables import table_of
 from shoal.config.validation import change, parse, read_toml
+from shoal.core.errors import require
 from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
 from shoal.data import Group, Partition
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Algorithm, LocalSGD
 from shoal.engine.engine import MAX_THREADS
 from shoal.models import Network
+
+SIMULATION = "simulation"
+"""The table of the config.toml of a simulation in Python."""
 
 
 def _device(name: str) -> str:
@@ -235,6 +239,10 @@ def read_config(path: str | Path, changes: Iterable[str] = ()) -> Config:
         InputError: the file is missing or not TOML, a key is unknown or has a value that is not allowed.
     """
     given = read_toml(Path(path))
+    require(
+        SIMULATION not in given,
+        f"{path}: is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again",
+    )
     for each in changes:
         change(given, each)
     return parse_config(given, str(path))

@@ -13,7 +13,6 @@ report.html          all of it, to look at; a step of its own after the run: `sh
 run.log              what happened when
 """
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,20 +20,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save as serialize
 
 from shoal.attacks import RoundObservation
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.config.tables import in_table
-from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
+from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
-from shoal.data import Federation, LabelledDataset
+from shoal.data import LabelledDataset
 from shoal.engine import Engine, RoundReport
+from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
-from shoal.simulation.result import CLIENT_COLUMNS, Result
+from shoal.runs.result import Result, result_of, write_files
 from shoal.simulation.simulation import (
-    Simulation,
     SimulationState,
     Watch,
     initial_state,
@@ -42,12 +40,8 @@ from shoal.simulation.simulation import (
     move_to_engine,
     run_rounds,
 )
-from shoal.simulation.summary import Summary, flatten
 
 LOG = logging.getLogger("shoal")
-
-SAMPLES = 8
-"""Images of each group in the report."""
 
 
 def run(
@@ -81,7 +75,6 @@ def run(
         require(not out.exists(), f"{out}: exists already; choose another --out, or continue it with --resume")
     decided, simulation = build(config, data_dir, dataset)
     if resume and out.exists():
-        require(out.is_dir(), f"{out}: is not a directory; choose another --out")
         _same_run(out, decided)
         if is_finished(out):
             return out
@@ -94,8 +87,8 @@ def run(
             backend=None if decided.engine.backend == "auto" else decided.engine.backend,
         )
     with engine:
-        checkpoints = _open(out, decided)
-        with _logged(out / "run.log"):
+        checkpoints = open_directory(out, decided.toml())
+        with logged(out / "run.log"):
             simulation = move_to_engine(simulation, engine)
             progress = load_checkpoint(checkpoints)
             if progress is None:
@@ -112,7 +105,7 @@ def run(
                     progress = after
                     fresh += [] if progress.observation is None else [progress.observation]
                     done = progress.state.round
-                    LOG.info("%s", _line(progress, report))
+                    LOG.info("%s", round_line(progress, report))
                     if done % decided.checkpoint.every == 0 or done == simulation.rounds:
                         save_checkpoint(checkpoints, progress, fresh)
                         saved = done
@@ -123,9 +116,8 @@ def run(
                 # Interrupted or diverged: keep the last good round, whatever the interval.
                 if progress.state.round > saved:
                     save_checkpoint(checkpoints, progress, fresh)
-            result = measure_final(simulation, engine, progress, stored_observations(checkpoints))
-            _write(out, decided, simulation, result)
-            LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
+            outcome = measure_final(simulation, engine, progress, stored_observations(checkpoints))
+            finish(out, result_of(outcome, simulation, RunDescription.of(decided)))
     return out
 
 
@@ -134,15 +126,37 @@ def is_finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
 
-def _open(out: Path, config: Config) -> Path:
-    """Make the run directory with its configuration; returns its folder of checkpoints."""
+def is_begun(out: Path) -> bool:
+    """Whether the existing ``out`` has its config.toml; not if the run was killed before it wrote its first file.
+
+    Raises:
+        InputError: ``out`` is somebody else's directory.
+    """
+    require(out.is_dir(), f"{out}: is not a directory; choose another --out")
+    if (out / "config.toml").exists():
+        return True
+    others = [path for path in out.iterdir() if path.name != "checkpoint" and not path.name.startswith(".config.toml.")]
+    require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
+    return False
+
+
+def finish(out: Path, result: Result) -> None:
+    """Write the files of a finished run, then remove its checkpoints."""
+    write_files(out, result)
+    for left in (out / "checkpoint").glob("*.safetensors"):
+        left.unlink()
+    LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
+
+
+def open_directory(out: Path, config: str) -> Path:
+    """Make the run directory with its config.toml; returns its folder of checkpoints."""
     checkpoints = out / "checkpoint"
     try:
         checkpoints.mkdir(parents=True, exist_ok=True)
         for folder in (out, checkpoints):
             remove_unfinished(folder)
         if not (out / "config.toml").exists():
-            write_text(out / "config.toml", config.toml())
+            write_text(out / "config.toml", config)
         (out / "run.log").touch()
     except OSError as error:
         raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
@@ -151,15 +165,9 @@ def _open(out: Path, config: Config) -> Path:
 
 def _same_run(out: Path, config: Config) -> None:
     """Raise unless ``out`` holds a run of ``config``; what only decides how fast it goes may differ."""
-    written = out / "config.toml"
-    if not written.exists():
-        # Killed before its first file, or somebody else's directory.
-        others = [
-            path for path in out.iterdir() if path.name != "checkpoint" and not path.name.startswith(".config.toml.")
-        ]
-        require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
+    if not is_begun(out):
         return
-    before, now = read_config(written), config
+    before, now = read_config(out / "config.toml"), config
     engine = replace(before.engine, threads=now.engine.threads)
     before = replace(before, engine=engine, checkpoint=now.checkpoint)
     if before != now:
@@ -176,34 +184,8 @@ def _differences(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{key}", old, new
 
 
-def _write(out: Path, config: Config, simulation: Simulation, result: Result) -> None:
-    """Everything a finished run holds; the summary last, since it marks the run as finished."""
-    write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    columns = [name for name in (*CLIENT_COLUMNS, "epsilon") if name in result.clients]
-    write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
-    write_text(out / "roc.csv", result.roc.to_csv(index=False))
-    if result.updates is not None:
-        write_text(out / "property.csv", result.updates.to_csv(index=False))
-    named = [simulation.setup.model.state_dict(row) for row in result.state.models]
-    models = {f"{k}.{name}": tensor for k, tensors in enumerate(named) for name, tensor in tensors.items()}
-    write_bytes(out / "models.safetensors", serialize(models))
-    write_bytes(out / "samples.safetensors", _samples(simulation.federation))
-    summary = Summary(run={"algorithm": config.algorithm.name, "dataset": config.data.source}) | result.summary
-    write_text(out / "summary.json", json.dumps(flatten(summary), indent=2, allow_nan=False) + "\n")
-    for left in (out / "checkpoint").glob("*.safetensors"):
-        left.unlink()
-
-
-def _samples(federation: Federation) -> bytes:
-    samples = {}
-    for g, name in enumerate(federation.groups):
-        images = federation.test.of_group(g).x[:SAMPLES]
-        if images.dim() == 4:
-            samples[name] = (images.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous()
-    return serialize(samples)
-
-
-def _line(progress: SimulationState, report: RoundReport) -> str:
+def round_line(progress: SimulationState, report: RoundReport) -> str:
+    """What run.log says of a round."""
     state = progress.state
     sizes = torch.bincount(report.assignment, minlength=len(state.models)).tolist()
     risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.risks_estimated else "not estimated"
@@ -211,7 +193,7 @@ def _line(progress: SimulationState, report: RoundReport) -> str:
 
 
 @contextmanager
-def _logged(path: Path) -> Iterator[None]:
+def logged(path: Path) -> Iterator[None]:
     """Append what Shoal logs to ``path``."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))

@@ -16,7 +16,7 @@ from shoal.defenses import accounting
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.simulation import membership_metrics, property_metrics
-from shoal.simulation.result import Result
+from shoal.simulation.result import Outcome
 from shoal.simulation.summary import Metrics, Summary
 
 
@@ -57,14 +57,20 @@ class _Final:
 
 
 def measure(
-    state: State, training: Training, red_team: RedTeam, stream: Stream, rows: Sequence[Mapping[str, float]]
-) -> Result:
+    state: State,
+    training: Training,
+    red_team: RedTeam,
+    stream: Stream,
+    rows: Sequence[Mapping[str, float]],
+    first_round: int = 1,
+) -> Outcome:
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
 
     Args:
         training: that led to ``state``.
         red_team: its attack is measured.
         rows: the rows of `rounds.csv`.
+        first_round: the number of the first round; epsilon is of the rounds from it on.
     """
     federation, engine = training.federation, training.engine
     deployed, losses = training.deployed(state)
@@ -97,13 +103,14 @@ def measure(
         summary |= Summary(overall=main)
     rule = accounting.private_rule(local[0])
     if rule is not None:
-        cohorts = [training.cohort(number) for number in range(1, state.round + 1)]
-        clients = clients.assign(epsilon=accounting.of_federation(federation, cohorts, local[0], rule).numpy())
+        cohorts = [training.cohort(number) for number in range(first_round, state.round + 1)]
+        epsilon = accounting.of_federation(federation, cohorts, local[0], rule, first_round)
+        clients = clients.assign(epsilon=epsilon.numpy())
         spent = float(clients["epsilon"].max())
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         summary |= Summary(overall={"epsilon": spent if np.isfinite(spent) else float("nan"), "delta": rule.delta})
     rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
-    return Result(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state)
+    return Outcome(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state)
 
 
 def _clients(final: _Final, exposure: NDArray[np.float64]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The outcome of a run in memory."""
+"""What comes out of a simulation: its metrics as a value and as tables, and its final state."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,16 @@ CLIENT_COLUMNS = (
 )  # fmt: skip
 """The columns of `clients.csv`."""
 
+ROUND_COLUMNS = ("round", "cluster", "clients", "risk", "accuracy")
+"""Columns that `rounds.csv` has, whatever the groups."""
+
+ROC_COLUMNS = ("group", "non_members", "fpr", "tpr")
+"""The columns of `roc.csv`."""
+
 
 @dataclass(frozen=True, eq=False)
-class Result:
-    """The outcome of a run.
+class Outcome:
+    """What came out of a simulation.
 
     Args:
         summary: the metrics of `summary.json`.
@@ -33,7 +39,3 @@ class Result:
     roc: pd.DataFrame
     state: State
     updates: pd.DataFrame | None = None
-
-    def __repr__(self) -> str:
-        known = {**self.summary.run, **self.summary.overall}
-        return f"Result({', '.join(f'{key}={value}' for key, value in known.items() if '.' not in key)})"
