@@ -166,8 +166,8 @@ def test_a_plot_shows_each_cluster_with_units(result):
     assert size.get_xlabel() == "round"
     drawn = [line for line in size.get_lines() if line.get_label().startswith("cluster")]
     assert [line.get_label() for line in drawn] == ["cluster 0", "cluster 1"]
-    for k, line in enumerate(drawn):
-        assert line.get_ydata().tolist() == result.rounds.query("cluster == @k")["clients"].tolist()
+    by_cluster = [rows["clients"].tolist() for _, rows in result.rounds.groupby("cluster")]
+    assert [line.get_ydata().tolist() for line in drawn] == by_cluster
     # Neither colours nor dashes alone tell them apart.
     assert len({line.get_color() for line in drawn}) == len({line.get_linestyle() for line in drawn}) == 2
     measured = [line.get_ydata()[0] for line in exposure.get_lines() if line.get_marker() == "D"]
@@ -193,14 +193,14 @@ def test_a_finished_run_by_configuration_is_loaded_with_its_models(toy_config, t
         shoal.load(out)
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     pass
 
 
 def stop_after(number):
     def watch(simulation, progress, report):
         if report is not None and progress.state.round == number:
-            raise Stopped
+            raise StoppedError
 
     return watch
 
@@ -210,7 +210,7 @@ def test_killed_and_resumed_is_never_killed(tmp_path, algorithm):
     whole = simulated(algorithm=algorithm)
     out = tmp_path / "out"
     for number in (1, 3):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             simulated(algorithm=algorithm, out=out, resume=number > 1, watch=stop_after(number))
     assert not (out / "summary.json").exists()
     resumed = simulated(algorithm=algorithm, out=out, resume=True)
@@ -301,7 +301,7 @@ def test_a_directory_starts_as_its_result_does(tmp_path):
 
 def test_a_start_that_is_resumed_is_never_killed(tmp_path, result):
     whole = simulated(rounds=2, start=result)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         simulated(rounds=2, start=result, out=tmp_path / "out", watch=stop_after(5))
     require_same(whole, simulated(rounds=2, start=result, out=tmp_path / "out", resume=True))
     with pytest.raises(shoal.InputError, match="rounds = 5 to 6, but this one has 1 to 2"):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.errors import InputError, described, nearest, require
+from shoal.core.representation import one_line, shortened
 from shoal.data.groups import require_group_name
 
 Arrays = tuple[Any, Any]
@@ -41,7 +42,7 @@ class Examples:
     groups: Sequence[str]
 
     def __repr__(self) -> str:
-        return f"Examples({len(self.y)} examples of {', '.join(map(str, dict.fromkeys(self.groups)))})"
+        return shortened(f"Examples({len(self.y)} examples of {', '.join(map(str, dict.fromkeys(self.groups)))})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,7 @@ class Columns:
     label: str
     group: str | None = None
     inputs: Sequence[str] | None = None
+    __repr__ = one_line
 
 
 def tensors_of(name: str, given: object) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
 from shoal.data.federation import Federation, Preferences
 from shoal.data.shards import Shards
 from shoal.engine.engine import Engine
@@ -46,6 +47,7 @@ class State:
     clients: Tensors = field(default_factory=dict)
     directives: Tensors = field(default_factory=dict)
     adversary: Tensors = field(default_factory=dict)
+    __repr__ = one_line
 
     @staticmethod
     def initial(models: Tensor, clients: int) -> "State":
@@ -75,6 +77,7 @@ class Cohort:
     local: LocalSGD
     layout: Layout
     scores: Callable[[Tensor, Literal["all", "batch"]], Tensor]
+    __repr__ = one_line
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -109,6 +112,7 @@ class LocalTraining:
     keep: Callable[[Tensor], Tensor] | None = None
     term: LinearTerm | None = None
     local: LocalSGD | None = None
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +128,7 @@ class RoundPlan:
     assignment: Tensor
     trainings: tuple[LocalTraining, ...]
     losses: Tensor | None = None
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +142,7 @@ class Aggregate:
 
     models: Tensor
     kept: tuple[Tensor | None, ...]
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +158,7 @@ class Deployed:
     models: Tensor
     model: Tensor
     assignment: Tensor
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +176,7 @@ class RoundReport:
     plan: RoundPlan
     risks_estimated: bool
     seconds: dict[str, float]
+    __repr__ = one_line
 
     @property
     def assignment(self) -> Tensor:
@@ -266,6 +274,7 @@ class ClusterRound:
     cluster: int
     risk: float = UNKNOWN_RISK
     directive: Mapping[str, float] = field(default_factory=dict)
+    __repr__ = one_line
 
 
 @runtime_checkable

@@ -46,7 +46,7 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         "local": _spelled(local),
         "rounds": f"{simulation.first_round} to {simulation.rounds}",
         "seed": str(simulation.seed),
-        "participation": f"{simulation.participation:g}",
+        "participation": str(simulation.participation),
         "federation": repr(federation),
         "examples": digest,
         "network": _spelled(simulation.setup.model.network()),

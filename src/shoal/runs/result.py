@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, require
+from shoal.core.representation import shortened
 from shoal.data import Federation
 from shoal.engine import State
 from shoal.reports.run.description import RunDescription
@@ -60,7 +61,7 @@ class Result:
 
     def __repr__(self) -> str:
         known = {**self.summary.run, **self.summary.overall}
-        return f"Result({', '.join(f'{key}={value}' for key, value in known.items() if '.' not in key)})"
+        return shortened(f"Result({', '.join(f'{key}={value}' for key, value in known.items() if '.' not in key)})")
 
     def save(self, directory: str | Path) -> Path:
         """Write a run directory, which `shoal report`, `shoal compare` and `load` take; returns its path.

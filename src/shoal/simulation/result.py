@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from shoal.core.representation import one_line
 from shoal.engine import State
 from shoal.simulation.summary import Summary
 
@@ -39,3 +40,4 @@ class Outcome:
     roc: pd.DataFrame
     state: State
     updates: pd.DataFrame | None = None
+    __repr__ = one_line

@@ -11,6 +11,7 @@ from torch import Tensor
 from shoal.attacks import Gap, PropertyAttack, RedTeam, RoundObservation
 from shoal.core.errors import described, require, require_instance
 from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
 from shoal.data import Federation
 from shoal.defenses import TrainingSetup, accounting
 from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training
@@ -59,6 +60,7 @@ class Simulation:
     malicious_clients: MaliciousClients | None = None
     tsne: bool = False
     start: State | None = None
+    __repr__ = one_line
 
     def __post_init__(self) -> None:
         require_instance("federation", self.federation, Federation, "such as Federation.from_tensors makes")
@@ -122,6 +124,7 @@ class SimulationState:
     )
     updates: Tensor | None = None
     observation: RoundObservation | None = None
+    __repr__ = one_line
 
 
 Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from shoal.config.kinds import name_of
 from shoal.config.schema import Config, PropertyAttackSection
+from shoal.core.representation import one_line
 from shoal.data import Group
 
 
@@ -33,6 +34,7 @@ class RunDescription:
     settings: str
     property_attack: PropertyAttackSection | None = None
     task: str | None = None
+    __repr__ = one_line
 
     @staticmethod
     def of(config: Config) -> "RunDescription":
