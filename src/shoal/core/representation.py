@@ -12,7 +12,7 @@ _PART = 60
 """Characters of one field."""
 
 
-def one_line(value: Any, /) -> str:  # noqa: ANN401
+def one_line(self: Any) -> str:  # noqa: ANN401
     """The ``__repr__`` of a dataclass: its fields that differ from their defaults, tensors and tables by their shapes.
 
     >>> from dataclasses import dataclass
@@ -25,9 +25,9 @@ def one_line(value: Any, /) -> str:  # noqa: ANN401
     >>> Example(torch.zeros(2, 3)), Example("many", 20)
     (Example(models=Tensor (2, 3)), Example(models='many', rounds=20))
     """
-    shown = [each for each in fields(value) if each.repr and not _is_default(each, getattr(value, each.name))]
-    inside = ", ".join(f"{each.name}={shortened(_spelled(getattr(value, each.name)), _PART)}" for each in shown)
-    return shortened(f"{type(value).__name__}({inside})")
+    shown = [each for each in fields(self) if each.repr and not _is_default(each, getattr(self, each.name))]
+    inside = ", ".join(f"{each.name}={shortened(_spelled(getattr(self, each.name)), _PART)}" for each in shown)
+    return shortened(f"{type(self).__name__}({inside})")
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
