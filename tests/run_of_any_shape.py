@@ -9,6 +9,7 @@ import pandas as pd
 from safetensors.numpy import save_file
 
 from shoal.config.schema import Config, parse_config
+from shoal.reports.run.description import RunDescription
 from shoal.reports.run.page import run_page
 from shoal.runs.report import report_of
 from shoal.simulation.result import CLIENT_COLUMNS
@@ -127,7 +128,7 @@ def usual_page() -> str:
 
 def html_of(groups: list[str], clusters: int) -> str:
     config, summary = config_of(groups, clusters), parse_summary(summary_of(groups, clusters))
-    return run_page(config, summary, samples_of(groups), **frames_of(groups, clusters))
+    return run_page(RunDescription.of(config), summary, samples_of(groups), **frames_of(groups, clusters))
 
 
 def report_text(out: Path) -> str:

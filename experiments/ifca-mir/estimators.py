@@ -18,8 +18,8 @@ from scipy.stats import spearmanr
 
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.reports.plotting import CHANCE_LINE, cluster_style, figure_files
-from shoal.reports.run.page import ROUND_COLUMNS
 from shoal.runs.files import read_table
+from shoal.simulation.result import ROUND_COLUMNS
 from shoal.sweeps import read_sweep
 from shoal.sweeps.results import read_results
 

@@ -36,9 +36,9 @@ from shoal.data import (
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
 from shoal.models import Model, Shape, TextShape, VectorShape, create_model
+from shoal.runs.result import Result, load
 from shoal.runs.run import run
-from shoal.simulation.result import Result
-from shoal.simulation.simulate import simulate
+from shoal.runs.simulate import simulate
 
 __all__ = [
     "DPSGD",
@@ -86,6 +86,7 @@ __all__ = [
     "active_property_attacker",
     "create_model",
     "draw_preferences",
+    "load",
     "load_dataset",
     "partition_by_property",
     "partition_dataset",

@@ -25,8 +25,8 @@ from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, 
 from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
+from shoal.runs.simulate import simulate
 from shoal.simulation.property_metrics import property_summary
-from shoal.simulation.simulate import simulate
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 ALGORITHMS = [FedAvg(), IFCA(2, choose_by="batch"), IFCAMIR(IFCA(2))]

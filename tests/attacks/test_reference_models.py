@@ -11,7 +11,7 @@ from shoal.attacks import Gap, LossThreshold, Query, RedTeam, ShadowModels, eval
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import LocalSGD
-from shoal.simulation.simulate import simulate
+from shoal.runs.simulate import simulate
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 

@@ -31,6 +31,7 @@ from shoal.config.schema import Config, PropertyAttackSection
 from shoal.config.validation import parse
 from shoal.core.errors import InputError
 from shoal.reports.formats import DASH
+from shoal.reports.run.description import RunDescription
 from shoal.reports.run.page import run_page
 from shoal.reports.run.property_figures import (
     CHECKPOINTS,
@@ -90,7 +91,7 @@ def html_of(clusters: int) -> str:
     """The page of a run with the attack, drawn once."""
     updates, config = updates_of(clusters), attacked(clusters)
     frames = frames_of(GROUPS, clusters) | {"updates": updates}
-    return run_page(config, summary_with(clusters, updates), samples_of(GROUPS), **frames)
+    return run_page(RunDescription.of(config), summary_with(clusters, updates), samples_of(GROUPS), **frames)
 
 
 def finished(out: Path, clusters: int = 2, updates: pd.DataFrame | None = None, config: Config | None = None) -> Path:

@@ -20,6 +20,7 @@ from run_of_any_shape import (
 )
 from shoal.core.errors import InputError
 from shoal.reports.formats import DASH
+from shoal.reports.run.description import RunDescription
 from shoal.reports.run.page import run_page
 from shoal.reports.run.round_curves import accuracy_by_group
 from shoal.runs.report import report_of
@@ -87,7 +88,7 @@ def test_undefined_metrics_become_dashes() -> None:
     frames["roc"][["fpr", "tpr"]] = np.nan
     known = {"algorithm": "ifca-mir", "accuracy.overall": 0.8, "violations.total": 0}
     summary = parse_summary(known | {"mia.a": float("nan"), "clusters.1.clients": 0})
-    page = page_of(run_page(config_of(groups, 2, every=0), summary, {}, **frames))
+    page = page_of(run_page(RunDescription.of(config_of(groups, 2, every=0)), summary, {}, **frames))
     assert len(figures_on(page)) == 3
     assert "No attack was measured." in page.text
     assert DASH in page.text
@@ -100,7 +101,7 @@ def test_run_that_was_never_evaluated() -> None:
     frames = frames_of(groups, 1, risks=False)
     frames["roc"] = frames["roc"].head(1)
     frames["rounds"][["accuracy", "accuracy.a"]] = np.nan
-    page = page_of(run_page(config_of(groups, 1), Summary(), {}, **frames))
+    page = page_of(run_page(RunDescription.of(config_of(groups, 1)), Summary(), {}, **frames))
     assert "The metrics of this run are incomplete." in page.text
 
 
@@ -113,7 +114,8 @@ def test_run_without_roc_curves(tmp_path: Path) -> None:
 def test_risk_that_was_never_estimated_leaves_what_was_measured() -> None:
     groups = ["a", "b"]
     frames = frames_of(groups, 2, risks=False)
-    page = page_of(run_page(config_of(groups, 2), parse_summary(summary_of(groups, 2)), {}, **frames))
+    described = RunDescription.of(config_of(groups, 2))
+    page = page_of(run_page(described, parse_summary(summary_of(groups, 2)), {}, **frames))
     assert "The red team estimated no risk" in page.text
     assert "0.530" not in page.text
 

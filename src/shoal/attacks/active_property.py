@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from shoal.attacks.simulated_updates import schedule_of
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors
@@ -53,6 +54,7 @@ class ActivePropertyAttacker:
     labels: Tensor
     gamma: float = 1.0
     train_head: bool = True
+    __repr__ = one_line
 
     def __post_init__(self) -> None:
         require(self.gamma > 0, f"'gamma' must be above 0; got {self.gamma:g}")

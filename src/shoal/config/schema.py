@@ -21,6 +21,9 @@ from shoal.engine import Algorithm, LocalSGD
 from shoal.engine.engine import MAX_THREADS
 from shoal.models import Network
 
+SIMULATION = "simulation"
+"""The table of the config.toml of a simulation in Python."""
+
 
 def _device(name: str) -> str:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -289,6 +292,10 @@ def read_config(path: str | Path, changes: Iterable[str] = ()) -> Config:
         InputError: the file is missing or not TOML, a key is unknown or has a value that is not allowed.
     """
     given = read_toml(Path(path))
+    require(
+        SIMULATION not in given,
+        f"{path}: is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again",
+    )
     for each in changes:
         change(given, each)
     return parse_config(given, str(path))

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,3 +50,18 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``, completely or not at all."""
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
+    """Let ``fill`` write into a temporary folder beside ``path``, and move that to ``path``, which must not exist.
+
+    A crash at any moment leaves no folder or a complete one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}"
+    temporary.mkdir()
+    try:
+        fill(temporary)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from shoal.core.errors import InputError
+from shoal.core.representation import one_line
 
 Count = Annotated[int, Field(ge=0, strict=True)]
 """A whole number, at least 0."""
@@ -97,6 +98,8 @@ def settings(cls: type[_Settings]) -> type[_Settings]:
         if relations is not None:
             relations(self)
 
+    if "__repr__" not in vars(cls):
+        setattr(cls, "__repr__", one_line)  # noqa: B010
     setattr(cls, "__post_init__", check)  # noqa: B010 (the type has no such attribute)
     setattr(cls, _MARK, True)
     return dataclass(frozen=True)(cls)

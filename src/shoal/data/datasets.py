@@ -5,6 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from shoal.core.representation import one_line
+
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
@@ -29,6 +31,7 @@ class ImageDataset:
     classes: int
     has_property: Tensor | None = None
     kind: ClassVar[str] = "images"
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +53,7 @@ class TextDataset:
     classes: int
     has_property: Tensor | None = None
     kind: ClassVar[str] = "texts"
+    __repr__ = one_line
 
 
 LabelledDataset = ImageDataset | TextDataset

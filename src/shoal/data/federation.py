@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.errors import InputError, described, nearest, quoted, require
+from shoal.core.representation import one_line, shortened
 from shoal.data.memory_format import gather
 from shoal.data.own_data import (
     Arrays,
@@ -34,6 +35,7 @@ class GroupedExamples:
     x: Tensor
     y: Tensor
     group: Tensor
+    __repr__ = one_line
 
     def __len__(self) -> int:
         return len(self.y)
@@ -58,6 +60,7 @@ class Preferences:
 
     threshold: Tensor
     beta: Tensor
+    __repr__ = one_line
 
     @property
     def alpha(self) -> Tensor:
@@ -129,10 +132,10 @@ class Federation:
         sizes = torch.bincount(self.group, minlength=len(self.groups)).tolist()
         groups = ", ".join(f"{name} {size}" for name, size in zip(self.groups, sizes, strict=True))
         shape = tuple(self.clients.x.shape[1:])
-        return (
-            f"Federation({len(self)} clients ({groups}), {int(self.clients.sizes.sum())} training examples of shape "
-            f"{shape}, {self.classes} classes; {len(self.test)} test, {len(self.shadow)} shadow, "
-            f"{int(self.holdout.sizes.sum())} held-out examples)"
+        own, held = int(self.clients.sizes.sum()), int(self.holdout.sizes.sum())
+        return shortened(
+            f"Federation({len(self)} clients ({shortened(groups, 60)}), {own} training examples of shape {shape}, "
+            f"{self.classes} classes; {len(self.test)} test, {len(self.shadow)} shadow, {held} held-out examples)"
         )
 
     @staticmethod

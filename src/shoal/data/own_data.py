@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.errors import InputError, described, nearest, require
+from shoal.core.representation import one_line, shortened
 from shoal.core.settings import settings
 from shoal.data.groups import require_group_name
 
@@ -42,7 +43,7 @@ class Examples:
     groups: Sequence[str]
 
     def __repr__(self) -> str:
-        return f"Examples({len(self.y)} examples of {', '.join(map(str, dict.fromkeys(self.groups)))})"
+        return shortened(f"Examples({len(self.y)} examples of {', '.join(map(str, dict.fromkeys(self.groups)))})")
 
 
 @settings
@@ -65,6 +66,7 @@ class Columns:
     label: str
     group: str | None = None
     inputs: tuple[str, ...] | None = None
+    __repr__ = one_line
 
 
 def tensors_of(name: str, given: object) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.core.representation import one_line
 from shoal.data.shards import Shards
 
 
@@ -31,6 +32,7 @@ class PropertySchedule:
     victim: int
     attacker: int
     period: int
+    __repr__ = one_line
 
     def present(self, number: int) -> bool:
         """True if the victim trains on the property in round ``number``, counted from 1."""

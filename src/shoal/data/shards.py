@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.core.representation import one_line
+
 
 @dataclass(frozen=True, eq=False)
 class Shards:
@@ -19,6 +21,7 @@ class Shards:
     y: Tensor
     indices: Tensor
     offsets: Tensor
+    __repr__ = one_line
 
     @staticmethod
     def from_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> "Shards":

@@ -68,7 +68,9 @@ def per_client(sizes: Tensor, attended: Tensor, local: LocalSGD, rule: DPSGD) ->
     return torch.tensor(values, dtype=torch.float64)
 
 
-def of_federation(federation: Federation, cohorts: Sequence[Tensor], local: LocalSGD, rule: DPSGD) -> Tensor:
+def of_federation(
+    federation: Federation, cohorts: Sequence[Tensor], local: LocalSGD, rule: DPSGD, first_round: int = 1
+) -> Tensor:
     """The epsilon of each of a federation's N clients after some rounds.
 
     The victim of a property attack uses an example either in every k-th round or in all others: its epsilon is the
@@ -77,6 +79,7 @@ def of_federation(federation: Federation, cohorts: Sequence[Tensor], local: Loca
     Args:
         cohorts: positions of the clients of each round, from the first.
         rule: the privacy of steps.
+        first_round: the number of that first round.
 
     Returns:
         (N,) float64.
@@ -89,7 +92,8 @@ def of_federation(federation: Federation, cohorts: Sequence[Tensor], local: Loca
     schedule = federation.property_schedule
     if schedule is None:
         return epsilons
-    present = torch.tensor([schedule.present(number) for number in range(1, len(cohorts) + 1)], dtype=torch.bool)
+    numbers = range(first_round, first_round + len(cohorts))
+    present = torch.tensor([schedule.present(number) for number in numbers], dtype=torch.bool)
     for i in torch.nonzero(federation.ids == schedule.victim).flatten().tolist():
         holds = schedule.has_property[federation.clients.owned(i)]
         sizes = torch.stack([holds.sum(), (~holds).sum()])

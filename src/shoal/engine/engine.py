@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, require, require_instance
+from shoal.core.representation import shortened
 from shoal.data.federation import Federation, GroupedExamples
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
@@ -110,6 +111,10 @@ class Engine:
         self._trainer = VmapBackend(model, self.device, self.dtype) if self.backend == "vmap" else LoopBackend()
         self._networks = threading.local()
         self._pool = WorkerPool(self.threads)
+
+    def __repr__(self) -> str:
+        precision = str(self.dtype).removeprefix("torch.")
+        return shortened(f"Engine({self.model}, {self.device}, {self.threads} threads, {precision}, {self.backend})")
 
     def __enter__(self) -> "Engine":
         return self

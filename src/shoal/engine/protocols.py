@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
 from shoal.data.federation import Federation, Preferences
 from shoal.data.shards import Shards
 from shoal.engine.engine import Engine
@@ -49,6 +50,7 @@ class State:
     directives: Tensors = field(default_factory=dict)
     adversary: Tensors = field(default_factory=dict)
     trained: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
+    __repr__ = one_line
 
     def trainers(self, within: int) -> Tensor:
         """(N, K) bool, the clients that trained each model, not more than ``within`` rounds before its last training.
@@ -88,6 +90,7 @@ class Cohort:
     local: LocalSGD
     layout: Layout
     scores: Callable[[Tensor, Literal["all", "batch"]], Tensor]
+    __repr__ = one_line
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -122,6 +125,7 @@ class LocalTraining:
     keep: Callable[[Tensor], Tensor] | None = None
     term: LinearTerm | None = None
     local: LocalSGD | None = None
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +141,7 @@ class RoundPlan:
     assignment: Tensor
     trainings: tuple[LocalTraining, ...]
     losses: Tensor | None = None
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +155,7 @@ class Aggregate:
 
     models: Tensor
     kept: tuple[Tensor | None, ...]
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +171,7 @@ class Deployed:
     models: Tensor
     model: Tensor
     assignment: Tensor
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +189,7 @@ class RoundReport:
     plan: RoundPlan
     risks_estimated: bool
     seconds: dict[str, float]
+    __repr__ = one_line
 
     @property
     def assignment(self) -> Tensor:
@@ -279,6 +287,7 @@ class ClusterRound:
     cluster: int
     risk: float = UNKNOWN_RISK
     directive: Mapping[str, float] = field(default_factory=dict)
+    __repr__ = one_line
 
 
 @runtime_checkable

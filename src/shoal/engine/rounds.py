@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
 from shoal.data.federation import Federation, Preferences
 from shoal.data.shards import Shards
 from shoal.engine.cohort_trainer import CohortTrainer
@@ -61,6 +62,7 @@ class Training:
     update_filter: UpdateFilter | None = None
     defenses: tuple[LocalDefense, ...] = ()
     malicious_clients: MaliciousClients | None = None
+    __repr__ = one_line
 
     def __post_init__(self) -> None:
         number = isinstance(self.participation, int | float)

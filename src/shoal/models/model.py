@@ -12,6 +12,7 @@ from torch.nn import functional
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream, seeded
+from shoal.core.representation import one_line
 from shoal.models.dropout import SeededDropout
 
 LOG = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Model:
 
     build: Callable[[], nn.Module]
     loss: Loss = cross_entropy
+    __repr__ = one_line
 
     def __post_init__(self) -> None:
         require(

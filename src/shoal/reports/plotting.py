@@ -4,6 +4,7 @@ import io
 import warnings
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -159,3 +160,8 @@ def png(image: NDArray[np.uint8]) -> str:
     buffer = io.BytesIO()
     imsave(buffer, np.ascontiguousarray(rgb.transpose(1, 2, 0)), format="png", metadata={"Software": "Shoal"})
     return f"data:image/png;base64,{b64encode(buffer.getvalue()).decode()}"
+
+
+def styled() -> AbstractContextManager[None]:
+    """Inside it, figures of `matplotlib.pyplot` have the style of Shoal's; afterwards the settings are the user's."""
+    return mpl.rc_context(_STYLE)

@@ -9,6 +9,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_tensors
+from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.simulation.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
@@ -94,3 +96,21 @@ def read_samples(path: Path) -> dict[str, NDArray[Any]]:
         return {group: images for group, images in load_file(path).items() if images.ndim == 4}
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: is damaged: {error}") from error
+
+
+def read_models(path: Path) -> dict[int, dict[str, Tensor]]:
+    """The tensors of models.safetensors by cluster and name.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    require(path.exists(), f"{path}: is missing")
+    models: dict[int, dict[str, Tensor]] = {}
+    try:
+        for key, tensor in load_tensors(path).items():
+            cluster, _, name = key.partition(".")
+            models.setdefault(int(cluster), {})[name] = tensor
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"{path}: is damaged: {error}") from error
+    require(sorted(models) == list(range(len(models))) and bool(models), f"{path}: is damaged: it lacks a model")
+    return dict(sorted(models.items()))

@@ -1,12 +1,16 @@
 """The lock of a run directory: one process at a time runs in it."""
 
-import fcntl
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.core.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows has none; runs there go unlocked.
+    fcntl = None
 
 LOG = logging.getLogger(__name__)
 
@@ -20,6 +24,9 @@ def locked(out: Path) -> Iterator[None]:
     Raises:
         InputError: another run is going on in it.
     """
+    if fcntl is None:
+        yield
+        return
     with (out / "run.log").open("a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,29 +13,23 @@ report.html          all of it, to look at; a step of its own after the run: `sh
 run.log              what happened when
 """
 
-import json
 import logging
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-
-import torch
-from safetensors.torch import save as serialize
 
 from shoal.attacks import RoundObservation
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config, read_config
 from shoal.config.tables import in_table
-from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
+from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
-from shoal.data import ClientDataset, Federation, LabelledDataset
-from shoal.engine import Engine, RoundReport
-from shoal.runs.checkpoint import keep_last_checkpoint, load_checkpoint, save_checkpoint, stored_observations
+from shoal.data import ClientDataset, LabelledDataset
+from shoal.engine import Engine
+from shoal.reports.run.description import RunDescription
+from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
 from shoal.runs.differences import differences
-from shoal.runs.lock import locked
-from shoal.simulation.result import CLIENT_COLUMNS, EXPOSURE_COLUMNS, Result
+from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, round_line, taken
+from shoal.runs.result import result_of
 from shoal.simulation.round_metrics import not_evaluated
 from shoal.simulation.simulation import (
     Simulation,
@@ -46,13 +40,8 @@ from shoal.simulation.simulation import (
     move_to_engine,
     run_rounds,
 )
-from shoal.simulation.summary import Summary, flatten
 
 LOG = logging.getLogger("shoal")
-
-SAMPLES = 8
-"""Images of each group in the report."""
-
 
 OUTCOME = (
     "clients.csv", "rounds.csv", "roc.csv", "property.csv", "models.safetensors", "samples.safetensors", "report.html",
@@ -89,14 +78,12 @@ def run(
     """
     out = Path(out)
     if not resume and out.exists():
-        raise _taken(out)
+        raise taken(out)
     found = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     decided, simulation, description = found.config, found.simulation(), tuple(found.description())
     del found  # and with it the data set, which the federation has copied
-    if resume and out.exists():
-        require(out.is_dir(), f"{out}: is not a directory; choose another --out")
-        if _same_run(out, decided) == simulation.rounds and is_finished(out):
-            return out
+    if resume and out.exists() and _same_run(out, decided) == simulation.rounds and is_finished(out):
+        return out
     with in_table("engine"):
         engine = Engine(
             simulation.setup.model,
@@ -105,11 +92,11 @@ def run(
             precision=decided.engine.precision,
             backend=None if decided.engine.backend == "auto" else decided.engine.backend,
         )
-    with engine, _opened(out, decided, resume=resume) as checkpoints:
+    with engine, opened(out, decided.toml(), lambda: _same_run(out, decided), resume=resume) as checkpoints:
         rounds_before = read_config(out / "config.toml").algorithm.rounds
         if is_finished(out) and rounds_before == simulation.rounds:
             return out
-        with _logged(out / "run.log"):
+        with logged(out / "run.log"):
             simulation = move_to_engine(simulation, engine)
             progress = load_checkpoint(checkpoints)
             progress = _prolonged(out, decided, progress, rounds_before)
@@ -123,9 +110,8 @@ def run(
             if watch is not None:
                 watch(simulation, progress, None)
             progress = _train(simulation, engine, progress, decided, checkpoints, watch)
-            result = measure_final(simulation, engine, progress, stored_observations(checkpoints))
-            _write(out, decided, simulation, result)
-            LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
+            outcome = measure_final(simulation, engine, progress, stored_observations(checkpoints))
+            finish(out, result_of(outcome, simulation, RunDescription.of(decided)))
     return out
 
 
@@ -145,7 +131,7 @@ def _train(
             progress = after
             fresh += [] if progress.observation is None else [progress.observation]
             done = progress.state.round
-            LOG.info("%s", _line(progress, report))
+            LOG.info("%s", round_line(progress, report))
             if done % config.checkpoint.every == 0 or done == simulation.rounds:
                 save_checkpoint(checkpoints, progress, fresh)
                 saved = done
@@ -159,37 +145,6 @@ def _train(
     return progress
 
 
-def is_finished(out: Path) -> bool:
-    """Whether the directory holds a run that is done: its summary is written last."""
-    return (out / "summary.json").exists()
-
-
-@contextmanager
-def _opened(out: Path, config: Config, *, resume: bool) -> Iterator[Path]:
-    """Make the run directory with its configuration, or open it again, and lock it; gives its folder of checkpoints."""
-    checkpoints = out / "checkpoint"
-    with ExitStack() as held:
-        try:
-            out.mkdir(parents=True, exist_ok=resume)
-            held.enter_context(locked(out))
-            # It may have become another run's since it was looked at first, unlocked.
-            _same_run(out, config)
-            checkpoints.mkdir(exist_ok=True)
-            for folder in (out, checkpoints):
-                remove_unfinished(folder)
-            if not (out / "config.toml").exists():
-                write_text(out / "config.toml", config.toml())
-        except FileExistsError as error:
-            raise _taken(out) from error
-        except OSError as error:
-            raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
-        yield checkpoints
-
-
-def _taken(out: Path) -> InputError:
-    return InputError(f"{out}: exists already; choose another --out, or continue it with --resume")
-
-
 def _same_run(out: Path, config: Config) -> int:
     """The rounds that the run in ``out`` was asked for last, or else those of ``config``.
 
@@ -197,13 +152,9 @@ def _same_run(out: Path, config: Config) -> int:
         InputError: it holds no run of ``config``. What only decides how fast it goes may differ, and the run may be one
             of fewer rounds: nothing in a round depends on how many follow.
     """
-    written = out / "config.toml"
-    if not written.exists():
-        # Killed before its first file, or somebody else's directory.
-        others = [path for path in out.iterdir() if not _is_first(path)]
-        require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
+    if not is_begun(out):
         return config.algorithm.rounds
-    before = read_config(written)
+    before = read_config(out / "config.toml")
     rounds, wanted = before.algorithm.rounds, config.algorithm.rounds
     for key, (old, new) in differences(before, config).items():
         if key == "algorithm.rounds" and rounds < wanted:
@@ -241,78 +192,3 @@ def _prolonged(out: Path, config: Config, progress: SimulationState | None, befo
     evaluated = before % config.evaluation.every == 0
     rows = tuple(row if evaluated or row["round"] != before else not_evaluated(row) for row in progress.rows)
     return replace(progress, rows=rows)
-
-
-def _is_first(path: Path) -> bool:
-    """Whether a run may have made this before its config.toml."""
-    if path.name == "run.log":
-        return path.stat().st_size == 0
-    return path.name == "checkpoint" or path.name.startswith(".config.toml.")
-
-
-def _write(out: Path, config: Config, simulation: Simulation, result: Result) -> None:
-    """Everything a finished run holds; the summary last, since it marks the run as finished."""
-    write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    columns = [name for name in (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "epsilon") if name in result.clients]
-    write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
-    write_text(out / "roc.csv", result.roc.to_csv(index=False))
-    if result.updates is not None:
-        write_text(out / "property.csv", result.updates.to_csv(index=False))
-    named = [simulation.setup.model.state_dict(row) for row in result.state.models]
-    models = {f"{k}.{name}": tensor for k, tensors in enumerate(named) for name, tensor in tensors.items()}
-    write_bytes(out / "models.safetensors", serialize(models))
-    write_bytes(out / "samples.safetensors", _samples(simulation.federation))
-    summary = Summary(run={"algorithm": config.algorithm.name, "dataset": config.data.source}) | result.summary
-    write_text(out / "summary.json", json.dumps(flatten(summary), indent=2, allow_nan=False) + "\n")
-    keep_last_checkpoint(out / "checkpoint")
-
-
-def _samples(federation: Federation) -> bytes:
-    samples = {}
-    for g, name in enumerate(federation.groups):
-        images = federation.test.of_group(g).x[:SAMPLES]
-        if images.dim() == 4:
-            samples[name] = (images.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous()
-    return serialize(samples)
-
-
-def _line(progress: SimulationState, report: RoundReport) -> str:
-    state = progress.state
-    sizes = torch.bincount(report.assignment, minlength=len(state.models)).tolist()
-    risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.risks_estimated else "not estimated"
-    return f"round {state.round}: clients by cluster {sizes}; risks {risks}; {progress.seconds['total']:.1f} s"
-
-
-class _RunLog(logging.FileHandler):
-    """A file that the run ends with if it cannot be written, as with any other; logging prints a traceback instead."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        error = sys.exception()
-        if not isinstance(error, OSError):
-            super().handleError(record)
-            return
-        error.filename = self.baseFilename
-        raise error
-
-    def close(self) -> None:
-        try:
-            super().close()
-        except OSError as error:
-            error.filename = self.baseFilename
-            raise
-
-
-@contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """Append what Shoal logs to ``path``."""
-    handler = _RunLog(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
-    level = LOG.level
-    LOG.addHandler(handler)
-    LOG.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        LOG.removeHandler(handler)
-        LOG.setLevel(level)
-        handler.close()

@@ -17,7 +17,7 @@ from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.simulation import membership_metrics, property_metrics
 from shoal.simulation.exposure import exposure_of_clients, title_of
-from shoal.simulation.result import Result
+from shoal.simulation.result import Outcome
 from shoal.simulation.summary import Metrics, Summary
 
 
@@ -67,7 +67,8 @@ def measure(
     stream: Stream,
     rows: Sequence[Mapping[str, float]],
     member_rounds: int,
-) -> Result:
+    first_round: int = 1,
+) -> Outcome:
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
 
     Members of a model are the clients that trained it, not those that choose it at the end.
@@ -77,6 +78,7 @@ def measure(
         red_team: its attack is measured.
         rows: the rows of `rounds.csv`.
         member_rounds: how many rounds before a model's last training somebody who trained it still is a member.
+        first_round: the number of the first round; epsilon is of the rounds from it on.
     """
     federation, engine = training.federation, training.engine
     deployed, losses = training.deployed(state)
@@ -123,14 +125,15 @@ def measure(
         summary |= Summary(overall=main)
     rule = accounting.private_rule(local[0])
     if rule is not None:
-        cohorts = [training.cohort(number) for number in range(1, state.round + 1)]
-        clients = clients.assign(epsilon=accounting.of_federation(federation, cohorts, local[0], rule).numpy())
+        cohorts = [training.cohort(number) for number in range(first_round, state.round + 1)]
+        epsilon = accounting.of_federation(federation, cohorts, local[0], rule, first_round)
+        clients = clients.assign(epsilon=epsilon.numpy())
         spent = float(clients["epsilon"].max())
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         summary |= Summary(overall={"epsilon": spent if np.isfinite(spent) else float("nan"), "delta": rule.delta})
     rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
     state = replace(state, assignment=deployed.assignment)
-    return Result(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state)
+    return Outcome(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state)
 
 
 def _of_shadow_models(red_team: RedTeam, state: State, federation: Federation, *, used: bool) -> Summary:

@@ -1,9 +1,10 @@
-"""The outcome of a run in memory."""
+"""What comes out of a simulation: its metrics as a value and as tables, and its final state."""
 
 from dataclasses import dataclass
 
 import pandas as pd
 
+from shoal.core.representation import one_line
 from shoal.engine import State
 from shoal.simulation.summary import Summary
 
@@ -15,10 +16,16 @@ CLIENT_COLUMNS = (
 EXPOSURE_COLUMNS = ("exposure", "exposure_low", "attack", "exceeded")
 """Those that follow; see `exposure_of_clients`."""
 
+ROUND_COLUMNS = ("round", "cluster", "clients", "risk", "accuracy")
+"""Columns that `rounds.csv` has, whatever the groups."""
+
+ROC_COLUMNS = ("group", "non_members", "fpr", "tpr")
+"""The columns of `roc.csv`."""
+
 
 @dataclass(frozen=True, eq=False)
-class Result:
-    """The outcome of a run.
+class Outcome:
+    """What came out of a simulation.
 
     Args:
         summary: the metrics of `summary.json`.
@@ -36,7 +43,4 @@ class Result:
     roc: pd.DataFrame
     state: State
     updates: pd.DataFrame | None = None
-
-    def __repr__(self) -> str:
-        known = {**self.summary.run, **self.summary.overall}
-        return f"Result({', '.join(f'{key}={value}' for key, value in known.items() if '.' not in key)})"
+    __repr__ = one_line

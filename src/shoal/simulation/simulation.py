@@ -11,15 +11,17 @@ from torch import Tensor
 from shoal.attacks import Gap, PropertyAttack, RedTeam, RoundObservation
 from shoal.core.errors import described, require, require_instance
 from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
 from shoal.data import Federation
 from shoal.defenses import TrainingSetup, accounting
 from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training
 from shoal.models.validation import require_fits
 from shoal.simulation.measurement import measure
 from shoal.simulation.property_metrics import property_summary, updates_of
-from shoal.simulation.result import Result
+from shoal.simulation.result import Outcome
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.summary import Summary
+from shoal.simulation.warm_start import started
 
 LOG = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ class Simulation:
         federation: the clients and the server's examples.
         setup: the network, local training and all defences.
         algorithm: who trains which model, and how models move.
-        rounds: number of rounds.
+        rounds: number of the last round.
         seed: of every random draw.
         participation: fraction of the clients that take part in a round.
         red_team: estimates risk, and attacks the final models; by default `GAP_AT_THE_END`.
@@ -44,6 +46,7 @@ class Simulation:
         property_attack: an attack on a federation with a `PropertySchedule`; None: none.
         malicious_clients: train in their own way; None: nobody does.
         tsne: whether the updates that the property attack saw are embedded in the plane at the end.
+        start: trained models to go on from; see `warm_start.started`. None: the algorithm's initial models.
     """
 
     federation: Federation
@@ -58,6 +61,8 @@ class Simulation:
     property_attack: PropertyAttack | None = None
     malicious_clients: MaliciousClients | None = None
     tsne: bool = False
+    start: State | None = None
+    __repr__ = one_line
 
     def __post_init__(self) -> None:
         require_instance("federation", self.federation, Federation, "such as Federation.from_tensors makes")
@@ -79,7 +84,12 @@ class Simulation:
             "(see shoal.engine.Algorithm)",
         )
         self.algorithm.check(self.setup.first_local(), self.red_team.every)
-        accounting.check_accountable(self.federation, self.rounds, self.setup.first_local())
+        accounting.check_accountable(self.federation, self.rounds + 1 - self.first_round, self.setup.first_local())
+
+    @property
+    def first_round(self) -> int:
+        """The number of the first round: 1, or the one after those of ``start``."""
+        return 1 if self.start is None else self.start.round + 1
 
     def on(self, engine: Engine) -> Training:
         """The training of this simulation, on an engine."""
@@ -116,6 +126,7 @@ class SimulationState:
     )
     updates: Tensor | None = None
     observation: RoundObservation | None = None
+    __repr__ = one_line
 
 
 Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]
@@ -135,8 +146,13 @@ def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
 
 
 def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
-    """The simulation before its first round."""
-    now = SimulationState(simulation.on(engine).start())
+    """The simulation before its first round.
+
+    Raises:
+        InputError: ``start`` has another number of models than the algorithm begins with.
+    """
+    state = simulation.on(engine).start()
+    now = SimulationState(state if simulation.start is None else started(state, simulation.start))
     if simulation.property_attack is None:
         return now
     seconds = now.seconds | {"property_attack": 0.0}
@@ -170,7 +186,7 @@ def run_rounds(
 
 def measure_final(
     simulation: Simulation, engine: Engine, now: SimulationState, observations: Sequence[RoundObservation] = ()
-) -> Result:
+) -> Outcome:
     """Let every client choose among the final models, attack them, and measure.
 
     Args:
@@ -180,7 +196,15 @@ def measure_final(
     began = time.perf_counter()
     training = simulation.on(engine)
     stream = training.stream("final")
-    result = measure(now.state, training, simulation.red_team, stream, now.rows, simulation.member_rounds)
+    result = measure(
+        now.state,
+        training,
+        simulation.red_team,
+        stream,
+        now.rows,
+        member_rounds=simulation.member_rounds,
+        first_round=simulation.first_round,
+    )
     if simulation.property_attack is not None:
         random = stream("property attack")
         updates = updates_of(

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from shoal.core.representation import shortened
+
 Metrics = Mapping[str, float]
 """Numbers by name; counts are ints."""
 
@@ -52,6 +54,13 @@ class Summary:
             by_group=_merged(self.by_group, other.by_group),
             by_cluster=_merged(self.by_cluster, other.by_cluster),
         )
+
+    def __repr__(self) -> str:
+        known = [f"{name}={value}" for name, value in self.run.items()]
+        if "accuracy.overall" in self.overall:
+            known.append(f"accuracy={self.overall['accuracy.overall']:.3f}")
+        mia = [f"{name} {each['mia']:.3f}" for name, each in self.by_group.items() if "mia" in each]
+        return shortened(f"Summary({', '.join(known)}; mia: {', '.join(mia) or 'none'}; {len(self.by_cluster)} models)")
 
     @property
     def clients(self) -> int:

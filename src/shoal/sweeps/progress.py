@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.runs.run import is_finished
+from shoal.runs.directory import is_finished
 from shoal.sweeps.plan import PlannedRun
 
 

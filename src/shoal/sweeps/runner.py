@@ -21,8 +21,9 @@ from filelock import FileLock
 from shoal.config.validation import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
+from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
-from shoal.runs.run import is_finished
+from shoal.simulation.result import ROUND_COLUMNS
 from shoal.sweeps.plan import forget_datasets, plan_runs
 from shoal.sweeps.progress import SweepProgress, progress_of
 from shoal.sweeps.results import read_results, row_of, write_results
@@ -137,7 +138,6 @@ def _is_complete(run: Path) -> bool:
 
 def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], str]]) -> Path:
     # Here, so that the command line does not load matplotlib and jinja2 before it needs them.
-    from shoal.reports.run.page import ROUND_COLUMNS  # noqa: PLC0415
     from shoal.reports.sweep.report import write_sweep_report  # noqa: PLC0415
 
     # Several figures draw the same runs.

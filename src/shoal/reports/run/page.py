@@ -7,22 +7,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shoal.config.kinds import algorithm_title, name_of
-from shoal.config.schema import Config
+from shoal.config.kinds import algorithm_title
 from shoal.data import Group
 from shoal.reports.formats import DASH, count, decimal, format_duration, percent
 from shoal.reports.html import render
 from shoal.reports.plotting import png
 from shoal.reports.run import privacy_figures, round_curves, tables
 from shoal.reports.run.client_table import client_table
+from shoal.reports.run.description import RunDescription
 from shoal.reports.run.limits import with_limits
 from shoal.reports.run.property_section import property_section
 from shoal.reports.run.tables import cell
 from shoal.reports.summary_text import of_groups, verdict
 from shoal.simulation.summary import Summary
-
-ROUND_COLUMNS = ("round", "cluster", "clients", "risk", "accuracy")
-ROC_COLUMNS = ("group", "non_members", "fpr", "tpr")
 
 ATTACKS = {
     "shadow": "an attack model, trained on the answers of shadow models: copies that the server trains on images of "
@@ -34,7 +31,7 @@ ATTACKS = {
 
 
 def run_page(
-    config: Config,
+    run: RunDescription,
     summary: Summary,
     samples: Mapping[str, NDArray[np.uint8]],
     *,
@@ -48,34 +45,30 @@ def run_page(
     ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
     are rounds.csv, clients.csv, roc.csv and, with a property attack, property.csv.
     """
-    attack = name_of(type(config.red_team.attack))
-    listed, clients = client_table(clients, attack), with_limits(clients, attack)
-    groups = [name for name in config.data.groups if (clients["group"] == name).any()]
-    others = [name for name in config.data.groups if name not in groups]
+    listed, clients = client_table(clients, run.attack), with_limits(clients, run.attack)
+    groups = [name for name in run.groups if (clients["group"] == name).any()]
+    others = [name for name in run.groups if name not in groups]
     estimated = bool((rounds["risk"].fillna(0.5) != 0.5).any())
     clusters = int(rounds["cluster"].max()) + 1
     at_end = {k: int((clients["cluster"] == k).sum()) for k in range(clusters)}
-    # In older directories; test examples are dealt out evenly among all groups.
-    partition = config.data.partition
-    each = 0 if partition is None else partition.test_examples // len(config.data.groups)
-    non_members = {name: summary.by_group.get(name, {}).get("non_members", each) for name in groups}
+    non_members = {name: summary.by_group.get(name, {}).get("non_members", run.test_examples) for name in groups}
     section = None
-    if config.property_attack is not None and updates is not None:
-        section = property_section(config.property_attack, config.data.task, summary, updates, clusters)
+    if run.property_attack is not None and updates is not None:
+        section = property_section(run.property_attack, run.task, summary, updates, clusters)
     figures = (
         round_curves.accuracy_by_cluster(rounds),
         round_curves.accuracy_by_group(rounds, groups) if len(groups) > 1 or clusters > 1 else None,
-        round_curves.risk(rounds, summary, estimated=estimated, estimator=config.red_team.estimator),
+        round_curves.risk(rounds, summary, estimated=estimated, estimator=run.estimator),
         round_curves.cluster_sizes(rounds, groups, at_end),
         privacy_figures.violations(clients, groups),
         privacy_figures.roc_curves(roc, groups),
     )
     page: dict[str, Any] = {
-        "title": f"{algorithm_title(config.algorithm.name)} on {config.data.source}, seed {config.seed}",
+        "title": f"{algorithm_title(run.algorithm)} on {run.dataset}, seed {run.seed}",
         "verdict": verdict(summary),
         "drained": round_curves.drained(at_end),
         "key_metrics": _key_metrics(summary, rounds=int(rounds["round"].max()), clients=len(clients)),
-        "attack": ATTACKS.get(attack, f"the attack {attack}"),
+        "attack": ATTACKS.get(run.attack, f"the attack {run.attack}"),
         "groups": tables.by_group(summary, clients, groups, others, non_members),
         "clusters": tables.by_cluster(summary, clients, groups, clusters, non_members, estimated=estimated),
         "property": section,
@@ -83,12 +76,12 @@ def run_page(
         "figures": [figure for figure in figures if figure is not None],
         "samples": [
             (name, _description(group), [png(image) for image in samples[name]])
-            for name, group in config.data.groups.items()
+            for name, group in run.groups.items()
             if name in samples
         ],
         "overall": tables.overall(summary.overall),
         "seconds": tables.seconds(summary.overall),
-        "config": config.toml(),
+        "config": run.settings,
     }
     return render("run.html.j2", page)
 

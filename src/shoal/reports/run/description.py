@@ -1,0 +1,62 @@
+"""What a report says of how a run was made, whether a configuration or a Python program made it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.config.kinds import name_of
+from shoal.config.schema import Config, PropertyAttackSection
+from shoal.core.representation import one_line
+from shoal.data import Group
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """How a run was made.
+
+    Args:
+        algorithm: its name in a file.
+        dataset: the name of the data.
+        seed: of everything random.
+        groups: by name, also those without clients.
+        attack: the membership attack's name in a file.
+        estimator: of the red team.
+        settings: the text of config.toml.
+        property_attack: its settings; None where there is none, or they are not known.
+        test_examples: of each group, where the summary does not say its numbers of non-members.
+        task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
+    """
+
+    algorithm: str
+    dataset: str
+    seed: int
+    groups: Mapping[str, Group]
+    attack: str
+    estimator: str
+    settings: str
+    property_attack: PropertyAttackSection | None = None
+    test_examples: int = 0
+    task: str | None = None
+    __repr__ = one_line
+
+    @staticmethod
+    def of(config: Config) -> "RunDescription":
+        """That of a run by configuration."""
+        partition = config.data.partition
+        return RunDescription(
+            algorithm=config.algorithm.name,
+            dataset=config.data.source,
+            seed=config.seed,
+            groups=config.data.groups,
+            attack=name_of(type(config.red_team.attack)),
+            estimator=config.red_team.estimator,
+            settings=config.toml(),
+            property_attack=config.property_attack,
+            # Dealt out evenly among all groups.
+            test_examples=0 if partition is None else partition.test_examples // len(config.data.groups),
+            task=config.data.task,
+        )
+
+    @property
+    def groups_with_clients(self) -> list[str]:
+        """The names of the groups that have clients."""
+        return [name for name, group in self.groups.items() if group.share > 0]

@@ -1,0 +1,129 @@
+"""A run directory while somebody runs in it: made or opened again, locked, logged, and finished."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from shoal.core.atomic_files import remove_unfinished, write_text
+from shoal.core.errors import InputError, require
+from shoal.engine import RoundReport
+from shoal.runs.checkpoint import keep_last_checkpoint
+from shoal.runs.lock import locked
+from shoal.runs.result import Result, write_files
+from shoal.simulation.simulation import SimulationState
+
+LOG = logging.getLogger("shoal")
+
+
+def is_finished(out: Path) -> bool:
+    """Whether the directory holds a run that is done: its summary is written last."""
+    return (out / "summary.json").exists()
+
+
+def is_begun(out: Path) -> bool:
+    """Whether the existing ``out`` has its config.toml; not if the run was killed before it wrote its first file.
+
+    Raises:
+        InputError: ``out`` is somebody else's directory.
+    """
+    require(out.is_dir(), f"{out}: is not a directory; choose another --out")
+    if (out / "config.toml").exists():
+        return True
+    others = [path for path in out.iterdir() if not _is_first(path)]
+    require(not others, f"{out}: is not a run directory (no config.toml); choose another --out")
+    return False
+
+
+def _is_first(path: Path) -> bool:
+    """Whether a run may have made this before its config.toml."""
+    if path.name == "run.log":
+        return path.stat().st_size == 0
+    return path.name == "checkpoint" or path.name.startswith(".config.toml.")
+
+
+def taken(out: Path) -> InputError:
+    """The error of a new run in a directory that exists."""
+    return InputError(f"{out}: exists already; choose another --out, or continue it with --resume")
+
+
+@contextmanager
+def opened(out: Path, config: str, require_same: Callable[[], object], *, resume: bool) -> Iterator[Path]:
+    """Make the run directory, or open it again, and lock it; gives its folder of checkpoints.
+
+    Args:
+        out: the directory.
+        config: the text of its config.toml.
+        require_same: raises unless ``out`` holds the same run; asked once the directory is locked, since it may have
+            become another run's since it was looked at first.
+        resume: whether it may exist.
+    """
+    checkpoints = out / "checkpoint"
+    with ExitStack() as held:
+        try:
+            out.mkdir(parents=True, exist_ok=resume)
+            held.enter_context(locked(out))
+            require_same()
+            checkpoints.mkdir(exist_ok=True)
+            for folder in (out, checkpoints):
+                remove_unfinished(folder)
+            if not (out / "config.toml").exists():
+                write_text(out / "config.toml", config)
+        except FileExistsError as error:
+            raise taken(out) from error
+        except OSError as error:
+            raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+        yield checkpoints
+
+
+def finish(out: Path, result: Result) -> None:
+    """Write the files of a finished run, and keep its last checkpoint, from which it can be prolonged."""
+    write_files(out, result)
+    keep_last_checkpoint(out / "checkpoint")
+    LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
+
+
+def round_line(progress: SimulationState, report: RoundReport) -> str:
+    """What run.log says of a round."""
+    state = progress.state
+    sizes = torch.bincount(report.assignment, minlength=len(state.models)).tolist()
+    risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.risks_estimated else "not estimated"
+    return f"round {state.round}: clients by cluster {sizes}; risks {risks}; {progress.seconds['total']:.1f} s"
+
+
+class _RunLog(logging.FileHandler):
+    """A file that the run ends with if it cannot be written, as with any other; logging prints a traceback instead."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        error.filename = self.baseFilename
+        raise error
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:
+            error.filename = self.baseFilename
+            raise
+
+
+@contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """Append what Shoal logs to ``path``."""
+    handler = _RunLog(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    level = LOG.level
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        LOG.removeHandler(handler)
+        LOG.setLevel(level)
+        handler.close()

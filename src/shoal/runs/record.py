@@ -1,0 +1,146 @@
+"""The config.toml of a simulation in Python, whose examples, network and perhaps algorithm no file can give back.
+
+It has one table, ``[simulation]``, which says what was simulated: for readers, for the report, and so that another
+simulation does not go on in its directory. ``settings`` in it is what decides the result, one text each.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from shoal.config.kinds import name_of
+from shoal.config.schema import SIMULATION, PropertyAttackSection, read_config
+from shoal.config.tables import read, table_of
+from shoal.config.validation import read_toml
+from shoal.core.errors import InputError, require
+from shoal.data import Group
+from shoal.data.fingerprint import fingerprint, tensors_fingerprint
+from shoal.defenses import Defense
+from shoal.engine import Engine, LocalSGD
+from shoal.reports.run.description import RunDescription
+from shoal.simulation.simulation import Simulation
+
+_HEAD = """\
+# What shoal.simulate did, from Python. This file is for reading: it cannot be run, since the examples are in no file.
+"""
+
+
+def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defense], engine: Engine) -> RunDescription:
+    """The description of a simulation in Python, with its config.toml.
+
+    Args:
+        simulation: as given, its data not yet moved to the engine.
+        local: local training before the defences.
+        defenses: in order.
+        engine: that computes it. Its number of threads changes no bit and is left out.
+    """
+    federation, team, start = simulation.federation, simulation.red_team, simulation.start
+    digest = fingerprint(federation)
+    settings = {
+        "algorithm": _spelled(simulation.algorithm),
+        "local": _spelled(local),
+        "rounds": f"{simulation.first_round} to {simulation.rounds}",
+        "seed": str(simulation.seed),
+        "participation": str(simulation.participation),
+        "federation": repr(federation),
+        "examples": digest,
+        "network": _spelled(simulation.setup.model.network()),
+        "loss": _spelled(simulation.setup.model.loss),
+        "start": "" if start is None else tensors_fingerprint(start.models),
+        "red_team": _spelled(team),
+        "defenses": _spelled(tuple(defenses)),
+        "property_attack": _spelled(simulation.property_attack),
+        "malicious_clients": _spelled(simulation.malicious_clients),
+        "engine": f"{engine.device}, {str(engine.dtype).removeprefix('torch.')}, {engine.backend}",
+    }
+    shares = federation.group_fractions.tolist()
+    table: dict[str, Any] = {
+        "algorithm": name_of(type(simulation.algorithm)),
+        "dataset": f"memory-{digest[:8]}",
+        "seed": simulation.seed,
+        "attack": name_of(type(team.attack)),
+        "estimator": team.estimator,
+        "settings": settings,
+        "groups": dict(zip(federation.groups, shares, strict=True)),
+    }
+    if simulation.property_attack is not None and simulation.malicious_clients is None:
+        schedule = federation.property_schedule
+        period = PropertyAttackSection().period if schedule is None else schedule.period
+        attack = PropertyAttackSection(attack=simulation.property_attack, period=period, tsne=simulation.tsne)
+        table["property_attack"] = table_of(attack)
+    return _described(table, _HEAD + tomli_w.dumps({SIMULATION: table}, multiline_strings=True))
+
+
+def read_description(out: Path) -> RunDescription:
+    """What the config.toml in ``out`` says, of a run by configuration or of a simulation in Python.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    path = out / "config.toml"
+    table = _simulation(path)
+    if table is None:
+        return RunDescription.of(read_config(path))
+    try:
+        return _described(table, path.read_text(encoding="utf-8"))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: is damaged: its table [{SIMULATION}] lacks {error}") from error
+
+
+def require_same_simulation(out: Path, described: RunDescription) -> None:
+    """Raise unless the config.toml in ``out`` is that of the same simulation."""
+    before = _simulation(out / "config.toml")
+    if before is None:
+        raise InputError(f"{out}: holds a run of a configuration file; choose another 'out'")
+    now = _simulation_of(described)
+    for key, new in now["settings"].items():
+        old = before.get("settings", {}).get(key)
+        if old != new:
+            raise InputError(f"{out}: holds a simulation with {_difference(key, old, new)}; choose another 'out'")
+
+
+def _difference(key: str, old: object, new: str) -> str:
+    if len(f"{old}{new}") > 120 or "\n" in f"{old}{new}":
+        return f"another '{key}'"
+    return f"{key} = {old}, but this one has {new}"
+
+
+def _simulation(path: Path) -> dict[str, Any] | None:
+    """The table of a simulation in Python; None where the file is a configuration."""
+    table = read_toml(path).get(SIMULATION)
+    require(table is None or isinstance(table, dict), f"{path}: is damaged: [{SIMULATION}] must be a table")
+    return table
+
+
+def _simulation_of(described: RunDescription) -> dict[str, Any]:
+    return tomllib.loads(described.settings)[SIMULATION]
+
+
+def _described(table: Mapping[str, Any], text: str) -> RunDescription:
+    attack = table.get("property_attack")
+    return RunDescription(
+        algorithm=table["algorithm"],
+        dataset=table["dataset"],
+        seed=table["seed"],
+        groups={name: Group(name, share) for name, share in table["groups"].items()},
+        attack=table["attack"],
+        estimator=table["estimator"],
+        settings=text,
+        property_attack=None if attack is None else read(PropertyAttackSection, attack, "property_attack"),
+    )
+
+
+def _spelled(value: object) -> str:
+    """A value in words that another process says too: dataclasses with all their fields, no addresses in memory."""
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = ", ".join(f"{each.name}={_spelled(getattr(value, each.name))}" for each in fields(value))
+        return f"{type(value).__name__}({inside})"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_spelled, value))})"
+    named = getattr(value, "__qualname__", None)
+    return str(named) if named is not None else re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -1,0 +1,185 @@
+"""The result of a simulation or a run: in memory, as a directory, as a page, as a picture, and back."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save as serialize
+from torch import Tensor
+
+from shoal.core.atomic_files import write_bytes, write_folder, write_text
+from shoal.core.errors import InputError, require
+from shoal.core.representation import shortened
+from shoal.data import Federation
+from shoal.engine import State
+from shoal.reports.run.description import RunDescription
+from shoal.runs.files import read_models, read_samples, read_summary, read_table
+from shoal.runs.record import read_description
+from shoal.simulation.property_metrics import PROPERTY_COLUMNS
+from shoal.simulation.result import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
+from shoal.simulation.simulation import Simulation
+from shoal.simulation.summary import Summary, flatten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SAMPLES = 8
+"""Images of each group in the report."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What came out of a simulation or a run.
+
+    Args:
+        summary: the metrics of `summary.json`.
+        clients: one row per client, as in `clients.csv`; of a simulation in this process also ``train_accuracy``.
+        rounds: one row per round and cluster, as in `rounds.csv`.
+        roc: ROC curves of the configured attack by group, as in `roc.csv`.
+        models: the final model of each cluster, for `torch.nn.Module.load_state_dict`.
+        description: how it was made.
+        samples: test images (B, channels, height, width) uint8 of each group; empty where the data are not images.
+        state: the final models, risks and assignment, and the algorithm's own tensors; None where it was read from a
+            directory, which has no tensors of the algorithm.
+        updates: one row per aggregated update, as in `property.csv`; None without a property attack.
+    """
+
+    summary: Summary
+    clients: pd.DataFrame
+    rounds: pd.DataFrame
+    roc: pd.DataFrame
+    models: Mapping[int, Mapping[str, Tensor]]
+    description: RunDescription
+    samples: Mapping[str, NDArray[Any]]
+    state: State | None = None
+    updates: pd.DataFrame | None = None
+
+    def __repr__(self) -> str:
+        known = {**self.summary.run, **self.summary.overall}
+        return shortened(f"Result({', '.join(f'{key}={value}' for key, value in known.items() if '.' not in key)})")
+
+    def save(self, directory: str | Path) -> Path:
+        """Write a run directory, which `shoal report`, `shoal compare` and `load` take; returns its path.
+
+        Of a simulation in Python, config.toml has a table ``[simulation]``, for reading: it cannot be run from a file.
+
+        Raises:
+            InputError: ``directory`` exists or cannot be written; nothing is left behind then.
+        """
+        out = Path(directory)
+        require(not out.exists(), f"{out}: exists already; save to another directory")
+        try:
+            write_folder(out, lambda folder: write_files(folder, self))
+        except OSError as error:
+            raise InputError(f"{out}: cannot be written: {error.strerror}; save to another directory") from error
+        return out
+
+    def report(self, path: str | Path) -> Path:
+        """Write the HTML page, whole or not at all, over an older one if there is one; returns its path.
+
+        Raises:
+            InputError: ``path`` cannot be written.
+        """
+        # Here and below, so that what needs no report does not load matplotlib and jinja2.
+        from shoal.reports.run.page import run_page  # noqa: PLC0415
+
+        page = run_page(
+            self.description,
+            self.summary,
+            self.samples,
+            rounds=self.rounds,
+            clients=self.clients,
+            roc=self.roc,
+            updates=self.updates,
+        )
+        path = Path(path)
+        try:
+            write_text(path, page)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}; give the path of a file") from error
+        return path
+
+    def plot(self) -> "NDArray[Any] | list[Axes]":
+        """Draw accuracy, exposure and size of each cluster by round.
+
+        Returns:
+            Three axes of matplotlib, in a figure of their own (``axes[0].figure``).
+        """
+        from shoal.reports.run.overview import plot_rounds  # noqa: PLC0415
+
+        return plot_rounds(self.rounds, self.summary)
+
+
+def result_of(outcome: Outcome, simulation: Simulation, description: RunDescription) -> Result:
+    """What came out of ``simulation``, which ``description`` describes."""
+    model = simulation.setup.model
+    of_run = Summary(run={"algorithm": description.algorithm, "dataset": description.dataset})
+    return Result(
+        summary=of_run | outcome.summary,
+        clients=outcome.clients,
+        rounds=outcome.rounds,
+        roc=outcome.roc,
+        models={k: model.state_dict(row) for k, row in enumerate(outcome.state.models)},
+        description=description,
+        samples=_samples(simulation.federation),
+        state=outcome.state,
+        updates=outcome.updates,
+    )
+
+
+def load(directory: str | Path) -> Result:
+    """The result in the directory of a finished run, of `shoal run`, `simulate` or `Result.save`.
+
+    Raises:
+        InputError: it is not the directory of a finished run, or one of its files is missing or damaged.
+    """
+    out = Path(directory)
+    return replace(read_tables(out), models=read_models(out / "models.safetensors"))
+
+
+def read_tables(out: Path) -> Result:
+    """As `load`, but without the models, which may be large."""
+    summary, description = read_summary(out), read_description(out)
+    clients_by_group = [f"clients.{name}" for name in description.groups_with_clients]
+    attacked = description.property_attack is not None or "property.updates" in summary.overall
+    return Result(
+        summary=summary,
+        clients=read_table(out / "clients.csv", CLIENT_COLUMNS),
+        rounds=read_table(out / "rounds.csv", (*ROUND_COLUMNS, *clients_by_group)),
+        roc=read_table(out / "roc.csv", ROC_COLUMNS, empty=True),
+        models={},
+        description=description,
+        samples=read_samples(out / "samples.safetensors"),
+        updates=read_table(out / "property.csv", PROPERTY_COLUMNS, empty=True) if attacked else None,
+    )
+
+
+def write_files(out: Path, result: Result) -> None:
+    """Write all files of a finished run; the summary last, since it marks the run as finished."""
+    if not (out / "config.toml").exists():
+        write_text(out / "config.toml", result.description.settings)
+    write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
+    columns = [name for name in (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "epsilon") if name in result.clients]
+    write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
+    write_text(out / "roc.csv", result.roc.to_csv(index=False))
+    if result.updates is not None:
+        write_text(out / "property.csv", result.updates.to_csv(index=False))
+    named = {f"{k}.{name}": tensor for k, tensors in result.models.items() for name, tensor in tensors.items()}
+    write_bytes(out / "models.safetensors", serialize(named))
+    samples = {name: torch.as_tensor(images) for name, images in result.samples.items()}
+    write_bytes(out / "samples.safetensors", serialize(samples))
+    write_text(out / "summary.json", json.dumps(flatten(result.summary), indent=2, allow_nan=False) + "\n")
+
+
+def _samples(federation: Federation) -> dict[str, NDArray[Any]]:
+    samples = {}
+    for g, name in enumerate(federation.groups):
+        images = federation.test.of_group(g).x[:SAMPLES]
+        if images.dim() == 4:
+            samples[name] = (images.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous().numpy()
+    return samples

@@ -1,0 +1,207 @@
+"""A federation trained and measured, from Python: in memory, or in a directory that outlives a kill."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from shoal.attacks import PropertyAttack, RedTeam, RoundObservation
+from shoal.core.errors import described, require, require_instance
+from shoal.data import Federation
+from shoal.defenses import Defense, TrainingSetup, defended
+from shoal.engine import (
+    Algorithm,
+    Backend,
+    Engine,
+    LocalSGD,
+    MaliciousClients,
+    Precision,
+    State,
+    check_backend,
+    resolve_backend,
+)
+from shoal.engine.protocols import UNKNOWN_RISK
+from shoal.models import Model
+from shoal.reports.run.description import RunDescription
+from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
+from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, round_line
+from shoal.runs.record import record_of, require_same_simulation
+from shoal.runs.result import Result, load, result_of
+from shoal.simulation.simulation import (
+    GAP_AT_THE_END,
+    Simulation,
+    Watch,
+    initial_state,
+    measure_final,
+    move_to_engine,
+    run_rounds,
+)
+
+LOG = logging.getLogger("shoal")
+
+
+def simulate(
+    federation: Federation,
+    model: Model,
+    algorithm: Algorithm,
+    local: LocalSGD,
+    *,
+    rounds: int,
+    seed: int = 0,
+    participation: float = 1.0,
+    red_team: RedTeam | None = None,
+    member_rounds: int = 5,
+    defenses: Sequence[Defense] = (),
+    property_attack: PropertyAttack | None = None,
+    malicious_clients: MaliciousClients | None = None,
+    start: Result | str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    threads: int = 2,
+    precision: Precision = "fp32",
+    backend: Backend | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Train a federation and measure it, as `shoal run` does.
+
+    Args:
+        federation: see `Federation.from_tensors` for your own tensors.
+        model: see `Model`.
+        algorithm: one of `shoal.algorithms`, or your own (`docs/adding.md`).
+        local: local training of a client in a round.
+        rounds: number of rounds.
+        seed: of every random draw.
+        participation: fraction of the clients that take part in a round, in [0, 1].
+        red_team: the membership-inference attack; by default the gap attack at the end, which needs no shadow set.
+        member_rounds: a client is a member of each model that it trained, up to so many rounds before that model's last
+            training.
+        defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping` or your own, applied in order.
+        property_attack: an attack on a federation with a `PropertySchedule`.
+        malicious_clients: train in their own way, such as `active_property_attacker` makes.
+        start: a result, or the directory of a finished run, whose models are trained further. Rounds are numbered on
+            from its last: after 10 rounds, ``rounds=5`` are rounds 11 to 15, at their learning rates, and cohorts,
+            batches and noise are those of ``seed`` for these numbers. So 10 rounds and 5 more, with one seed and the
+            same settings, are 15 rounds, bit for bit, if ``start`` has the algorithm's own tensors: a result of this
+            process has them (`Result.state`), a directory has none, and they begin anew. `rounds.csv`, seconds and
+            epsilon are of the new rounds alone: what earlier rounds spent on the same data comes on top.
+        out: a run directory to make, with a checkpoint after each round; None: nothing is written.
+        resume: whether ``out`` may exist, with the same simulation in it. It goes on after its last checkpoint, and the
+            result is that of an uninterrupted simulation, bit for bit; a finished one is only read (`load`).
+        device, threads, precision, backend: see `Engine`.
+        watch: called before the first round and after each.
+
+    Raises:
+        InputError: settings that cannot be run, training that diverged, models in ``start`` of another network, or a
+            directory ``out`` that exists, cannot be written, or holds another simulation.
+    """
+    how = "Model(MyNetwork), with the class or a function that builds the network"
+    require_instance("model", model, Model, how)
+    require_instance("local", local, LocalSGD, "such as LocalSGD(epochs=1)")
+    require_instance("rounds", rounds, int, "such as 30")
+    listed = isinstance(defenses, Sequence) and not isinstance(defenses, str)
+    require(listed, f"'defenses' must be a list of defences, such as [L2(0.01)]; got {described(defenses)}")
+    for each in defenses:
+        value = hasattr(each, "applied") and not isinstance(each, type)
+        require(value, f"'defenses' must hold defences, such as L2(0.01); got {described(each)}")
+    require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
+    require(out is not None or not resume, "'resume' needs 'out', the directory to go on in")
+    require(
+        resume or out is None or not Path(out).exists(),
+        f"{out}: exists already; choose another 'out', or go on in it with resume=True",
+    )
+    require(rounds >= 1, f"'rounds' must be at least 1; got {rounds}")
+    setup = defended(TrainingSetup(model, local), defenses)
+    check_backend(backend, setup.model, setup.first_local())
+    first = None if start is None else _trained(start, setup.model)
+    simulation = Simulation(
+        federation=federation,
+        setup=setup,
+        algorithm=algorithm,
+        rounds=rounds if first is None else first.round + rounds,
+        seed=seed,
+        participation=participation,
+        red_team=GAP_AT_THE_END if red_team is None else red_team,
+        member_rounds=member_rounds,
+        property_attack=property_attack,
+        malicious_clients=malicious_clients,
+        start=first,
+    )
+    chosen = resolve_backend(setup.model, setup.first_local()) if backend is None else backend
+    with Engine(setup.model, device=device, threads=threads, precision=precision, backend=chosen) as engine:
+        description = record_of(simulation, local, defenses, engine)
+        simulation = move_to_engine(simulation, engine)
+        if out is None:
+            return _in_memory(simulation, engine, description, watch)
+        return _in_directory(simulation, engine, description, Path(out), watch)
+
+
+def _in_memory(simulation: Simulation, engine: Engine, description: RunDescription, watch: Watch | None) -> Result:
+    now, observations = initial_state(simulation, engine), list[RoundObservation]()
+    if watch is not None:
+        watch(simulation, now, None)
+    for after, report in run_rounds(simulation, engine, now):
+        now = after
+        observations += [] if now.observation is None else [now.observation]
+        if watch is not None:
+            watch(simulation, now, report)
+    return result_of(measure_final(simulation, engine, now, observations), simulation, description)
+
+
+def _in_directory(
+    simulation: Simulation, engine: Engine, description: RunDescription, out: Path, watch: Watch | None
+) -> Result:
+    """As `_in_memory`, with a checkpoint after each round."""
+    if out.exists() and is_begun(out):
+        require_same_simulation(out, description)
+        if is_finished(out):
+            return load(out)
+
+    def require_same() -> None:
+        if is_begun(out):
+            require_same_simulation(out, description)
+
+    with opened(out, description.settings, require_same, resume=True) as checkpoints, logged(out / "run.log"):
+        found = load_checkpoint(checkpoints)
+        now = initial_state(simulation, engine) if found is None else found
+        LOG.info("begin after round %d: %s on %s", now.state.round, description.algorithm, description.dataset)
+        if watch is not None:
+            watch(simulation, now, None)
+        for after, report in run_rounds(simulation, engine, now):
+            now = after
+            LOG.info("%s", round_line(now, report))
+            save_checkpoint(checkpoints, now, [] if now.observation is None else [now.observation])
+            if watch is not None:
+                watch(simulation, now, report)
+        outcome = measure_final(simulation, engine, now, stored_observations(checkpoints))
+        result = result_of(outcome, simulation, description)
+        finish(out, result)
+    return result
+
+
+def _trained(start: Result | str | Path, model: Model) -> State:
+    """The state that training goes on from.
+
+    Raises:
+        InputError: no result and no directory of a finished run, or models of another network.
+    """
+    result = load(start) if isinstance(start, str | Path) else start
+    require_instance("start", result, Result, "such as simulate returns, or the directory of a finished run")
+    shapes = {slot.name: slot.shape for slot in model.layout.slots}
+    for tensors in result.models.values():
+        given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        for name in {**shapes, **given}:
+            has, needs = given.get(name, "no such tensor"), shapes.get(name, "no such tensor")
+            require(
+                has == needs,
+                f"'start' has models of another network: for '{name}' they have {has}, but the model has {needs}",
+            )
+    models = torch.stack([model.layout.pack(tensors) for tensors in result.models.values()])
+    if result.state is not None:
+        return replace(result.state, models=models)
+    risks = [result.summary.by_cluster.get(k, {}).get("risk", UNKNOWN_RISK) for k in result.models]
+    assignment = torch.tensor(result.clients["cluster"].tolist(), dtype=torch.int64)
+    last = int(result.summary.run["rounds"])
+    return State(last, models, torch.tensor(risks, dtype=torch.float64), assignment)

@@ -1,0 +1,48 @@
+"""A simulation that goes on from trained models."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from shoal.core.errors import require
+from shoal.engine import State
+
+
+def started(initial: State, start: State) -> State:
+    """``initial`` with the models, risks and number of rounds of ``start``.
+
+    The assignment and the tensors of the algorithm and the malicious clients come from ``start`` where it has them, by
+    name and shape; others, such as those of clients where there are more now, stay as in ``initial``.
+
+    Args:
+        initial: what the algorithm begins with.
+        start: has models of the same network.
+
+    Raises:
+        InputError: another number of models.
+    """
+    had, begins = len(start.models), len(initial.models)
+    require(
+        had == begins,
+        f"'start' has {had} model{'s' if had > 1 else ''}, but the algorithm begins with {begins}; "
+        "start from as many as it has clusters",
+    )
+    return replace(
+        initial,
+        round=start.round,
+        models=start.models.to(initial.models),
+        risks=start.risks,
+        assignment=start.assignment if start.assignment.shape == initial.assignment.shape else initial.assignment,
+        server=_kept(initial.server, start.server),
+        clients=_kept(initial.clients, start.clients),
+        directives=_kept(initial.directives, start.directives),
+        adversary=_kept(initial.adversary, start.adversary),
+    )
+
+
+def _kept(initial: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: start[name] if name in start and start[name].shape == tensor.shape else tensor
+        for name, tensor in initial.items()
+    }

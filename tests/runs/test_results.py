@@ -1,0 +1,350 @@
+"""Results of simulations in Python: to a directory and back, gone on from, and never killed."""
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from html_page import page_of
+from shoal.algorithms.fedavg import FedAvg
+from shoal.cli.app import main
+from shoal.data.fingerprint import fingerprint
+
+IMAGES = torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+LABELS = (IMAGES[:, 0, 0, 0] > 0.5).long()
+
+
+def federation(images=IMAGES, clients=6):
+    own = [(images[i : i + 6], LABELS[i : i + 6]) for i in range(0, 6 * clients, 6)]
+    test = shoal.Examples(images[36:60], LABELS[36:60], ["few", "many", "many"] * 8)
+    return shoal.Federation.from_tensors(
+        own, groups=["few", "few", "many", "many", "many", "many"][:clients], test=test
+    )
+
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def simulated(**changes):
+    settings = {
+        "federation": federation(),
+        "model": shoal.Model(network),
+        "algorithm": shoal.IFCA(clusters=2),
+        "local": shoal.LocalSGD(epochs=2, batch_size=4, learning_rate=0.3, decay=0.9),
+        "rounds": 4,
+        "participation": 0.7,
+    }
+    return shoal.simulate(**settings | changes)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return simulated()
+
+
+@pytest.fixture(scope="module")
+def saved(result, tmp_path_factory):
+    return result.save(tmp_path_factory.mktemp("saved") / "deep" / "run")
+
+
+def values(result):
+    """The metrics without wall times."""
+    flat = {key: value for key, value in result.summary.overall.items() if not key.startswith("seconds.")}
+    return result.summary.run, flat, result.summary.by_group, result.summary.by_cluster
+
+
+def require_same_models(one, other):
+    assert one.models.keys() == other.models.keys()
+    for k, tensors in one.models.items():
+        assert tensors.keys() == other.models[k].keys()
+        assert all(torch.equal(tensor, other.models[k][name]) for name, tensor in tensors.items())
+
+
+def require_same(one, other):
+    assert values(one) == values(other)
+    require_same_models(one, other)
+    for name in ("rounds", "clients", "roc"):
+        shared = [column for column in getattr(one, name) if column in getattr(other, name)]
+        pd.testing.assert_frame_equal(getattr(one, name)[shared], getattr(other, name)[shared], check_dtype=False)
+
+
+def test_a_saved_result_comes_back(result, saved):
+    back = shoal.load(saved)
+    require_same(result, back)
+    assert back.description == result.description
+    assert all(np.array_equal(back.samples[name], images) for name, images in result.samples.items())
+    model = network()
+    model.load_state_dict(back.models[1])
+    assert torch.equal(model[1].weight, result.models[1]["1.weight"])
+
+
+def test_a_result_that_came_back_is_saved_as_the_same_files(saved, tmp_path):
+    again = shoal.load(saved).save(tmp_path / "again")
+    assert sorted(path.name for path in again.iterdir()) == sorted(path.name for path in saved.iterdir())
+    assert all((again / path.name).read_bytes() == path.read_bytes() for path in saved.iterdir())
+
+
+def test_the_commands_take_a_saved_result(saved, tmp_path, capsys):
+    copy = shutil.copytree(saved, tmp_path / "copy")
+    assert main(["report", str(copy)]) == 0
+    text = page_of((copy / "report.html").read_text()).text
+    assert "IFCA on memory-" in text
+    assert "33.3333 % of the clients" in text or "few" in text
+    assert main(["compare", str(copy), str(saved)]) == 0
+    assert "Against copy, run leaves accuracy" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("arguments", [["{}/config.toml"], ["{}/config.toml", "--resume", "--out", "{}"]], ids=str)
+def test_a_saved_result_cannot_be_run_from_its_file(saved, tmp_path, capsys, arguments):
+    more = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
+    assert main(["run", *(each.format(saved) for each in arguments), *more]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again" in said
+
+
+def test_a_run_by_configuration_does_not_go_on_in_a_saved_result(saved, toy_config):
+    with pytest.raises(shoal.InputError, match="is of a simulation in Python"):
+        shoal.run(toy_config(), saved, resume=True)
+
+
+def test_nothing_is_overwritten_and_nothing_left_behind(result, saved, tmp_path, monkeypatch):
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    with pytest.raises(shoal.InputError, match="exists already; save to another directory"):
+        result.save(saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(shoal.InputError, match="cannot be written"):
+        result.save(tmp_path / "file" / "out")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shoal.runs.result.write_bytes", full)
+    with pytest.raises(shoal.InputError, match="No space left on device"):
+        result.save(tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    """An algorithm that no other process can import."""
+
+    __module__ = "__main__"
+
+
+def test_an_algorithm_of_a_notebook_is_named_and_reported(tmp_path):
+    saved = simulated(algorithm=Mine(), rounds=1).save(tmp_path / "mine")
+    back = shoal.load(saved)
+    assert back.description.algorithm == "__main__:Mine"
+    assert "Mine on memory-" in page_of(back.report(tmp_path / "page.html").read_text()).text
+
+
+def test_the_page_is_that_of_the_command_line(result, saved, tmp_path):
+    page = result.report(tmp_path / "page.html")
+    copy = shutil.copytree(saved, tmp_path / "copy")
+    assert main(["report", str(copy)]) == 0
+    assert (copy / "report.html").read_text() == page.read_text()
+    with pytest.raises(shoal.InputError, match="cannot be written"):
+        result.report(tmp_path)
+
+
+def test_a_plot_shows_each_cluster_with_units(result):
+    mpl.use("Agg")
+    before = dict(mpl.rcParams)
+    accuracy, exposure, size = result.plot()
+    labels = [axes.get_ylabel() for axes in (accuracy, exposure, size)]
+    assert labels == ["accuracy (%)", "exposure (balanced accuracy)", "size (clients)"]
+    assert size.get_xlabel() == "round"
+    drawn = [line for line in size.get_lines() if line.get_label().startswith("cluster")]
+    assert [line.get_label() for line in drawn] == ["cluster 0", "cluster 1"]
+    by_cluster = [rows["clients"].tolist() for _, rows in result.rounds.groupby("cluster")]
+    assert [line.get_ydata().tolist() for line in drawn] == by_cluster
+    # Neither colours nor dashes alone tell them apart.
+    assert len({line.get_color() for line in drawn}) == len({line.get_linestyle() for line in drawn}) == 2
+    measured = [line.get_ydata()[0] for line in exposure.get_lines() if line.get_marker() == "D"]
+    assert measured == [each["mia"] for each in result.summary.by_cluster.values() if "mia" in each]
+    assert dict(mpl.rcParams) == before
+    mpl.pyplot.close(size.figure)
+
+
+def test_a_finished_run_by_configuration_is_loaded_with_its_models(toy_config, tmp_path):
+    out = shoal.run(toy_config(algorithm__rounds=1), tmp_path / "out")
+    back = shoal.load(out)
+    assert back.summary.run["dataset"] == "digits"
+    assert sorted(back.models) == [0, 1]
+    assert back.models[0]["hidden.weight"].shape == (16, 64)
+    assert back.state is None
+    for name in ("models.safetensors", "summary.json"):
+        broken = shutil.copytree(out, tmp_path / f"without {name}")
+        (broken / name).unlink()
+        with pytest.raises(shoal.InputError, match=name):
+            shoal.load(broken)
+    (out / "models.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(shoal.InputError, match="is damaged"):
+        shoal.load(out)
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_after(number):
+    def watch(simulation, progress, report):
+        if report is not None and progress.state.round == number:
+            raise StoppedError
+
+    return watch
+
+
+@pytest.mark.parametrize("algorithm", [shoal.IFCA(clusters=2), shoal.Scaffold()], ids=["ifca", "scaffold"])
+def test_killed_and_resumed_is_never_killed(tmp_path, algorithm):
+    whole = simulated(algorithm=algorithm)
+    out = tmp_path / "out"
+    for number in (1, 3):
+        with pytest.raises(StoppedError):
+            simulated(algorithm=algorithm, out=out, resume=number > 1, watch=stop_after(number))
+    assert not (out / "summary.json").exists()
+    resumed = simulated(algorithm=algorithm, out=out, resume=True)
+    require_same(whole, resumed)
+    require_same(whole, shoal.load(out))
+    assert list((out / "checkpoint").iterdir()) == []
+    log = (out / "run.log").read_text()
+    assert "begin after round 3" in log
+    assert log.count("round 4:") == 1
+    # A finished one is only read.
+    require_same(resumed, simulated(algorithm=algorithm, out=out, resume=True, watch=stop_after(4)))
+
+
+def test_no_directory_is_overwritten(saved, tmp_path):
+    with pytest.raises(shoal.InputError, match="exists already; choose another 'out', or go on in it with resume=True"):
+        simulated(out=saved)
+    with pytest.raises(shoal.InputError, match="'resume' needs 'out'"):
+        simulated(resume=True)
+    (tmp_path / "precious").write_text("")
+    with pytest.raises(shoal.InputError, match="is not a run directory"):
+        simulated(out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rounds": 5}, "rounds = 1 to 4, but this one has 1 to 5"),
+        ({"seed": 1}, "seed = 0, but this one has 1"),
+        ({"participation": 1.0}, "participation = 0.7, but this one has 1"),
+        ({"algorithm": shoal.IFCA(clusters=3)}, "another 'algorithm'"),
+        ({"local": shoal.LocalSGD(epochs=3)}, "another 'local'"),
+        ({"federation": federation(clients=5)}, "another 'federation'"),
+        ({"federation": federation(IMAGES.flip(3))}, "another 'examples'"),
+        ({"model": shoal.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)))}, "another 'network'"),
+        ({"defenses": [shoal.L2(0.1)]}, "defenses ="),
+        ({"precision": "bf16"}, "engine = cpu, float32, vmap, but this one has cpu, bfloat16, vmap"),
+    ],
+    ids=str,
+)
+def test_another_simulation_does_not_go_on_in_a_directory(saved, changes, words):
+    with pytest.raises(shoal.InputError, match=words):
+        simulated(out=saved, resume=True, **changes)
+
+
+def test_a_simulation_does_not_go_on_in_a_run_by_configuration(toy_config, tmp_path):
+    out = shoal.run(toy_config(algorithm__rounds=1), tmp_path / "out")
+    with pytest.raises(shoal.InputError, match="holds a run of a configuration file; choose another 'out'"):
+        simulated(out=out, resume=True)
+
+
+def test_threads_do_not_make_another_simulation(saved):
+    assert simulated(out=saved, resume=True, threads=1).summary.run["rounds"] == 4
+
+
+def test_a_fingerprint_sees_every_part_of_a_federation():
+    given = federation()
+    others = [
+        replace(given, ids=given.ids + 1),
+        replace(given, groups=("few", "others")),
+        replace(given, test=replace(given.test, y=1 - given.test.y)),
+        replace(given, clients=replace(given.clients, x=given.clients.x + 1)),
+        given.permuted(torch.arange(5, -1, -1)),
+    ]
+    assert len({fingerprint(each) for each in (given, *others)}) == 6
+    assert fingerprint(given) == fingerprint(federation())
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [shoal.IFCA(clusters=2), shoal.Scaffold(), shoal.FedOpt(), shoal.Ditto()],
+    ids=["ifca", "scaffold", "fedopt", "ditto"],
+)
+def test_some_rounds_and_more_from_their_result_are_all_rounds(algorithm):
+    whole, first = simulated(algorithm=algorithm), simulated(algorithm=algorithm, rounds=2)
+    more = simulated(algorithm=algorithm, rounds=2, start=first)
+    require_same_models(whole, more)
+    assert more.rounds["round"].unique().tolist() == [3, 4]
+    assert values(more) == values(whole)
+    pd.testing.assert_frame_equal(whole.clients, more.clients)
+
+
+def test_a_directory_starts_as_its_result_does(tmp_path):
+    first = simulated(rounds=2)
+    saved = first.save(tmp_path / "first")
+    require_same(simulated(rounds=2, start=first), simulated(rounds=2, start=saved))
+    require_same(simulated(rounds=2, start=first), simulated(rounds=2, start=shoal.load(str(saved))))
+
+
+def test_a_start_that_is_resumed_is_never_killed(tmp_path, result):
+    whole = simulated(rounds=2, start=result)
+    with pytest.raises(StoppedError):
+        simulated(rounds=2, start=result, out=tmp_path / "out", watch=stop_after(5))
+    require_same(whole, simulated(rounds=2, start=result, out=tmp_path / "out", resume=True))
+    with pytest.raises(shoal.InputError, match="rounds = 5 to 6, but this one has 1 to 2"):
+        simulated(rounds=2, out=tmp_path / "out", resume=True)
+
+
+def test_a_start_serves_other_clients(result):
+    more = simulated(federation=federation(clients=5), start=result, rounds=1)
+    assert more.summary.run["rounds"] == 5
+    assert len(more.clients) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"model": shoal.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)))},
+            r"'start' has models of another network: for '1.weight' they have \(4, 16\), but the model has \(2, 16\)",
+        ),
+        (
+            {"model": shoal.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4, bias=False)))},
+            r"for '1.bias' they have \(4,\), but the model has no such tensor",
+        ),
+        ({"algorithm": shoal.IFCA(clusters=3)}, "'start' has 2 models, but the algorithm begins with 3"),
+        ({"algorithm": shoal.FedAvg()}, "'start' has 2 models, but the algorithm begins with 1"),
+        ({"start": "nowhere"}, "nowhere: is not a finished run"),
+        ({"start": 3}, "'start' must be a Result, such as simulate returns, or the directory of a finished run; got 3"),
+    ],
+    ids=str,
+)
+def test_a_start_that_does_not_fit_is_one_sentence(result, changes, words):
+    with pytest.raises(shoal.InputError, match=words):
+        simulated(**{"start": result, "rounds": 1} | changes)
+
+
+def test_epsilon_is_of_the_new_rounds_alone():
+    private = {"defenses": [shoal.DPSGD(max_grad_norm=1.0, noise_multiplier=2.0)], "participation": 1.0, "rounds": 1}
+    first = simulated(**private)
+    more = simulated(**private, start=first)
+    assert more.summary.overall["epsilon"] == pytest.approx(first.summary.overall["epsilon"])
+
+
+def test_a_summary_file_holds_what_every_run_has(saved):
+    summary = json.loads((saved / "summary.json").read_text())
+    assert list(summary)[:4] == ["algorithm", "dataset", "seed", "rounds"]
+    assert summary["algorithm"] == "ifca"

@@ -1,0 +1,149 @@
+"""What notebooks show of a public value: one line under 200 characters."""
+
+import inspect
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from shoal.core.layout import Layout
+from shoal.data import GroupedExamples
+from shoal.engine import Aggregate, Cohort, Deployed, LocalTraining, RoundPlan, RoundReport, State
+from shoal.reports.run.description import RunDescription
+from shoal.simulation.simulation import SimulationState
+from shoal.simulation.summary import Summary
+
+LONG = [f"group number {i}\nof many" for i in range(100)]
+PLAIN = [name.replace("\n", " ") for name in LONG]
+BIG = torch.zeros(1000, 40)
+MANY = torch.zeros(1000, dtype=torch.int64)
+EACH = torch.zeros(1000, dtype=torch.float64)
+STATE = State(3, BIG, EACH, MANY, server=dict.fromkeys(LONG, BIG))
+PLAN = RoundPlan(MANY, (LocalTraining(BIG, MANY, BIG),) * 50, BIG)
+LOCAL = shoal.LocalSGD(
+    epochs=7, batch_size=123, learning_rate=0.123, decay=0.987, weight_decay=0.0123, clip_norm=1.23,
+    optimizer=shoal.TorchOptimizer("AdamW", {"betas": [0.9, 0.999], "eps": 1e-7, "amsgrad": True, "maximize": False}),
+)  # fmt: skip
+FEDERATION = shoal.Federation.from_tensors(
+    [(torch.zeros(2, 40), [0, 1])] * 100,
+    groups=PLAIN,
+    test=shoal.Examples(torch.zeros(100, 40), [0] * 100, PLAIN),
+)
+MODEL = shoal.Model(lambda: nn.Linear(40, 2))
+ENGINE = shoal.Engine(MODEL, threads=1, backend="loop")
+ENGINE.close()
+CONFIG = {
+    "data": {
+        "source": "digits", "clients": 10, "examples_per_client": 12, "test_examples": 400,
+        "groups": {name: {"share": 0.01} for name in PLAIN},
+    },
+    "model": {"name": "mlp", "hidden": 16},
+    "algorithm": {"name": "ifca-mir", "rounds": 4},
+}  # fmt: skip
+SUMMARY = Summary(
+    run={"algorithm": "ifca", "dataset": "x" * 300, "seed": 0},
+    overall={"accuracy.overall": 0.5},
+    by_group={name: {"mia": 0.5} for name in LONG},
+    by_cluster={0: {"mia": 0.5}},
+)
+RED_TEAM = shoal.RedTeam(
+    every=7, estimator="audit", attack=shoal.ShadowModelAttack("mlp", per_class=False),
+    shadow_models=shoal.ShadowModels(number=12, size=345, epochs=67, warm_start=False),
+)  # fmt: skip
+
+
+def config():
+    from shoal.config.schema import parse_config  # noqa: PLC0415
+
+    return parse_config(CONFIG, "test")
+
+
+def result():
+    frame = pd.DataFrame({"client": range(1000)})
+    described = RunDescription("ifca", "x", 0, {}, "gap", "shadow", "text\n" * 100)
+    return shoal.Result(SUMMARY, frame, frame, frame, {0: {"w": BIG}}, described, {}, STATE)
+
+
+VALUES = {
+    "Config": config,
+    "Result": result,
+    "IFCA": lambda: shoal.IFCA(clusters=9, averaging="gradient", redraw=shoal.Redraw(share=0.1)),
+    "IFCAMIR": lambda: shoal.IFCAMIR(shoal.IFCA(clusters=9)),
+    "FedOpt": lambda: shoal.FedOpt(shoal.FedProx(shoal.IFCAMIR(shoal.IFCA(clusters=9))), "yogi", 0.123, 0.8, 0.9, 0.1),
+    "Ditto": lambda: shoal.Ditto(shoal.IFCA(clusters=9), 0.3, LOCAL),
+    "LocalSGD": lambda: LOCAL,
+    "RedTeam": lambda: RED_TEAM,
+    "Columns": lambda: shoal.Columns("client", "label", "group", tuple(LONG)),
+    "Examples": lambda: shoal.Examples(BIG, MANY, LONG * 10),
+    "Federation": lambda: FEDERATION,
+    "Group": lambda: shoal.Group("north", 0.5, rotation=(0, 90), brightness=(0.5, 0.8)),
+    "ImageDataset": lambda: shoal.ImageDataset("x", torch.zeros(99, 1, 28, 28), 255, MANY, 9, 10),
+    "TextDataset": lambda: shoal.TextDataset("x", torch.zeros(99, 28), 255, MANY, 9, 10),
+    "Partition": lambda: shoal.Partition(clients=9, examples_per_client=99, test_examples=9999),
+    "Preferences": lambda: shoal.Preferences(EACH, EACH),
+    "PropertyPartition": lambda: shoal.PropertyPartition(
+        shoal.Partition(clients=9, examples_per_client=99, test_examples=9999), 0.123, 7, 40
+    ),
+    "PropertySchedule": lambda: shoal.PropertySchedule(MANY > 0, MANY > 0, 3, 4, 5),
+    "Engine": lambda: ENGINE,
+    "Training": lambda: shoal.Training(
+        FEDERATION, shoal.FedAvg(), LOCAL, ENGINE, shoal.Stream(0), risk_estimator=RED_TEAM
+    ),
+    "TorchOptimizer": lambda: LOCAL.optimizer,
+    "Model": lambda: MODEL,
+    "Shape": lambda: shoal.Shape(3, 224, 224, 1000),
+    "TextShape": lambda: shoal.TextShape(10_000, 1000),
+    "Stream": lambda: shoal.Stream(0, ("round", 3, "client", 17, "batches")),
+    "DPSGD": lambda: shoal.DPSGD(max_grad_norm=1.5, noise_multiplier=2.5, delta=1e-6),
+    "L2": lambda: shoal.L2(0.1),
+    "Dropout": lambda: shoal.Dropout(0.1),
+    "NormClipping": lambda: shoal.NormClipping(1.5),
+}
+"""Values of the public classes, with as much in them as they can hold."""
+
+WITHIN = {
+    "State": lambda: STATE,
+    "Shards": lambda: FEDERATION.clients,
+    "GroupedExamples": lambda: GroupedExamples(BIG, MANY, MANY),
+    "Cohort": lambda: Cohort(1, MANY, MANY, shoal.Preferences(EACH, EACH), LOCAL, Layout((), 0), lambda *_: EACH),
+    "LocalTraining": lambda: PLAN.trainings[0],
+    "RoundPlan": lambda: PLAN,
+    "Aggregate": lambda: Aggregate(BIG, (BIG,) * 50),
+    "Deployed": lambda: Deployed(BIG, MANY, MANY),
+    "RoundReport": lambda: RoundReport(MANY, PLAN, True, {"choose": 0.1}),
+    "SimulationState": lambda: SimulationState(STATE, (dict.fromkeys(LONG, 0.5),) * 100),
+    "Summary": lambda: SUMMARY,
+}
+"""Values that public ones hold, and that `watch` and one's own algorithms meet."""
+
+
+def public_classes():
+    classes = [name for name in shoal.__all__ if inspect.isclass(getattr(shoal, name))]
+    without = ("Defense", "InputError", "ShoalError")  # A protocol, of which there are no values, and exceptions.
+    return [name for name in classes if name not in without] + list(WITHIN)
+
+
+@pytest.mark.parametrize("name", public_classes())
+def test_a_value_is_shown_on_one_line(name):
+    make = {**VALUES, **WITHIN}.get(name) or getattr(shoal, name)
+    shown = repr(make())
+    assert shown.startswith(f"{name}(")
+    assert shown.endswith(")")
+    assert len(shown) < 200
+    assert "\n" not in shown
+    assert "0x" not in shown
+    assert "tensor(" not in shown
+
+
+def test_settings_show_what_differs_from_the_defaults():
+    assert repr(shoal.LocalSGD(steps=3, learning_rate=0.5)) == "LocalSGD(steps=3, learning_rate=0.5)"
+    assert eval(repr(shoal.FedOpt(shoal.IFCA(clusters=3))), vars(shoal)) == shoal.FedOpt(shoal.IFCA(clusters=3))
+
+
+def test_tensors_are_shown_by_their_shapes():
+    assert "models=Tensor (1000, 40)" in repr(STATE)
+    assert repr(FEDERATION.clients) == (
+        "Shards(x=Tensor (200, 40), y=Tensor (200,), indices=Tensor (200,), offsets=Tensor (101,))"
+    )
