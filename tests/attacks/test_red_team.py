@@ -17,14 +17,12 @@ from shoal.attacks import (
     ShadowModelAttack,
     ShadowModels,
     evaluate_models,
-    one_group_mix,
 )
 from shoal.attacks.yeom import FittedLossThreshold
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples, Shards
 from shoal.engine import LocalSGD
-from shoal.metrics import balanced_accuracy
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 GAPS = [Gap().fit(Records.none(), Stream(0))] * 2
@@ -134,22 +132,146 @@ def test_the_federated_estimate_needs_holdout(clustered):
         RedTeam(1, "federated", Gap()).risks(state, bare, engine, (LOCAL,) * 2, Stream(2))
 
 
+def audit_of(attacks, models, assignment, federation, engine):
+    """Each client is a member of the one model that it is assigned to."""
+    members = assignment[:, None] == torch.arange(len(models))
+    outputs = evaluate_models(models, members, federation, engine)
+    return MembershipAudit.of(outputs, attacks, members, assignment, federation)
+
+
 def audited(clustered, assignment):
     state, federation, engine = clustered
-    observed = evaluate_models(state.models, torch.tensor(assignment), federation, engine)
-    return MembershipAudit.of(observed, GAPS)
+    return audit_of(GAPS, state.models, torch.tensor(assignment), federation, engine)
 
 
-def test_a_cluster_is_measured_on_non_members_of_the_same_mix(clustered):
+LOSS_THRESHOLDS = [FittedLossThreshold(-1.1), FittedLossThreshold(-1.2)]
+
+
+def by_hand(clustered, attacks, members, mix_of):
+    """Balanced accuracy and AUC where each member brings non-members of weight 1: test examples of its label.
+
+    Args:
+        members: pairs (client, model).
+        mix_of: from a client's group to the groups' shares of its non-members.
+    """
     state, federation, engine = clustered
-    # Model 1 has 12 examples of group 0 and 34 of group 1.
-    metrics = audited(clustered, [0, 1, 1, 1, 1, 1]).of_cluster(1, federation)
-    rows = torch.cat([federation.clients.owned(i) for i in range(1, 6)])
-    right = engine.outputs(state.models[1], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows]
-    wrong = (engine.outputs(state.models[1], federation.test.x).argmax(1) != federation.test.y).double()
-    tnr = (12 * wrong[federation.test.group == 0].mean() + 34 * wrong[federation.test.group == 1].mean()) / 46
-    assert metrics.accuracy == pytest.approx(float(right.double().mean() + tnr) / 2)
-    assert metrics.members == 46
+    test, scores, inside, weights = federation.test, [], [], []
+
+    def margins(k, x, y):
+        return attacks[k].score(Query(engine.outputs(state.models[k], x), y)) - attacks[k].threshold
+
+    for client, k in members:
+        mix = mix_of(int(federation.group[client]))
+        outside = margins(k, test.x, test.y)
+        for row in federation.clients.owned(client).tolist():
+            label = federation.clients.y[row : row + 1]
+            cells = [np.flatnonzero((test.group == h) & (test.y == label)) for h in range(len(mix))]
+            if any(share > 0 and not len(cell) for share, cell in zip(mix, cells, strict=True)):
+                continue
+            scores += [margins(k, federation.clients.x[row : row + 1], label), *(outside[cell] for cell in cells)]
+            inside += [np.ones(1), *(np.zeros(len(cell)) for cell in cells)]
+            weights += [np.ones(1)]
+            weights += [np.full(len(cell), share / max(1, len(cell))) for share, cell in zip(mix, cells, strict=True)]
+    scores, inside, weights = map(np.concatenate, (scores, inside, weights))
+    return (
+        balanced_accuracy_score(inside, scores > 0, sample_weight=weights),
+        roc_auc_score(inside, scores, sample_weight=weights),
+    )
+
+
+ASSIGNMENT = [0, 1, 1, 1, 0, 1]
+
+
+def own_group(g):
+    return np.eye(2)[g]
+
+
+@pytest.mark.parametrize("attacks", [GAPS, LOSS_THRESHOLDS], ids=["gap", "loss"])
+@pytest.mark.parametrize("population", [False, True])
+@pytest.mark.parametrize("k", [0, 1])
+def test_a_cluster_is_measured_against_non_members_of_the_same_groups_and_labels(clustered, attacks, population, k):
+    state, federation, engine = clustered
+    audit = audit_of(attacks, state.models, torch.tensor(ASSIGNMENT), federation, engine)
+    metrics = audit.of_cluster(k, population=population)
+    shares = federation.group_fractions.numpy()
+    members = [(i, k) for i, chosen in enumerate(ASSIGNMENT) if chosen == k]
+    expected = by_hand(clustered, attacks, members, (lambda _: shares) if population else own_group)
+    assert (metrics.accuracy, metrics.auc) == pytest.approx(expected, abs=1e-6)
+    assert metrics.low < metrics.accuracy < metrics.high
+
+
+@pytest.mark.parametrize("attacks", [GAPS, LOSS_THRESHOLDS], ids=["gap", "loss"])
+@pytest.mark.parametrize("mix", [[1, 0], [0, 1], [1 / 3, 2 / 3]], ids=str)
+@pytest.mark.parametrize("g", [0, 1])
+def test_a_group_is_measured_on_the_models_its_clients_trained(clustered, attacks, mix, g):
+    state, federation, engine = clustered
+    audit = audit_of(attacks, state.models, torch.tensor(ASSIGNMENT), federation, engine)
+    metrics = audit.of_group(g, np.array(mix))
+    members = [(i, ASSIGNMENT[i]) for i in range(6) if federation.group[i] == g]
+    expected = by_hand(clustered, attacks, members, lambda _: np.array(mix))
+    assert (metrics.accuracy, metrics.auc) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_client_is_a_member_of_every_model_that_it_trained(clustered):
+    state, federation, engine = clustered
+    both = torch.tensor([[True, True], *[[False, True]] * 5])
+    outputs = evaluate_models(state.models, both, federation, engine)
+    audit = MembershipAudit.of(outputs, GAPS, both, torch.ones(6, dtype=torch.int64), federation)
+    assert audit.of_cluster(0).accuracy == pytest.approx(by_hand(clustered, GAPS, [(0, 0)], own_group)[0])
+    of_all = by_hand(clustered, GAPS, [(i, 1) for i in range(6)], own_group)
+    assert audit.of_cluster(1).accuracy == pytest.approx(of_all[0])
+
+
+class ByLabel:
+    """Calls the examples of one label members: it knows nothing of membership."""
+
+    threshold = 0.5
+
+    def score(self, query):
+        return (query.labels == 0).double().numpy()
+
+
+def test_an_attack_that_only_knows_labels_gains_nothing_from_their_skew(clustered):
+    state, federation, engine = clustered
+    # Clients 0 and 1 keep few of the other labels.
+    rows = [federation.clients.owned(i) for i in range(6)]
+    rows[:2] = [own[(federation.clients.y[own] == 0) | (own % 4 == 0)] for own in rows[:2]]
+    sizes = torch.tensor([len(own) for own in rows])
+    clients = Shards.from_indices(federation.clients.x, federation.clients.y, torch.cat(rows), sizes)
+    skewed = replace(federation, clients=clients)
+    audit = audit_of([ByLabel()] * 2, state.models, torch.tensor([0, 0, 1, 1, 1, 1]), skewed, engine)
+    for metrics in (
+        audit.of_cluster(0), audit.of_cluster(0, population=True), audit.of_group(0, own_group(0)),
+        audit.of_group(0, own_group(1)), audit.of_group(0, np.array([0.5, 0.5])),
+    ):  # fmt: skip
+        assert metrics.accuracy == pytest.approx(0.5)
+        assert metrics.auc == pytest.approx(0.5)
+
+
+def test_a_group_s_clients_count_by_their_examples(clustered):
+    """Two clients of 90 and 10 examples: one model calls everybody a member, the other nobody."""
+    state, federation, engine = clustered
+    rows = federation.clients.owned(0)
+    clients = Shards.from_indices(
+        federation.clients.x, federation.clients.y, rows[torch.arange(100) % len(rows)], torch.tensor([90, 10])
+    )
+    two = replace(federation.permuted(torch.tensor([0, 1])), clients=clients)
+
+    class Constant(ByLabel):
+        def __init__(self, score):
+            self.value = score
+
+        def score(self, query):
+            return np.full(len(query.labels), self.value)
+
+    audit = audit_of([Constant(1.0), Constant(0.0)], state.models, torch.tensor([0, 1]), two, engine)
+    assert audit.of_group(0, own_group(0)).accuracy == pytest.approx(0.5)
+
+
+def test_a_model_without_members_has_no_exposure(clustered):
+    metrics = audited(clustered, [0] * 6).of_cluster(1)
+    assert np.isnan(metrics.accuracy)
+    assert metrics.members == 0
 
 
 def test_exposure_does_not_depend_on_the_order_of_clients(clustered):
@@ -157,98 +279,13 @@ def test_exposure_does_not_depend_on_the_order_of_clients(clustered):
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     permuted = federation.permuted(order)
     audits = [
-        MembershipAudit.of(evaluate_models(state.models, assignment, each, engine), GAPS)
+        audit_of(GAPS, state.models, assignment, each, engine)
         for each, assignment in ((federation, state.assignment), (permuted, state.assignment[order]))
     ]
     for k in range(2):
-        straight, turned = (a.of_cluster(k, f) for a, f in zip(audits, (federation, permuted), strict=True))
+        straight, turned = (each.of_cluster(k) for each in audits)
         assert straight.accuracy == pytest.approx(turned.accuracy)
         assert straight.auc == pytest.approx(turned.auc)
-
-
-def test_a_model_without_members_has_no_exposure(clustered):
-    metrics = audited(clustered, [0] * 6).of_cluster(1, clustered[1])
-    assert np.isnan(metrics.accuracy)
-    assert metrics.members == 0
-
-
-def test_a_group_is_measured_on_the_models_its_clients_chose(clustered):
-    state, federation, engine = clustered
-    assignment = [0, 1, 1, 1, 1, 1]
-    metrics = audited(clustered, assignment).of_group(0, federation, one_group_mix(0, federation))
-    mine = torch.nonzero(federation.test.group == 0).flatten()
-    rates = []
-    for k, client in ((0, 0), (1, 1)):
-        rows = federation.clients.owned(client)
-        right = engine.outputs(state.models[k], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows]
-        wrong = engine.outputs(state.models[k], federation.test.x[mine]).argmax(1) != federation.test.y[mine]
-        rates.append((right.double(), wrong.double().mean()))
-    tpr, tnr = torch.cat([right for right, _ in rates]).mean(), (rates[0][1] + rates[1][1]) / 2
-    assert metrics.accuracy == pytest.approx(float(tpr + tnr) / 2)
-
-
-def test_population_non_members_are_of_all_groups_by_share(clustered):
-    state, federation, engine = clustered
-    assignment = [0, 0, 1, 1, 1, 1]
-    metrics = audited(clustered, assignment).of_group(0, federation, federation.group_fractions.numpy())
-    rows = torch.cat([federation.clients.owned(i) for i in (0, 1)])
-    tpr = (
-        (engine.outputs(state.models[0], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows])
-        .double()
-        .mean()
-    )
-    wrong = (engine.outputs(state.models[0], federation.test.x).argmax(1) != federation.test.y).double()
-    tnr = wrong[federation.test.group == 0].mean() / 3 + wrong[federation.test.group == 1].mean() * 2 / 3
-    assert metrics.accuracy == pytest.approx(float(tpr + tnr) / 2)
-
-
-def test_non_members_of_another_group_differ_in_their_loss(clustered):
-    """Each model's margins from the posteriors; non-members count on each model as often as clients chose it."""
-    state, federation, engine = clustered
-    fitted = [FittedLossThreshold(-1.1), FittedLossThreshold(-1.2)]
-    assignment = [0, 0, 1, 1, 0, 1]
-    audit = MembershipAudit.of(evaluate_models(state.models, torch.tensor(assignment), federation, engine), fitted)
-    margins, member = [], []
-    mine = federation.test.of_group(0)
-    for i in (2, 3, 4, 5):
-        rows = federation.clients.owned(i)
-        for x, y, inside in ((federation.clients.x[rows], federation.clients.y[rows], 1), (mine.x, mine.y, 0)):
-            posteriors = engine.outputs(state.models[assignment[i]], x).double().softmax(1)
-            likely = posteriors[torch.arange(len(y)), y].log()
-            margins.append(likely.numpy() - fitted[assignment[i]].threshold)
-            member.append(np.full(len(y), inside))
-    scores, inside = np.concatenate(margins), np.concatenate(member)
-    metrics = audit.of_group(1, federation, one_group_mix(0, federation))
-    assert metrics.accuracy == pytest.approx(balanced_accuracy_score(inside, scores > 0))
-    assert metrics.auc == pytest.approx(roc_auc_score(inside, scores), abs=1e-4)
-    assert abs(metrics.accuracy - audit.of_group(1, federation, one_group_mix(1, federation)).accuracy) > 1e-3
-    assert abs(metrics.accuracy - 0.5) > 1e-3
-
-
-def test_a_cluster_s_population_is_all_groups_by_share(clustered):
-    state, federation, engine = clustered
-    metrics = audited(clustered, [0, 0, 1, 1, 1, 1]).of_cluster(0, federation, population=True)
-    rows = torch.cat([federation.clients.owned(i) for i in (0, 1)])
-    right = engine.outputs(state.models[0], federation.clients.x[rows]).argmax(1) == federation.clients.y[rows]
-    wrong = (engine.outputs(state.models[0], federation.test.x).argmax(1) != federation.test.y).double()
-    tnr = wrong[federation.test.group == 0].mean() / 3 + wrong[federation.test.group == 1].mean() * 2 / 3
-    assert metrics.accuracy == pytest.approx(float(right.double().mean() + tnr) / 2)
-
-
-def test_balanced_accuracy_of_margins_is_that_of_the_attack(clustered):
-    state, federation, engine = clustered
-    records = ShadowModels(number=2).records(state, federation, engine, (LOCAL,) * 2, Stream(0))
-    fitted = [LossThreshold().fit(each, Stream(0)) for each in records]
-    observed = evaluate_models(state.models, state.assignment, federation, engine)
-    audit = MembershipAudit.of(observed, fitted)
-    mine = observed.owner < 2
-    scores = fitted[0].score(Query(observed.members[mine], observed.labels[mine]))
-    outside = fitted[0].score(Query(observed.test[0], federation.test.y))[(federation.test.group == 0).numpy()]
-    said = np.concatenate([scores, outside]) > fitted[0].threshold
-    member = np.arange(len(said)) < len(scores)
-    assert audit.of_group(0, federation, one_group_mix(0, federation)).accuracy == pytest.approx(
-        balanced_accuracy(said, member)
-    )
 
 
 @pytest.mark.parametrize(

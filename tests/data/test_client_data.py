@@ -37,7 +37,7 @@ def refused(action):
 def test_every_example_goes_to_one_part_of_its_own_client():
     data, split = dataset(), ClientSplit(0.2, holdout_fraction=0.1, shadow_fraction=0.2)
     drawn = split.draw(data, STREAM)
-    parts = [torch.cat(drawn.clients), drawn.holdout, drawn.shadow, drawn.test]
+    parts = [torch.cat(drawn.clients), torch.cat(drawn.holdout), drawn.shadow, drawn.test]
     assert torch.cat(parts).sort().values.tolist() == list(range(35))
     assert [torch.bincount(data.client[part]).tolist() for part in parts] == [
         [5, 10, 2],

@@ -81,7 +81,13 @@ PLANS = {
 def test_every_image_is_in_one_part_and_its_label_goes_with_it(case: str, groups: tuple[Group, ...]) -> None:
     train, test, plan = PLANS[case]
     parts = indices_by_part(federation_of(numbered(train, test), plan, groups))
-    assert {name: len(y) for name, y in parts.items()} == {
+    sizes = {name: len(y) for name, y in parts.items()}
+    if plan.dirichlet_alpha is not None:
+        # What a client keeps out is a fraction of what it has, so whole numbers of all sum to about as many.
+        assert abs(sizes["holdout"] - plan.clients * plan.holdout_examples) <= plan.clients / 2
+        sizes["clients"] += sizes["holdout"] - plan.clients * plan.holdout_examples
+        sizes["holdout"] = plan.clients * plan.holdout_examples
+    assert sizes == {
         "clients": plan.clients * plan.examples_per_client,
         "holdout": plan.clients * plan.holdout_examples,
         "shadow": plan.shadow_examples,
@@ -363,14 +369,38 @@ def test_shares_of_0_alone_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "digest"),
-    [("plain", "9199855a0834fffb"), ("skewed", "43512285007d4f4a"), ("reused", "76070797c3365853")],
+    [
+        ("plain", "9199855a0834fffb"),
+        ("skewed", "d38cf56c63f98f08"),
+        ("reused", "76070797c3365853"),
+        ("skewed alone", "a884a31d45fa13c0"),
+    ],
 )
 def test_who_gets_which_image_stays_as_it_was(kind: str, digest: str) -> None:
-    """A seed gives the same federation in every version, or published runs could not be repeated."""
-    federation = federation_of(numbered(450, 100), partition(10, 20, 101, 51, holdout_examples=5, **KINDS[kind]), TWO)
+    """A seed gives the same federation in every version, or published runs could not be repeated.
+
+    "skewed" changed once: holdouts have their client's skew. Without holdouts it is as before: "skewed alone".
+    """
+    kind, holdout = (kind.partition(" ")[0], 0 if kind.endswith("alone") else 5)
+    plan = partition(10, 20, 101, 51, holdout_examples=holdout, **KINDS[kind])
+    federation = federation_of(numbered(450, 100), plan, TWO)
     groups = [federation.group, federation.clients.sizes, federation.shadow.group, federation.test.group]
     parts = [*indices_by_part(federation).values(), *groups]
     assert hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest()[:16] == digest
+
+
+def test_holdouts_have_their_client_s_own_skew() -> None:
+    """With few classes per client, most of a holdout is of classes that its client trains on."""
+    federation = federation_of(
+        numbered(2000, 0), partition(10, 120, 100, 50, holdout_examples=30, dirichlet_alpha=0.05), TWO
+    )
+    shared = []
+    for i in range(10):
+        own, out = (shards.y[shards.owned(i)] for shards in (federation.clients, federation.holdout))
+        assert len(out) >= min(1, len(own) - 1)
+        shared += torch.isin(out % 10, (own % 10).unique()).tolist()
+    assert len(shared) > 250
+    assert sum(shared) > 0.95 * len(shared)
 
 
 # --- determinism ------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def federation_of(dataset, settings):
 def test_every_example_goes_to_one_part_and_the_property_to_two_clients():
     dataset = images()
     partition = draw_property_partition(dataset, settings(), STREAM)
-    everything = torch.cat([*partition.clients, partition.holdout, partition.shadow, partition.test])
+    everything = torch.cat([*partition.clients, *partition.holdout, partition.shadow, partition.test])
     assert len(everything.unique()) == len(everything)
     assert sum(len(indices) for indices in partition.clients) == 6 * 150
     with_property = [int(dataset.has_property[indices].sum()) for indices in partition.clients]

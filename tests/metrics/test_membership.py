@@ -7,6 +7,7 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from shoal.metrics import balanced_accuracy, gap_accuracy, membership_metrics, roc, tpr_at_fpr
+from shoal.metrics.membership import balanced_accuracy_interval
 
 CASES = ["continuous", "ties", "few members"]
 
@@ -14,8 +15,8 @@ CASES = ["continuous", "ties", "few members"]
 def scored(name: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Scores of members a little above those of the others, and who is a member."""
     rng = np.random.default_rng(seed)
-    is_member = rng.random(400) < (0.1 if name == "few members" else 0.5)
-    scores = rng.normal(size=400) + 0.8 * is_member
+    is_member = rng.random(3000) < (0.1 if name == "few members" else 0.5)
+    scores = rng.normal(size=3000) + 0.8 * is_member
     return (np.round(2 * scores) if name == "ties" else scores), is_member
 
 
@@ -63,11 +64,11 @@ def test_tpr_at_low_fpr_sees_thresholds_on_a_straight_piece_of_the_curve() -> No
 @pytest.mark.parametrize("factor", [0.1, 1 / 3, 7.0, 1e-3])
 def test_equal_weights_of_any_size_are_no_weights(factor: float) -> None:
     rng = np.random.default_rng(0)
-    is_member = np.arange(200) < 100
-    scores = rng.normal(size=200) + is_member
+    is_member = np.arange(4000) < 2000
+    scores = rng.normal(size=4000) + is_member
     plain, weighted = (
         membership_metrics(scores, is_member, threshold=0.5),
-        membership_metrics(scores, is_member, np.full(200, factor), threshold=0.5),
+        membership_metrics(scores, is_member, np.full(4000, factor), threshold=0.5),
     )
     assert plain.tpr_at_1_percent_fpr > plain.tpr_at_01_percent_fpr
     for key in ("accuracy", "auc", "tpr_at_1_percent_fpr", "tpr_at_01_percent_fpr"):
@@ -85,21 +86,21 @@ def test_a_whole_weight_is_that_many_repetitions() -> None:
 
 
 def test_scores_that_separate_perfectly_leak_everything() -> None:
-    metrics = membership_metrics(
-        np.array([5.0, 6.0, 7.0, 1.0, 2.0]), np.array([True, True, True, False, False]), threshold=4.0
-    )
+    scores, is_member = np.array([5.0, 6.0, 7.0, 1.0, 2.0]), np.array([True, True, True, False, False])
+    metrics = membership_metrics(np.tile(scores, 500), np.tile(is_member, 500), threshold=4.0)
     assert (metrics.accuracy, metrics.auc, metrics.tpr_at_1_percent_fpr, metrics.tpr_at_01_percent_fpr) == (1, 1, 1, 1)
-    assert (metrics.members, metrics.non_members) == (3, 2)
+    assert (metrics.members, metrics.non_members) == (1500, 1000)
 
 
 def test_the_wrong_way_round_everything_is_wrong() -> None:
-    metrics = membership_metrics(np.array([1.0, 2.0, 5.0, 6.0]), np.array([True, True, False, False]), threshold=4.0)
+    scores, is_member = np.array([1.0, 2.0, 5.0, 6.0]), np.array([True, True, False, False])
+    metrics = membership_metrics(np.tile(scores, 50), np.tile(is_member, 50), threshold=4.0)
     assert (metrics.accuracy, metrics.auc, metrics.tpr_at_1_percent_fpr) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 2.0, 3.0])
 def test_constant_scores_leak_nothing(threshold: float) -> None:
-    metrics = membership_metrics(np.full(10, 2.0), np.arange(10) < 3, threshold=threshold)
+    metrics = membership_metrics(np.full(1300, 2.0), np.arange(1300) < 300, threshold=threshold)
     assert (metrics.accuracy, metrics.auc, metrics.tpr_at_1_percent_fpr, metrics.tpr_at_01_percent_fpr) == (
         0.5,
         0.5,
@@ -163,3 +164,37 @@ def test_the_gap_is_the_balanced_accuracy_of_calling_right_answers_members() -> 
     right = np.array([True, True, True, False, True, False, False])
     is_member = np.array([True] * 4 + [False] * 3)
     assert gap_accuracy(3 / 4, 1 / 3) == pytest.approx(balanced_accuracy(right, is_member))
+
+
+@pytest.mark.parametrize(("non_members", "known"), [(99, (False, False)), (100, (True, False)), (1000, (True, True))])
+def test_a_rate_that_the_non_members_cannot_carry_is_no_figure(non_members: int, known: tuple[bool, bool]) -> None:
+    scores = np.random.default_rng(0).normal(size=50 + non_members)
+    for weights in (None, np.full(len(scores), 0.1)):
+        metrics = membership_metrics(scores, np.arange(len(scores)) < 50, weights, threshold=0.0)
+        rates = (metrics.tpr_at_1_percent_fpr, metrics.tpr_at_01_percent_fpr)
+        assert tuple(not math.isnan(rate) for rate in rates) == known
+
+
+@pytest.mark.parametrize(("tpr", "tnr"), [(0.5, 0.5), (0.7, 0.45), (0.95, 0.9), (1.0, 0.02)])
+@pytest.mark.parametrize("sizes", [(30, 200), (400, 400)])
+def test_the_interval_covers_as_often_as_it_says(tpr: float, tnr: float, sizes: tuple[int, int]) -> None:
+    """1,000 attacks with known rates: about 95 % of the intervals contain the true balanced accuracy."""
+    rng = np.random.default_rng(0)
+    is_member = np.arange(sum(sizes)) < sizes[0]
+    hits = 0
+    for _ in range(1000):
+        said = rng.random(sum(sizes)) < np.where(is_member, tpr, 1 - tnr)
+        low, high = balanced_accuracy_interval(said, is_member)
+        hits += low <= (tpr + tnr) / 2 <= high
+    assert 0.925 <= hits / 1000 <= 0.99
+
+
+def test_the_interval_narrows_with_the_sizes_and_widens_with_uneven_weights() -> None:
+    said, is_member = np.tile([True, False, True, False], 50), np.arange(200) < 100
+
+    def width(copies: int, weights: np.ndarray | None = None) -> float:
+        low, high = balanced_accuracy_interval(np.tile(said, copies), np.tile(is_member, copies), weights)
+        return high - low
+
+    assert width(4) == pytest.approx(width(1) / 2, rel=0.02)
+    assert width(1, np.tile([1.0, 1.0, 9.0, 9.0], 50)) > 1.2 * width(1)

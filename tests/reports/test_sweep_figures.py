@@ -1,7 +1,6 @@
 """A sweep's figures: what they draw is what numpy says of the runs, and missing runs are never passed over."""
 
 import re
-from base64 import b64encode
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -117,9 +116,8 @@ def test_forms_of_a_figure(kind: str) -> None:
     assert b"/FontType 3" not in figure.pdf
     assert b"/CIDFontType2" in figure.pdf
     inline = ElementTree.fromstring(figure.image)
-    assert inline.tag == "img"
-    assert inline.get("src") == f"data:image/svg+xml;base64,{b64encode(figure.svg).decode()}"
-    assert inline.get("alt", "").startswith("A & <B>. ")
+    assert inline.tag == "svg"
+    assert inline.get("aria-label", "").startswith("A & <B>. ")
     assert inline.get("style") == ("max-width: 6.4in" if kind == "courses" else "max-width: 3.2in")
     assert figure.name == "figure-2"
     assert figure.title == "A & <B>"
@@ -127,10 +125,11 @@ def test_forms_of_a_figure(kind: str) -> None:
     assert "5 seeds" in figure.caption
 
 
-def test_figures_bring_no_ids_into_a_page() -> None:
+def test_figures_bring_only_ids_of_their_own_into_a_page() -> None:
     image = ElementTree.fromstring(drawn(figure_spec("bars")).image)
-    assert set(image.attrib) == {"src", "alt", "style"}
-    assert len(image) == 0
+    ids = [each.get("id", "") for each in image.iter() if "id" in each.attrib]
+    assert len(ids) == len(set(ids)) > 0
+    assert all(each.startswith("figure-figure-2-drawn-") for each in ids)
 
 
 def test_pointers_lead_somewhere() -> None:
@@ -294,7 +293,7 @@ def test_settings_without_runs_leave_a_labelled_gap(kind: str) -> None:
     assert "no run" in words
     assert ("n = 0, 5" if kind == "lines" else "no value") in words
     assert "labelled gap" in figure.caption
-    label = ElementTree.fromstring(figure.image).get("alt", "")
+    label = ElementTree.fromstring(figure.image).get("aria-label", "")
     assert "no run at 0.5" in label
     assert "no value at 0.3" in label
 
@@ -409,7 +408,7 @@ def test_curves_never_bridge_rounds_without_a_value() -> None:
         return rounds
 
     (panel, _) = painted(data_of(figure_spec("courses")), gappy).axes
-    larger, smaller = panel.lines
+    larger, smaller = (line for line in panel.lines if line.get_alpha() != 0)
     assert np.isfinite(larger.get_ydata()).all()
     assert np.isnan(smaller.get_ydata()).tolist() == [False, True, False, True, False, False]
     # A round alone between two gaps is no line, so it must have a marker.
@@ -490,7 +489,7 @@ def test_lines_and_limits_of_the_file() -> None:
 def test_words_and_numbers_for_those_who_listen() -> None:
     results = results_of()
     figure = drawn(figure_spec("boxes"), results, {"share": "part", "0.1": "a tenth"})
-    label = ElementTree.fromstring(figure.image).get("alt", "")
+    label = ElementTree.fromstring(figure.image).get("aria-label", "")
     assert f"IFCA {at(results, 'IFCA', 0.1).mean():.3f} at a tenth" in label
     assert "by part" in label
     assert {"part", "a tenth"} <= set(texts(figure))

@@ -39,7 +39,8 @@ def folder(tmp_path):
         path = tmp_path / "pictures" / "abc"[i // 8] / ("cat" if i % 2 else "dog") / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         images.fromarray(draw.integers(0, 256, (4, 4), dtype=np.uint8)).save(path)
-    return written(tmp_path / "folder.toml", {"source": "folder", "path": str(tmp_path / "pictures")}, "digits-cnn")
+    data = {"source": "folder", "path": str(tmp_path / "pictures"), "test_fraction": 0.5}
+    return written(tmp_path / "folder.toml", data, "digits-cnn")
 
 
 def written(path, data, model):

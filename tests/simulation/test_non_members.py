@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from shoal.config.build import build
-from shoal.config.schema import parse_config, read_config
+from shoal.config.schema import parse_config
+from shoal.engine import Engine
 from shoal.runs.comparison import compare
 from shoal.runs.report import report_of
 from shoal.runs.run import run
+from shoal.simulation.simulation import initial_state, measure_final, run_rounds
 from shoal.simulation.summary import parse_summary
 
 GROUPS = {
@@ -28,7 +30,7 @@ SAME = ("clients.csv", "roc.csv", "models.safetensors")
 
 
 def table(groups, test_examples, **changes):
-    """A small run on digits in which each group gets 30 test images, as a table."""
+    """A small run on digits in which each group gets 200 test images, as a table."""
     return {
         "seed": 3,
         "data": {
@@ -43,7 +45,7 @@ def table(groups, test_examples, **changes):
         "model": {"name": "digits-cnn"},
         "algorithm": {"name": "ifca-mir", "rounds": 5},
         "local": {"epochs": 2, "batch_size": 10},
-        "red_team": {"every": 2, "shadow_models": 2, **changes.pop("red_team", {})},
+        "red_team": {"every": 2, "attack": "loss-threshold", "shadow_models": 2, **changes.pop("red_team", {})},
         **changes,
     }
 
@@ -58,7 +60,7 @@ def figures(out: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory):
-    return finish(tmp_path_factory.mktemp("against") / "without", GROUPS, 90)
+    return finish(tmp_path_factory.mktemp("against") / "without", GROUPS, 600)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def outsiders(tmp_path_factory):
     """A run with a group of share 0 between the others."""
     names = ("few", "nobody", "some", "many")
     groups = {name: (GROUPS | {"nobody": NOBODY})[name] for name in names}
-    return finish(tmp_path_factory.mktemp("against") / "with", groups, 120)
+    return finish(tmp_path_factory.mktemp("against") / "with", groups, 800)
 
 
 def same_but_for_nobody(found: Path, before: Path) -> None:
@@ -91,13 +93,13 @@ def test_a_group_without_clients_changes_nothing_else(outsiders, without):
 @pytest.mark.parametrize("first", [True, False])
 def test_wherever_it_stands(without, tmp_path, first):
     groups = {"nobody": NOBODY} | GROUPS if first else GROUPS | {"nobody": NOBODY}
-    same_but_for_nobody(finish(tmp_path / "out", groups, 120), without)
+    same_but_for_nobody(finish(tmp_path / "out", groups, 800), without)
 
 
 def test_also_where_images_are_reused(tmp_path):
     reused = {"data": {"reuse_images": True}}
-    before = finish(tmp_path / "before", GROUPS, 90, **reused)
-    found = finish(tmp_path / "found", {"nobody": NOBODY} | GROUPS, 120, **reused)
+    before = finish(tmp_path / "before", GROUPS, 600, **reused)
+    found = finish(tmp_path / "found", {"nobody": NOBODY} | GROUPS, 800, **reused)
     same_but_for_nobody(found, before)
 
 
@@ -113,39 +115,38 @@ def test_population_non_members_are_the_mixture_of_all_groups_non_members(outsid
 
 
 @pytest.mark.parametrize("name", ["ifca-mir", "fedavg"])
-def test_non_members_of_another_group_by_hand(tmp_path, name):
-    """The gap attack from the saved models, choices and images."""
+def test_non_members_of_another_group_by_hand(name):
+    """The gap attack from the models and who trained them: each member brings non-members of its own label."""
     changes = {"red_team": {"attack": "gap"}, "algorithm": {"name": name, "rounds": 5}}
-    out = finish(tmp_path / "out", GROUPS | {"nobody": NOBODY}, 120, **changes)
-    _, simulation = build(read_config(out / "config.toml"))
-    federation, named, found = simulation.federation, load_file(out / "models.safetensors"), figures(out)
-    assignment = pd.read_csv(out / "clients.csv")["cluster"].to_numpy()
-
-    def right(k: int, x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
-        network = simulation.setup.model.network().eval()
-        network.load_state_dict({key[2:]: value for key, value in named.items() if key.startswith(f"{k}.")})
-        return (network(x).argmax(1) == y).numpy()
-
-    for g, group in enumerate(GROUPS):
-        clients = torch.nonzero(federation.group == g).flatten().tolist()
-        for h, other in enumerate(federation.groups):
-            if h == g:
-                continue
-            said, member, weight = [], [], []
-            held_out = federation.test.of_group(h)
-            for i in clients:
-                rows = federation.clients.owned(i)
-                mine = right(assignment[i], federation.clients.x[rows], federation.clients.y[rows])
-                theirs = right(assignment[i], held_out.x, held_out.y)
-                said += [mine, theirs]
-                member += [np.ones(len(mine)), np.zeros(len(theirs))]
-                # One row of non-members a client weighs each model by the clients that chose it.
-                weight += [np.ones(len(mine)), np.ones(len(theirs))]
-            said, member, weight = map(np.concatenate, (said, member, weight))
-            balanced = balanced_accuracy_score(member, said, sample_weight=weight)
-            assert found[f"mia_against_{other}.{group}"] == pytest.approx(balanced, abs=1e-12)
-            auc = roc_auc_score(member, said, sample_weight=weight)
-            assert found[f"mia_auc_against_{other}.{group}"] == pytest.approx(auc, abs=1e-12)
+    groups = GROUPS | {"nobody": NOBODY}
+    _, simulation = build(parse_config(table(groups, 800, **changes), "test"))
+    federation = simulation.federation
+    with Engine(simulation.setup.model) as engine:
+        for after, _ in run_rounds(simulation, engine, initial_state(simulation, engine)):
+            now = after
+        result = measure_final(simulation, engine, now)
+        right = [engine.outputs(model, federation.test.x).argmax(1) == federation.test.y for model in now.state.models]
+        latest = now.state.assignment
+        for g, group in enumerate(GROUPS):
+            for h, other in enumerate(federation.groups):
+                if h == g:
+                    continue
+                said, member, weight = [], [], []
+                for i in torch.nonzero(federation.group == g).flatten().tolist():
+                    rows, k = federation.clients.owned(i), latest[i]
+                    labels = federation.clients.y[rows]
+                    own = engine.outputs(now.state.models[k], federation.clients.x[rows]).argmax(1) == labels
+                    for label, caught in zip(labels, own, strict=True):
+                        theirs = right[k][(federation.test.group == h) & (federation.test.y == label)]
+                        said += [caught[None], theirs]
+                        member += [np.ones(1), np.zeros(len(theirs))]
+                        weight += [np.ones(1), np.full(len(theirs), 1 / len(theirs))]
+                said, member, weight = map(np.concatenate, (said, member, weight))
+                found = result.summary.by_group[group]
+                balanced = balanced_accuracy_score(member, said, sample_weight=weight)
+                assert found[f"mia_against_{other}"] == pytest.approx(balanced, abs=1e-12)
+                auc = roc_auc_score(member, said, sample_weight=weight)
+                assert found[f"mia_auc_against_{other}"] == pytest.approx(auc, abs=1e-12)
 
 
 def test_nothing_is_said_by_group_of_a_group_without_clients(outsiders):
@@ -168,9 +169,17 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
     assert "of nobody" not in page.replace("held-out images of nobody", "")
     before = report_of(without).read_text()
     assert "against" not in before.partition("Metrics by cluster")[0].partition("Metrics by group")[2]
-    figures_after, figures_before = (re.findall("data:image/svg[^>]*", text) for text in (page, before))
+    figures_after, figures_before = (re.findall("<svg .*?</svg>", text, re.DOTALL) for text in (page, before))
     assert figures_after == figures_before
     assert len(figures_before) == 6
+
+
+def test_the_most_frequent_class_is_counted_among_each_group_s_own_test_images(without):
+    federation = build(read_config(without / "config.toml"))[1].federation
+    for g, name in enumerate(federation.groups):
+        labels = federation.test.y[federation.test.group == g].tolist()
+        share = max(map(labels.count, labels)) / len(labels)
+        assert figures(without)[f"most_frequent_class.{name}"] == pytest.approx(share)
 
 
 def test_runs_with_and_without_it_compare(outsiders, without):
@@ -181,7 +190,7 @@ def test_runs_with_and_without_it_compare(outsiders, without):
 def test_one_group_with_clients_and_one_without(tmp_path):
     groups = {"all": {"share": 1.0}, "turned": {"share": 0, "rotation": [90, 90]}}
     learnt = {"algorithm": {"name": "fedavg", "rounds": 10}, "local": {"epochs": 5, "batch_size": 10}}
-    out = finish(tmp_path / "out", groups, 60, **learnt)
+    out = finish(tmp_path / "out", groups, 400, **learnt)
     found = figures(out)
     assert found["mia_population.all"] == found["mia.all"]
     assert found["accuracy.all"] > 0.7

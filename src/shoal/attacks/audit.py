@@ -17,6 +17,7 @@ from shoal.engine import Engine
 from shoal.metrics import MembershipMetrics, membership_metrics
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,21 +25,20 @@ class ModelOutputs:
     """The models' outputs on training examples and on test examples.
 
     Args:
-        members: (T, C), on each training example, of the model that its client chose.
-        labels: (T,) of the training examples.
+        training: of each model k, (T_k,) int64 the training examples that it was evaluated on.
+        members: of each model k, its outputs (T_k, C) on these.
+        labels: (T,) of all training examples.
         owner: (T,) the client that holds each training example.
-        assignment: (N,) each client's model; -1: none.
         test: (K, M, C), of every model on every test example.
         test_labels: (M,).
-        reference_members: of each model k with reference models, their outputs (R, T_k, C) on the training examples of
-            the clients that chose k.
+        reference_members: of each model k with reference models, their outputs (R, T_k, C).
         reference_test: of each model k with reference models, their outputs (R, M, C) on the test examples.
     """
 
-    members: Tensor
+    training: tuple[Tensor, ...]
+    members: tuple[Tensor, ...]
     labels: Tensor
     owner: Tensor
-    assignment: Tensor
     test: Tensor
     test_labels: Tensor
     reference_members: dict[int, Tensor]
@@ -46,37 +46,35 @@ class ModelOutputs:
 
 
 def evaluate_models(
-    models: Tensor, assignment: Tensor, federation: Federation, engine: Engine, records: Sequence[Records] = ()
+    models: Tensor, clients: Tensor, federation: Federation, engine: Engine, records: Sequence[Records] = ()
 ) -> ModelOutputs:
-    """Evaluate each model on the training examples of the clients that chose it, and on the test set.
+    """Evaluate each model on the training examples of some clients, and on the test set.
 
     Args:
         models: (K, P).
-        assignment: (N,) each client's model; -1: none.
+        clients: (N, K) bool, on whose examples each model is evaluated.
         records: that the attacks on the K models were fitted on; their reference models are evaluated on the same
             examples.
     """
-    clients, test = federation.clients, federation.test
-    of_test = torch.stack([engine.outputs(model, test.x).cpu() for model in models])
-    members = torch.zeros(len(clients.indices), of_test.shape[-1])
+    shards, test = federation.clients, federation.test
+    owner = shards.owners()
+    training, members = [], []
     reference_members: dict[int, Tensor] = {}
     reference_test: dict[int, Tensor] = {}
     for k, model in enumerate(models):
         reference = records[k].reference if records else None
-        chosen = assignment[clients.owners()] == k
-        if chosen.any():
-            rows = clients.indices[chosen].to(clients.y.device)
-            members[chosen] = engine.outputs_at(model, clients.x, rows).cpu()
-            if reference is not None:
-                reference_members[k] = reference.evaluate(clients.x, rows, engine)
+        training.append(torch.nonzero(clients[owner, k]).flatten())
+        rows = shards.indices[training[k]].to(shards.y.device)
+        members.append(engine.outputs_at(model, shards.x, rows).cpu())
         if reference is not None:
+            reference_members[k] = reference.evaluate(shards.x, rows, engine)
             reference_test[k] = reference.evaluate(test.x, torch.arange(len(test), device=test.y.device), engine)
     return ModelOutputs(
-        members=members,
-        labels=clients.y[clients.indices.to(clients.y.device)].cpu(),
-        owner=clients.owners(),
-        assignment=assignment,
-        test=of_test,
+        training=tuple(training),
+        members=tuple(members),
+        labels=shards.y[shards.indices.to(shards.y.device)].cpu(),
+        owner=owner,
+        test=torch.stack([engine.outputs(model, test.x).cpu() for model in models]),
         test_labels=test.y.cpu(),
         reference_members=reference_members,
         reference_test=reference_test,
@@ -87,85 +85,154 @@ def evaluate_models(
 class MembershipAudit:
     """Margins of one attack on each model: score - threshold, positive where the attack says member.
 
+    Non-members are test examples, weighted so that they have the members' mix of labels: under label skew an attack
+    would otherwise be credited with recognising labels.
+
     Args:
-        members: (T,) of the training examples, on the model their client chose; NaN for a client without a model.
-        non_members: (K, M) of the test examples, on every model.
+        training: of each model k, (T_k,) the training examples that were scored on it.
+        members: of each model k, the margins (T_k,) of these.
+        non_members: (K, M) margins of the test examples, on every model.
         owner: (T,) the client that holds each training example.
-        assignment: (N,) each client's model; -1: none.
+        label: (T,) of each training example.
+        trainers: (N, K) bool, the clients whose examples are members of each model.
+        latest: (N,) the model that each client trained last; -1: none.
+        federation: that was audited.
     """
 
-    members: Floats
+    training: tuple[NDArray[np.int64], ...]
+    members: tuple[Floats, ...]
     non_members: Floats
     owner: NDArray[np.int64]
-    assignment: NDArray[np.int64]
+    label: NDArray[np.int64]
+    trainers: Bools
+    latest: NDArray[np.int64]
+    federation: Federation
 
     @staticmethod
-    def of(outputs: ModelOutputs, attacks: Sequence[FittedAttack]) -> "MembershipAudit":
-        """Score all of ``outputs`` by ``attacks``, one per model."""
-        members = np.full(len(outputs.labels), np.nan)
-        non_members = np.empty(outputs.test.shape[:2])
+    def of(
+        outputs: ModelOutputs,
+        attacks: Sequence[FittedAttack],
+        trainers: Tensor,
+        latest: Tensor,
+        federation: Federation,
+    ) -> "MembershipAudit":
+        """Score all of ``outputs``, which are of all ``trainers`` at least, by ``attacks``, one per model."""
+        members, non_members = [], np.empty(outputs.test.shape[:2])
         for k, attack in enumerate(attacks):
-            chosen = outputs.assignment[outputs.owner] == k
-            if chosen.any():
-                reference = outputs.reference_members.get(k)
-                query = Query.unseen(outputs.members[chosen], outputs.labels[chosen], reference)
-                members[chosen.numpy()] = attack.score(query) - attack.threshold
+            query = Query.unseen(
+                outputs.members[k], outputs.labels[outputs.training[k]], outputs.reference_members.get(k)
+            )
+            scores = attack.score(query) if len(outputs.training[k]) else np.empty(0)
+            members.append(scores - attack.threshold)
             query = Query.unseen(outputs.test[k], outputs.test_labels, outputs.reference_test.get(k))
             non_members[k] = attack.score(query) - attack.threshold
-        return MembershipAudit(members, non_members, outputs.owner.numpy(), outputs.assignment.numpy())
+        return MembershipAudit(
+            training=tuple(each.numpy() for each in outputs.training),
+            members=tuple(members),
+            non_members=non_members,
+            owner=outputs.owner.numpy(),
+            label=outputs.labels.numpy(),
+            trainers=trainers.numpy(),
+            latest=latest.numpy(),
+            federation=federation,
+        )
 
-    def of_cluster(self, k: int, federation: Federation, *, population: bool = False) -> MembershipMetrics:
-        """Model k: training examples of the clients that chose it, against test examples weighted to as many.
+    def of_cluster(self, k: int, *, population: bool = False, confidence: float = 0.95) -> MembershipMetrics:
+        """Model k: training examples of the clients that trained it, against as many test examples.
 
         Args:
             k: the model.
             population: against test examples of all groups, in the proportions of the groups among the clients;
-                otherwise with the same mix of groups, where a group without test examples is left out.
+                otherwise with the members' mix of groups. Members without test examples of their group and label are
+                left out.
+            confidence: of the interval of the balanced accuracy.
         """
-        inside = self.assignment[self.owner] == k
+        trained = self.trainers[self.owner[self.training[k]], k]
+        examples, margins = self.training[k][trained], self.members[k][trained]
         if population:
-            weight = _weights(federation, federation.group_fractions.numpy())
+            mix = self.federation.group_fractions.numpy()
+            inside = self._comparable(examples, mix > 0)
+            counts = mix[:, None] * self._counts(examples[inside]).sum(axis=0)
         else:
-            group = federation.group.numpy()[self.owner]
-            inside &= np.isin(group, federation.test.group.numpy())
-            weight = _weights(federation, np.bincount(group[inside], minlength=len(federation.groups)).astype(float))
-        members, non_members = self.members[inside], self.non_members[k, weight > 0]
-        scores = np.concatenate([members, non_members])
-        weights = np.concatenate([np.ones(len(members)), weight[weight > 0]])
-        return membership_metrics(scores, np.arange(len(scores)) < len(members), weights, threshold=0.0)
+            inside = self._test_sizes()[self._group(examples), self.label[examples]] > 0
+            counts = self._counts(examples[inside])
+        return _metrics([margins[inside]], [self.non_members[k]], [self._weights(counts)], confidence)
 
-    def of_group(self, g: int, federation: Federation, mix: Floats) -> MembershipMetrics:
-        """The clients of group g: their training examples against test examples, each on the model its client chose.
+    def of_group(self, g: int, mix: Floats) -> MembershipMetrics:
+        """The clients of group g: their training examples against test examples, each on the model its client trained
+        last.
 
         Args:
             g: whose training examples.
             mix: (G,) the proportions of the groups among the test examples. `one_group_mix` of g measures memorisation
                 alone; with others, an attack that only recognises groups has an advantage too.
         """
-        return membership_metrics(*self.group_scores(g, federation, mix), threshold=0.0)
+        members, non_members, weights = self._of_group(g, mix)
+        return _metrics(members, non_members, weights, 0.95)
 
-    def group_scores(self, g: int, federation: Federation, mix: Floats) -> tuple[Floats, NDArray[np.bool_], Floats]:
+    def group_scores(self, g: int, mix: Floats) -> tuple[Floats, Bools, Floats]:
         """The margins, their membership and their weights from which `of_group` computes its metrics."""
-        clients = (federation.group.numpy() == g) & (self.assignment >= 0)
-        inside = clients[self.owner]
-        of_example = _weights(federation, mix)
-        counted = of_example > 0
-        scores, weights = [self.members[inside]], [np.ones(int(inside.sum()))]
-        for k in np.unique(self.assignment[clients]):
-            fraction = float((self.assignment[clients] == k).mean())
-            scores.append(self.non_members[k, counted])
-            weights.append(of_example[counted] * fraction)
-        joined = np.concatenate(scores)
-        return joined, np.arange(len(joined)) < len(scores[0]), np.concatenate(weights)
+        return _joined(*self._of_group(g, mix))
+
+    def _of_group(self, g: int, mix: Floats) -> tuple[list[Floats], list[Floats], list[Floats]]:
+        """Members' margins, non-members' margins and weights, by model.
+
+        A model's non-members weigh as much as its members.
+        """
+        group = self.federation.group.numpy()
+        members, non_members, weights = [], [], []
+        for k, (examples, margins) in enumerate(zip(self.training, self.members, strict=True)):
+            own = (group[self.owner[examples]] == g) & (self.latest[self.owner[examples]] == k)
+            if not own.any():
+                continue
+            own[own] = self._comparable(examples[own], mix > 0)
+            members.append(margins[own])
+            non_members.append(self.non_members[k])
+            weights.append(self._weights(mix[:, None] * self._counts(examples[own]).sum(axis=0)))
+        return members, non_members, weights
+
+    def _group(self, examples: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.federation.group.numpy()[self.owner[examples]]
+
+    def _comparable(self, examples: NDArray[np.int64], groups: Bools) -> Bools:
+        """Whether each of some training examples has a label of which all ``groups`` (G,) have test examples."""
+        return np.all(self._test_sizes()[groups] > 0, axis=0)[self.label[examples]]
+
+    def _counts(self, examples: NDArray[np.int64]) -> Floats:
+        """(G, classes) how many of some training examples are of each group and label."""
+        counts = np.zeros((len(self.federation.groups), self.federation.classes))
+        np.add.at(counts, (self._group(examples), self.label[examples]), 1)
+        return counts
+
+    def _test_sizes(self) -> Floats:
+        """(G, classes) how many test examples are of each group and label."""
+        test, sizes = self.federation.test, np.zeros((len(self.federation.groups), self.federation.classes))
+        np.add.at(sizes, (test.group.numpy(), test.y.cpu().numpy()), 1)
+        return sizes
+
+    def _weights(self, counts: Floats) -> Floats:
+        """Weights (M,) that give the test examples of each group and label the totals ``counts`` (G, classes)."""
+        test = self.federation.test
+        return (counts / np.maximum(1, self._test_sizes()))[test.group.numpy(), test.y.cpu().numpy()]
+
+
+def _joined(members: list[Floats], non_members: list[Floats], weights: list[Floats]) -> tuple[Floats, Bools, Floats]:
+    """Margins, membership and weights of members, which count 1 each, and of non-members with a weight."""
+    counted = [weight > 0 for weight in weights]
+    inside = np.concatenate([np.empty(0), *members])
+    outside = [margins[which] for margins, which in zip(non_members, counted, strict=True)]
+    scores = np.concatenate([inside, *outside])
+    joined = [weight[which] for weight, which in zip(weights, counted, strict=True)]
+    return scores, np.arange(len(scores)) < len(inside), np.concatenate([np.ones(len(inside)), *joined])
+
+
+def _metrics(
+    members: list[Floats], non_members: list[Floats], weights: list[Floats], confidence: float
+) -> MembershipMetrics:
+    scores, member, weight = _joined(members, non_members, weights)
+    return membership_metrics(scores, member, weight, threshold=0.0, confidence=confidence)
 
 
 def one_group_mix(g: int, federation: Federation) -> Floats:
     """The mix (G,) of group g alone."""
     return np.eye(len(federation.groups))[g]
-
-
-def _weights(federation: Federation, fractions: Floats) -> Floats:
-    """Weights (M,) that give the groups' test examples the total weights ``fractions`` (G,)."""
-    group = federation.test.group.numpy()
-    sizes = np.bincount(group, minlength=len(federation.groups))
-    return (fractions / np.maximum(1, sizes))[group]

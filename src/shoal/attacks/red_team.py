@@ -71,9 +71,10 @@ class RedTeam:
                 for k, attack in enumerate(attacks)
             ]
         else:
-            outputs = evaluate_models(state.models, state.assignment, federation, engine, records)
-            audit = MembershipAudit.of(outputs, attacks)
-            estimates = [audit.of_cluster(k, federation).accuracy for k in range(len(attacks))]
+            members = state.assignment[:, None] == torch.arange(len(attacks))
+            outputs = evaluate_models(state.models, members, federation, engine, records)
+            audit = MembershipAudit.of(outputs, attacks, members, state.assignment, federation)
+            estimates = [audit.of_cluster(k).accuracy for k in range(len(attacks))]
         measured = torch.tensor(estimates, dtype=torch.float64)
         return torch.where(measured.isnan(), state.risks, measured)
 

@@ -101,7 +101,7 @@ class ShadowModels:
         require(len(shadow) >= 2, f"shadow models need a shadow set of at least 2 examples; got {len(shadow)}")
         samples, inside = [], []
         for k in range(clusters):
-            size = self._size(state, federation, k)
+            size = self.size_of(state, federation, k)
             for r in range(self.number):
                 generator = stream("model", k, "shadow", r).generator()
                 samples.append(torch.randperm(len(shadow), generator=generator)[: 2 * size])
@@ -125,7 +125,10 @@ class ShadowModels:
                 for owner, end in zip(some[trained].tolist(), ends, strict=True):
                     yield owner, end, samples[owner]
 
-    def _size(self, state: State, federation: Federation, k: int) -> int:
+    def size_of(self, state: State, federation: Federation, k: int) -> int:
+        """How many examples a shadow model of cluster k trains on: as many as the cluster's clients, where half the
+        shadow set is enough.
+        """
         sizes = federation.clients.sizes
         if self.size == "cluster":
             wanted = max(int(sizes[state.assignment == k].sum()), round(float(sizes.double().mean())))
@@ -133,5 +136,9 @@ class ShadowModels:
             wanted = self.size
         most = len(federation.shadow) // 2
         if wanted > most:
-            LOG.info("shadow models of cluster %d train on %d examples, half the shadow set, not %d", k, most, wanted)
+            LOG.warning(
+                "shadow models of cluster %d train on %d examples, half the shadow set, not on %d as the cluster; its "
+                "risk is estimated as if it were smaller",
+                k, most, wanted,
+            )  # fmt: skip
         return min(wanted, most)

@@ -67,6 +67,7 @@ class Resolved:
             participation=config.algorithm.participation,
             red_team=config.red_team,
             evaluate_every=config.evaluation.every,
+            member_rounds=config.evaluation.member_rounds,
             property_attack=None if section is None else section.attack,
             malicious_clients=self._malicious_clients(federation),
             tsne=section is not None and section.tsne,

@@ -230,9 +230,12 @@ class EvaluationSection:
 
     Args:
         every: rounds between evaluations on the test set.
+        member_rounds: a client's examples count as members of each model that it trained, up to so many rounds before
+            that model's last training.
     """
 
     every: Positive = 1
+    member_rounds: Positive = 5
 
 
 @settings

@@ -187,9 +187,9 @@ class ClientSplit:
             shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
             for part, indices in zip(parts, shuffled.split([*counts, left]), strict=True):
                 part.append(indices)
-        test, holdout, shadow = (torch.cat(part) for part in parts[:3])
-        _require_trained(data, torch.cat(parts[3]))
-        return PartitionIndices(parts[3], holdout, shadow, test)
+        test, holdout, shadow, training = parts
+        _require_trained(data, torch.cat(training))
+        return PartitionIndices(training, holdout, torch.cat(shadow), torch.cat(test))
 
     def _held_out(self, examples: int) -> list[int]:
         """Of so many examples of a client, how many are for test, holdout and shadow set."""
@@ -223,18 +223,17 @@ def federation_of_clients(data: ClientDataset, indices: PartitionIndices, prefer
         indices: which of them are for what, as `ClientSplit.draw` returns them.
         preferences: of the N clients.
     """
-    training = torch.cat(indices.clients)
-    x = _scaled(data.x, training)
+    x = _scaled(data.x, torch.cat(indices.clients))
 
-    def shards(own: Tensor) -> Shards:
-        sizes = torch.bincount(data.client[own], minlength=len(data.client_names))
+    def shards(parts: list[Tensor]) -> Shards:
+        own, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
         return Shards.from_contiguous(gather(x, own), data.labels[own], sizes)
 
     def examples(held: Tensor) -> GroupedExamples:
         return GroupedExamples(gather(x, held), data.labels[held], data.group[data.client[held]])
 
     return Federation(
-        clients=shards(training),
+        clients=shards(indices.clients),
         holdout=shards(indices.holdout),
         shadow=examples(indices.shadow),
         test=examples(indices.test),

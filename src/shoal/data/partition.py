@@ -98,10 +98,10 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class PartitionIndices:
-    """Indices into a data set: of each client's training examples, of all holdouts, shadow set and test set."""
+    """Indices into a data set: of each client's training examples and holdout, of shadow set and test set."""
 
     clients: list[Tensor]
-    holdout: Tensor
+    holdout: list[Tensor]
     shadow: Tensor
     test: Tensor
 
@@ -119,13 +119,42 @@ def partition_dataset(
     order = shuffled_indices(dataset, rng)
     parts = _reused(partition, order, groups, rng) if partition.reuse_images else disjoint(partition, order, groups)
     training, holdout, shadow, test = map(torch.from_numpy, parts)
-    sizes = torch.full((partition.clients,), partition.examples_per_client)
-    if partition.dirichlet_alpha is not None:
-        owners = skew_labels(dataset.labels[training], partition.clients, partition.dirichlet_alpha, stream("skew"))
-        training = training[torch.argsort(owners, stable=True)]
-        sizes = torch.bincount(owners, minlength=partition.clients)
-    indices = PartitionIndices(list(training.split(sizes.tolist())), holdout, shadow, test)
+    if partition.dirichlet_alpha is None:
+        clients, kept = list(training.split(partition.examples_per_client)), equal_parts(holdout, partition.clients)
+    else:
+        clients, kept = _skewed(dataset, partition, training, holdout, stream("skew"))
+    indices = PartitionIndices(clients, kept, shadow, test)
     return partitioned(dataset, partition, groups, indices, preferences, stream)
+
+
+def equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
+    """``indices`` in as many parts of one length, in order."""
+    return list(indices.reshape(clients, -1))
+
+
+def _skewed(
+    dataset: LabelledDataset, partition: Partition, training: Tensor, holdout: Tensor, stream: Stream
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Training examples and holdouts of the clients, both with each client's own skew of labels.
+
+    With holdouts, all examples are skewed together; of its own, a client keeps out the fraction that the partition
+    says, drawn at random, but at least one and not all.
+    """
+    alpha, fraction = partition.dirichlet_alpha, len(holdout) / (len(holdout) + len(training))
+    assert alpha is not None
+    together = torch.cat([training, holdout])
+    owners = skew_labels(dataset.labels[together], partition.clients, alpha, stream)
+    sizes = torch.bincount(owners, minlength=partition.clients).tolist()
+    own = together[torch.argsort(owners, stable=True)].split(sizes)
+    if fraction == 0:
+        return list(own), [each[:0] for each in own]
+    rng, clients, kept = stream("holdout").numpy(), [], []
+    for each in own:
+        shuffled = each[torch.from_numpy(rng.permutation(len(each)))]
+        out = min(max(1, round(len(each) * fraction)), len(each) - 1)
+        clients.append(shuffled[out:])
+        kept.append(shuffled[:out])
+    return clients, kept
 
 
 def partitioned(
@@ -140,7 +169,8 @@ def partitioned(
     shares = [group.share for group in groups]
     group = _by_group(apportion(shares, partition.clients))
 
-    def shards(indices: Tensor, sizes: Tensor) -> Shards:
+    def shards(by_client: list[Tensor]) -> Shards:
+        indices, sizes = torch.cat(by_client), torch.tensor([len(each) for each in by_client])
         x = shifted_inputs(dataset, indices, groups, torch.repeat_interleave(group, sizes), stream)
         return Shards.from_contiguous(x, dataset.labels[indices], sizes)
 
@@ -149,8 +179,8 @@ def partitioned(
         return GroupedExamples(shifted_inputs(dataset, indices, groups, group, stream), dataset.labels[indices], group)
 
     return Federation(
-        clients=shards(torch.cat(indices.clients), torch.tensor([len(each) for each in indices.clients])),
-        holdout=shards(indices.holdout, torch.full((partition.clients,), partition.holdout_examples)),
+        clients=shards(indices.clients),
+        holdout=shards(indices.holdout),
         shadow=examples(indices.shadow, apportion(shares, len(indices.shadow))),
         test=examples(indices.test, _equal_counts(len(indices.test), len(groups))),
         ids=torch.arange(partition.clients),

@@ -17,7 +17,7 @@ from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation, Preferences
 from shoal.data.label_skew import skew_labels_balanced
-from shoal.data.partition import Partition, PartitionIndices, disjoint, partitioned, shuffled_indices
+from shoal.data.partition import Partition, PartitionIndices, disjoint, equal_parts, partitioned, shuffled_indices
 from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shifts import Group
 
@@ -90,7 +90,9 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     clients = [without[owners == client] for client in range(partition.clients)]
     clients[ATTACKER] = np.concatenate([with_property[:cut], clients[ATTACKER]])
     clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
-    return PartitionIndices([torch.from_numpy(indices) for indices in clients], *map(torch.from_numpy, others))
+    holdout, shadow, test = map(torch.from_numpy, others)
+    own = [torch.from_numpy(indices) for indices in clients]
+    return PartitionIndices(own, equal_parts(holdout, partition.clients), shadow, test)
 
 
 def partition_by_property(

@@ -36,6 +36,8 @@ class State:
         directives: what the server asks of the local training of each cluster, by name; (K,) float64 each. A
             `LocalDefense` reads them.
         adversary: the malicious clients' own tensors, by name.
+        trained: (N, K) int64, the last round in which each client's update moved each model; 0: none did. The engine
+            writes it. Where an algorithm changes K without it, only the clients of that round are known.
     """
 
     round: int
@@ -46,12 +48,23 @@ class State:
     clients: Tensors = field(default_factory=dict)
     directives: Tensors = field(default_factory=dict)
     adversary: Tensors = field(default_factory=dict)
+    trained: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
+
+    def trainers(self, within: int) -> Tensor:
+        """(N, K) bool, the clients that trained each model, not more than ``within`` rounds before its last training.
+
+        Of a state without `trained`, those that are assigned to it.
+        """
+        if not self.trained.numel():
+            return self.assignment[:, None] == torch.arange(len(self.models))
+        return (self.trained > 0) & (self.trained > self.trained.amax(dim=0) - within)
 
     @staticmethod
     def initial(models: Tensor, clients: int) -> "State":
         """The state before the first round: ``models`` (K, P), no risk known, none of N ``clients`` assigned."""
         risks = torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64)
-        return State(0, models, risks, torch.full((clients,), -1))
+        never = torch.zeros(clients, len(models), dtype=torch.int64)
+        return State(0, models, risks, torch.full((clients,), -1), trained=never)
 
 
 @dataclass(frozen=True, eq=False)

@@ -224,8 +224,15 @@ class Training:
             raise self._diverged(cohort.round, cohort.clients[diverged.owner]) from diverged
         assignment = state.assignment.clone()
         assignment[cohort.clients] = plan.assignment
-        now = replace(state, round=cohort.round, assignment=assignment, adversary=adversary)
-        return self.algorithm.server_update(now, cohort, plan, aggregate)
+        trained = _trained(state, cohort, plan)
+        now = replace(state, round=cohort.round, assignment=assignment, adversary=adversary, trained=trained)
+        after = self.algorithm.server_update(now, cohort, plan, aggregate)
+        if after.trained.shape[1] == len(after.models):
+            return after
+        # K changed: whose data the new models hold is known of this round's clients only.
+        trained = torch.zeros(len(after.assignment), len(after.models), dtype=torch.int64)
+        trained[cohort.clients, after.assignment[cohort.clients]] = cohort.round
+        return replace(after, trained=trained)
 
     def _trainer(self, state: State, clients: Tensor) -> CohortTrainer:
         """What trains the clients at ``clients`` (n,) in the round after ``state``."""
@@ -270,3 +277,16 @@ class Training:
             f"the loss became NaN in round {number} at client {int(self.federation.ids[position])} with learning rate "
             f"{self.local.at(number).learning_rate:g}; lower 'learning_rate'"
         )
+
+
+def _trained(state: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
+    """`State.trained` after a round: clients with a weight in a model's aggregation have trained it."""
+    trained = state.trained.clone()
+    if trained.shape != (len(state.assignment), len(state.models)):
+        trained = torch.zeros(len(state.assignment), len(state.models), dtype=torch.int64)
+    for training in plan.trainings:
+        if training.weights is not None:
+            row = trained[cohort.clients]
+            row[(training.weights != 0).T] = cohort.round
+            trained[cohort.clients] = row
+    return trained

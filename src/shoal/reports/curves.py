@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
@@ -10,6 +11,10 @@ from matplotlib.ticker import MaxNLocator
 
 from shoal.reports.formats import decimal
 from shoal.reports.plotting import LineStyle
+from shoal.reports.svg import add_named_points
+
+NAMED = 60
+"""Values of a curve that are named: more could not be told apart with a pointer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +44,14 @@ class Curve:
             self.values.index, self.values, color=self.style.color, linestyle=self.style.dashes,
             marker="o", markersize=4, markevery=alone.tolist(),
         )  # fmt: skip
+        self.name_values(axes)
+
+    def name_values(self, axes: Axes) -> None:
+        """Let at most `NAMED` of the values, evenly chosen and with the last, be named under the pointer."""
+        values = self.values.dropna()
+        values = values.iloc[np.unique(np.linspace(0, len(values) - 1, min(NAMED, len(values))).round().astype(int))]
+        texts = [f"{self.label}, round {number:.0f}: {decimal(value)}" for number, value in values.items()]
+        add_named_points(axes, values.index.to_list(), values.to_list(), texts)
 
 
 def over_rounds(axes: Axes) -> None:

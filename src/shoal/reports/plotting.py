@@ -5,7 +5,6 @@ import warnings
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -13,6 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.image import imsave
 from numpy.typing import NDArray
+
+from shoal.reports.svg import inline, with_names
 
 WIDTH = 5.2
 """Inches. In this width the text stays legible when a phone shows the figure at two thirds of its size."""
@@ -60,8 +61,8 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 CHANCE_LINE: Any = {"color": "#777777", "linewidth": 1.2, "linestyle": ":"}
 """The line of an attacker who guesses."""
 
-OVER, WITHIN = _VERMILLION, _BLUE
-"""The colours of clients whose limit is exceeded, and of the others."""
+OVER, UNSURE, WITHIN = _VERMILLION, _ORANGE, _BLUE
+"""The colours of clients whose limit is exceeded, of those for whom that is not certain, and of the others."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def legend(figure: MplFigure, handles: Sequence, columns: int = 3) -> None:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a page, on which its name is unique; ``image`` is an ``<img>`` element that holds it."""
+    """A figure of a page, on which its name is unique; ``image`` is an ``<svg>`` element that holds it."""
 
     name: str
     title: str
@@ -115,7 +116,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class FigureFiles:
-    """A figure as two files, its text as text and its fonts inside, and as an ``<img>`` no wider than in print."""
+    """A figure as two files, its text as text and its fonts inside, and as an ``<svg>`` no wider than in print."""
 
     svg: bytes
     pdf: bytes
@@ -125,17 +126,16 @@ class FigureFiles:
 def draw_figure(name: str, title: str, caption: str, alt: str, draw: Draw, *, height: float = HEIGHT) -> Figure:
     """A figure of a page: ``alt`` is its content in words, for those who do not see it, ``height`` is in inches."""
     (svg,) = _render(draw, (WIDTH, height), "svg")
-    return Figure(name, title, caption, _image(svg, alt))
+    return Figure(name, title, caption, inline(svg, name, alt))
 
 
-def figure_files(alt: str, draw: Draw, size: tuple[float, float]) -> FigureFiles:
-    """A figure of ``size`` (width, height; inches) as files and for a page; ``alt`` is its content in words."""
+def figure_files(alt: str, draw: Draw, size: tuple[float, float], *, name: str = "figure") -> FigureFiles:
+    """A figure of ``size`` (width, height; inches) as files and for a page, on which ``name`` is unique.
+
+    ``alt`` is its content in words.
+    """
     svg, pdf = _render(draw, size, "svg", "pdf")
-    return FigureFiles(svg, pdf, _image(svg, alt, f' style="max-width: {size[0]:g}in"'))
-
-
-def _image(svg: bytes, alt: str, attributes: str = "") -> str:
-    return f'<img src="data:image/svg+xml;base64,{b64encode(svg).decode()}" alt="{escape(alt)}"{attributes}/>'
+    return FigureFiles(with_names(svg), pdf, inline(svg, name, alt, f"max-width: {size[0]:g}in"))
 
 
 def _render(draw: Draw, size: tuple[float, float], *formats: Literal["svg", "pdf"]) -> list[bytes]:

@@ -19,15 +19,58 @@ def verdict(summary: Summary) -> str:
     accuracy += " of held-out images"
     if len(by_group) > 1:
         accuracy += f" ({', '.join(f'{percent(value)} for {group}' for group, value in by_group.items())})"
-    violations = int(overall["violations.total"])
-    whose = f"{violations} of {summary.clients} clients'" if violations else "No client's"
-    limits = f"{whose} {'limits are' if violations > 1 else 'limit is'} exceeded"
-    return ". ".join([accuracy, *_exposure(summary), *_property(summary), limits]) + "."
+    sentences = [accuracy, *_worse_than_guessing(summary), *_exposure(summary), *_property(summary), limits(summary)]
+    return ". ".join([*sentences, *_epsilon(summary)]) + "."
+
+
+def limits(summary: Summary) -> str:
+    """How many clients' limits are exceeded: for certain, where the run has intervals, and by the point estimate."""
+    violations = int(summary.overall["violations.total"])
+    exceeded = int(summary.overall.get("exceeded.total", violations))
+    whose = f"{exceeded} of {summary.clients} clients'" if exceeded else "No client's"
+    sentence = f"{whose} {'limits are' if exceeded > 1 else 'limit is'} exceeded"
+    if "exceeded.total" not in summary.overall:
+        return sentence
+    return (
+        f"{sentence} for certain (the 95 % interval of an attack's accuracy lies above the limit); by the configured "
+        f"attack's point estimate, {violations or 'none'} {'are' if violations > 1 else 'is'}"
+    )
 
 
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:
     """A metric by group, where it is defined."""
     return {group: each[metric] for group, each in summary.by_group.items() if metric in each}
+
+
+def _worse_than_guessing(summary: Summary) -> list[str]:
+    """Groups and models whose accuracy is below that of always naming the most frequent class; nothing if unknown."""
+    accuracy, guess = of_groups(summary, "accuracy"), of_groups(summary, "most_frequent_class")
+    worse = [f"{group} ({percent(accuracy[group])})" for group in accuracy if accuracy[group] < guess.get(group, 0.0)]
+    # A model may serve several groups; below the least of their shares it is worse for any mix of them.
+    least = min(guess.values(), default=0.0)
+    clusters = {k: each["accuracy"] for k, each in summary.by_cluster.items() if "accuracy" in each}
+    worse += [f"model {k} ({percent(value)})" for k, value in clusters.items() if len(clusters) > 1 and value < least]
+    if not worse:
+        return []
+    shares = sorted({percent(value) for value in guess.values()})
+    always = f"always naming the most frequent class of the held-out images is right on {' or '.join(shares)}"
+    return [f"That is worse than guessing for {', '.join(worse)}: {always}"]
+
+
+def _epsilon(summary: Summary) -> list[str]:
+    """What differential privacy guarantees and what it does not; nothing where no step is private."""
+    delta, epsilon = summary.overall.get("delta"), summary.overall.get("epsilon")
+    if delta is None and epsilon is None:
+        return []
+    if epsilon is None:
+        return ["Differential privacy guarantees nothing, since no noise was added (epsilon is infinite)"]
+    at = "" if delta is None else f" at delta {delta:g}"
+    not_covered = ["all examples of a client together"]
+    if len(summary.by_cluster) > 1:
+        not_covered.insert(0, "the choice of a model, which is sent to the server without noise")
+    bound = f"epsilon {epsilon:.2f}{at} for the client with the largest"
+    limits = f"it does not cover {' nor '.join(not_covered)}"
+    return [f"Differential privacy bounds what updates give away of one example: {bound}; {limits}"]
 
 
 def _exposure(summary: Summary) -> list[str]:

@@ -50,6 +50,7 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Seque
         "models": state.models.contiguous(),
         "risks": state.risks,
         "assignment": state.assignment,
+        "trained": state.trained.contiguous(),
         "rows": torch.tensor([list(row.values()) for row in progress.rows], dtype=torch.float64),
     }
     if progress.updates is not None:
@@ -130,7 +131,17 @@ def _read(path: Path) -> SimulationState | None:
         kind: {name.partition("/")[2]: each for name, each in tensors.items() if name.startswith(f"{kind}/")}
         for kind in _OWN
     }
-    state = State(int(about["round"]), tensors["models"], tensors["risks"], tensors["assignment"], **own)
+    state = State(
+        round=int(about["round"]),
+        models=tensors["models"],
+        risks=tensors["risks"],
+        assignment=tensors["assignment"],
+        server=own["server"],
+        clients=own["clients"],
+        directives=own["directives"],
+        adversary=own["adversary"],
+        trained=tensors["trained"],
+    )
     return SimulationState(state, rows, json.loads(about["seconds"]), tensors.get("updates"))
 
 

@@ -16,10 +16,10 @@ from shoal.simulation.summary import TEXT_KEYS, FlatSummary, Summary, parse_summ
 NEEDED = (*TEXT_KEYS, "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
 """Keys that every summary has."""
 
-TEXT_COLUMNS = ("group", "non_members")
+TEXT_COLUMNS = ("group", "non_members", "attack")
 """Columns of text; all others hold numbers."""
 
-COMPLETE = ("round", "cluster", "clients", "present", *TEXT_COLUMNS)
+COMPLETE = ("round", "cluster", "clients", "present", "group", "non_members")
 """Columns without gaps."""
 
 

@@ -32,7 +32,7 @@ from shoal.core.errors import InputError, require
 from shoal.data import ClientDataset, Federation, LabelledDataset
 from shoal.engine import Engine, RoundReport
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
-from shoal.simulation.result import CLIENT_COLUMNS, Result
+from shoal.simulation.result import CLIENT_COLUMNS, EXPOSURE_COLUMNS, Result
 from shoal.simulation.simulation import (
     Simulation,
     SimulationState,
@@ -183,7 +183,7 @@ def _differences(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[st
 def _write(out: Path, config: Config, simulation: Simulation, result: Result) -> None:
     """Everything a finished run holds; the summary last, since it marks the run as finished."""
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    columns = [name for name in (*CLIENT_COLUMNS, "epsilon") if name in result.clients]
+    columns = [name for name in (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "epsilon") if name in result.clients]
     write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))
     if result.updates is not None:

@@ -9,13 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import LossThreshold, MembershipAudit, ModelOutputs, RedTeam, evaluate_models
+from shoal.attacks import FittedAttack, Gap, LossThreshold, MembershipAudit, ModelOutputs, RedTeam, evaluate_models
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import accounting
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.simulation import membership_metrics, property_metrics
+from shoal.simulation.exposure import exposure_of_clients, title_of
 from shoal.simulation.result import Result
 from shoal.simulation.summary import Metrics, Summary
 
@@ -25,7 +26,7 @@ class _Final:
     """The end of a run with what measuring it needs."""
 
     federation: Federation
-    state: State
+    models: int
     deployed: Deployed
     losses: Tensor
     """(N,), of each client's model on all its training examples."""
@@ -35,7 +36,7 @@ class _Final:
     @property
     def cluster(self) -> NDArray[np.int64]:
         """(N,), each client's cluster."""
-        return self.state.assignment.numpy()
+        return self.deployed.assignment.numpy()
 
     @property
     def model(self) -> NDArray[np.int64]:
@@ -51,46 +52,71 @@ class _Final:
 
     def train_accuracy(self) -> NDArray[np.float64]:
         """(N,), each client's model on the client's training examples."""
-        right = (self.outputs.members.argmax(dim=1) == self.outputs.labels).double()
-        total = torch.zeros(len(self.federation), dtype=torch.float64).index_add_(0, self.outputs.owner, right)
+        total = torch.zeros(len(self.federation), dtype=torch.float64)
+        for s, (examples, outputs) in enumerate(zip(self.outputs.training, self.outputs.members, strict=True)):
+            owner = self.outputs.owner[examples]
+            right = (outputs.argmax(dim=1) == self.outputs.labels[examples]).double()
+            total.index_add_(0, owner, right * (self.deployed.model[owner] == s))
         return (total / self.federation.clients.sizes).numpy()
 
 
 def measure(
-    state: State, training: Training, red_team: RedTeam, stream: Stream, rows: Sequence[Mapping[str, float]]
+    state: State,
+    training: Training,
+    red_team: RedTeam,
+    stream: Stream,
+    rows: Sequence[Mapping[str, float]],
+    member_rounds: int,
 ) -> Result:
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
+
+    Members of a model are the clients that trained it, not those that choose it at the end.
 
     Args:
         training: that led to ``state``.
         red_team: its attack is measured.
         rows: the rows of `rounds.csv`.
+        member_rounds: how many rounds before a model's last training somebody who trained it still is a member.
     """
     federation, engine = training.federation, training.engine
     deployed, losses = training.deployed(state)
-    state = replace(state, assignment=deployed.assignment)
     local = training.local_of_clusters(state)
     attacks, records = red_team.fit(state, federation, engine, local, stream("attack"))
-    # A personal model is attacked by what was fitted on the model of its client's cluster.
     number = torch.arange(len(deployed.models))
-    cluster = (deployed.assignment if torch.equal(deployed.model, number) else number).tolist()
-    outputs = evaluate_models(deployed.models, deployed.model, federation, engine, [records[k] for k in cluster])
-    final = _Final(federation, state, deployed, losses, outputs)
-    audit, by_loss = MembershipAudit.of(outputs, [attacks[k] for k in cluster]), None
+    personal = torch.equal(deployed.model, number)
+    # A personal model is attacked by what was fitted on the model of its client's cluster.
+    cluster = (deployed.assignment if personal else number).tolist()
+    of_clusters = state.trainers(member_rounds)
+    latest = state.assignment
+    trainers = of_clusters
+    if personal:
+        took_part = state.assignment >= 0
+        trainers, latest = torch.diag(took_part), torch.where(took_part, number, -1)
+    users = deployed.model[:, None] == number
+    outputs = evaluate_models(deployed.models, trainers | users, federation, engine, [records[k] for k in cluster])
+    final = _Final(federation, len(state.models), deployed, losses, outputs)
+
+    def audited(fitted: Sequence[FittedAttack]) -> MembershipAudit:
+        return MembershipAudit.of(outputs, [fitted[k] for k in cluster], trainers, latest, federation)
+
+    audits = {title_of(red_team.attack): audited(attacks)}
+    audit = next(iter(audits.values()))
+    by_loss = None
     if all(len(each) for each in records):
-        thresholds = [LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)]
-        by_loss = MembershipAudit.of(outputs, [thresholds[k] for k in cluster])
-    of_clusters = audit
-    if deployed.models is not state.models:
-        shared = evaluate_models(state.models, deployed.assignment, federation, engine, records)
-        of_clusters = MembershipAudit.of(shared, attacks)
-    exposure = [audit.of_cluster(s, federation).accuracy for s in range(len(deployed.models))]
-    clients = _clients(final, np.array(exposure))
+        by_loss = audited([LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)])
+        audits.setdefault(LossThreshold.title, by_loss)
+    audits.setdefault(Gap.title, audited([Gap().fit(each, stream("gap")) for each in records]))
+    shared = audit
+    if personal:
+        of_shared = evaluate_models(state.models, of_clusters, federation, engine, records)
+        shared = MembershipAudit.of(of_shared, attacks, of_clusters, state.assignment, federation)
+    clients = _clients(final, audit).assign(**exposure_of_clients(audits, trainers.numpy(), federation))
     summary = (
         _of_clients(final, clients)
-        | Summary(overall=_fairness(final))
+        | Summary(overall=_fairness(final), by_group=_most_frequent_class(federation))
         | membership_metrics.of_groups(audit, by_loss, federation)
-        | membership_metrics.of_clusters(of_clusters, state.risks, federation)
+        | membership_metrics.of_clusters(shared, state.risks)
+        | _of_shadow_models(red_team, state, federation, used=all(len(each) for each in records))
     )
     if federation.property_schedule is not None:
         main = property_metrics.main_task_metrics(outputs.test, final.model, federation)
@@ -103,13 +129,23 @@ def measure(
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         summary |= Summary(overall={"epsilon": spent if np.isfinite(spent) else float("nan"), "delta": rule.delta})
     rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
+    state = replace(state, assignment=deployed.assignment)
     return Result(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state)
 
 
-def _clients(final: _Final, exposure: NDArray[np.float64]) -> pd.DataFrame:
-    """One row per client; ``exposure`` (S,) is the attack's accuracy on each model."""
+def _of_shadow_models(red_team: RedTeam, state: State, federation: Federation, *, used: bool) -> Summary:
+    """How many examples each cluster's shadow models train on, which half the shadow set limits."""
+    if not used:
+        return Summary()
+    sizes = {k: red_team.shadow_models.size_of(state, federation, k) for k in range(len(state.models))}
+    return Summary(by_cluster={k: {"shadow_examples": size} for k, size in sizes.items()})
+
+
+def _clients(final: _Final, audit: MembershipAudit) -> pd.DataFrame:
+    """One row per client."""
     federation, group = final.federation, final.federation.group
-    threshold, mia = federation.preferences.threshold.numpy(), exposure[final.model]
+    of_models = np.array([audit.of_cluster(s).accuracy for s in range(len(final.deployed.models))])
+    threshold, mia = federation.preferences.threshold.numpy(), of_models[final.model]
     return pd.DataFrame(
         {
             "client": federation.ids.numpy(),
@@ -139,16 +175,21 @@ def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
     federation, everyone = final.federation, _accuracies(clients)
     group = federation.group.numpy()
     groups = {name: clients[clients["group"] == name] for name in federation.groups if name in set(clients["group"])}
-    clusters = {k: clients[clients["cluster"] == k] for k in range(len(final.state.models))}
+    clusters = {k: clients[clients["cluster"] == k] for k in range(final.models)}
     return Summary(
         overall={f"{name}.overall": everyone[name] for name in ("accuracy", "train_accuracy")}
         | {
             "violations.total": int(clients["violated"].sum()),
+            "exceeded.total": int(clients["exceeded"].sum()),
             "migrated": int(is_migrated(final.cluster, group).sum()),
             "adjusted_rand_index": adjusted_rand_index(final.cluster, group),
         },
         by_group={
-            name: {**_accuracies(inside), "violations": int(inside["violated"].sum())}
+            name: {
+                **_accuracies(inside),
+                "violations": int(inside["violated"].sum()),
+                "exceeded": int(inside["exceeded"].sum()),
+            }
             for name, inside in groups.items()
         },
         by_cluster={
@@ -172,3 +213,14 @@ def _fairness(final: _Final) -> Metrics:
             weights.append(np.full(len(predicted), float((final.model[group == g] == k).mean())))
     differences = fairness(*(np.concatenate(each) for each in (predictions, labels, groups, weights)))
     return {f"fairness.{name}": value for name, value in asdict(differences).items()}
+
+
+def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
+    """The share of the most frequent class among each group's test examples: the accuracy of always naming it."""
+    test, labels = federation.test, federation.test.y.cpu()
+    shares = {}
+    for g in federation.groups_with_clients:
+        own = labels[test.group == g]
+        if len(own):
+            shares[federation.groups[g]] = {"most_frequent_class": float(own.bincount().max() / len(own))}
+    return shares

@@ -30,22 +30,23 @@ def of_groups(audit: MembershipAudit, by_loss: MembershipAudit | None, federatio
 
 
 def _of_group(g: int, audit: MembershipAudit, by_loss: MembershipAudit | None, federation: Federation) -> Metrics:
-    own, population = (audit.of_group(g, federation, mix) for mix in _mixes(g, federation).values())
+    own, population = (audit.of_group(g, mix) for mix in _mixes(g, federation).values())
     metrics = _attack(own) | _attack(population, "_population")
+    metrics |= {"members": own.members, "non_members": own.non_members}
     if by_loss is not None:
-        threshold = by_loss.of_group(g, federation, one_group_mix(g, federation))
+        threshold = by_loss.of_group(g, one_group_mix(g, federation))
         metrics |= {"loss_threshold": threshold.accuracy, "loss_threshold_auc": threshold.auc}
     for other, name in enumerate(federation.groups):
         if other != g:
             mix = one_group_mix(other, federation)
-            against = audit.of_group(g, federation, mix)
+            against = audit.of_group(g, mix)
             metrics |= {f"mia_against_{name}": against.accuracy, f"mia_auc_against_{name}": against.auc}
             if by_loss is not None:
-                metrics[f"loss_threshold_against_{name}"] = by_loss.of_group(g, federation, mix).accuracy
+                metrics[f"loss_threshold_against_{name}"] = by_loss.of_group(g, mix).accuracy
     return metrics
 
 
-def of_clusters(audit: MembershipAudit, risks: Tensor, federation: Federation) -> Summary:
+def of_clusters(audit: MembershipAudit, risks: Tensor) -> Summary:
     """Each cluster's model.
 
     Args:
@@ -54,8 +55,8 @@ def of_clusters(audit: MembershipAudit, risks: Tensor, federation: Federation) -
     """
     clusters: dict[int, Metrics] = {}
     for k in range(len(risks)):
-        own = audit.of_cluster(k, federation)
-        population = audit.of_cluster(k, federation, population=True)
+        own = audit.of_cluster(k)
+        population = audit.of_cluster(k, population=True)
         clusters[k] = {**_attack(own), **_attack(population, "_population"), "risk": float(risks[k])}
     return Summary(by_cluster=clusters)
 
@@ -86,7 +87,7 @@ def _attack(measured: MembershipMetrics, non_members: str = "") -> dict[str, flo
 
 
 def _curve(audit: MembershipAudit, federation: Federation, g: int, kind: str, mix: Floats) -> pd.DataFrame:
-    scores, member, weight = audit.group_scores(g, federation, mix)
+    scores, member, weight = audit.group_scores(g, mix)
     if member.all() or not member.any():
         return pd.DataFrame({"group": [], "non_members": [], "fpr": [], "tpr": []})
     fpr, tpr = roc(scores, member, weight)

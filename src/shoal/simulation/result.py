@@ -10,7 +10,10 @@ from shoal.simulation.summary import Summary
 CLIENT_COLUMNS = (
     "client", "group", "cluster", "examples", "threshold", "alpha", "beta", "loss", "accuracy", "mia", "violated",
 )  # fmt: skip
-"""The columns of `clients.csv`."""
+"""The first columns of `clients.csv`."""
+
+EXPOSURE_COLUMNS = ("exposure", "exposure_low", "attack", "exceeded")
+"""Those that follow; see `exposure_of_clients`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,8 +22,8 @@ class Result:
 
     Args:
         summary: the metrics of `summary.json`.
-        clients: one row per client: `CLIENT_COLUMNS` and ``train_accuracy``; and ``epsilon`` where local steps are
-            private.
+        clients: one row per client: `CLIENT_COLUMNS`, ``train_accuracy`` and `EXPOSURE_COLUMNS`; and ``epsilon``
+            where local steps are private.
         rounds: one row per round and cluster, as in `rounds.csv`.
         roc: ROC curves of the configured attack by group, as in `roc.csv`.
         state: the final models, risks and assignment.

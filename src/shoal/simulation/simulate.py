@@ -39,6 +39,7 @@ def simulate(
     seed: int = 0,
     participation: float = 1.0,
     red_team: RedTeam | None = None,
+    member_rounds: int = 5,
     defenses: Sequence[Defense] = (),
     property_attack: PropertyAttack | None = None,
     malicious_clients: MaliciousClients | None = None,
@@ -59,6 +60,8 @@ def simulate(
         seed: of every random draw.
         participation: fraction of the clients that take part in a round, in [0, 1].
         red_team: the membership-inference attack; by default the gap attack at the end, which needs no shadow set.
+        member_rounds: a client is a member of each model that it trained, up to so many rounds before that model's last
+            training.
         defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping` or your own, applied in order.
         property_attack: an attack on a federation with a `PropertySchedule`.
         malicious_clients: train in their own way, such as `active_property_attacker` makes.
@@ -87,6 +90,7 @@ def simulate(
         seed=seed,
         participation=participation,
         red_team=GAP_AT_THE_END if red_team is None else red_team,
+        member_rounds=member_rounds,
         property_attack=property_attack,
         malicious_clients=malicious_clients,
     )

@@ -40,6 +40,7 @@ class Simulation:
         participation: fraction of the clients that take part in a round.
         red_team: estimates risk, and attacks the final models; by default `GAP_AT_THE_END`.
         evaluate_every: rounds between evaluations on the test set.
+        member_rounds: a client counts as a member of a model up to so many rounds before the model's last training.
         property_attack: an attack on a federation with a `PropertySchedule`; None: none.
         malicious_clients: train in their own way; None: nobody does.
         tsne: whether the updates that the property attack saw are embedded in the plane at the end.
@@ -53,6 +54,7 @@ class Simulation:
     participation: float = 1.0
     red_team: RedTeam = GAP_AT_THE_END
     evaluate_every: int = 1
+    member_rounds: int = 5
     property_attack: PropertyAttack | None = None
     malicious_clients: MaliciousClients | None = None
     tsne: bool = False
@@ -178,7 +180,7 @@ def measure_final(
     began = time.perf_counter()
     training = simulation.on(engine)
     stream = training.stream("final")
-    result = measure(now.state, training, simulation.red_team, stream, now.rows)
+    result = measure(now.state, training, simulation.red_team, stream, now.rows, simulation.member_rounds)
     if simulation.property_attack is not None:
         random = stream("property attack")
         updates = updates_of(

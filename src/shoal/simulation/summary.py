@@ -73,8 +73,8 @@ _ORDER: tuple[tuple[Literal["overall", "group", "cluster"], str], ...] = (
     ("overall", r"fairness\..*"),
     ("group", r"(mia|tpr|loss_threshold).*"),
     ("cluster", r"(mia|tpr).*|risk"),
-    ("overall", r"violations\.total|migrated|adjusted_rand_index"),
-    ("group", r"violations"),
+    ("overall", r"(violations|exceeded)\.total|migrated|adjusted_rand_index"),
+    ("group", r"violations|exceeded"),
     ("cluster", r"clients|examples|(train_)?accuracy|gap"),
     ("overall", r"main\..*|epsilon|delta|property\.(updates|positives)|cosine\..*"),
     ("cluster", r"cosine.*"),
@@ -115,7 +115,9 @@ class MetricKey(NamedTuple):
 
 
 _CLUSTER = re.compile(r"clusters\.(\d+)\.(.+)")
-_OVERALL = re.compile(r"[^.]*|(train_)?accuracy\.overall|violations\.total|(fairness|main|property|cosine|seconds)\..*")
+_OVERALL = re.compile(
+    r"[^.]*|(train_)?accuracy\.overall|(violations|exceeded)\.total|(fairness|main|property|cosine|seconds)\..*"
+)
 _AGAINST = re.compile(r"\w+_against_.*", re.DOTALL)
 _GROUP = re.compile(r"(tpr_at_fpr_0\.\d+(?:_population)?|\w+)\.(.*)", re.DOTALL)
 

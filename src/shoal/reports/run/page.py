@@ -14,6 +14,8 @@ from shoal.reports.formats import DASH, count, decimal, format_duration, percent
 from shoal.reports.html import render
 from shoal.reports.plotting import png
 from shoal.reports.run import privacy_figures, round_curves, tables
+from shoal.reports.run.client_table import client_table
+from shoal.reports.run.limits import with_limits
 from shoal.reports.run.property_section import property_section
 from shoal.reports.run.tables import cell
 from shoal.reports.summary_text import of_groups, verdict
@@ -46,12 +48,17 @@ def run_page(
     ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
     are rounds.csv, clients.csv, roc.csv and, with a property attack, property.csv.
     """
+    attack = name_of(type(config.red_team.attack))
+    listed, clients = client_table(clients, attack), with_limits(clients, attack)
     groups = [name for name in config.data.groups if (clients["group"] == name).any()]
     others = [name for name in config.data.groups if name not in groups]
-    attack = name_of(type(config.red_team.attack))
     estimated = bool((rounds["risk"].fillna(0.5) != 0.5).any())
     clusters = int(rounds["cluster"].max()) + 1
     at_end = {k: int((clients["cluster"] == k).sum()) for k in range(clusters)}
+    # Test examples are dealt out evenly among all groups; where clients have their own, only the summary knows.
+    dealt = config.data.partition
+    each = 0 if dealt is None else dealt.test_examples // len(config.data.groups)
+    non_members = {name: summary.by_group.get(name, {}).get("non_members", each) for name in groups}
     section = None
     if config.property_attack is not None and updates is not None:
         section = property_section(config.property_attack, config.data.task, summary, updates, clusters)
@@ -69,9 +76,10 @@ def run_page(
         "drained": round_curves.drained(at_end),
         "key_metrics": _key_metrics(summary, rounds=int(rounds["round"].max()), clients=len(clients)),
         "attack": ATTACKS.get(attack, f"the attack {attack}"),
-        "groups": tables.by_group(summary, clients, groups, others),
-        "clusters": tables.by_cluster(summary, clients, groups, clusters, estimated=estimated),
+        "groups": tables.by_group(summary, clients, groups, others, non_members),
+        "clusters": tables.by_cluster(summary, clients, groups, clusters, non_members, estimated=estimated),
         "property": section,
+        "clients": listed,
         "figures": [figure for figure in figures if figure is not None],
         "samples": [
             (name, _description(group), [png(image) for image in samples[name]])
@@ -90,11 +98,13 @@ def _key_metrics(summary: Summary, *, rounds: int, clients: int) -> Sequence[tup
     overall, mia = summary.overall, of_groups(summary, "mia")
     worst = max(mia, key=lambda group: mia[group], default=None)
     whose = f"highest of the groups: {worst}" if len(mia) > 1 else "guessing: 0.500"
-    everyone = f"of {clients} clients"
+    everyone, point = f"of {clients} clients", "violations.total"
+    certain = "exceeded.total" if "exceeded.total" in overall else point
+    by_point = f"{everyone}, certain by the 95 % interval; {cell(overall, point, count)} by the point estimate"
     return (
         ("Accuracy", cell(overall, "accuracy.overall", percent), "mean over clients, held-out images"),
         ("MIA accuracy", DASH if worst is None else decimal(mia[worst]), whose),
-        ("Limits exceeded", cell(overall, "violations.total", count), everyone),
+        ("Limits exceeded", cell(overall, certain, count), everyone if certain == point else by_point),
         ("Migrated", cell(overall, "migrated", count), everyone),
         ("Rounds", count(rounds), "of training"),
         ("Time", cell(overall, "seconds.total", format_duration), "in all"),

@@ -1,6 +1,6 @@
 """A run's figures of exposure: limits against measured exposure, and the attack's ROC curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,12 @@ from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from shoal.reports.plotting import CHANCE_LINE, OVER, WITHIN, Figure, draw_figure, group_style, legend, short
+from shoal.reports.curves import NAMED
+from shoal.reports.formats import decimal, percent
+from shoal.reports.plotting import CHANCE_LINE, OVER, UNSURE, WITHIN, Figure, draw_figure, group_style, legend, short
+from shoal.reports.run.limits import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
 from shoal.reports.run.round_curves import guess_key
+from shoal.reports.svg import MOST, add_named_points, name_points
 
 SMALLEST = 1e-4
 """The smallest rate on the axes of the ROC figure; held-out sets are too small for less."""
@@ -23,16 +27,27 @@ KINDS: Mapping[str, Any] = {
 
 _DARK = "#444444"
 
+STATES = (
+    (WITHIN_LIMIT, WITHIN, "within its limit"),
+    (UNCERTAIN, UNSURE, "above, not certain"),
+    (EXCEEDED, OVER, "over its limit"),
+)
+"""How a client is drawn, by what can be said of its limit."""
+
 
 def violations(clients: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
-    """Each client's limit against the measured exposure of its model; None if nothing was measured."""
-    known = clients.dropna(subset=["mia", "threshold"])
+    """Each client's limit against the measured exposure of its models; None if nothing was measured.
+
+    ``clients`` has the columns of `with_limits`.
+    """
+    known = clients.dropna(subset=["exposure", "threshold"])
     if known.empty:
         return None
-    over = known["violated"] > 0
+    over, uncertain = int(known["over"].sum()), int((known["limit"] == UNCERTAIN).sum())
+    states = [(color, label) for limit, color, label in STATES if limit != UNCERTAIN or uncertain]
 
     def draw(figure: MplFigure) -> None:
-        limits, exposure = known["threshold"], known["mia"]
+        limits, exposure = known["threshold"], known["exposure"]
         x = min(0.5, limits.min()) - 0.01, limits.max() + 0.01
         y = min(0.48, exposure.min() - 0.02), max(x[1], exposure.max() + 0.02)
         axes = figure.subplots()
@@ -40,29 +55,39 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
         axes.plot(x, x, color=_DARK, linewidth=1.2)
         # The largest group first, so that it hides no other.
         for group in sorted(groups, key=lambda name: -(known["group"] == name).sum()):
-            for broken, color in ((False, WITHIN), (True, OVER)):
-                here = (known["group"] == group) & (over == broken)
+            for limit, color, _ in STATES:
+                here = (known["group"] == group) & (known["limit"] == limit)
                 marker = group_style(groups.index(group)).marker
-                axes.scatter(
+                dots = axes.scatter(
                     limits[here], exposure[here], s=46, marker=marker, color=color, alpha=0.75, edgecolors="white",
                     linewidths=0.6,
                 )  # fmt: skip
+                name_points(dots, [_name(row) for row in known[here].to_dict("records")] if len(known) <= MOST else [])
         axes.text(0.03, 0.95, "over the limit", transform=axes.transAxes, color="#8a3b00", va="top")
         axes.set(xlim=x, ylim=y, xlabel="attack accuracy the client tolerates", ylabel="attack accuracy on its model")
         shapes = [(group_style(g).marker, "#555555", short(group)) for g, group in enumerate(groups)]
-        keys = [*shapes, ("o", WITHIN, "within its limit"), ("o", OVER, "over its limit")]
+        keys = [*shapes, *(("o", color, label) for color, label in states)]
         handles = [
             Line2D([], [], linestyle="", marker=marker, color=color, label=label) for marker, color, label in keys
         ]
         legend(figure, handles, columns=2 if len(shapes) <= 2 else 3)
 
     caption = (
-        "A dot is a client. Across: the accuracy of the attack that it tolerates (its threshold). Up: the accuracy "
-        "measured on the model that it chose; clients of one cluster lie on one level. In the shaded part the attack "
-        "is better than the client tolerates."
+        "A dot is a client. Across: the accuracy of the attack that it tolerates (its threshold). Up: its exposure, "
+        "the accuracy measured on its models; clients with the same models lie on one level. In the shaded part the "
+        "attack is better than the client tolerates."
     )
-    alt = f"Limits against exposure of {len(known)} clients; {over.sum()} are over their limit."
+    alt = f"Limits against exposure of {len(known)} clients; {over} are over their limit."
+    if uncertain:
+        caption += " Orange: above the limit by the point estimate, but not for certain."
+        alt += f" {uncertain} more are above it by the point estimate alone."
     return draw_figure("violations", "Whose limit is exceeded", caption, alt, draw)
+
+
+def _name(client: Mapping[Hashable, Any]) -> str:
+    """A client and its numbers, in words."""
+    exposure = f"exposure {decimal(client['exposure'])} by {client['attack']}, limit {decimal(client['threshold'])}"
+    return f"client {client['client']} ({client['group']}): {exposure}"
 
 
 def roc_curves(roc: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
@@ -83,6 +108,11 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
                 here = (known["group"] == group) & (known["non_members"] == kind) & (known["tpr"] > 0)
                 fpr, tpr = (known.loc[here, rate].clip(lower=low) for rate in ("fpr", "tpr"))
                 axes.plot(fpr, tpr, color=group_style(groups.index(group)).color, **line)
+                some = np.unique(np.linspace(0, len(fpr) - 1, min(NAMED, len(fpr))).round().astype(int))
+                fpr, tpr = fpr.iloc[some].tolist(), tpr.iloc[some].tolist()
+                whose = f"{group}, others: {kind}"
+                texts = [f"{whose}, {percent(t)} at {percent(f)} FPR" for f, t in zip(fpr, tpr, strict=True)]
+                add_named_points(axes, fpr, tpr, texts)
         axes.set(xscale="log", yscale="log", xlim=(low, 1), ylim=(low, 1))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(10))
@@ -97,7 +127,8 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
         "Of the training examples, the share that the attack recognises (up), where it takes only so many of the "
         "others for training examples (across). The left end matters most: a curve above the diagonal there names "
         "members with few mistakes. Solid: others from the same group. Dashed: others from the whole population. "
-        "A curve begins where the attack recognises its first member."
+        "A curve begins where the attack recognises its first member; left of the rate of a single mistake it is flat: "
+        "what is recognised without any."
     )
     alt = f"ROC curves of the attack on logarithmic axes for {', '.join(measured)}."
     return draw_figure("roc", "What the attack recognises", caption, alt, draw)

@@ -1,7 +1,8 @@
 """A run's figures over its rounds: accuracy, risk, and the clients in each cluster, where a drained cluster shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from math import nan
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,10 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from shoal.reports.curves import Curve, fit_rounds, over_rounds, round_axes
 from shoal.reports.formats import decimal
 from shoal.reports.plotting import CHANCE_LINE, Figure, cluster_style, draw_figure, group_style, legend, short
+from shoal.reports.svg import add_named_points, name_points
 from shoal.simulation.summary import Summary
+
+_CHOSEN: Any = {"color": "white", "markeredgecolor": "black"}
 
 FEW = 3
 """Clients of a cluster that has all but drained."""
@@ -114,9 +118,11 @@ def risk(rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: 
             if estimated:
                 over, values = np.append(curve.values.index, end), np.append(curve.values, curve.values.iloc[-1])
                 axes.step(over, values, where="post", color=color, linestyle=dashes)
-            axes.plot(
-                [end], [value], marker="D", markersize=7, color=color, markeredgecolor="black", clip_on=False, zorder=5
+                curve.name_values(axes)
+            (diamond,) = axes.plot(
+                [end], [value], marker="D", markersize=7, color=color, markeredgecolor="black", clip_on=False, zorder=7
             )
+            name_points(diamond, [f"{curve.label}, measured at the end: {decimal(value)}"])
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.45), max(high, 0.6))
         keys = [curve.key() if estimated else curve.key("D") for curve in curves]
@@ -142,14 +148,22 @@ def risk(rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: 
 def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> Figure:
     """The clients of each group that trained each cluster's model, one panel per cluster.
 
+    The choice after the last round can be another than the one that the last round was trained with, so both have a
+    number, and the former has a diamond.
+
     Args:
         rounds: one row per round and cluster.
         groups: those with clients.
         at_end: clients of each cluster after the last round.
     """
+    last = int(rounds["round"].max())
+    trained = rounds[rounds["round"] == last].set_index("cluster")["clients"].astype(int)
+    titles = [
+        f"cluster {k}: {trained.get(k, 0)} trained it in round {last}, {n} chose it after" for k, n in at_end.items()
+    ]
 
     def draw(figure: MplFigure) -> None:
-        panels = round_panels(figure, [f"cluster {k}: ends with {n}" for k, n in at_end.items()], "clients")
+        panels = round_panels(figure, titles, "clients")
         for axes, k in zip(panels, at_end, strict=True):
             own = rounds[rounds["cluster"] == k].set_index("round")
             edges, below = np.append(own.index - 0.5, own.index[-1] + 0.5), np.zeros(len(own))
@@ -157,14 +171,32 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
                 top = below + own[f"clients.{group}"].to_numpy()
                 axes.stairs(top, edges, baseline=below, fill=True, color=group_style(g).color)
                 below = top
+            names = [_sizes(row, groups) for row in own.to_dict("records")]
+            names = [f"cluster {k}, round {number}: {name}" for number, name in zip(own.index, names, strict=True)]
+            add_named_points(axes, own.index.to_list(), below.tolist(), names)
             axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
-            axes.set_ylim(0, None)
-            fit_rounds(axes, own.index.to_series())
-        legend(figure, [Patch(color=group_style(g).color, label=short(group)) for g, group in enumerate(groups)])
+            end = fit_rounds(axes, own.index.to_series())
+            (diamond,) = axes.plot([end], [at_end[k]], marker="D", markersize=7, clip_on=False, zorder=7, **_CHOSEN)
+            name_points(diamond, [f"cluster {k}: chosen by {at_end[k]} after round {last}"])
+        # After the last diamond, since panels share their scale and this ends its fitting.
+        panels[0].set_ylim(0, None)
+        chosen = Line2D([], [], marker="D", linestyle="", **_CHOSEN, label="chose it after the last round")
+        legend(
+            figure,
+            [*[Patch(color=group_style(g).color, label=short(group)) for g, group in enumerate(groups)], chosen],
+            columns=2,
+        )
 
     alt = f"Clients by cluster over rounds. At the end: {', '.join(f'cluster {k} {n}' for k, n in at_end.items())}."
-    caption = "Clients that trained each cluster's model in a round, coloured by their group. " + drained(at_end)
+    caption = (
+        "Bars: clients that trained each cluster's model in a round, coloured by their group. Diamond: clients that "
+        f"chose it after the last round, from the final models; the tables count these. {drained(at_end)}"
+    )
     return draw_figure("sizes", "Cluster sizes", caption.strip(), alt, draw)
+
+
+def _sizes(row: Mapping[Hashable, Any], groups: Sequence[str]) -> str:
+    return ", ".join(f"{row['clients.' + group]:.0f} of {group}" for group in groups)
 
 
 def drained(at_end: Mapping[int, int]) -> str:

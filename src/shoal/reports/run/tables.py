@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import nan
 
 import pandas as pd
 
 from shoal.reports.formats import DASH, count, decimal, format_duration, percent
+from shoal.reports.run.limits import has_intervals
 from shoal.simulation.summary import Metrics, Summary
 
 Format = Callable[[float], str]
@@ -53,23 +55,59 @@ BY_GROUP: tuple[tuple[str, Format, str, str], ...] = (
         "Area under the attack's ROC curve: how often it ranks a member above a non-member of the same group."
     )),
     ("tpr_at_fpr_0.01", percent, "TPR at 1 % FPR", (
-        "Share of the members that the attack names where it takes at most 1 % of the non-members for members; "
-        "guessing: 1 %."
+        "Share of the members that the attack names where it takes at most 1 % of the non-members for members."
     )),
-    ("tpr_at_fpr_0.001", percent, "TPR at 0.1 % FPR", "The same at 0.1 %; guessing: 0.1 %."),
+    ("tpr_at_fpr_0.001", percent, "TPR at 0.1 % FPR", "The same at 0.1 %."),
     ("loss_threshold", decimal, "Loss-threshold attack", (
         "Balanced accuracy of an attack that calls images of small loss members; non-members of the same group."
     )),
-    ("violations", count, "Limits exceeded", "Clients whose model is attacked with more success than they tolerate."),
+    ("exceeded", count, "Limits exceeded", (
+        "Clients whose model an attack is certain to expose more than they tolerate: the lower end of its 95 % "
+        "interval is above their limit."
+    )),
+    ("violations", count, "Limits exceeded, point estimate", (
+        "Clients whose model the configured attack exposes more than they tolerate, by the point estimate."
+    )),
 )  # fmt: skip
 
 
-def by_group(summary: Summary, clients: pd.DataFrame, groups: Sequence[str], others: Sequence[str]) -> Table:
-    """One column for each of ``groups``; of ``others``, which have no clients, there are only non-members."""
+RATES = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
+"""False positive rates that a true positive rate is given at."""
+
+
+def _at_fpr(row: TableRow, key: str, non_members: Sequence[float]) -> TableRow:
+    """A true positive rate with what guessing gives; a dash, and why, where a single mistake is more than the rate.
+
+    ``non_members`` are those of each column, NaN where their number is unknown.
+    """
+    rate = RATES[key]
+    too_few = [number * rate < 1 - 1e-9 for number in non_members]
+    cells = tuple(DASH if few else text for text, few in zip(row.cells, too_few, strict=True))
+    meaning = f"{row.meaning} Guessing: {100 * rate:g} %." if not all(too_few) else row.meaning
+    if any(too_few):
+        least = min(number for number, few in zip(non_members, too_few, strict=True) if few)
+        meaning += (
+            f" A dash: too few non-members (at least {count(1 / rate)} are needed, {count(least)} are there), since "
+            f"one that is taken for a member is already more than {100 * rate:g} %."
+        )
+    return TableRow(row.name, meaning, cells)
+
+
+def by_group(
+    summary: Summary, clients: pd.DataFrame, groups: Sequence[str], others: Sequence[str], non_members: Metrics
+) -> Table:
+    """One column for each of ``groups``; of ``others``, which have no clients, there are only non-members.
+
+    ``non_members`` are those of each group.
+    """
     metrics = [summary.by_group.get(group, {}) for group in groups]
     rows = [TableRow("Clients", "", tuple(str((clients["group"] == group).sum()) for group in groups))]
     for key, form, name, meaning in BY_GROUP:
+        if key == "exceeded" and not any(key in each for each in metrics):
+            continue
         rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in metrics)))
+        if key in RATES:
+            rows[-1] = _at_fpr(rows[-1], key, [non_members.get(group, nan) for group in groups])
         if key == "mia_population":
             for other in others:
                 cells = tuple(cell(each, f"mia_against_{other}", decimal) for each in metrics)
@@ -94,9 +132,18 @@ BY_CLUSTER: tuple[tuple[str, Format, str, str], ...] = (
 
 
 def by_cluster(
-    summary: Summary, clients: pd.DataFrame, groups: Sequence[str], clusters: int, *, estimated: bool
+    summary: Summary,
+    clients: pd.DataFrame,
+    groups: Sequence[str],
+    clusters: int,
+    non_members: Metrics,
+    *,
+    estimated: bool,
 ) -> Table:
-    """One column per cluster, as chosen after the last round; the risk only where it was ever estimated."""
+    """One column per cluster, as chosen after the last round; the risk only where it was ever estimated.
+
+    ``non_members`` are those of each group.
+    """
 
     def counts(those: pd.DataFrame) -> tuple[str, ...]:
         return tuple(str((those["cluster"] == k).sum()) for k in range(clusters))
@@ -108,9 +155,32 @@ def by_cluster(
     for key, form, name, meaning in BY_CLUSTER:
         known = metrics if key != "risk" or estimated else [{}] * clusters
         rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in known)))
+        if key in RATES:
+            own = (clients[clients["cluster"] == k] for k in range(clusters))
+            rows[-1] = _at_fpr(rows[-1], key, [_effective_non_members(each, non_members) for each in own])
+    if has_intervals(clients):
+        over = counts(clients[clients["over"]])
+        rows.append(TableRow("Limits exceeded", "Clients whose limit is exceeded for certain: see Clients.", over))
     over = counts(clients[clients["violated"] > 0])
-    rows.append(TableRow("Limits exceeded", "Clients that tolerate less than the MIA accuracy above.", over))
+    rows.append(TableRow(
+        "Limits exceeded, point estimate", "Clients that tolerate less than the MIA accuracy above.", over
+    ))  # fmt: skip
     return Table("Metrics by cluster", tuple(f"cluster {k}" for k in range(clusters)), tuple(rows))
+
+
+def _effective_non_members(clients: pd.DataFrame, non_members: Metrics) -> float:
+    """The number of equally weighted non-members that carry as much as a cluster's (Kish 1965).
+
+    They are weighted to the mix of groups among its ``clients``' training examples; NaN without clients.
+
+    >>> clients = pd.DataFrame({"group": ["a", "b"], "examples": [30, 10]})
+    >>> round(_effective_non_members(clients, {"a": 100, "b": 100}), 6)
+    160.0
+    """
+    mix = clients.groupby("group")["examples"].sum()
+    mix = mix[[group for group in mix.index if non_members.get(str(group), 0) > 0]]
+    spread = sum(share**2 / non_members[str(group)] for group, share in (mix / mix.sum()).items())
+    return 1 / spread if spread else nan
 
 
 OVERALL: tuple[tuple[str, Format, str, str], ...] = (

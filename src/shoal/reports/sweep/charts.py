@@ -13,7 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 
+from shoal.reports.formats import DASH
 from shoal.reports.plotting import cluster_style
+from shoal.reports.svg import name_points
 from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, in_rows
 from shoal.reports.sweep.labels import SPREADS, format_value
 from shoal.reports.sweep.seed_statistics import Estimate, Floats, estimate
@@ -113,10 +115,16 @@ def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
                 meanprops=_MEAN | {"zorder": 5},
             )  # fmt: skip
         else:
-            axes.bar(
-                x, chart.result.mean[p, b], 0.92 * width, yerr=chart.result.spread[p, b], capsize=3, **fill_style(b)
-            )
-        axes.plot(x + dots * width, values.T, **_SEED)
+            means = chart.result.mean[p, b]
+            bars = axes.bar(x, means, 0.92 * width, yerr=chart.result.spread[p, b], capsize=3, **fill_style(b))
+            for bar, name in zip(bars, _names(chart, p, b, means), strict=True):
+                name_points(bar, [f"{name} (mean)"])
+        for i, line in enumerate(axes.plot(x + dots * width, values.T, **_SEED)):
+            known = zip(chart.data.statistics.seeds, values[i], strict=True)
+            key, place = chart.data.spec.y[p], _place(chart, b, i)
+            name_points(line, [
+                f"{place}, seed {seed}: {format_value(value, key)}" for seed, value in known if not np.isnan(value)
+            ])  # fmt: skip
         _write_notes(axes, x, chart.notes[p, b].tolist())
     if chart.data.spec.kind == "bars":
         axes.axhline(0.0, color="black", linewidth=0.8)
@@ -138,6 +146,7 @@ def _draw_lines(chart: Chart, p: int, axes: Axes) -> None:
     axes.update_datalim([(each, 0) for each in x], updatey=False)
     for b, (mean, spread) in enumerate(zip(chart.result.mean[p], chart.result.spread[p], strict=True)):
         line = axes.errorbar(x, mean, spread, capsize=3, elinewidth=1.2, **_line_style(b))
+        name_points(line.lines[0], [name for name in _names(chart, p, b, mean) if DASH not in name])
         # A little beside each other, or error bars would hide one another.
         beside = ScaledTranslation(0.04 * (b - (len(notes) - 1) / 2), 0, axes.figure.dpi_scale_trans)
         for artist in line.get_children():
@@ -145,6 +154,16 @@ def _draw_lines(chart: Chart, p: int, axes: Axes) -> None:
     several = [f"n = {', '.join(map(str, n))}" for n in chart.result.n[p].T]
     _write_notes(axes, x, np.where((notes == notes[0]).all(axis=0), notes[0], several).tolist())
     _name_settings(axes, chart, x, " (log scale)" * log)
+
+
+def _place(chart: Chart, b: int, i: int) -> str:
+    data = chart.data
+    return ", ".join(filter(None, [data.series()[b], data.settings(data.spec.x)[i]]))
+
+
+def _names(chart: Chart, p: int, b: int, means: Floats) -> list[str]:
+    key = chart.data.spec.y[p]
+    return [f"{_place(chart, b, i)}: {format_value(mean, key)}" for i, mean in enumerate(means)]
 
 
 def _name_settings(axes: Axes, chart: Chart, x: Floats, scale: str = "") -> None:

@@ -1,6 +1,7 @@
 """A sweep's figures, drawn for the page and for print."""
 
 from dataclasses import dataclass
+from functools import partial
 from textwrap import fill
 
 from matplotlib.axes import Axes
@@ -34,7 +35,8 @@ def draw_figure(
     data = FigureData(spec, statistics, labels)
     content = curves_content(data, read_rounds) if spec.kind == "courses" else chart_content(data)
     title, size = spec.title or name, (content.columns * content.width, len(content.rows) * HEIGHT)
-    files = figure_files(f"{title}. {content.description}", lambda figure: paint(figure, content, data), size)
+    alt, draw = f"{title}. {content.description}", partial(paint, content=content, data=data)
+    files = figure_files(alt, draw, size, name=f"figure-{name}-drawn")
     return SweepFigure(name, title, content.caption, files.image, files.svg, files.pdf)
 
 

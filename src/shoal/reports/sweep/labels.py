@@ -33,6 +33,7 @@ FAMILIES = {
     "accuracy": "accuracy",
     "clients": "clients",
     "examples": "training images",
+    "exceeded": "limits exceeded for certain",
     "gap": "gap attack",
     "loss_threshold": "loss-threshold attack",
     "loss_threshold_auc": "loss-threshold AUC",
@@ -40,6 +41,7 @@ FAMILIES = {
     "mia_auc": "MIA AUC",
     "mia_population": "MIA accuracy, population non-members",
     "mia_population_auc": "MIA AUC, population non-members",
+    "most_frequent_class": "share of the most frequent class",
     "risk": "red-team risk",
     "tpr_at_fpr_0.001": "TPR at 0.1 % FPR",
     "tpr_at_fpr_0.001_population": "TPR at 0.1 % FPR, population non-members",
@@ -86,7 +88,11 @@ def decimals_of(key: str) -> int:
     (1, 1, 3)
     """
     family, _ = split_key(key)
-    if family in ("clients", "examples", "violations") or key in ("migrated", "rounds") or key.startswith("seconds."):
+    if (
+        family in ("clients", "examples", "exceeded", "violations")
+        or key in ("migrated", "rounds")
+        or key.startswith("seconds.")
+    ):
         return 1
     return 4 if family.startswith("tpr_at_fpr_0.001") else 3
 

@@ -8,6 +8,7 @@ import pandas as pd
 from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.reports.formats import DASH
 from shoal.reports.html import render
+from shoal.reports.sweep.answer import answer, reading
 from shoal.reports.sweep.figures import SweepFigure, draw_figure
 from shoal.reports.sweep.labels import Labels, capitalised, decimals_of, format_value
 from shoal.reports.sweep.round_curves import ReadRounds
@@ -19,7 +20,7 @@ from shoal.reports.sweep.tables import SweepTable, sweep_table
 Missing = Sequence[tuple[Mapping[str, Value], str]]
 """Runs that are not finished: their settings and seed, and why."""
 
-USUAL = ("accuracy.overall", "violations.total", "seconds.total")
+USUAL = ("accuracy.overall", "exceeded.total", "violations.total", "seconds.total")
 """Metrics of each run on the page, beside those of the tables and figures."""
 
 
@@ -95,6 +96,8 @@ def sweep_page(
     columns += [_values(results[key], key) for key in keys]
     page = {
         "title": title or "Sweep",
+        "answer": [capitalised(each) for each in answer(statistics, spec, labels)],
+        "reading": reading(statistics, labels),
         "summary": _summary(statistics, len(missing), labels),
         "missing": [
             ([labels.setting(settings[axis]) if axis in settings else DASH for axis in named], reason)

@@ -1,0 +1,122 @@
+"""The table of clients: who is over the limit, how far, and by which attack."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite, isnan
+
+import pandas as pd
+
+from shoal.reports.formats import DASH, count, decimal, percent
+from shoal.reports.run.limits import EXCEEDED, UNCERTAIN, UNKNOWN, WITHIN_LIMIT, has_intervals, with_limits
+
+ALL_ROWS = 200
+"""The most clients of which all have a row; of more, only those over their limit."""
+
+MOST_ROWS = 1000
+"""The most rows of the table, so that a page of many clients stays small."""
+
+WORDS = {EXCEEDED: "exceeded", UNCERTAIN: "above, not certain", WITHIN_LIMIT: "within", UNKNOWN: DASH}
+"""What is said of a limit."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its text, and the number to sort by where it is a column of numbers (empty: undefined)."""
+
+    text: str
+    number: str | None = None
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """Rows under column heads, the furthest over the limit first; ``note`` says what it shows and leaves out.
+
+    Args:
+        heads: each with whether its column holds numbers.
+        sorted_by: the index of the column by which the rows are sorted.
+        rows: each with whether the client's limit is exceeded.
+    """
+
+    heads: tuple[tuple[str, bool], ...]
+    sorted_by: int
+    rows: tuple[tuple[bool, tuple[Cell, ...]], ...]
+    note: str
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
+
+
+COLUMNS: tuple[tuple[str, str, Callable[[float], str] | None], ...] = (
+    ("client", "client", "{:.0f}".format),
+    ("group", "group", None),
+    ("cluster", "cluster", "{:.0f}".format),
+    ("limit", "limit is", None),
+    ("margin", "over by", _signed),
+    ("threshold", "limit", decimal),
+    ("exposure", "exposure", decimal),
+    ("exposure_low", "exposure, low end", decimal),
+    ("attack", "attack", None),
+    ("examples", "training images", count),
+    ("accuracy", "accuracy", percent),
+    ("loss", "loss", decimal),
+    ("beta", "beta", decimal),
+    ("epsilon", "epsilon", decimal),
+)
+"""The columns of the table: of the frame, their heads, and how numbers are written; None: text."""
+
+
+def client_table(clients: pd.DataFrame, attack: str) -> ClientTable:
+    """The table of the rows of clients.csv; ``attack`` is the configured attack's name.
+
+    Without scripts its rows are sorted by how far the limit is exceeded.
+    """
+    known = with_limits(clients, attack)
+    known = known.sort_values(["over", "margin", "client"], ascending=[False, False, True], na_position="last")
+    over = known[known["limit"].isin([EXCEEDED, UNCERTAIN])]
+    shown = (known if len(known) <= ALL_ROWS else over).head(MOST_ROWS)
+    left_out = set() if known["exposure_low"].notna().any() else {"exposure_low"}
+    columns = [each for each in COLUMNS if each[0] in known and each[0] not in left_out]
+    rows = [
+        (str(row["limit"]) == EXCEEDED, tuple(_cell(row[name], name, form) for name, _, form in columns))
+        for row in shown.to_dict("records")
+    ]
+    return ClientTable(
+        heads=tuple((head, form is not None) for _, head, form in columns),
+        sorted_by=[name for name, _, _ in columns].index("margin"),
+        rows=tuple(rows),
+        note=_note(clients, over, shown),
+    )
+
+
+def _cell(value: object, name: str, form: Callable[[float], str] | None) -> Cell:
+    if form is None:
+        text = WORDS[str(value)] if name == "limit" else str(value)
+        return Cell(DASH if pd.isna(value) else text)
+    number = float(value)  # pyright: ignore[reportArgumentType] - a column of numbers
+    if isnan(number):
+        return Cell(DASH, "")
+    # As scripts write numbers: epsilon is infinite without noise.
+    return Cell(form(number), repr(number)) if isfinite(number) else Cell("\N{INFINITY}", "Infinity")
+
+
+def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str:
+    """How to read the table, and which clients it leaves out."""
+    sentences = []
+    if len(shown) < len(clients):
+        which = f"the {len(over):,} that are over their limit" if len(over) else "none, as no limit is exceeded"
+        some = f", of them the first {len(shown):,}" if len(shown) < len(over) else ""
+        sentences.append(f"Of {len(clients):,} clients the table has {which}{some}; all are in clients.csv.")
+    if has_intervals(clients):
+        sentences.append(
+            "Exposure: the largest balanced accuracy of an attack, over the attacks that were run and the models that "
+            "the client trained lately; low end: of its 95 % interval. A limit is exceeded where the low end is above "
+            "it, and 'above, not certain' where only the exposure is, or the configured attack's accuracy. Over by: "
+            "low end less limit."
+        )
+    else:
+        sentences.append(
+            "Exposure: the configured attack's balanced accuracy on the client's model, a point estimate without an "
+            "interval. Over by: exposure less limit."
+        )
+    return " ".join(sentences)

@@ -1,0 +1,85 @@
+"""The answer of a sweep: differences between the settings of its first axis, paired by seed, in sentences."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from shoal.reports.sweep.labels import Labels, format_value
+from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate, metrics_in
+from shoal.reports.sweep.spec import ReportSpec, TableSpec
+
+USUAL = ("accuracy.overall", "exceeded.total", "violations.total")
+"""Metrics that every answer has, where the runs have them."""
+
+MOST_METRICS = 6
+"""Metrics of an answer: the usual ones, then those of the tables and figures in their order."""
+
+MOST_SETTINGS = 6
+"""Settings that are compared with the first: of more, the last ones."""
+
+
+def answer(statistics: SeedStatistics, spec: ReportSpec, labels: Labels) -> tuple[str, ...]:
+    """One paragraph for each further setting of the first axis, against the first setting; none without such an axis.
+
+    A difference is the mean over seeds of (setting - first setting), each seed first averaged over all other axes, with
+    its 95 % interval (Student's t). It is "open" where the interval covers 0, or where there is none.
+    """
+    axis = next((each for each, settings in statistics.axes.items() if len(settings) > 1), None)
+    if axis is None or statistics.results.empty:
+        return ()
+    keys = _metrics(statistics, spec)
+    first, *others = [labels.setting(each) for each in statistics.axes[axis]]
+    if not keys:
+        return ()
+    average = [each for each in statistics.axes if each != axis]
+    by_seed = statistics.metrics_by_seed(TableSpec(y=keys, rows=[axis], average=average))
+    left_out = max(0, len(others) - MOST_SETTINGS)
+    paragraphs = []
+    for name, values in list(zip(others, by_seed.transpose(1, 0, 2)[1:], strict=True))[left_out:]:
+        known = [*_differences(values - by_seed[:, 0], keys, labels)]
+        if known:
+            paragraphs.append(f"{labels.axis(axis)}, {name} against {first}: {'; '.join(known)}.")
+    return tuple(paragraphs)
+
+
+def reading(statistics: SeedStatistics, labels: Labels) -> str:
+    """How to read an answer."""
+    varied = [each for each, settings in statistics.axes.items() if len(settings) > 1]
+    over = f", each seed averaged over {' and '.join(map(labels.axis, varied[1:]))}" if varied[1:] else ""
+    return (
+        f"Differences are means over the seeds that both settings have{over}, with their 95 % intervals (paired by "
+        "seed, Student's t), each by itself: of twenty true zeros, one is expected to look like a difference. Open: "
+        "the interval covers 0."
+    )
+
+
+def _metrics(statistics: SeedStatistics, spec: ReportSpec) -> list[str]:
+    shown = [key for each in (*spec.tables.values(), *spec.figures.values()) for key in each.y]
+    known = set(metrics_in(statistics.results, ("run", "seed", *statistics.axes)))
+    return [key for key in dict.fromkeys([*USUAL, *shown]) if key in known][:MOST_METRICS]
+
+
+def _differences(values: np.ndarray, keys: Sequence[str], labels: Labels) -> Iterator[str]:
+    """The differences ``values`` (seeds, metrics) in words; nothing of a metric without any."""
+    result = estimate(values, "ci")
+    for mean, half, n, own, key in zip(result.mean, result.spread, result.n, values.T, keys, strict=True):
+        if n == 0:
+            continue
+        name, known = labels.key(key), own[~np.isnan(own)]
+        if n == 1:
+            yield f"{name} {_signed(mean, key)} in one seed, open without an interval"
+        elif (known == 0).all():
+            yield f"{name} the same in all {n} seeds"
+        else:
+            low, high = mean - half, mean + half
+            interval = f"95 % interval {_signed(low, key)} to {_signed(high, key)}, {n} seeds"
+            if low <= 0 <= high:
+                yield f"{name} open: {_signed(mean, key)} ({interval})"
+            else:
+                way = "higher" if mean > 0 else "lower"
+                yield f"{name} {way} by {format_value(abs(mean), key)} ({interval})"
+
+
+def _signed(value: float, key: str) -> str:
+    text = format_value(value, key)
+    return text if value <= 0 or float(value) == 0 else f"+{text}"

@@ -1,0 +1,62 @@
+"""True positive rates at low false positive rates are numbers only where there are non-members enough for the rate."""
+
+import pandas as pd
+import pytest
+
+from run_of_any_shape import clients_of, config_of, frames_of, summary_of
+from shoal.reports.formats import DASH
+from shoal.reports.run.page import run_page
+from shoal.reports.run.tables import Table, TableRow, by_cluster, by_group
+from shoal.simulation.summary import parse_summary
+
+GROUPS = ["a", "b"]
+KNOWN = {f"tpr_at_fpr_{rate}.{name}": 0.25 for rate in ("0.01", "0.001") for name in GROUPS}
+OF_CLUSTERS = {f"clusters.{k}.tpr_at_fpr_{rate}": 0.25 for rate in ("0.01", "0.001") for k in range(2)}
+SUMMARY = parse_summary(summary_of(GROUPS, 2) | KNOWN | OF_CLUSTERS)
+
+
+def row(table: Table, name: str) -> TableRow:
+    return next(each for each in table.rows if each.name == name)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "at_1_percent", "at_01_percent"),
+    [
+        (99, 100, (DASH, "25.0 %"), (DASH, DASH)),
+        (999, 1000, ("25.0 %", "25.0 %"), (DASH, "25.0 %")),
+        (1000, 1000, ("25.0 %", "25.0 %"), ("25.0 %", "25.0 %")),
+    ],
+)
+def test_a_rate_below_one_non_member_is_a_dash(
+    a: int, b: int, at_1_percent: tuple[str, str], at_01_percent: tuple[str, str]
+) -> None:
+    table = by_group(SUMMARY, clients_of(GROUPS, 2), GROUPS, [], {"a": a, "b": b})
+    for name, cells, rate in (("TPR at 1 % FPR", at_1_percent, "1 %"), ("TPR at 0.1 % FPR", at_01_percent, "0.1 %")):
+        found = row(table, name)
+        assert found.cells == cells
+        assert (f"Guessing: {rate}." in found.meaning) == (set(cells) != {DASH})
+        assert ("too few non-members" in found.meaning) == (DASH in cells)
+    assert ("1,000 are needed, 99 are there" in row(table, "TPR at 0.1 % FPR").meaning) == (a == 99)
+
+
+def test_a_cluster_s_non_members_count_by_their_weights() -> None:
+    """Cluster 0: nine examples of a to one of b, which weigh like 122 of 100 and 100; cluster 1: only b."""
+    clients = pd.DataFrame({"group": ["a", "b", "b"], "cluster": [0, 0, 1], "examples": [9, 1, 5], "violated": False})
+    few, enough = {"a": 80, "b": 80}, {"a": 82, "b": 100}
+    assert row(by_cluster(SUMMARY, clients, GROUPS, 2, few, estimated=True), "TPR at 1 % FPR").cells == (DASH, DASH)
+    shown = row(by_cluster(SUMMARY, clients, GROUPS, 2, enough, estimated=True), "TPR at 1 % FPR")
+    assert shown.cells == ("25.0 %", "25.0 %")
+
+
+@pytest.mark.parametrize(("extra", "dashes"), [({}, True), ({"non_members.a": 100, "non_members.b": 100}, False)])
+def test_the_page_takes_the_number_from_the_summary_or_else_from_the_configuration(
+    extra: dict[str, int], dashes: bool
+) -> None:
+    """The configuration has 30 test examples, 15 for each group."""
+    summary = parse_summary(summary_of(GROUPS, 2) | KNOWN | extra)
+    text = run_page(config_of(GROUPS, 2), summary, {}, **frames_of(GROUPS, 2))
+    by_groups = text.partition('id="by-group"')[2].partition('id="by-cluster"')[0]
+    line = next(line for line in by_groups.splitlines() if "TPR at 1 % FPR" in line)
+    assert (f">{DASH}<" in line) == dashes
+    assert ("15 are there" in line) == dashes
+    assert "Guessing: 0.1 %" not in by_groups

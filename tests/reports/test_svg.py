@@ -1,0 +1,124 @@
+"""Figures on a page: what the pointer shows, and colours that follow a light or a dark page."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure as MplFigure
+
+import shoal.reports
+from html_page import figures_on, page_of
+from run_of_any_shape import clients_of, html_of, rounds_of
+from shoal.reports.curves import NAMED, Curve
+from shoal.reports.plotting import cluster_style, draw_figure, figure_files
+from shoal.reports.run.limits import with_limits
+from shoal.reports.run.privacy_figures import violations
+from shoal.reports.run.round_curves import cluster_sizes
+from shoal.reports.svg import MOST, add_named_points, name_points
+
+GROUPS = ["a", "b"]
+STYLE = (Path(shoal.reports.__file__).parent / "style.css").read_text(encoding="utf-8")
+
+
+def titles(svg: str | bytes) -> list[str]:
+    return [each.text or "" for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("title")]
+
+
+def named(texts: list[str]) -> list[str]:
+    def draw(figure: MplFigure) -> None:
+        (line,) = figure.subplots().plot(range(len(texts)), range(len(texts)), marker="o")
+        name_points(line, texts)
+
+    return titles(draw_figure("any", "Any", "", "any", draw).image)
+
+
+def test_each_point_has_its_own_name_whatever_is_in_it() -> None:
+    texts = ["<b> & \"c\" 'd'", "two\nlines", "少数", "a, b; c|d"]
+    assert named(texts) == ["<b> & \"c\" 'd'", "two lines", "少数", "a, b; c|d"]
+    assert named(texts[:1]) == texts[:1]
+    assert named([]) == []
+    assert named(["x"] * (MOST + 1)) == []
+
+
+def test_where_points_are_outside_the_figure_no_point_has_a_wrong_name() -> None:
+    def draw(figure: MplFigure) -> None:
+        axes = figure.subplots()
+        add_named_points(axes, [0.0, 100.0, 1.0], [0.0, 100.0, 1.0], ["first", "far away", "last"])
+        axes.set(xlim=(-1, 2), ylim=(-1, 2))
+
+    assert titles(draw_figure("any", "Any", "", "any", draw).image) == []
+
+
+def test_a_curve_names_its_values_by_round_and_skips_gaps() -> None:
+    def of(values: pd.Series) -> list[str]:
+        curve = Curve("cluster 1", values, cluster_style(1))
+        return titles(draw_figure("any", "Any", "", "any", lambda figure: curve.draw(figure.subplots())).image)
+
+    assert of(pd.Series({1: 0.25, 2: None, 3: 0.5})) == ["cluster 1, round 1: 0.250", "cluster 1, round 3: 0.500"]
+    of_many = of(pd.Series({i: i / 1000 for i in range(1, 501)}))
+    assert len(of_many) == NAMED
+    assert of_many[-1] == "cluster 1, round 500: 0.500"
+
+
+def test_every_figure_of_a_run_shows_names_under_the_pointer() -> None:
+    figures = figures_on(page_of(html_of(GROUPS, 2)))
+    assert len(figures) == 6
+    assert all(titles(each) for each in figures)
+    assert "client 1 (b): exposure 0.580 by shadow, limit 0.560" in " ".join(map(" ".join, map(titles, figures)))
+
+
+def test_files_keep_the_names_and_colours_for_paper() -> None:
+    def draw(figure: MplFigure) -> None:
+        (line,) = figure.subplots().plot([0, 1], [0, 1], marker="o", color="black")
+        name_points(line, ["first", "second"])
+
+    files = figure_files("any", draw, (3, 2))
+    assert titles(files.svg)[-2:] == ["first", "second"]
+    assert b"#ffffff" in files.svg
+    assert b"var(" not in files.svg
+
+
+def test_a_page_s_figures_have_no_white_card_and_only_colours_that_a_dark_page_knows() -> None:
+    for svg in figures_on(page_of(html_of(GROUPS, 2))):
+        assert not {"#ffffff", "#000000", "#dddddd", "#0072b2"} & set(re.findall(r"#\w{6}", svg))
+        assert re.search("stroke: var\\(--line\\)", svg)
+    light, dark = (re.findall(r"--(\w+):", each) for each in re.findall(r":root \{(.*?)\}", STYLE)[:2])
+    used = set(re.findall(r"var\(--(\w+)\)", STYLE + html_of(GROUPS, 2)))
+    assert used <= set(light) == set(dark)
+    # What is black in text and dots has no colour of its own in matplotlib's files.
+    assert re.search(r"figure svg \{[^}]* fill: currentColor;", STYLE)
+    assert "background: #fff" not in STYLE
+
+
+@pytest.mark.parametrize(("hatch", "filled"), [("//", True), ("", True), (None, False)])
+def test_areas_with_an_outline_give_way_to_a_dark_page(hatch: str | None, filled: bool) -> None:
+    def draw(figure: MplFigure) -> None:
+        axes = figure.subplots()
+        if filled:
+            axes.bar([0], [1], facecolor="#99bbdd", edgecolor="black", hatch=hatch)
+        else:
+            axes.plot([0], [1], marker="o", color="#99bbdd", markeredgecolor="black")
+
+    assert ("fill-opacity: var(--fill)" in draw_figure("any", "Any", "", "any", draw).image) == filled
+
+
+def test_cluster_sizes_tell_who_trained_a_model_from_who_chose_it_at_last() -> None:
+    """Four clients trained model 1 in the last round; one chose it afterwards."""
+    rounds = rounds_of(GROUPS, 2).assign(clients=[2, 4] * 4)
+    rounds = rounds.assign(**{"clients.a": [1, 2] * 4, "clients.b": [1, 2] * 4})
+    figure = cluster_sizes(rounds, GROUPS, {0: 5, 1: 1})
+    words = [each.text for each in ElementTree.fromstring(figure.image).iter() if each.tag in ("text", "title")]
+    assert "cluster 1: 4 trained it in round 4, 1 chose it after" in words
+    assert "cluster 1, round 4: 2 of a, 2 of b" in words
+    assert "cluster 1: chosen by 1 after round 4" in words
+    assert "chose it after the last round" in words
+    assert "Diamond: clients that chose it after the last round" in figure.caption
+    assert not any("ends with" in (each or "") for each in words)
+
+
+def test_clients_of_one_figure_are_named_up_to_a_number() -> None:
+    clients = pd.concat([clients_of(GROUPS, 2)] * 200, ignore_index=True)
+    drawn = [violations(with_limits(clients.head(count), "shadow"), GROUPS) for count in (6, MOST + 1)]
+    assert [len(titles(each.image)) if each else None for each in drawn] == [6, 0]

@@ -1,0 +1,38 @@
+"""What a verdict says beside numbers: worse than guessing, and what epsilon does not cover."""
+
+import pytest
+
+from run_of_any_shape import summary_of
+from shoal.reports.summary_text import verdict
+from shoal.simulation.summary import parse_summary
+
+GROUPS = ["a", "b"]
+
+
+def said(clusters: int = 2, **more: float) -> str:
+    named = {key.replace("__", "."): value for key, value in more.items()}
+    return verdict(parse_summary(summary_of(GROUPS, clusters) | named))
+
+
+def test_an_accuracy_below_the_most_frequent_class_is_worse_than_guessing() -> None:
+    text = said(accuracy__a=0.1, most_frequent_class__a=0.12, most_frequent_class__b=0.15, clusters__1__accuracy=0.11)
+    assert "worse than guessing for a (10.0 %), model 1 (11.0 %): always naming the most frequent class" in text
+    assert "is right on 12.0 % or 15.0 %" in text
+
+
+@pytest.mark.parametrize("share", [{}, {"most_frequent_class__a": 0.8, "most_frequent_class__b": 0.5}])
+def test_an_accuracy_at_or_above_it_or_compared_with_nothing_is_not(share: dict[str, float]) -> None:
+    assert "worse than guessing" not in said(**share)
+
+
+@pytest.mark.parametrize(("clusters", "chosen"), [(1, False), (2, True)])
+def test_epsilon_is_said_with_what_it_does_not_cover(clusters: int, chosen: bool) -> None:
+    text = said(clusters, epsilon=3.5, delta=1e-5)
+    assert "epsilon 3.50 at delta 1e-05" in text
+    assert "all examples of a client together" in text
+    assert ("the choice of a model" in text) == chosen
+
+
+def test_without_noise_nothing_is_guaranteed_and_without_private_steps_nothing_is_said() -> None:
+    assert "guarantees nothing" in said(delta=1e-5)
+    assert "ifferential privacy" not in said()
