@@ -11,7 +11,7 @@ from run_files import content
 from shoal.cli.app import main
 
 BASE = {
-    "algorithm": {"name": "ifca", "rounds": 1},
+    "algorithm": {"name": "fedavg", "rounds": 1},
     "local": {"batch_size": 4},
     "red_team": {"every": 0, "attack": "gap"},
 }
