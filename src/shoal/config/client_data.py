@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from shoal.config.schema import Config, DataSection
 from shoal.config.tables import in_table
 from shoal.core.errors import InputError, require
@@ -91,7 +93,7 @@ def check_sizes(
         f"{spelled(split.shadow_fraction)} gives {len(indices.shadow)}",
     )
     require(
-        team.estimator != "federated" or len(indices.holdout) > 0 or team.every == 0,
+        team.estimator != "federated" or len(torch.cat(indices.holdout)) > 0 or team.every == 0,
         "'red_team.estimator' = \"federated\" needs 'data.holdout_fraction' to be above 0; got 0",
     )
     require(

@@ -96,8 +96,7 @@ class DataSection:
         for cls in _KINDS:
             for name in [each for each in names_of(cls) if each in table and each not in allowed]:
                 others = [other for other, of in _OF_CLIENTS.items() if cls in of]
-                own = f"not of '{source}', whose clients have their own"
-                of = f"of source {quoted(others)} alone" if others else own
+                of = f"of source {quoted(others)} alone" if others else f"not of '{source}', which has clients already"
                 hint = nearest(name, allowed) if others else ""
                 then = hint if hint.startswith("did you mean") else "leave it out"
                 raise InputError(f"the key 'data.{name}' is {of}; {then}")

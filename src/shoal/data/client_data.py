@@ -187,9 +187,9 @@ class ClientSplit:
             shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
             for part, indices in zip(parts, shuffled.split([*counts, left]), strict=True):
                 part.append(indices)
-        test, shadow = torch.cat(parts[0]), torch.cat(parts[2])
-        _require_trained(data, torch.cat(parts[3]))
-        return PartitionIndices(parts[3], parts[1], shadow, test)
+        test, holdout, shadow, training = parts
+        _require_trained(data, torch.cat(training))
+        return PartitionIndices(training, holdout, torch.cat(shadow), torch.cat(test))
 
     def _held_out(self, examples: int) -> list[int]:
         """Of so many examples of a client, how many are for test, holdout and shadow set."""
@@ -225,8 +225,8 @@ def federation_of_clients(data: ClientDataset, indices: PartitionIndices, prefer
     """
     x = _scaled(data.x, torch.cat(indices.clients))
 
-    def shards(by_client: list[Tensor]) -> Shards:
-        own, sizes = torch.cat(by_client), torch.tensor([len(each) for each in by_client])
+    def shards(parts: list[Tensor]) -> Shards:
+        own, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
         return Shards.from_contiguous(gather(x, own), data.labels[own], sizes)
 
     def examples(held: Tensor) -> GroupedExamples:

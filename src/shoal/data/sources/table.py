@@ -34,6 +34,7 @@ def load_table(path: Path, columns: Columns) -> ClientDataset:
     names = [each for each in (columns.client, columns.group) if each is not None]
     table = _read_parquet(path) if parquet else read_csv(path, names, columns.label)
     require_columns(path, table, [*names, columns.label, *(columns.inputs or ())])
+    require(len(table) > 0, f"'{path}' has no rows; at least one client with a few examples is needed")
     for each in (*names, columns.label):
         require_named(path, table[each])
     inputs, omitted = _inputs(path, table, columns)
@@ -136,9 +137,10 @@ def _require_values(path: Path, inputs: Sequence[str], values: np.ndarray) -> No
     if counts.any():
         where = [f"'{name}' ({count:,})" for name, count in zip(inputs, counts.tolist(), strict=True) if count]
         shown = ", ".join(where[:5]) + (f" and {len(where) - 5} more columns" if len(where) > 5 else "")
+        total, row = int(counts.sum()), np.flatnonzero(wrong.any(axis=1))[0] + 1
         raise InputError(
-            f"'{path}' has {counts.sum():,} cells that are empty, NaN or infinite, in {shown}, the first in row "
-            f"{np.flatnonzero(wrong.any(axis=1))[0] + 1} (without the header); fill them, or leave these rows out"
+            f"'{path}' has {total:,} empty, NaN or infinite cell{'s' * (total > 1)} in {shown}, the first in row {row} "
+            "(without the header); fill them, or leave these rows out"
         )
 
 

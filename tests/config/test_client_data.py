@@ -1,0 +1,166 @@
+"""The sources `folder` and `table` in a configuration: which keys they take, and what is decided from their files."""
+
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shoal.config.build import build, load_data, resolve
+from shoal.config.schema import Config, DataSection, parse_config, read_config
+from shoal.core.errors import InputError
+from shoal.data import ClientSplit, Columns, Group, PictureFormat
+from shoal.models import MODELS, VectorShape, create_model
+from shoal.sweeps.plan import dataset_of
+
+BASE = {
+    "model": {"name": "logistic"},
+    "algorithm": {"name": "fedavg", "rounds": 1},
+    "red_team": {"every": 0, "attack": "gap"},
+}
+
+
+@pytest.fixture
+def table(tmp_path):
+    """[data] of 4 clients with 10 rows each, the first of the group north."""
+    rows = [
+        f"c{i // 10},{'north' if i < 10 else 'south'},{'ill' if i % 2 else 'well'},{i % 7},{i % 3},Rome"
+        for i in range(40)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["who,area,state,age,dose,city", *rows]))
+    path = str(tmp_path / "t.csv")
+    return {"source": "table", "path": path, "client": "who", "label": "state", "group": "area"}
+
+
+def config_of(data, **tables) -> Config:
+    return parse_config(BASE | {"data": data} | tables, "test")
+
+
+def resolved(data, **tables):
+    config = config_of(data, **tables)
+    return resolve(config, load_data(config.data))
+
+
+def refused(data, **tables):
+    with pytest.raises(InputError) as caught:
+        build(config_of(data, **tables))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_files_decide_is_written_and_read_again(table, tmp_path):
+    found = resolved(table | {"holdout_fraction": 0.1})
+    section = found.config.data
+    assert section.groups == {"north": Group("north", 0.25), "south": Group("south", 0.75)}
+    assert section.split == ClientSplit(0.2, holdout_fraction=0.1)
+    assert section.columns == Columns("who", "state", "area", ("age", "dose"))
+    assert found.config.model.classes == 2
+    path = tmp_path / "config.toml"
+    path.write_text(found.config.toml())
+    again = read_config(path)
+    assert again == found.config
+    assert resolve(again, load_data(again.data)).config == again
+
+
+def test_the_federation_has_the_clients_of_the_file(table):
+    _, simulation = build(config_of(table))
+    federation = simulation.federation
+    assert len(federation) == 4
+    assert federation.groups == ("north", "south")
+    assert federation.clients.x.shape == (32, 2)
+    assert federation.clients.sizes.tolist() == [8] * 4
+    assert len(federation.test) == 8
+    other = build(config_of(table, seed=1))[1].federation
+    assert not other.test.y.equal(federation.test.y) or not other.test.x.equal(federation.test.x)
+
+
+def test_pictures_decide_size_and_channels(tmp_path):
+    images = pytest.importorskip("PIL.Image")
+    for i in range(8):
+        path = tmp_path / f"c{i % 2}" / f"k{i // 4}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images.new("L", (6, 4), i).save(path)
+    data = {"source": "folder", "path": str(tmp_path)}
+    section = resolved(data).config.data
+    assert section.pictures == PictureFormat((4, 6), 1)
+    assert resolved(data | {"size": [2, 2], "channels": 3}).config.data.pictures == PictureFormat((2, 2), 3)
+    assert build(config_of(data | {"size": [2, 2]}))[1].federation.test.x.shape[1:] == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"clients": 10}, "the key 'data.clients' is not of 'table', which has clients already; leave it out"),
+        ({"test_examples": 10}, "the key 'data.test_examples' is not of 'table', which has clients already"),
+        ({"size": [2, 2]}, "the key 'data.size' is of source 'folder' alone; leave it out"),
+        ({"test_fraction": 0}, "'data.test_fraction' must be above 0; got 0"),
+        ({"test_fraction": 0.5, "shadow_fraction": 0.5}, "must sum to less than 1"),
+        ({"client": 3}, "'data.client' must be a string; got 3"),
+        ({"inputs": "age"}, "'data.inputs' must be a list; got 'age'"),
+        ({"label": None}, "the key 'data.label' is missing"),
+        ({"client": None, "label": None, "group": None}, "the key 'data.client' is missing"),
+        ({"source": "digits"}, "the key 'data.client' is of source 'table' alone; did you mean 'clients'?"),
+        ({"source": "tabel"}, "the key 'data.client' is of source 'table' alone"),
+        ({"path": None}, "[data]: data source 'table' needs 'path', that of a CSV or Parquet file"),
+        ({"path": "/nowhere.csv"}, "[data]: data source 'table' has the path '/nowhere.csv', which does not exist"),
+        ({"path": "/"}, "[data]: data source 'table' has the path '/', which is a folder; a file is needed"),
+        ({"task": "class"}, "[data]: data source 'table' has no tasks; got the task 'class'"),
+        ({"client": "whom"}, "has no column 'whom'; did you mean 'who'?"),
+        ({"groups": {"east": {"share": 1.0}}}, "are 'north' (0.25 of the clients), 'south' (0.75 of the clients)"),
+    ],
+)
+def test_keys_that_do_not_fit_are_one_sentence(table, change, words):
+    data = {key: value for key, value in (table | change).items() if value is not None}
+    assert words in refused(data)
+
+
+def test_a_folder_takes_no_columns_and_a_set_that_is_dealt_out_no_fractions():
+    assert "'data.group' is of source 'table' alone" in refused({"source": "folder", "group": "a"})
+    assert "'data.size' must be two whole numbers, [height, width]" in refused({"source": "folder", "size": [28]})
+    assert "needs 'path', that of a folder of pictures" in refused({"source": "folder"})
+    digits = {"source": "digits", "clients": 2, "examples_per_client": 5, "test_examples": 5, "test_fraction": 0.1}
+    assert "'data.test_fraction' is of source 'folder', 'table' alone" in refused(digits)
+    assert "the key 'data.clients' is missing" in refused({"source": "digits"})
+    with pytest.raises(InputError, match="source 'digits' needs a Partition"):
+        DataSection("digits")
+
+
+def test_what_a_red_team_or_an_algorithm_needs_of_the_clients(table):
+    shadows = {"every": 1, "attack": "loss-threshold"}
+    assert "'data.shadow_fraction' must give the server at least 2 examples; 0.0 gives 0" in refused(
+        table, red_team=shadows
+    )
+    federated = {"every": 1, "attack": "gap", "estimator": "federated"}
+    assert "needs 'data.holdout_fraction' to be above 0; got 0" in refused(table, red_team=federated)
+    ifca = {"name": "ifca", "clusters": 5, "rounds": 1}
+    assert "'algorithm.clusters' must be at most 4, the number of clients of" in refused(table, algorithm=ifca)
+    assert "'property_attack' needs a source with a 'task'; 'table' has none" in refused(table, property_attack={})
+    assert "one number or one for each of 4 clients" in refused(table, privacy={"beta": [0.1]})
+
+
+def test_networks_of_images_and_texts_refuse_rows_of_a_table(table):
+    for name in MODELS:
+        if name in ("mlp", "logistic"):
+            assert create_model(name, VectorShape(2, 3)).layout.size > 0
+        else:
+            words = refused(table, model={"name": name})
+            assert "rows of a table" in words
+    assert "'mlp', 'logistic' take those" in refused(table, model={"name": "mnist-cnn"})
+
+
+def test_a_sweep_reads_a_table_once(table):
+    config = config_of(table)
+    data = dataset_of(config, None)
+    assert dataset_of(replace(config, seed=5), None) is data
+    assert dataset_of(config_of(table | {"inputs": ["age"]}), None) is not data
+
+
+def test_the_documentation_s_files_are_read():
+    text = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    sections = [parse_config(tomllib.loads(block), "docs").data for block in blocks]
+    assert [section.source for section in sections] == ["folder", "table"]
+    assert sections[0].pictures == PictureFormat((64, 64), 1)
+    assert sections[1].columns == Columns("clinic", "state", "area", ("age", "bmi"))
+    assert [section.split for section in sections] == [ClientSplit(shadow_fraction=0.2)] * 2

@@ -1,0 +1,142 @@
+"""Clients that have their examples already: what is held out of each, and what decides the scale of columns."""
+
+import pytest
+import torch
+
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import ClientDataset, ClientSplit, draw_preferences, federation_of_clients
+
+STREAM = Stream(0, ("data",))
+
+
+def dataset(sizes=(10, 20, 5), **changes):
+    """Clients c0, c1, ... whose first column counts the examples and whose second is 7."""
+    total = sum(sizes)
+    rows = torch.stack([torch.arange(total), torch.full((total,), 7)], dim=1).double()
+    given = {
+        "clients": [f"c{i}" for i, size in enumerate(sizes) for _ in range(size)],
+        "labels": ["ab"[i % 2] for i in range(total)],
+        "inputs": ("count", "constant"),
+    }
+    return ClientDataset.from_names("'rows'", rows, **given | changes)
+
+
+def federation(data, split, stream=STREAM):
+    preferences = draw_preferences(len(data.client_names), (0.5, 0.8), 0.5, stream)
+    return federation_of_clients(data, split.draw(data, stream), preferences)
+
+
+def refused(action):
+    with pytest.raises(InputError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_every_example_goes_to_one_part_of_its_own_client():
+    data, split = dataset(), ClientSplit(0.2, holdout_fraction=0.1, shadow_fraction=0.2)
+    drawn = split.draw(data, STREAM)
+    parts = [torch.cat(drawn.clients), torch.cat(drawn.holdout), drawn.shadow, drawn.test]
+    assert torch.cat(parts).sort().values.tolist() == list(range(35))
+    assert [torch.bincount(data.client[part]).tolist() for part in parts] == [
+        [5, 10, 2],
+        [1, 2, 1],
+        [2, 4, 1],
+        [2, 4, 1],
+    ]
+    assert [data.client[own].unique().tolist() for own in drawn.clients] == [[0], [1], [2]]
+
+
+def test_a_client_s_draw_does_not_depend_on_the_others():
+    alone, together = dataset((10,)), dataset((10, 20))
+    drawn = [ClientSplit(0.3).draw(data, STREAM).clients[0].tolist() for data in (alone, together)]
+    assert drawn[0] == drawn[1]
+    assert ClientSplit(0.3).draw(alone, Stream(1)).clients[0].tolist() != drawn[0]
+
+
+def test_columns_are_standardised_by_the_training_examples_alone():
+    data, split = dataset(), ClientSplit(0.2, shadow_fraction=0.2)
+    made = federation(data, split)
+    trained = made.clients.x[:, 0].double()
+    assert float(trained.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(trained.std(correction=0)) == pytest.approx(1, abs=1e-6)
+    # What test and shadow set hold changes nothing of the training examples.
+    drawn = split.draw(data, STREAM)
+    data.x[torch.cat([drawn.test, drawn.shadow])] *= 1000
+    again = federation(data, split)
+    assert torch.equal(again.clients.x, made.clients.x)
+    assert not torch.equal(again.test.x, made.test.x)
+
+
+def test_a_column_that_is_constant_in_training_becomes_zero():
+    made = federation(dataset(), ClientSplit(0.2))
+    assert made.clients.x[:, 1].tolist() == [0.0] * 28
+
+
+def test_pictures_are_scaled_to_one_and_stay_with_their_labels():
+    pixels = torch.arange(12, dtype=torch.uint8)[:, None, None, None].expand(12, 3, 2, 2) * 20
+    data = ClientDataset.from_names(
+        "'p'", pixels, clients=["a"] * 6 + ["b"] * 6, labels=[str(i % 2) for i in range(12)]
+    )
+    made = federation(data, ClientSplit(0.5))
+    assert made.clients.x.shape == (6, 3, 2, 2)
+    numbers = (made.clients.x[:, 2, 1, 1] * 255 / 20).round().long()
+    assert torch.equal(numbers % 2, made.clients.y)
+    assert set((numbers // 6)[made.clients.owned(1)].tolist()) == {1}
+    assert made.clients.x.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_groups_are_those_of_the_clients_in_sorted_order():
+    data = dataset((4, 4, 4), groups=["south"] * 4 + ["north"] * 8)
+    made = federation(data, ClientSplit(0.25))
+    assert (made.groups, made.group.tolist(), made.test.group.tolist()) == (("north", "south"), [1, 0, 0], [1, 0, 0])
+    assert data.shares == {"north": pytest.approx(2 / 3), "south": pytest.approx(1 / 3)}
+
+
+def test_names_are_numbered_in_sorted_order_whole_numbers_by_size():
+    data = dataset((2, 2, 2), clients=["10", "10", "9", "9", "-1", "-1"], labels=["x", "y", "Y", "x", "y", "x"])
+    assert (data.client_names, data.class_names) == (("-1", "9", "10"), ("Y", "x", "y"))
+    assert data.client.tolist() == [2, 2, 1, 1, 0, 0]
+    lines = " ".join(data.description())
+    assert "0 '-1' (2), 1 '9' (2), 2 '10' (2)" in lines
+    assert "0 'Y' (1), 1 'x' (3), 2 'y' (2)" in lines
+
+
+@pytest.mark.parametrize(
+    ("sizes", "split", "words"),
+    [
+        ((5, 1), ClientSplit(), "'rows' has 1 example of the client 'c1'; a client needs at least 2"),
+        ((5, 3), ClientSplit(0.2, 0.2, 0.2), "'rows' has 3 examples of the client 'c1'; a client needs at least 4"),
+        ((5, 5), ClientSplit(0.95), "'rows' has 5 examples of the client 'c0'; a client needs at least 11"),
+    ],
+)
+def test_a_client_with_too_few_examples_is_named(sizes, split, words):
+    assert words in refused(lambda: split.draw(dataset(sizes), STREAM))
+
+
+def test_a_class_that_is_only_held_out_is_named():
+    data = dataset((4, 4))
+    held = ClientSplit(0.25).draw(data, STREAM).test
+    one = dataset((4, 4), labels=["rare" if i == held[0] else "ab"[i % 2] for i in range(8)])
+    words = refused(lambda: ClientSplit(0.25).draw(one, STREAM))
+    assert "no training example of the class 'rare', since its only example is held out" in words
+    two = dataset((4, 4), labels=["rare" if i in held.tolist() else "ab"[i % 2] for i in range(8)])
+    assert "since all its 2 examples are held out" in refused(lambda: ClientSplit(0.25).draw(two, STREAM))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"groups": ["a"] * 4 + ["a", "b", "b", "b"]}, "the client 'c1' in several groups: 'a', 'b'; one is needed"),
+        ({"groups": ["overall"] * 8}, "'overall' cannot be a group's name"),
+        ({"labels": ["x"] * 8}, "examples of the class 'x' only; at least 2 are needed"),
+        ({"labels": [], "clients": []}, "'rows' has no examples"),
+    ],
+)
+def test_examples_that_make_no_federation_are_one_sentence(changes, words):
+    assert words in refused(lambda: dataset((4, 4), **changes))
+
+
+def test_fractions_must_leave_something_to_train_on():
+    assert "must sum to less than 1" in refused(lambda: ClientSplit(0.5, 0.25, 0.25))

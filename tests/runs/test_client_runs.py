@@ -1,0 +1,97 @@
+"""`shoal run` on a table and on pictures that clients have already, through to the page."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+
+from html_page import PNG, page_of
+from run_files import content
+from shoal.cli.app import main
+
+BASE = {
+    "algorithm": {"name": "fedavg", "rounds": 1},
+    "local": {"batch_size": 4},
+    "red_team": {"every": 0, "attack": "gap"},
+}
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A configuration of a table with three clients in two groups."""
+    draw = np.random.default_rng(0)
+    rows = [
+        f"{'abc'[i // 8]},{'north' if i < 8 else 'south'},{'ill' if i % 2 else 'well'},{draw.normal()},{draw.normal()}"
+        for i in range(24)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["clinic,area,state,age,dose", *rows]))
+    data = {"source": "table", "path": str(tmp_path / "t.csv"), "client": "clinic", "label": "state", "group": "area"}
+    return written(tmp_path / "table.toml", data, "mlp")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A configuration of a folder of pictures, with three clients and two classes."""
+    images = pytest.importorskip("PIL.Image")
+    draw = np.random.default_rng(0)
+    for i in range(24):
+        path = tmp_path / "pictures" / "abc"[i // 8] / ("cat" if i % 2 else "dog") / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images.fromarray(draw.integers(0, 256, (4, 4), dtype=np.uint8)).save(path)
+    data = {"source": "folder", "path": str(tmp_path / "pictures"), "test_fraction": 0.5}
+    return written(tmp_path / "folder.toml", data, "digits-cnn")
+
+
+def written(path, data, model):
+    path.write_text(tomli_w.dumps(BASE | {"data": data, "model": {"name": model}}))
+    return path
+
+
+def test_a_table_is_run_through_to_its_page(table, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["run", str(table), "--out", str(out)]) == 0
+    log = (out / "run.log").read_text()
+    assert "clients, by number (examples): 0 'a' (8), 1 'b' (8), 2 'c' (8)" in log
+    assert "classes, by number (examples): 0 'ill' (12), 1 'well' (12)" in log
+    page = page_of((out / "report.html").read_text())
+    assert "south" in page.text
+    assert not any(address.startswith(PNG) for address in page.addresses), "a row of a table has no picture"
+    # What was written runs again, to the same bits.
+    assert main(["run", str(out / "config.toml"), "--out", str(tmp_path / "again")]) == 0
+    assert content(tmp_path / "again") == content(out)
+    assert main(["run", str(table), "--out", str(out), "--resume"]) == 0
+
+
+def test_pictures_are_run_through_to_their_page_in_any_order_of_files(folder, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    assert main(["run", str(folder), "--out", str(out)]) == 0
+    page = page_of((out / "report.html").read_text())
+    assert any(address.startswith(PNG) for address in page.addresses)
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(listed(self), reverse=True)))
+    monkeypatch.setattr("shoal.cli.app.report_of", lambda out: out / "report.html")
+    assert main(["run", str(folder), "--out", str(tmp_path / "again")]) == 0
+    assert content(tmp_path / "again") == content(out)
+
+
+def test_data_shows_what_the_numbers_of_a_run_stand_for(table, capsys):
+    assert main(["data", str(table)]) == 0
+    printed = capsys.readouterr().out
+    for words in ("1 'b' (8)", "'north' (1), 'south' (2)", "0 'ill' (12), 1 'well' (12)", "'age', 'dose'"):
+        assert words in printed
+    changes = ["--set", "data.inputs=['dose']"]
+    assert main(["data", str(table), *changes]) == 0
+    assert "inputs, standardised: 'dose'" in capsys.readouterr().out
+    assert main(["data", *changes]) == 2
+    assert "name its file" in capsys.readouterr().err
+
+
+def test_a_table_that_cannot_be_used_is_one_sentence_and_leaves_nothing(table, tmp_path, capsys):
+    (tmp_path / "t.csv").write_text((tmp_path / "t.csv").read_text() + "\nd,south,ill,1,2")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["run", str(table), "--out", str(tmp_path / "run")]) == 2
+    printed = capsys.readouterr().err
+    assert "has 1 example of the client 'd'; a client needs at least 2" in printed
+    assert len(printed.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
