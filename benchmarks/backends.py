@@ -45,7 +45,7 @@ def main() -> None:
     print(f"torch {torch.__version__}; bold is the rule's choice\n")
     print("| work | backend | one thread | two threads |\n|---|---|---:|---:|")
     for title, name, shape, hidden, clients, examples, batch, rounds in WORK:
-        model = create_model(name, shape, hidden=hidden)
+        model = create_model(name, shape, hidden=hidden if name == "mlp" else None)
         draw = torch.Generator().manual_seed(0)
         x = torch.rand(clients * examples, shape.channels, shape.height, shape.width, generator=draw)
         y = torch.randint(0, shape.classes, (len(x),), generator=draw)

@@ -49,7 +49,9 @@ def test_without_a_shadow_set_the_gap_attack_measures():
         shoal.LocalSGD(steps=3),
         rounds=2,
     )
-    assert result.summary.by_group["all"]["mia"] == pytest.approx(result.summary.by_group["all"]["gap"])
+    assert set(result.clients["attack"]) == {"gap"}
+    # The gap attack's non-members have the members' mix of labels, which is a little another than that of all.
+    assert result.summary.by_group["all"]["mia"] == pytest.approx(result.summary.by_group["all"]["gap"], abs=0.05)
     assert repr(result).startswith("Result(")
 
 

@@ -95,6 +95,7 @@ VALUES = {
     "Model": lambda: MODEL,
     "Shape": lambda: shoal.Shape(3, 224, 224, 1000),
     "TextShape": lambda: shoal.TextShape(10_000, 1000),
+    "VectorShape": lambda: shoal.VectorShape(10_000, 1000),
     "Stream": lambda: shoal.Stream(0, ("round", 3, "client", 17, "batches")),
     "DPSGD": lambda: shoal.DPSGD(max_grad_norm=1.5, noise_multiplier=2.5, delta=1e-6),
     "L2": lambda: shoal.L2(0.1),

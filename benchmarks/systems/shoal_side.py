@@ -61,7 +61,8 @@ def dealt(work: Work, data: Path | None) -> Federation:
 def network(work: Work) -> Model:
     """Shoal's model of the work's network."""
     shape = Shape(*work.shape, CLASSES)
-    return create_model({"cnn": "mnist-cnn"}.get(work.network, work.network), shape, hidden=work.hidden or 200)
+    hidden = (work.hidden or 200) if work.network == "mlp" else None
+    return create_model({"cnn": "mnist-cnn"}.get(work.network, work.network), shape, hidden=hidden)
 
 
 def training(work: Work, engine: Engine, data: Path | None) -> Training:

@@ -184,10 +184,16 @@ def test_other_attacks_keep_no_models_and_evaluate_none(clustered):
     state, federation, engine = clustered
     for attack in (LossThreshold(), Gap()):
         _, records = RedTeam(1, "audit", attack).fit(state, federation, engine, (LOCAL,) * 2, Stream(2))
-        outputs = evaluate_models(state.models, state.assignment, federation, engine, records)
+        members = state.assignment[:, None] == torch.arange(2)
+        outputs = evaluate_models(state.models, members, federation, engine, records)
         assert all(each.reference is None for each in records)
         assert outputs.reference_members == outputs.reference_test == {}
-        assert Query.unseen(outputs.members, outputs.labels, outputs.reference_members.get(0)).trained_on is None
+        assert (
+            Query.unseen(
+                outputs.members[0], outputs.labels[outputs.training[0]], outputs.reference_members.get(0)
+            ).trained_on
+            is None
+        )
 
 
 @pytest.mark.parametrize(("every", "estimator", "least"), [(1, "shadow", 3), (0, "shadow", 2), (1, "federated", 2)])

@@ -10,6 +10,7 @@ from html_page import page_of
 from run_of_any_shape import clients_of, config_of, finished, frames_of, report_text, summary_of
 from shoal.reports.formats import DASH
 from shoal.reports.run.client_table import ClientTable, client_table
+from shoal.reports.run.description import RunDescription
 from shoal.reports.run.limits import with_limits
 from shoal.reports.run.page import run_page
 from shoal.reports.run.privacy_figures import violations
@@ -107,7 +108,7 @@ def test_names_in_the_table_are_escaped() -> None:
     config, summary = config_of(GROUPS, 2), parse_summary(summary_of(GROUPS, 2))
     frames = frames_of(GROUPS, 2)
     frames["clients"] = with_intervals().assign(attack="<script>alert(1)</script>")
-    page = page_of(run_page(config, summary, {}, **frames))
+    page = page_of(run_page(RunDescription.of(config), summary, {}, **frames))
     assert page.tags.count("script") == 1
     assert "<script>alert(1)</script>" in page.text
 
@@ -121,7 +122,7 @@ def test_verdict_and_headline_say_both_numbers() -> None:
     said = limits(summary)
     assert said.startswith("1 of 6 clients' limit is exceeded for certain")
     assert said.endswith("by the configured attack's point estimate, 3 are")
-    page = page_of(run_page(config_of(GROUPS, 2), summary, {}, **frames_of(GROUPS, 2)))
+    page = page_of(run_page(RunDescription.of(config_of(GROUPS, 2)), summary, {}, **frames_of(GROUPS, 2)))
     assert "Limits exceeded 1 of 6 clients, certain by the 95 % interval; 3 by the point estimate" in page.text
 
 

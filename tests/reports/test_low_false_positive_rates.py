@@ -5,6 +5,7 @@ import pytest
 
 from run_of_any_shape import clients_of, config_of, frames_of, summary_of
 from shoal.reports.formats import DASH
+from shoal.reports.run.description import RunDescription
 from shoal.reports.run.page import run_page
 from shoal.reports.run.tables import Table, TableRow, by_cluster, by_group
 from shoal.simulation.summary import parse_summary
@@ -54,7 +55,7 @@ def test_the_page_takes_the_number_from_the_summary_or_else_from_the_configurati
 ) -> None:
     """The configuration has 30 test examples, 15 for each group."""
     summary = parse_summary(summary_of(GROUPS, 2) | KNOWN | extra)
-    text = run_page(config_of(GROUPS, 2), summary, {}, **frames_of(GROUPS, 2))
+    text = run_page(RunDescription.of(config_of(GROUPS, 2)), summary, {}, **frames_of(GROUPS, 2))
     by_groups = text.partition('id="by-group"')[2].partition('id="by-cluster"')[0]
     line = next(line for line in by_groups.splitlines() if "TPR at 1 % FPR" in line)
     assert (f">{DASH}<" in line) == dashes

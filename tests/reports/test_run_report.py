@@ -132,7 +132,7 @@ def test_accuracy_by_group_is_the_mean_over_clients() -> None:
 def test_images_of_one_and_three_channels() -> None:
     config, frames = config_of(["a", "b"], 2), frames_of(["a", "b"], 2)
     samples = samples_of(["a"], channels=1) | samples_of(["b"], channels=3)
-    page = page_of(run_page(config, Summary(), samples, **frames))
+    page = page_of(run_page(RunDescription.of(config), Summary(), samples, **frames))
     assert sum(each.startswith(PNG) for each in page.addresses) == 4
 
 

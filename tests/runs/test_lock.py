@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from run_files import content
-from shoal.config.build import build
+from shoal.config.build import resolve
 from shoal.core.errors import InputError
 from shoal.runs.lock import locked
 from shoal.runs.run import run
@@ -66,11 +66,11 @@ def test_of_two_runs_of_one_configuration_one_goes_on_alone(toy_config, tmp_path
 def test_a_directory_made_since_it_was_looked_at_is_refused(toy_config, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
-    def build_slowly(*arguments):
+    def resolve_slowly(*arguments):
         out.mkdir()
-        return build(*arguments)
+        return resolve(*arguments)
 
-    monkeypatch.setattr("shoal.runs.run.build", build_slowly)
+    monkeypatch.setattr("shoal.runs.run.resolve", resolve_slowly)
     with pytest.raises(InputError, match="exists already"):
         run(toy_config(), out)
     assert list(out.iterdir()) == []

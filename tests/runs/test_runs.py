@@ -52,14 +52,15 @@ def test_a_run_and_its_report_are_two_steps(finished, toy_config, tmp_path):
 def test_the_summary_has_every_key_with_a_number_or_a_short_string(finished):
     summary = json.loads((finished / "summary.json").read_text())
     expected = ["algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violations.total", "migrated"]
-    attacked = ("mia", "mia_auc", "mia_population", "mia_population_auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001")
-    attacked += ("tpr_at_fpr_0.01_population", "tpr_at_fpr_0.001_population", "gap")
-    per_group = ("accuracy", "train_accuracy", "loss_threshold", "violations", *attacked)
+    attacked = ("mia", "mia_auc", "mia_population", "mia_population_auc", "gap")
+    per_group = ("accuracy", "train_accuracy", "loss_threshold", "violations", "exceeded", "non_members", *attacked)
     expected += [f"{key}.{group}" for key in per_group for group in ("minority", "majority")]
     expected += [f"fairness.{key}" for key in ("demographic_parity", "equal_opportunity", "equalized_odds")]
     expected += [f"seconds.{key}" for key in ("train", "choose", "red_team", "total")]
     expected += [f"clusters.{k}.{key}" for k in (0, 1) for key in ("clients", "risk", *attacked)]
     assert set(expected) <= set(summary)
+    assert max(summary["non_members.minority"], summary["non_members.majority"]) < 100
+    assert not [key for key in summary if "tpr_at_fpr" in key], "rates that so few non-members cannot carry"
     assert all(isinstance(value, int | float | str) and not isinstance(value, bool) for value in summary.values())
     assert (summary["algorithm"], summary["dataset"], summary["seed"], summary["rounds"]) == (
         "ifca-mir",
@@ -71,7 +72,9 @@ def test_the_summary_has_every_key_with_a_number_or_a_short_string(finished):
 
 def test_clients_csv_has_a_row_a_client_that_agrees_with_the_summary(finished):
     header = (finished / "clients.csv").read_text().splitlines()[0]
-    assert header == "client,group,cluster,examples,threshold,alpha,beta,loss,accuracy,mia,violated"
+    assert header == (
+        "client,group,cluster,examples,threshold,alpha,beta,loss,accuracy,mia,violated,exposure,exposure_low,attack,exceeded"
+    )
     clients, summary = pd.read_csv(finished / "clients.csv"), json.loads((finished / "summary.json").read_text())
     assert len(clients) == 10
     assert clients["accuracy"].mean() == pytest.approx(summary["accuracy.overall"])

@@ -136,9 +136,5 @@ class ShadowModels:
             wanted = self.size
         most = len(federation.shadow) // 2
         if wanted > most:
-            LOG.warning(
-                "shadow models of cluster %d train on %d examples, half the shadow set, not on %d as the cluster; its "
-                "risk is estimated as if it were smaller",
-                k, most, wanted,
-            )  # fmt: skip
+            LOG.info("shadow models of cluster %d train on %d examples, half the shadow set, not %d", k, most, wanted)
         return min(wanted, most)

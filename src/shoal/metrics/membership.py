@@ -4,10 +4,10 @@
 """
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 _ONE = 1 - 1e-9
 """One expected false positive, but for rounding."""
@@ -105,7 +105,7 @@ def balanced_accuracy_interval(
     [0.974, 1.0]
     """
     weights = np.ones(len(is_member)) if weights is None else weights
-    z = float(ndtri(0.5 + confidence / 2))
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
     rates, below, above = [], [], []
     for right, which in ((predictions, is_member), (~predictions, ~is_member)):
         n, rate = effective_size(weights[which]), float(np.average(right[which], weights=weights[which]))

@@ -36,15 +36,16 @@ class Curve:
         dashes = "" if marker else self.style.dashes
         return Line2D([], [], color=self.style.color, linestyle=dashes, marker=marker, label=self.label)
 
-    def draw(self, axes: Axes) -> None:
-        """Draw the curve, with a dot for a value without neighbours, of which no line would show anything."""
+    def draw(self, axes: Axes) -> Line2D:
+        """Draw and return the curve, with a dot for a value without neighbours, of which no line would show any."""
         known = self.values.notna()
         alone = known & ~known.shift(1, fill_value=False) & ~known.shift(-1, fill_value=False)
-        axes.plot(
+        (line,) = axes.plot(
             self.values.index, self.values, color=self.style.color, linestyle=self.style.dashes,
             marker="o", markersize=4, markevery=alone.tolist(),
         )  # fmt: skip
         self.name_values(axes)
+        return line
 
     def name_values(self, axes: Axes) -> None:
         """Let at most `NAMED` of the values, evenly chosen and with the last, be named under the pointer."""

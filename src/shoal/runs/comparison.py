@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from shoal.config.kinds import algorithm_title
-from shoal.config.schema import read_config
+from shoal.config.schema import SIMULATION, read_config
+from shoal.config.validation import read_toml
 from shoal.core.errors import require
 from shoal.reports.summary_text import NOTICEABLE
 from shoal.runs.differences import decisive_settings
@@ -72,7 +73,7 @@ def compare(runs: Sequence[Path]) -> Comparison:
         same = list(each.by_group) == list(first.by_group) and each.run["dataset"] == first.run["dataset"]
         require(same, f"{path}: is a run on other data or groups than {runs[0]}; compare runs of the same federation")
     titles = _titles(runs, summaries)
-    asked = _differing([decisive_settings(read_config(path / "config.toml")) for path in runs])
+    asked = _differing([_asked(path / "config.toml") for path in runs])
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
         metrics=pd.DataFrame.from_dict(_metrics(summaries), orient="index", columns=titles),
@@ -80,6 +81,14 @@ def compare(runs: Sequence[Path]) -> Comparison:
             _difference(first, each, titles[0], title) for each, title in zip(others, titles[1:], strict=True)
         ),
     )
+
+
+def _asked(path: Path) -> dict[str, Any]:
+    """What was asked of a run, by configuration or from Python."""
+    table = read_toml(path)
+    if SIMULATION in table:
+        return {f"{SIMULATION}.{key}": text for key, text in table[SIMULATION]["settings"].items()}
+    return decisive_settings(read_config(path))
 
 
 def _read(out: Path) -> Summary:

@@ -1,5 +1,6 @@
 """The final models measured: accuracy, exposure, fairness and clustering, overall, by group and by cluster."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -19,6 +20,8 @@ from shoal.simulation import membership_metrics, property_metrics
 from shoal.simulation.exposure import exposure_of_clients, title_of
 from shoal.simulation.result import Outcome
 from shoal.simulation.summary import Metrics, Summary
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +144,14 @@ def _of_shadow_models(red_team: RedTeam, state: State, federation: Federation, *
     if not used:
         return Summary()
     sizes = {k: red_team.shadow_models.size_of(state, federation, k) for k in range(len(state.models))}
+    examples = {k: int(federation.clients.sizes[state.assignment == k].sum()) for k in sizes}
+    small = [str(k) for k in sizes if red_team.shadow_models.size == "cluster" and sizes[k] < examples[k]]
+    if small:
+        LOG.warning(
+            "the shadow set is too small for cluster %s: shadow models train on half of it, fewer examples than the "
+            "cluster has, so its risk and exposure are estimated as if it were smaller",
+            ", ".join(small),
+        )
     return Summary(by_cluster={k: {"shadow_examples": size} for k, size in sizes.items()})
 
 

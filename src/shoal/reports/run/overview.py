@@ -36,8 +36,7 @@ def plot_rounds(rounds: pd.DataFrame, summary: Summary) -> NDArray[Any]:
             axes, (evaluated, estimated, rounds), ("accuracy", "risk", "clients"), strict=True
         ):
             for curve in curves_by_cluster(frame, column):
-                curve.draw(panel)
-                panel.lines[-1].set_label(curve.label)
+                curve.draw(panel).set_label(curve.label)
         for k, curve in enumerate(curves_by_cluster(rounds, "risk")):
             measured = summary.by_cluster.get(k, {}).get("mia")
             if measured is not None:

@@ -119,6 +119,8 @@ def risk(rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: 
                 over, values = np.append(curve.values.index, end), np.append(curve.values, curve.values.iloc[-1])
                 axes.step(over, values, where="post", color=color, linestyle=dashes)
                 curve.name_values(axes)
+            if np.isnan(value):
+                continue  # Nobody trained the model, so it has no members.
             (diamond,) = axes.plot(
                 [end], [value], marker="D", markersize=7, color=color, markeredgecolor="black", clip_on=False, zorder=7
             )
