@@ -16,11 +16,12 @@ install: .venv/installed  ## Make .venv with Shoal and its tools, in the version
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: install  ## Run IFCA and IFCA-MIR on handwritten digits and compare them (under 90 seconds)
+demo: install  ## Run IFCA, IFCA-MIR, and IFCA-MIR with DP-SGD on handwritten digits, and compare them (under 90 seconds)
 	$(BIN)/shoal run experiments/demo/digits.toml --set algorithm.name=ifca --out runs/demo-$(STAMP)/ifca
 	$(BIN)/shoal run experiments/demo/digits.toml --set algorithm.name=ifca-mir --out runs/demo-$(STAMP)/ifca-mir
+	$(BIN)/shoal run experiments/demo/digits.toml --set algorithm.name=ifca-mir --set defenses.dp_sgd.max_grad_norm=1.0 --set defenses.dp_sgd.noise_multiplier=0.2 --out runs/demo-$(STAMP)/private
 	@echo
-	@$(BIN)/shoal compare runs/demo-$(STAMP)/ifca runs/demo-$(STAMP)/ifca-mir
+	@$(BIN)/shoal compare runs/demo-$(STAMP)/ifca runs/demo-$(STAMP)/ifca-mir runs/demo-$(STAMP)/private
 
 test: lint  ## Run everything that CI runs: linters, type checker, import rules, tests, doctests
 	$(BIN)/python -m pytest --cov --cov-fail-under=95

@@ -28,6 +28,8 @@ ROWS = (
     (BY_GROUP, "mia_population", "MIA, population non-members, {}"),
     (BY_GROUP, "mia_auc", "MIA AUC, {}"),
     (BY_GROUP, "gap", "gap attack, {}"),
+    (BY_GROUP, "exposure", "exposure by the strongest attack, {}"),
+    (OVERALL, "exceeded.total", "limits exceeded beyond chance, all clients"),
     (OVERALL, "violations.total", "violations, all clients"),
     (BY_GROUP, "violations", "violations, {}"),
     (OVERALL, "migrated", "migrated clients"),

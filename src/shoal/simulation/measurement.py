@@ -203,6 +203,7 @@ def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
                 **_accuracies(inside),
                 "violations": int(inside["violated"].sum()),
                 "exceeded": int(inside["exceeded"].sum()),
+                "exposure": float(inside["exposure"].mean()),
             }
             for name, inside in groups.items()
         },

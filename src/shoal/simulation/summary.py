@@ -83,7 +83,7 @@ _ORDER: tuple[tuple[Literal["overall", "group", "cluster"], str], ...] = (
     ("group", r"(mia|tpr|loss_threshold).*"),
     ("cluster", r"(mia|tpr).*|risk"),
     ("overall", r"(violations|exceeded)\.total|migrated|adjusted_rand_index"),
-    ("group", r"violations|exceeded"),
+    ("group", r"violations|exceeded|exposure"),
     ("cluster", r"clients|examples|(train_)?accuracy|gap"),
     ("overall", r"main\..*|epsilon|delta|property\.(updates|positives)|cosine\..*"),
     ("cluster", r"cosine.*"),
