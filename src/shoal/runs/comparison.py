@@ -145,10 +145,15 @@ def _difference(first: Summary, other: Summary, first_title: str, title: str) ->
     accuracy = "accuracy.overall"
     parts = [_change("accuracy", first.overall[accuracy], other.overall[accuracy], higher="gains", lower="loses")]
     for group, metrics in first.by_group.items():
-        if "mia" in metrics and "mia" in other.by_group[group]:
-            before, after = metrics["mia"], other.by_group[group]["mia"]
+        # Directories of earlier versions know the configured attack alone.
+        known = [key for key in ("exposure", "mia") if key in metrics and key in other.by_group[group]]
+        if known:
+            before, after = metrics[known[0]], other.by_group[group][known[0]]
             parts.append(_change(f"the exposure of {group}", before, after, higher="raises", lower="lowers"))
-    before, after = (int(each.overall["violations.total"]) for each in (first, other))
+    limits = (
+        "exceeded.total" if all("exceeded.total" in each.overall for each in (first, other)) else "violations.total"
+    )
+    before, after = (int(each.overall[limits]) for each in (first, other))
     if after == before:
         parts.append(f"leaves the number of exceeded limits at {after}")
     else:
