@@ -146,7 +146,7 @@ def _read(path: Path) -> SimulationState | None:
         clients=own["clients"],
         directives=own["directives"],
         adversary=own["adversary"],
-        trained=tensors["trained"],
+        trained=tensors.get("trained", torch.zeros(0, 0, dtype=torch.int64)),
     )
     return SimulationState(state, rows, json.loads(about["seconds"]), tensors.get("updates"))
 
