@@ -96,6 +96,21 @@ def test_clients_that_never_trained_are_no_members(mlp, build):
     assert members == result.clients.loc[trained, "examples"].sum()
 
 
+def test_who_trained_too_long_ago_is_no_member(mlp, build):
+    stay, gone = [0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]
+    # Client 2 leaves model 0 before the last four of its rounds and trains the other since.
+    for member_rounds, members in ((4, [12 + 9, 7 + 12 + 5 + 10]), (5, [9 + 12 + 7, 7 + 12 + 5 + 10])):
+        result = measured(
+            mlp, build, scripted(stay, gone, gone, gone, gone, gone), rounds=5, member_rounds=member_rounds
+        )
+        audited = [int(each["examples"]) for each in result.summary.by_cluster.values()]
+        assert audited == [21, 34], "sizes are of those who choose the model at the end"
+        exposed = result.state.trainers(member_rounds)
+        assert [int((exposed[:, k] * torch.tensor([9, 12, 7, 12, 5, 10])).sum()) for k in (0, 1)] == members
+    # In groups everybody counts once, on the model that it trained last.
+    assert sum(each["members"] for each in result.summary.by_group.values()) == 55
+
+
 class Measured:
     """An audit whose models have these accuracies and lower ends."""
 
