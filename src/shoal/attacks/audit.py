@@ -5,6 +5,7 @@ For measurement. The algorithms see none of it unless the red team's estimator i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -154,7 +155,7 @@ class MembershipAudit:
             inside = self._comparable(examples, mix > 0)
             counts = mix[:, None] * self._counts(examples[inside]).sum(axis=0)
         else:
-            inside = self._test_sizes()[self._group(examples), self.label[examples]] > 0
+            inside = self._test_sizes[self._group(examples), self.label[examples]] > 0
             counts = self._counts(examples[inside])
         return _metrics([margins[inside]], [self.non_members[k]], [self._weights(counts)], confidence)
 
@@ -196,7 +197,7 @@ class MembershipAudit:
 
     def _comparable(self, examples: NDArray[np.int64], groups: Bools) -> Bools:
         """Whether each of some training examples has a label of which all ``groups`` (G,) have test examples."""
-        return np.all(self._test_sizes()[groups] > 0, axis=0)[self.label[examples]]
+        return np.all(self._test_sizes[groups] > 0, axis=0)[self.label[examples]]
 
     def _counts(self, examples: NDArray[np.int64]) -> Floats:
         """(G, classes) how many of some training examples are of each group and label."""
@@ -204,6 +205,7 @@ class MembershipAudit:
         np.add.at(counts, (self._group(examples), self.label[examples]), 1)
         return counts
 
+    @cached_property
     def _test_sizes(self) -> Floats:
         """(G, classes) how many test examples are of each group and label."""
         test, sizes = self.federation.test, np.zeros((len(self.federation.groups), self.federation.classes))
@@ -213,7 +215,7 @@ class MembershipAudit:
     def _weights(self, counts: Floats) -> Floats:
         """Weights (M,) that give the test examples of each group and label the totals ``counts`` (G, classes)."""
         test = self.federation.test
-        return (counts / np.maximum(1, self._test_sizes()))[test.group.numpy(), test.y.cpu().numpy()]
+        return (counts / np.maximum(1, self._test_sizes))[test.group.numpy(), test.y.cpu().numpy()]
 
 
 def _joined(members: list[Floats], non_members: list[Floats], weights: list[Floats]) -> tuple[Floats, Bools, Floats]:

@@ -38,12 +38,8 @@ def require_instance(name: str, value: object, kind: type, how: str) -> None:
     shoal.core.errors.InputError: 'rounds' must be a whole number, such as 30; got '3'
     """
     fits = isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)
-    what = {int: "a whole number", float: "a number"}.get(kind, f"{_article(kind.__name__)} {kind.__name__}")
+    what = "a whole number" if kind is int else f"a {kind.__name__}"
     require(fits, f"'{name}' must be {what}, {how}; got {described(value)}")
-
-
-def _article(word: str) -> str:
-    return "an" if word[0] in "AEIOULRS" and (word[1].isupper() or word[0] in "AEIOU") else "a"
 
 
 def described(value: object) -> str:

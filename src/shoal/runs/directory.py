@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
+from shoal.attacks import RoundObservation
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
-from shoal.engine import RoundReport
-from shoal.runs.checkpoint import keep_last_checkpoint
+from shoal.engine import Engine, RoundReport
+from shoal.runs.checkpoint import keep_last_checkpoint, save_checkpoint
 from shoal.runs.lock import locked
 from shoal.runs.result import Result, write_files
-from shoal.simulation.simulation import SimulationState
+from shoal.simulation.simulation import Simulation, SimulationState, Watch, run_rounds
 
 LOG = logging.getLogger("shoal")
 
@@ -79,6 +80,37 @@ def opened(out: Path, config: str, require_same: Callable[[], object], *, resume
         yield checkpoints
 
 
+def train(
+    simulation: Simulation,
+    engine: Engine,
+    progress: SimulationState,
+    checkpoints: Path,
+    *,
+    every: int,
+    watch: Watch | None,
+) -> SimulationState:
+    """Run the rounds that are left, with a checkpoint after each ``every`` of them and after the last."""
+    saved = progress.state.round
+    fresh: list[RoundObservation] = []
+    try:
+        for after, report in run_rounds(simulation, engine, progress):
+            progress = after
+            fresh += [] if progress.observation is None else [progress.observation]
+            done = progress.state.round
+            LOG.info("%s", _line(progress, report))
+            if done % every == 0 or done == simulation.rounds:
+                save_checkpoint(checkpoints, progress, fresh)
+                saved = done
+                fresh.clear()
+            if watch is not None:
+                watch(simulation, progress, report)
+    finally:
+        # Interrupted or diverged: keep the last good round, whatever the interval.
+        if progress.state.round > saved:
+            save_checkpoint(checkpoints, progress, fresh)
+    return progress
+
+
 def finish(out: Path, result: Result) -> None:
     """Write the files of a finished run, and keep its last checkpoint, from which it can be prolonged."""
     write_files(out, result)
@@ -86,7 +118,7 @@ def finish(out: Path, result: Result) -> None:
     LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
 
 
-def round_line(progress: SimulationState, report: RoundReport) -> str:
+def _line(progress: SimulationState, report: RoundReport) -> str:
     """What run.log says of a round."""
     state = progress.state
     sizes = torch.bincount(report.assignment, minlength=len(state.models)).tolist()

@@ -17,7 +17,6 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.attacks import RoundObservation
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config, read_config
 from shoal.config.tables import in_table
@@ -26,19 +25,17 @@ from shoal.core.errors import InputError, require
 from shoal.data import ClientDataset, LabelledDataset
 from shoal.engine import Engine
 from shoal.reports.run.description import RunDescription
-from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
+from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.differences import differences
-from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, round_line, taken
+from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train
 from shoal.runs.result import result_of
 from shoal.simulation.round_metrics import not_evaluated
 from shoal.simulation.simulation import (
-    Simulation,
     SimulationState,
     Watch,
     initial_state,
     measure_final,
     move_to_engine,
-    run_rounds,
 )
 
 LOG = logging.getLogger("shoal")
@@ -109,40 +106,10 @@ def run(
                 LOG.info("resume after round %d", progress.state.round)
             if watch is not None:
                 watch(simulation, progress, None)
-            progress = _train(simulation, engine, progress, decided, checkpoints, watch)
+            progress = train(simulation, engine, progress, checkpoints, every=decided.checkpoint.every, watch=watch)
             outcome = measure_final(simulation, engine, progress, stored_observations(checkpoints))
             finish(out, result_of(outcome, simulation, RunDescription.of(decided)))
     return out
-
-
-def _train(
-    simulation: Simulation,
-    engine: Engine,
-    progress: SimulationState,
-    config: Config,
-    checkpoints: Path,
-    watch: Watch | None,
-) -> SimulationState:
-    """Run the rounds that are left, with a checkpoint every so many and after the last."""
-    saved = progress.state.round
-    fresh: list[RoundObservation] = []
-    try:
-        for after, report in run_rounds(simulation, engine, progress):
-            progress = after
-            fresh += [] if progress.observation is None else [progress.observation]
-            done = progress.state.round
-            LOG.info("%s", round_line(progress, report))
-            if done % config.checkpoint.every == 0 or done == simulation.rounds:
-                save_checkpoint(checkpoints, progress, fresh)
-                saved = done
-                fresh.clear()
-            if watch is not None:
-                watch(simulation, progress, report)
-    finally:
-        # Interrupted or diverged: keep the last good round, whatever the interval.
-        if progress.state.round > saved:
-            save_checkpoint(checkpoints, progress, fresh)
-    return progress
 
 
 def _same_run(out: Path, config: Config) -> int:

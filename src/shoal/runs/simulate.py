@@ -25,8 +25,8 @@ from shoal.engine import (
 from shoal.engine.protocols import UNKNOWN_RISK
 from shoal.models import Model
 from shoal.reports.run.description import RunDescription
-from shoal.runs.checkpoint import load_checkpoint, save_checkpoint, stored_observations
-from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, round_line
+from shoal.runs.checkpoint import load_checkpoint, stored_observations
+from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, train
 from shoal.runs.record import record_of, require_same_simulation
 from shoal.runs.result import Result, load, result_of
 from shoal.simulation.simulation import (
@@ -169,12 +169,7 @@ def _in_directory(
         LOG.info("begin after round %d: %s on %s", now.state.round, description.algorithm, description.dataset)
         if watch is not None:
             watch(simulation, now, None)
-        for after, report in run_rounds(simulation, engine, now):
-            now = after
-            LOG.info("%s", round_line(now, report))
-            save_checkpoint(checkpoints, now, [] if now.observation is None else [now.observation])
-            if watch is not None:
-                watch(simulation, now, report)
+        now = train(simulation, engine, now, checkpoints, every=1, watch=watch)
         outcome = measure_final(simulation, engine, now, stored_observations(checkpoints))
         result = result_of(outcome, simulation, description)
         finish(out, result)
