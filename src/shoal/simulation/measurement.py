@@ -95,7 +95,8 @@ def measure(
     # Who trained its last model too long ago is no member of it any more, nor of a group's metrics.
     known = state.assignment.clamp(min=0)
     member = (state.assignment >= 0) & of_clusters[torch.arange(len(known)), known]
-    latest, trainers = torch.where(member, state.assignment, -1), of_clusters
+    of_assignment = torch.where(member, state.assignment, -1)
+    latest, trainers = of_assignment, of_clusters
     if personal:
         took_part = state.assignment >= 0
         trainers, latest = torch.diag(took_part), torch.where(took_part, number, -1)
@@ -116,9 +117,7 @@ def measure(
     shared = audit
     if personal:
         of_shared = evaluate_models(state.models, of_clusters, federation, engine, records)
-        shared = MembershipAudit.of(
-            of_shared, attacks, of_clusters, torch.where(member, state.assignment, -1), federation
-        )
+        shared = MembershipAudit.of(of_shared, attacks, of_clusters, of_assignment, federation)
     clients = _clients(final, audit).assign(**exposure_of_clients(audits, trainers.numpy(), federation))
     summary = (
         _of_clients(final, clients)

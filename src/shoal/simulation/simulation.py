@@ -68,9 +68,11 @@ class Simulation:
         require_instance("federation", self.federation, Federation, "such as Federation.from_tensors makes")
         require_instance("rounds", self.rounds, int, "such as 30")
         require_instance("seed", self.seed, int, "such as 0")
+        require_instance("member_rounds", self.member_rounds, int, "such as 5")
         require_instance("red_team", self.red_team, RedTeam, "such as RedTeam(every=5)")
         require(self.seed >= 0, f"'seed' must be at least 0; got {self.seed}")
         require(self.rounds >= 1, f"'rounds' must be at least 1; got {self.rounds}")
+        require(self.member_rounds >= 1, f"'member_rounds' must be at least 1; got {self.member_rounds}")
         require(self.evaluate_every >= 1, f"'evaluate_every' must be at least 1; got {self.evaluate_every}")
         methods = ("check", "init", "plan", "server_update", "deployed")
         missing = [name for name in methods if not hasattr(self.algorithm, name)]
