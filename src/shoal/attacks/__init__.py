@@ -7,10 +7,20 @@ a membership-inference attack: a new file, and its name in `MembershipAttacks`.
 
 from shoal.attacks.active_property import ActivePropertyAttacker, active_property_attacker
 from shoal.attacks.audit import MembershipAudit, ModelOutputs, evaluate_models, one_group_mix
-from shoal.attacks.membership import FittedAttack, MembershipAttack, Needs, Query, Records, ReferenceModels
+from shoal.attacks.membership import (
+    FittedAttack,
+    MembershipAttack,
+    Needs,
+    Query,
+    Records,
+    ReferenceModels,
+    logit_confidence,
+)
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
+from shoal.attacks.recorded_risks import RecordedRisks
 from shoal.attacks.red_team import RedTeam
+from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
 from shoal.attacks.update_features import extract_features
@@ -29,11 +39,15 @@ __all__ = [
     "MembershipAudit",
     "ModelOutputs",
     "Needs",
+    "Population",
     "PropertyAttack",
     "Query",
+    "RecordedRisks",
     "Records",
     "RedTeam",
+    "ReferenceAttack",
     "ReferenceModels",
+    "ReferenceScores",
     "RoundObservation",
     "ShadowModelAttack",
     "ShadowModels",
@@ -41,5 +55,6 @@ __all__ = [
     "classify_updates",
     "evaluate_models",
     "extract_features",
+    "logit_confidence",
     "one_group_mix",
 ]

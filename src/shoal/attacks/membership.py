@@ -170,3 +170,17 @@ def losses(outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
     array([1.386])
     """
     return torch.nn.functional.cross_entropy(outputs.double(), labels, reduction="none").numpy()
+
+
+def logit_confidence(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The logit-scaled confidence in the true class, log(p / (1 - p)): (M,) float64 of outputs (M, C), labels (M,).
+
+    z_y - log sum_{j != y} exp(z_j), which is finite where p is 1 in floating point (Carlini et al. 2022, equation 3).
+
+    >>> logit_confidence(torch.tensor([[0.0, 0.0], [100.0, 0.0]]), torch.tensor([0, 0]))
+    tensor([  0., 100.], dtype=torch.float64)
+    """
+    outputs = outputs.double()
+    true = outputs.gather(1, labels[:, None])
+    others = outputs.scatter(1, labels[:, None], -torch.inf)
+    return true[:, 0] - others.logsumexp(dim=1)

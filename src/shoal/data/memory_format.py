@@ -22,6 +22,11 @@ def gather(x: Tensor, indices: Tensor) -> Tensor:
     return to_channels_first(to_channels_last(x)[indices])
 
 
+def concatenate(first: Tensor, second: Tensor) -> Tensor:
+    """The inputs of one tensor and then those of the other, in the memory format of both."""
+    return to_channels_first(torch.cat([to_channels_last(first), to_channels_last(second)]))
+
+
 def to_compute_dtype(x: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Inputs on ``device``, images in ``dtype``; the numbers of words stay integers.
 

@@ -18,6 +18,7 @@ from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.simulation import membership_metrics, property_metrics
 from shoal.simulation.exposure import exposure_of_clients, title_of
+from shoal.simulation.membership import Membership, is_personal
 from shoal.simulation.result import Outcome
 from shoal.simulation.summary import Metrics, Summary
 
@@ -88,24 +89,20 @@ def measure(
     local = training.local_of_clusters(state)
     attacks, records = red_team.fit(state, federation, engine, local, stream("attack"))
     number = torch.arange(len(deployed.models))
-    personal = torch.equal(deployed.model, number)
+    personal = is_personal(deployed)
     # A personal model is attacked by what was fitted on the model of its client's cluster.
     cluster = (deployed.assignment if personal else number).tolist()
-    of_clusters = state.trainers(member_rounds)
-    # Who trained its last model too long ago is no member of it any more, nor of a group's metrics.
-    known = state.assignment.clamp(min=0)
-    member = (state.assignment >= 0) & of_clusters[torch.arange(len(known)), known]
-    of_assignment = torch.where(member, state.assignment, -1)
-    latest, trainers = of_assignment, of_clusters
-    if personal:
-        took_part = state.assignment >= 0
-        trainers, latest = torch.diag(took_part), torch.where(took_part, number, -1)
+    of_clusters = Membership.of_clusters(state, member_rounds)
+    of_deployed = Membership.of_deployed(state, deployed, member_rounds)
     users = deployed.model[:, None] == number
-    outputs = evaluate_models(deployed.models, trainers | users, federation, engine, [records[k] for k in cluster])
+    outputs = evaluate_models(
+        deployed.models, of_deployed.trainers | users, federation, engine, [records[k] for k in cluster]
+    )
     final = _Final(federation, len(state.models), deployed, losses, outputs)
 
     def audited(fitted: Sequence[FittedAttack]) -> MembershipAudit:
-        return MembershipAudit.of(outputs, [fitted[k] for k in cluster], trainers, latest, federation)
+        of_each = [fitted[k] for k in cluster]
+        return MembershipAudit.of(outputs, of_each, of_deployed.trainers, of_deployed.latest, federation)
 
     audits = {title_of(red_team.attack): audited(attacks)}
     audit = next(iter(audits.values()))
@@ -116,9 +113,9 @@ def measure(
     audits.setdefault(Gap.title, audited([Gap().fit(each, stream("gap")) for each in records]))
     shared = audit
     if personal:
-        of_shared = evaluate_models(state.models, of_clusters, federation, engine, records)
-        shared = MembershipAudit.of(of_shared, attacks, of_clusters, of_assignment, federation)
-    clients = _clients(final, audit).assign(**exposure_of_clients(audits, trainers.numpy(), federation))
+        of_shared = evaluate_models(state.models, of_clusters.trainers, federation, engine, records)
+        shared = MembershipAudit.of(of_shared, attacks, of_clusters.trainers, of_clusters.latest, federation)
+    clients = _clients(final, audit).assign(**exposure_of_clients(audits, of_deployed.trainers.numpy(), federation))
     summary = (
         _of_clients(final, clients)
         | Summary(overall=_fairness(final), by_group=_most_frequent_class(federation))

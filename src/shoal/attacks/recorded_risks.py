@@ -1,0 +1,43 @@
+"""Risks that were published in an earlier run of the same federation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.randomness import Stream
+from shoal.data.federation import Federation
+from shoal.engine import Engine, LocalSGD, State
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedRisks:
+    """Gives each round's risks from a record; implements the engine's protocol `RiskEstimator`.
+
+    For reference federations: the server told every client these risks, so an attacker knows them, and clients that
+    weigh risk choose as they did in the attacked run. Nothing is trained for it.
+
+    Args:
+        every: rounds from one estimate to the next; 0: never.
+        by_round: (K,) float64 of each round with an estimate. Where a round is missing, or K is another, risks stay.
+    """
+
+    every: int
+    by_round: Mapping[int, Tensor]
+
+    def risks(
+        self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
+    ) -> Tensor:
+        """Those of the round that ``state`` has done: (K,) float64."""
+        del federation, engine, local, stream
+        recorded = self.by_round.get(state.round, state.risks)
+        return recorded if recorded.shape == state.risks.shape else state.risks
+
+    @staticmethod
+    def of_rows(every: int, rows: Sequence[Mapping[str, float]]) -> "RecordedRisks":
+        """Those in the rows of `rounds.csv`, which are one per round and cluster, in order."""
+        by_round: dict[int, list[float]] = {}
+        for row in rows:
+            by_round.setdefault(int(row["round"]), []).append(row["risk"])
+        return RecordedRisks(every, {k: torch.tensor(v, dtype=torch.float64) for k, v in by_round.items()})

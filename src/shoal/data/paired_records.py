@@ -1,0 +1,87 @@
+"""Training examples paired with test examples like them, so that a federation can be replayed without knowing which of
+the two was trained on.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.data.federation import Federation
+from shoal.data.memory_format import concatenate
+
+
+@dataclass(frozen=True, eq=False)
+class PairedRecords:
+    """Q pairs of a client's training example and a test example of the same group and label.
+
+    Each of the 2 Q records belongs to the pair's client, which trained on the first of the two: the Q members come
+    first in every tensor of 2 Q records, then the non-members in the same order.
+
+    Args:
+        federation: whose examples are paired; the inputs and labels of its clients are those of its test set too, from
+            row ``first_test`` on.
+        entry: (Q,) int64, the member's place in ``federation.clients.indices``.
+        test: (Q,) int64, the non-member's place in the test set.
+        first_test: see ``federation``.
+    """
+
+    federation: Federation
+    entry: Tensor
+    test: Tensor
+    first_test: int
+
+    def __len__(self) -> int:
+        return len(self.entry)
+
+    @property
+    def client(self) -> Tensor:
+        """(2 Q,) int64, the position of each record's client."""
+        return self.federation.clients.owners()[self.entry].repeat(2)
+
+    @property
+    def rows(self) -> Tensor:
+        """(2 Q,) int64, where each record is in ``federation.clients.x``."""
+        return torch.cat([self.federation.clients.indices[self.entry], self.first_test + self.test])
+
+    @property
+    def labels(self) -> Tensor:
+        """(2 Q,), of each record."""
+        return self.federation.clients.y[self.rows.to(self.federation.clients.y.device)].cpu()
+
+    def exchanged(self, exchange: Tensor) -> Federation:
+        """The federation in which the clients train on the test example instead, where ``exchange`` (Q,) bool says so.
+
+        Every client keeps its number of examples, and its number of each label.
+        """
+        clients = self.federation.clients
+        indices = clients.indices.clone()
+        indices[self.entry[exchange]] = self.first_test + self.test[exchange]
+        return replace(self.federation, clients=replace(clients, indices=indices))
+
+
+def pair_records(federation: Federation, stream: Stream) -> PairedRecords:
+    """Pair training examples with test examples of the same group and label, each in one pair at most, at random.
+
+    Training examples beyond the number of such test examples stay unpaired.
+
+    Raises:
+        InputError: there is no pair.
+    """
+    clients, test = federation.clients, federation.test
+    group = federation.group[clients.owners()]
+    label, test_label = clients.y[clients.indices.to(clients.y.device)].cpu(), test.y.cpu()
+    entries, tests = [], []
+    for g in federation.groups_with_clients:
+        for c in range(federation.classes):
+            members = torch.nonzero((group == g) & (label == c)).flatten()
+            others = torch.nonzero((test.group == g) & (test_label == c)).flatten()
+            count, draw = min(len(members), len(others)), stream("pairs", g, c)
+            entries.append(members[torch.randperm(len(members), generator=draw("members").generator())[:count]])
+            tests.append(others[torch.randperm(len(others), generator=draw("test").generator())[:count]])
+    entry, order = torch.cat(entries).sort()
+    require(len(entry) > 0, "no training example has a test example of its group and label; give a larger test set")
+    joined = replace(clients, x=concatenate(clients.x, test.x), y=torch.cat([clients.y, test.y]))
+    return PairedRecords(replace(federation, clients=joined), entry, torch.cat(tests)[order], len(clients.x))

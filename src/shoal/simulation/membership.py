@@ -1,0 +1,48 @@
+"""Whose examples are members of which model at the end of a run."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.engine import Deployed, State
+
+
+@dataclass(frozen=True, eq=False)
+class Membership:
+    """Which clients trained which of the S deployed models.
+
+    Args:
+        trainers: (N, S) bool, the clients whose examples are members of each model.
+        latest: (N,) int64, the model that each client trained last; -1: none, or too long ago to be its member.
+    """
+
+    trainers: Tensor
+    latest: Tensor
+
+    @staticmethod
+    def of_clusters(state: State, within: int) -> "Membership":
+        """That of the K models of the clusters.
+
+        Args:
+            state: after the last round.
+            within: how many rounds before a model's last training somebody who trained it still is a member.
+        """
+        trainers = state.trainers(within)
+        known = state.assignment.clamp(min=0)
+        member = (state.assignment >= 0) & trainers[torch.arange(len(known)), known]
+        return Membership(trainers, torch.where(member, state.assignment, -1))
+
+    @staticmethod
+    def of_deployed(state: State, deployed: Deployed, within: int) -> "Membership":
+        """That of the models that clients use: the clusters', or personal ones."""
+        if not is_personal(deployed):
+            return Membership.of_clusters(state, within)
+        took_part = state.assignment >= 0
+        number = torch.arange(len(took_part))
+        return Membership(torch.diag(took_part), torch.where(took_part, number, -1))
+
+
+def is_personal(deployed: Deployed) -> bool:
+    """Whether each client has a model of its own."""
+    return torch.equal(deployed.model, torch.arange(len(deployed.models)))

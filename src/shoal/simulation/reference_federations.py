@@ -1,0 +1,226 @@
+"""Reference federations: the whole run again, clustering included, with other examples in the place of some.
+
+A membership-inference attack that compares a record's score with what models that did and did not train on it give
+(LiRA, RMIA) needs such models. Here each is the outcome of a federation like the attacked one, so that a record's score
+contains the choice of a cluster that the record causes. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
+centralised training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.attacks import MembershipAttack, Population, Query, RecordedRisks, ReferenceScores, logit_confidence
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.data import GroupedExamples
+from shoal.data.paired_records import PairedRecords, pair_records
+from shoal.engine import Engine, State, Training
+from shoal.simulation.membership import Membership, is_personal
+from shoal.simulation.round_metrics import Row
+from shoal.simulation.simulation import Simulation, initial_state
+
+POPULATION = 1_000
+"""Examples of the shadow set, at most, that all models score too: no federation trains on them."""
+
+
+@dataclass(frozen=True, eq=False)
+class FederationScores:
+    """What the models of one trained federation say of 2 Q records and of Z further examples.
+
+    Args:
+        score: (2 Q,) float64, the logit-scaled confidence of the model that the record's client trained last; of the
+            one that it uses where it trained none.
+        member: (2 Q,) bool, whether that model was trained on the record.
+        model: (N,) int64, that model of each client.
+        population: (S, Z) float64, of every model; S is 0 where clients have models of their own.
+    """
+
+    score: Tensor
+    member: Tensor
+    model: Tensor
+    population: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AttackedRun:
+    """A run whose members are attacked: what reference federations have in common with it, and where they differ.
+
+    Args:
+        simulation: that was run, with its data where the engine wants them (`move_to_engine`).
+        state: after its last round.
+        risks: that it published, by round.
+        records: whose membership is asked.
+        population: examples that nobody trained on.
+    """
+
+    simulation: Simulation
+    state: State
+    risks: RecordedRisks
+    records: PairedRecords
+    population: GroupedExamples
+
+    @staticmethod
+    def of(simulation: Simulation, state: State, rows: Sequence[Row]) -> "AttackedRun":
+        """That of a finished simulation; ``rows`` are those of `rounds.csv`.
+
+        Raises:
+            InputError: a property attack, whose victim's examples are not the same in every round, or no example that
+                can be paired.
+        """
+        require(
+            simulation.property_attack is None and simulation.malicious_clients is None,
+            "reference federations cannot replay a run with a property attack; audit a run without [property_attack]",
+        )
+        stream, shadow = Stream(simulation.seed)("audit"), simulation.federation.shadow
+        drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
+        return AttackedRun(
+            simulation=simulation,
+            state=state,
+            risks=RecordedRisks.of_rows(simulation.red_team.every, rows),
+            records=pair_records(simulation.federation, stream("records")),
+            population=shadow.take(drawn.to(shadow.y.device)),
+        )
+
+    @property
+    def stream(self) -> Stream:
+        """The root of all that is random in the attack."""
+        return Stream(self.simulation.seed)("audit")
+
+    def scores(self, engine: Engine) -> FederationScores:
+        """Those of the attacked models: the first of each pair was trained on."""
+        first = torch.arange(2 * len(self.records)) < len(self.records)
+        return self._scores(self.simulation.on(engine), self.state, first, engine)
+
+    def all_models(self, engine: Engine) -> Tensor:
+        """(2 Q, K) float64, the logit-scaled confidence of every cluster's model on every record."""
+        return torch.stack([self._confidence(model, engine) for model in self.state.models], dim=1)
+
+    def fitted_attack(self, attack: MembershipAttack, model: Tensor, engine: Engine) -> tuple[Tensor, Tensor]:
+        """Scores and margins, (2 Q,) float64 each, of an attack that is fitted on shadow models of each cluster.
+
+        Args:
+            attack: such as the one of the run's red team.
+            model: (N,) int64, the model of each client; see `FederationScores.model`.
+            engine: with the run's network.
+        """
+        training, state = self.simulation.on(engine), self.state
+        team, local = replace(self.simulation.red_team, attack=attack), training.local_of_clusters(state)
+        # The streams of the attack at the end of the run, so that it is the same attack.
+        fitted, records = team.fit(state, training.federation, engine, local, training.stream("final", "attack"))
+        deployed, _ = training.deployed(state)
+        client, scores, margins = self.records.client, *torch.empty(2, 2 * len(self.records), dtype=torch.float64)
+        for s in model[client].unique().tolist():
+            inside = torch.nonzero(model[client] == s).flatten()
+            k = int(deployed.assignment[s]) if is_personal(deployed) else s
+            x, rows = self.records.federation.clients.x, self._rows(inside)
+            of_reference = records[k].reference
+            query = Query.unseen(
+                engine.outputs_at(deployed.models[s], x, rows).cpu(),
+                self.records.labels[inside],
+                None if of_reference is None else of_reference.evaluate(x, rows, engine),
+            )
+            scores[inside] = torch.from_numpy(fitted[k].score(query))
+            margins[inside] = scores[inside] - fitted[k].threshold
+        return scores, margins
+
+    def exchanged(self, number: int) -> Tensor:
+        """(Q,) bool, in which pairs reference federation ``number``, counted from 0, trains on the second record.
+
+        A fair coin for each pair. Federations 2 i and 2 i + 1 train on opposite records, so each record is in and out
+        of equally many of an even number of federations.
+        """
+        coins = self.stream("exchanged", number // 2)
+        heads = torch.rand(len(self.records), generator=coins.generator()) < 0.5
+        return heads if number % 2 == 0 else ~heads
+
+    def train_reference(self, number: int, engine: Engine) -> FederationScores:
+        """Train reference federation ``number`` and score the records; nothing is evaluated on the way.
+
+        It begins with the same initial models, which every client of the attacked run was sent, and offers the same
+        risks in the same rounds. Cohorts, batches and noise are drawn anew.
+
+        Raises:
+            InputError: its training diverged.
+        """
+        exchange = self.exchanged(number)
+        replay = replace(self.simulation, federation=self.records.exchanged(exchange))
+        state = initial_state(replay, engine).state
+        training = replace(
+            replay.on(engine),
+            stream=self.stream("reference federation", number),
+            risk_estimator=self.risks,
+        )
+        for after, _ in training.rounds(state, replay.rounds):
+            state = after
+        return self._scores(training, state, torch.cat([~exchange, exchange]), engine)
+
+    def _scores(self, training: Training, state: State, trained_on: Tensor, engine: Engine) -> FederationScores:
+        deployed, _ = training.deployed(state)
+        latest = Membership.of_deployed(state, deployed, self.simulation.member_rounds).latest
+        model = torch.where(latest >= 0, latest, deployed.model)
+        client, score = self.records.client, torch.empty(2 * len(self.records), dtype=torch.float64)
+        for s in model[client].unique().tolist():
+            inside = torch.nonzero(model[client] == s).flatten()
+            score[inside] = self._confidence(deployed.models[s], engine, inside)
+        models = deployed.models[:0] if is_personal(deployed) else deployed.models
+        x, y = self.population.x, self.population.y.cpu()
+        population = [logit_confidence(engine.outputs(each, x).cpu(), y) for each in models if len(y)]
+        return FederationScores(
+            score=score,
+            member=trained_on & (latest >= 0)[client],
+            model=model,
+            population=torch.stack(population) if population else torch.empty(0, 0, dtype=torch.float64),
+        )
+
+    def _confidence(self, model: Tensor, engine: Engine, which: Tensor | None = None) -> Tensor:
+        which = torch.arange(2 * len(self.records)) if which is None else which
+        outputs = engine.outputs_at(model, self.records.federation.clients.x, self._rows(which))
+        return logit_confidence(outputs.cpu(), self.records.labels[which])
+
+    def _rows(self, which: Tensor) -> Tensor:
+        return self.records.rows[which].to(self.records.federation.clients.y.device)
+
+
+def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:
+    """The scores of the attacked and the R reference federations as one matrix.
+
+    Args:
+        attacked: scores of the attacked federation.
+        references: those of the reference federations.
+        client: (2 Q,) the client of each record.
+    """
+    return ReferenceScores(
+        score=attacked.score.numpy(),
+        member=attacked.member.numpy(),
+        reference=_columns([each.score for each in references], attacked.score),
+        reference_member=_columns([each.member for each in references], attacked.member),
+        model=attacked.model[client].numpy(),
+        population=_population(attacked, references),
+    )
+
+
+def _columns(columns: Sequence[Tensor], like: Tensor) -> NDArray[Any]:
+    """R vectors such as ``like`` (M,) as columns (M, R); R may be 0."""
+    return (torch.stack(list(columns), dim=1) if columns else like.new_empty(len(like), 0)).numpy()
+
+
+def _population(attacked: FederationScores, references: Sequence[FederationScores]) -> Population | None:
+    """The further examples on every attacked model that somebody uses, and on the model of each reference federation
+    that most of its clients use there.
+    """
+    if not attacked.population.numel():
+        return None
+    score, reference, model = [], [], []
+    for k in attacked.model.unique().tolist():
+        users = attacked.model == k
+        score.append(attacked.population[k])
+        same = [each.population[int(each.model[users].mode().values)] for each in references]
+        reference.append(_columns(same, score[-1]))
+        model.append(torch.full_like(score[-1], k, dtype=torch.int64))
+    return Population(torch.cat(score).numpy(), np.concatenate(reference), torch.cat(model).numpy())
