@@ -11,6 +11,7 @@ from shoal.attacks.membership import FittedAttack, MembershipAttack, Needs, Quer
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
 from shoal.attacks.red_team import RedTeam
+from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
 from shoal.attacks.update_features import extract_features
@@ -29,11 +30,14 @@ __all__ = [
     "MembershipAudit",
     "ModelOutputs",
     "Needs",
+    "Population",
     "PropertyAttack",
     "Query",
     "Records",
     "RedTeam",
+    "ReferenceAttack",
     "ReferenceModels",
+    "ReferenceScores",
     "RoundObservation",
     "ShadowModelAttack",
     "ShadowModels",
