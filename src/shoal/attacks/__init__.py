@@ -2,11 +2,15 @@
 
 May import `engine` and below, never `algorithms` or `defenses`. A membership-inference attack implements
 `MembershipAttack`, the red team the engine's `RiskEstimator`, an active property attacker its `MaliciousClient`. To add
-a membership-inference attack: a new file, and its name in `MembershipAttacks`.
+a membership-inference attack: a new file, and its name in `MembershipAttacks`. An attack on the scores of reference
+models implements `ReferenceAttack`.
 """
 
 from shoal.attacks.active_property import ActivePropertyAttacker, active_property_attacker
 from shoal.attacks.audit import MembershipAudit, ModelOutputs, evaluate_models, one_group_mix
+from shoal.attacks.bavaria import BaVarIA
+from shoal.attacks.difficulty_calibration import DifficultyCalibration
+from shoal.attacks.lira import LiRA, OfflineLiRA
 from shoal.attacks.membership import (
     FittedAttack,
     MembershipAttack,
@@ -16,29 +20,40 @@ from shoal.attacks.membership import (
     ReferenceModels,
     logit_confidence,
 )
+from shoal.attacks.other_clusters import OtherClusters
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
 from shoal.attacks.recorded_risks import RecordedRisks
 from shoal.attacks.red_team import RedTeam
 from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
+from shoal.attacks.reference_threshold import reference_margins
+from shoal.attacks.rmia import RMIA, OfflineRMIA
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
 from shoal.attacks.update_features import extract_features
-from shoal.attacks.yeom import Gap, LossThreshold
+from shoal.attacks.yeom import Gap, LossScore, LossThreshold
 
 MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 """The membership-inference attacks that a configuration can name."""
 
 __all__ = [
+    "RMIA",
     "ActivePropertyAttacker",
+    "BaVarIA",
+    "DifficultyCalibration",
     "FittedAttack",
     "Gap",
+    "LiRA",
+    "LossScore",
     "LossThreshold",
     "MembershipAttack",
     "MembershipAttacks",
     "MembershipAudit",
     "ModelOutputs",
     "Needs",
+    "OfflineLiRA",
+    "OfflineRMIA",
+    "OtherClusters",
     "Population",
     "PropertyAttack",
     "Query",
@@ -57,4 +72,5 @@ __all__ = [
     "extract_features",
     "logit_confidence",
     "one_group_mix",
+    "reference_margins",
 ]

@@ -1,4 +1,4 @@
-"""The loss-threshold attack and the gap attack.
+"""The loss-threshold attack and the gap attack; and the loss as a score.
 
 Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
 """
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.attacks.membership import Needs, Query, Records, losses
+from shoal.attacks.reference_scores import ReferenceScores
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
 
@@ -78,3 +79,19 @@ class FittedGap:
     def score(self, query: Query) -> NDArray[np.float64]:
         """1 for each of the M examples that is classified correctly, else 0."""
         return (query.outputs.argmax(dim=1) == query.labels).double().numpy()
+
+
+@settings
+class LossScore:
+    """Minus the loss of the attacked model, log(1 + exp(-score)); needs no reference models.
+
+    The threshold is set by `shoal.attacks.reference_margins`, not by the mean loss as in `LossThreshold`.
+    """
+
+    name: ClassVar[str] = "loss"
+    title: ClassVar[str] = "loss"
+    least: ClassVar[int] = 0
+
+    def scores(self, records: ReferenceScores) -> NDArray[np.float64]:
+        """See `shoal.attacks.ReferenceAttack`. In nats, at most 0."""
+        return -np.logaddexp(0.0, -records.score)

@@ -1,0 +1,194 @@
+"""Scores of records by the attacked models and by reference models, and the protocol of the attacks on them.
+
+Reference models are trained as the attacked one was, each on another draw of the same records; so each record has
+scores by models that trained on it (IN) and by models that did not (OUT). An attack on this matrix needs no network.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shoal.core.errors import require
+from shoal.core.representation import one_line
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+_REAL, _WHOLE, _TRUTH = "fiu", "iu", "b"
+"""Kinds of number, in numpy's letters."""
+
+_RECORDS = {"score": _REAL, "member": _TRUTH, "reference": _REAL, "reference_member": _TRUTH, "model": _WHOLE}
+"""The fields of `ReferenceScores` that have a row for each record, and the kind of number that each holds."""
+
+_TYPES = {_REAL: (np.float64, "numbers"), _WHOLE: (np.int64, "whole numbers"), _TRUTH: (np.bool_, "true and false")}
+"""The type that a kind of number becomes, and what a sentence calls it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Records that no model trained on, the attacker's own.
+
+    Args:
+        score: (Z,) logit-scaled confidences log(p / (1 - p)) of an attacked model, p of the true class.
+        reference: (Z, R) the same of the reference models.
+        model: (Z,) int64, which attacked model scored the record.
+
+    Raises:
+        InputError: a shape that does not fit, or a value that is not finite.
+    """
+
+    score: Floats
+    reference: Floats
+    model: Ints
+    __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        _check(self, "population.", {"score": _REAL, "reference": _REAL, "model": _WHOLE})
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceScores:
+    """The matrix of scores that attacks with reference models are computed from.
+
+    Args:
+        score: (M,) logit-scaled confidences log(p / (1 - p)) of the attacked model on each record, p of the true class.
+        member: (M,) bool, whether the attacked model trained on it. Attacks do not read it.
+        reference: (M, R) the same confidences of the R reference models.
+        reference_member: (M, R) bool, whether each reference model trained on the record.
+        model: (M,) int64, which attacked model scored the record; a federation has K.
+        population: records that no model trained on.
+
+    Raises:
+        InputError: a shape that does not fit, or a value that is not finite.
+    """
+
+    score: Floats
+    member: Bools
+    reference: Floats
+    reference_member: Bools
+    model: Ints
+    population: Population | None = None
+    __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        _check(self, "", _RECORDS)
+        if self.population is not None:
+            columns = self.population.reference.shape[1]
+            require(
+                columns == self.references,
+                f"'population.reference' must have a column for each of the {self.references} reference models; "
+                f"got {columns}",
+            )
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    @property
+    def references(self) -> int:
+        """R, the number of reference models."""
+        return self.reference.shape[1]
+
+    def take(self, rows: Ints | Bools) -> "ReferenceScores":
+        """Some of the records, by position (m,) or by mask (M,); the population stays."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in _RECORDS})
+
+    def only(self, references: Sequence[int] | Ints) -> "ReferenceScores":
+        """All records, with the reference models at these positions (r,) alone, in this order.
+
+        Raises:
+            InputError: a position that no reference model has.
+        """
+        chosen = np.asarray(references, dtype=np.int64)
+        for each in chosen:
+            self._require_reference(int(each))
+        others = self.population
+        return replace(
+            self,
+            reference=self.reference[:, chosen],
+            reference_member=self.reference_member[:, chosen],
+            population=None if others is None else replace(others, reference=others.reference[:, chosen]),
+        )
+
+    def leave_one_out(self, r: int) -> "ReferenceScores":
+        """Reference model r as the attacked model, with the others as its reference models; of the population too.
+
+        ``model`` stays: a record belongs to the same one of the federation's K models.
+
+        Raises:
+            InputError: a position that no reference model has.
+        """
+        self._require_reference(r)
+        others = self.only([each for each in range(self.references) if each != r])
+        population = others.population
+        if population is not None and self.population is not None:
+            population = replace(population, score=self.population.reference[:, r])
+        return replace(others, score=self.reference[:, r], member=self.reference_member[:, r], population=population)
+
+    def _require_reference(self, r: int) -> None:
+        require(
+            0 <= r < self.references,
+            f"a reference model must be one of 0 to {self.references - 1}; got {r}"
+            if self.references
+            else f"reference model {r} was asked for, but these scores have no reference models",
+        )
+
+
+@runtime_checkable
+class ReferenceAttack(Protocol):
+    """An attack on a matrix of scores: a frozen dataclass of its hyper-parameters.
+
+    Args:
+        name: its key in `audit.json`.
+        title: its name in a report.
+        least: the fewest reference models that it can be computed from.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    least: ClassVar[int]
+
+    def scores(self, records: ReferenceScores) -> Floats:
+        """Scores (M,) of the M records; higher means more likely a member. Reads everything but ``records.member``.
+
+        Raises:
+            InputError: too few reference models, or reference models that say too little.
+        """
+        ...
+
+
+def _check(value: Any, prefix: str, kinds: dict[str, str]) -> None:  # noqa: ANN401
+    """Check the fields of a value by the kinds of number that each may hold, and give them their types.
+
+    The first field sets the number of records; fields that begin with "reference" have a column for each model.
+    """
+    shape: tuple[int, ...] = np.shape(getattr(value, next(iter(kinds))))
+    require(len(shape) == 1, f"'{prefix}score' must have the shape (records,); got {shape}")
+    for name, kind in kinds.items():
+        given: ArrayLike = np.asarray(getattr(value, name))
+        dtype, what = _TYPES[kind]
+        require(given.dtype.kind in kind, f"'{prefix}{name}' must hold {what}; got an array of {given.dtype}")
+        if name == "reference":
+            require(
+                given.ndim == 2 and len(given) == shape[0],
+                f"'{prefix}reference' must have the shape ({shape[0]}, reference models); got {given.shape}",
+            )
+        else:
+            allowed = np.shape(value.reference) if name == "reference_member" else shape
+            require(given.shape == allowed, f"'{prefix}{name}' must have the shape {allowed}; got {given.shape}")
+        if kind == _REAL:
+            broken = np.argwhere(~np.isfinite(given))
+            place = tuple(int(each) for each in broken[0]) if len(broken) else ()
+            require(
+                not len(broken),
+                f"'{prefix}{name}' must hold finite numbers, since p = 0 and p = 1 have no logit; got "
+                f"{given[place]} at {', '.join(map(str, place))}",
+            )
+        object.__setattr__(value, name, given.astype(dtype, copy=False))

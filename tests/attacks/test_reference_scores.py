@@ -1,0 +1,129 @@
+"""The matrix of scores: its parts, leaving one reference model out, and what it refuses."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from shoal.attacks import Population, ReferenceScores
+from shoal.core.errors import InputError
+
+
+def matrix(records: int = 6, references: int = 3, population: int = 4) -> ReferenceScores:
+    rng = np.random.default_rng(0)
+    return ReferenceScores(
+        score=rng.normal(size=records),
+        member=np.arange(records) % 2 == 0,
+        reference=rng.normal(size=(records, references)),
+        reference_member=rng.random((records, references)) < 0.5,
+        model=np.arange(records) % 2,
+        population=Population(
+            rng.normal(size=population), rng.normal(size=(population, references)), np.arange(population) % 2
+        ),
+    )
+
+
+def same(one: ReferenceScores, other: ReferenceScores) -> None:
+    for left, right in ((one, other), (one.population, other.population)):
+        for each in fields(left):
+            if each.name != "population":
+                np.testing.assert_array_equal(getattr(left, each.name), getattr(right, each.name), each.name)
+
+
+@pytest.mark.parametrize("rows", [np.array([4, 0]), np.arange(6) > 3])
+def test_some_records_keep_their_rows_and_the_population(rows):
+    whole = matrix()
+    some = whole.take(rows)
+    assert some.score.tolist() == whole.score[rows].tolist()
+    assert some.reference.tolist() == whole.reference[rows].tolist()
+    assert some.reference_member.tolist() == whole.reference_member[rows].tolist()
+    assert (some.member.tolist(), some.model.tolist()) == (whole.member[rows].tolist(), whole.model[rows].tolist())
+    assert some.population is whole.population
+    assert (len(some), some.references) == (2, 3)
+
+
+def test_some_reference_models_are_left_of_records_and_population():
+    whole = matrix()
+    some = whole.only([2, 0])
+    assert some.reference.tolist() == whole.reference[:, [2, 0]].tolist()
+    assert some.reference_member.tolist() == whole.reference_member[:, [2, 0]].tolist()
+    assert some.population.reference.tolist() == whole.population.reference[:, [2, 0]].tolist()
+    assert (some.score.tolist(), some.references) == (whole.score.tolist(), 2)
+    same(whole.only(range(3)), whole)
+    assert whole.only([]).references == 0
+
+
+def test_a_reference_model_becomes_the_attacked_one_and_is_no_reference_of_itself():
+    whole = matrix()
+    left = whole.leave_one_out(1)
+    assert left.score.tolist() == whole.reference[:, 1].tolist()
+    assert left.member.tolist() == whole.reference_member[:, 1].tolist()
+    assert left.reference.tolist() == whole.reference[:, [0, 2]].tolist()
+    assert left.reference_member.tolist() == whole.reference_member[:, [0, 2]].tolist()
+    assert left.population.score.tolist() == whole.population.reference[:, 1].tolist()
+    assert left.population.reference.tolist() == whole.population.reference[:, [0, 2]].tolist()
+    assert left.model.tolist() == whole.model.tolist()
+    assert replace(whole, population=None).leave_one_out(1).population is None
+
+
+def test_nothing_of_the_attacked_model_is_left_in_the_attack_on_a_reference_model():
+    whole = matrix()
+    other = replace(
+        whole,
+        score=-whole.score,
+        member=~whole.member,
+        population=replace(whole.population, score=whole.population.score + 1),
+    )
+    same(whole.leave_one_out(0), other.leave_one_out(0))
+
+
+def test_numbers_of_other_widths_are_taken_and_their_owner_s_arrays_left_alone():
+    whole = matrix()
+    narrow = whole.score.astype(np.float32)
+    taken = replace(whole, score=narrow, model=whole.model.astype(np.int32))
+    assert (taken.score.dtype, taken.model.dtype, narrow.dtype) == (np.float64, np.int64, np.float32)
+    assert taken.score.tolist() == narrow.tolist()
+
+
+WRONG = [
+    ({"score": np.zeros((6, 1))}, "'score' must have the shape (records,); got (6, 1)"),
+    ({"member": np.zeros(5, dtype=bool)}, "'member' must have the shape (6,); got (5,)"),
+    ({"member": np.zeros(6)}, "'member' must hold true and false; got an array of float64"),
+    ({"reference": np.zeros((5, 3))}, "'reference' must have the shape (6, reference models); got (5, 3)"),
+    ({"reference": np.zeros(6)}, "'reference' must have the shape (6, reference models); got (6,)"),
+    ({"reference_member": np.zeros((6, 2), dtype=bool)}, "'reference_member' must have the shape (6, 3); got (6, 2)"),
+    ({"model": np.zeros(6)}, "'model' must hold whole numbers; got an array of float64"),
+    (
+        {"score": np.array([0, 1, np.nan, 3, 4, 5])},
+        "'score' must hold finite numbers, since p = 0 and p = 1 have no logit; got nan at 2",
+    ),
+    (
+        {"population": Population(np.zeros(2), np.zeros((2, 2)), np.zeros(2, dtype=int))},
+        "'population.reference' must have a column for each of the 3 reference models; got 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), WRONG, ids=[sentence[:45] for _, sentence in WRONG])
+def test_what_does_not_fit_is_one_sentence(change, sentence):
+    with pytest.raises(InputError) as error:
+        replace(matrix(), **change)
+    assert str(error.value) == sentence
+
+
+def test_a_value_that_is_not_finite_is_named_by_its_place():
+    reference = np.zeros((6, 3))
+    reference[4, 1] = np.inf
+    with pytest.raises(InputError, match=r"'reference' must hold finite numbers, .*; got inf at 4, 1$"):
+        replace(matrix(), reference=reference)
+    with pytest.raises(InputError, match=r"'population.score' must hold finite numbers"):
+        Population(np.array([np.nan]), np.zeros((1, 3)), np.zeros(1, dtype=int))
+
+
+@pytest.mark.parametrize("r", [-1, 3])
+def test_a_reference_model_that_is_not_there_is_refused(r):
+    for call in (matrix().leave_one_out, lambda r: matrix().only([0, r])):
+        with pytest.raises(InputError, match=rf"must be one of 0 to 2; got {r}$"):
+            call(r)
+    with pytest.raises(InputError, match="have no reference models"):
+        matrix().only([]).leave_one_out(0)
