@@ -1,36 +1,30 @@
-"""`shoal audit`: of a run directory, with reference federations trained for it, or of a score file.
+"""`shoal audit`: of a run directory, with reference federations trained for it, or of a score file."""
 
-audit.json   the figures, under flat keys; see `Audit.flat`
-audit.csv    a row for each attack on all records, on each group and on each model, and for each client
-scores.csv   the scores that all figures are computed from: a score file
-references/  the scores of each reference federation
-audit.html   all of it, to look at
-"""
-
-import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from shoal.attacks import Gap, ShadowModelAttack
 from shoal.config.build import load_data, resolve
-from shoal.config.kinds import name_of
+from shoal.config.kinds import algorithm_title, name_of
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.validation import read_toml
-from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, require
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset
 from shoal.engine import Engine
+from shoal.runs.audit_files import AboutAudited, AuditFiles, write_audit
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import logged
 from shoal.runs.files import read_summary
 from shoal.runs.lock import locked
 from shoal.runs.reference_scores import digest_of, read_reference, write_reference
-from shoal.runs.score_file import read_scores, write_scores
+from shoal.runs.score_file import read_scores
 from shoal.simulation.audit import OUTSIDER, AttackScores, Audit, AuditRecords, audit_records
 from shoal.simulation.reference_federations import AttackedRun, FederationScores, join_scores
 from shoal.simulation.simulation import SimulationState, move_to_engine
@@ -40,6 +34,9 @@ LOG = logging.getLogger("shoal")
 AuditWatch = Callable[[int, int], None]
 """Called with the number of reference federations that are done, and of all."""
 
+MOST_EXPOSED = 20
+"""Records that the page shows as pictures."""
+
 
 def audit_run(
     run: Path,
@@ -48,7 +45,7 @@ def audit_run(
     out: Path | None = None,
     data_dir: Path | None = None,
     watch: AuditWatch | None = None,
-) -> Audit:
+) -> AuditFiles:
     """Audit the finished run in ``run``: train reference federations, and attack its members with what they say.
 
     Each reference federation costs one training of the run, without evaluation and red team. Its scores are kept in
@@ -90,11 +87,16 @@ def audit_run(
         audit = audit_records(records, attacked.stream("thresholds"))
         spent = {"seconds.references": round(sum(seconds), 3), "seconds.train": round(progress.seconds["train"], 3)}
         stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
-        write_audit(run if out is None else out, audit, records, {**stated, **spent})
-    return audit
+        about = AboutAudited(
+            title=f"{algorithm_title(config.algorithm.name)} on {config.data.source}, seed {config.seed}",
+            stated=stated,
+            seconds=spent,
+            pictures=_pictures(attacked, audit, records),
+        )
+        return write_audit(run if out is None else out, audit, about, records)
 
 
-def audit_scores(path: Path, *, out: Path | None = None) -> Audit:
+def audit_scores(path: Path, *, out: Path | None = None) -> AuditFiles:
     """Audit the records of a score file, of any framework.
 
     Args:
@@ -106,33 +108,7 @@ def audit_scores(path: Path, *, out: Path | None = None) -> Audit:
     """
     records = read_scores(path)
     audit = audit_records(records, Stream(0)("thresholds"))
-    write_audit(path.parent if out is None else out, audit)
-    return audit
-
-
-def write_audit(
-    out: Path, audit: Audit, records: AuditRecords | None = None, further: Mapping[str, float] | None = None
-) -> None:
-    """Write the files of an audit into ``out``, which is made where it is missing; each whole or not at all.
-
-    Args:
-        out: the directory.
-        audit: what attackers find.
-        records: that it is of; None: they are in a score file already.
-        further: more keys of audit.json.
-
-    Raises:
-        InputError: ``out`` cannot be written.
-    """
-    flat = audit.flat() | dict(further or {})
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if records is not None:
-            write_scores(out / "scores.csv", records)
-        write_text(out / "audit.csv", audit.attacks.to_csv(index=False))
-        write_text(out / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+    return write_audit(path.parent if out is None else out, audit, AboutAudited(path.name))
 
 
 def _finished(run: Path) -> tuple[Config, SimulationState]:
@@ -207,3 +183,15 @@ def _records(
         all_models=attacked.all_models(engine).numpy(),
         further=further,
     )
+
+
+def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:
+    """Images of the most exposed records, by name; none where the data are no images."""
+    x = attacked.records.federation.clients.x
+    if x.dim() != 4:
+        return {}
+    shown = audit.records["record"].head(MOST_EXPOSED).tolist()
+    place = {name: i for i, name in enumerate(records.record.tolist())}
+    rows = attacked.records.rows[[place[name] for name in shown]]
+    images = x[rows.to(x.device)].float().clamp(0, 1).mul(255).round().to(torch.uint8).cpu().contiguous().numpy()
+    return dict(zip(shown, images, strict=True))
