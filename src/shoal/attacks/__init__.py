@@ -16,6 +16,7 @@ from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
 from shoal.attacks.red_team import RedTeam
 from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
+from shoal.attacks.reference_threshold import reference_margins
 from shoal.attacks.rmia import RMIA, OfflineRMIA
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
@@ -58,4 +59,5 @@ __all__ = [
     "evaluate_models",
     "extract_features",
     "one_group_mix",
+    "reference_margins",
 ]
