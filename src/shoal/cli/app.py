@@ -26,7 +26,7 @@ from shoal.core.errors import InputError, require
 from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
 from shoal.reports.summary_text import verdict
-from shoal.runs.audit import audit_run, audit_scores, audit_trace
+from shoal.runs.audit import audit_run, audit_scores
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
 from shoal.runs.gate import Gate
@@ -124,6 +124,7 @@ def audit(
     run: Annotated[
         Path | None, typer.Argument(help="Directory of a finished run, of which reference federations are trained.")
     ] = None,
+    *,
     references: Annotated[
         int, typer.Option("--references", metavar="R", help="Reference federations; each costs a run's training.")
     ] = 16,
@@ -137,7 +138,9 @@ def audit(
         list[str] | None,
         typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")
+    ] = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
@@ -147,8 +150,6 @@ def audit(
     require(len(given) == 1, "shoal audit takes one of a run's directory, --scores FILE and --trace DIR")
     if scores is not None:
         outcome = audit_scores(scores, out=out)
-    elif trace is not None:
-        outcome = audit_trace(trace, out=out)
     else:
         assert run is not None
         with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:

@@ -1,6 +1,7 @@
 """The progress of an audit, and what it prints."""
 
 import time
+from math import isnan
 
 from rich.console import Console
 
@@ -36,11 +37,10 @@ def in_words(audit: Audit) -> str:
         interval = f"{decimal(row['accuracy.low'])} to {decimal(row['accuracy.high'])}"
         line = f"{name}: {row['attack']} has balanced accuracy {decimal(row['accuracy'])} ({interval}), "
         line += f"AUC {decimal(row['auc'])}"
-        rate, needed = row["tpr_at_fpr_0.01"], 300
-        if rate == rate:
-            line += f", finds {percent(rate)} of the members at 1 % false positives"
+        if isnan(row["tpr_at_fpr_0.01"]):
+            line += f"; too few non-members ({row['non_members']}) for a rate at 1 % false positives"
         else:
-            line += f"; too few non-members for a rate at 1 % false positives ({row['non_members']}, not {needed})"
+            line += f", finds {percent(row['tpr_at_fpr_0.01'])} of the members at 1 % false positives"
         lines.append(line)
     return "\n".join(lines)
 
