@@ -72,10 +72,6 @@ class AttackScores:
     margins: Floats
     __repr__ = one_line
 
-    def of(self, which: Bools) -> "AttackScores":
-        """Those of some records, by mask (M,)."""
-        return AttackScores(self.attacker, self.scores[which], self.margins[which])
-
 
 @dataclass(frozen=True, eq=False)
 class AuditRecords:
@@ -265,13 +261,11 @@ def record_exposure(scores: ReferenceScores) -> Floats:
 
 
 def _row(name: str, attack: AttackScores, scope: str, of: str, which: Bools, member: Bools) -> dict[str, Any]:
-    scores, margins, member = attack.scores[which], attack.margins[which], member[which]
-    ranked = membership_metrics(scores, member, threshold=0.0)
-    decided = membership_metrics(margins, member, threshold=0.0)
+    scores, thresholds = attack.scores[which], (attack.scores - attack.margins)[which]
+    measured = membership_metrics(scores, member[which], threshold=thresholds)
     row: dict[str, Any] = {"attacker": attack.attacker, "attack": name, "scope": scope, "name": of}
-    row |= {"members": ranked.members, "non_members": ranked.non_members}
+    row |= {"members": measured.members, "non_members": measured.non_members}
     for metric, attributes in METRICS.items():
-        measured = decided if metric == "accuracy" else ranked
         for end, attribute in zip(("", ".low", ".high"), attributes, strict=True):
             row[f"{metric}{end}"] = getattr(measured, attribute)
     return row
