@@ -7,13 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from shoal.attacks import ReferenceScores
 from shoal.cli.app import main
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.runs.audit import audit_run, audit_scores
 from shoal.runs.run import run
 from shoal.runs.score_file import read_scores
-from shoal.simulation.audit import audit_records
+from shoal.simulation.audit import AuditRecords, audit_records
 from shoal.simulation.reference_federations import AttackedRun
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
@@ -225,26 +226,42 @@ def test_score_files_of_other_tools_are_read(tmp_path):
         assert np.array_equal(getattr(theirs.scores, name), getattr(ours.scores, name))
 
 
-def test_the_most_exposed_record_comes_first():
-    pytest.importorskip("scipy")
-    generator = np.random.default_rng(0)
-    from shoal.attacks import ReferenceScores  # noqa: PLC0415
-    from shoal.simulation.audit import AuditRecords  # noqa: PLC0415
-
-    member, inside = generator.random(40) < 0.5, generator.random((40, 8)) < 0.5
-    noise = generator.normal(size=(40, 9)) * 0.1
-    # Record 7 alone is memorised.
-    shift = np.where(np.arange(40) == 7, 3.0, 0.0)
+def made_up(shift, seed=0, references=8):
+    """Scores of records that rise by ``shift`` (M,) where a model was trained on them, with noise 0.1."""
+    generator, count = np.random.default_rng(seed), len(shift)
+    member, inside = generator.random(count) < 0.5, generator.random((count, references)) < 0.5
+    noise = generator.normal(size=(count, references + 1)) * 0.1
     scores = ReferenceScores(
         score=noise[:, 0] + shift * member,
         member=member,
         reference=noise[:, 1:] + shift[:, None] * inside,
         reference_member=inside,
-        model=np.zeros(40, dtype=np.int64),
+        model=np.zeros(count, dtype=np.int64),
     )
-    names = np.array([str(i) for i in range(40)], dtype=object)
-    everyone = np.array(["all"] * 40, dtype=object)
-    audit = audit_records(AuditRecords(scores, names, everyone, everyone), Stream(0))
+    names = np.array([str(i) for i in range(count)], dtype=object)
+    everyone = np.array(["all"] * count, dtype=object)
+    return AuditRecords(scores, names, everyone, everyone)
+
+
+def test_the_most_exposed_record_comes_first():
+    audit = audit_records(made_up(np.where(np.arange(40) == 7, 3.0, 0.0)), Stream(0))
     assert audit.records.loc[0, "record"] == "7"
-    assert audit.records.loc[0, "exposure"] > 0.99
-    assert audit.records["exposure"].iloc[1:].max() < 0.8
+    assert audit.records.loc[0, "exposure.low"] > 0.99
+    assert audit.records["exposure.low"].iloc[1:].max() < 0.5
+
+
+def test_the_luckiest_record_is_not_called_exposed():
+    # Where nothing is memorised, the largest exposure of many records is far above 0.5, and its lower end is not.
+    largest, lowest = [], []
+    for seed in range(20):
+        records = audit_records(made_up(np.zeros(200), seed), Stream(0)).records
+        largest.append(records["exposure"].max())
+        lowest.append(records["exposure.low"].max())
+    assert np.mean(largest) > 0.8
+    assert sum(low > 0.5 for low in lowest) <= 2
+
+
+def test_an_exposure_is_the_accuracy_of_the_best_test():
+    # Two normal distributions one standard deviation apart are told apart with Phi(1 / 2).
+    exposure = audit_records(made_up(np.full(3000, 0.1), references=16), Stream(0)).records["exposure"]
+    assert abs(exposure.median() - 0.691) < 0.01
