@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from shoal.metrics import balanced_accuracy, gap_accuracy, membership_metrics, roc, tpr_at_fpr
-from shoal.metrics.membership import balanced_accuracy_interval
+from shoal.metrics import balanced_accuracy, clopper_pearson, gap_accuracy, membership_metrics, roc, tpr_at_fpr
 
 CASES = ["continuous", "ties", "few members"]
 
 
-def scored(name: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def scored(name: str, seed: int = 0, examples: int = 3000) -> tuple[np.ndarray, np.ndarray]:
     """Scores of members a little above those of the others, and who is a member."""
     rng = np.random.default_rng(seed)
-    is_member = rng.random(3000) < (0.1 if name == "few members" else 0.5)
-    scores = rng.normal(size=3000) + 0.8 * is_member
+    is_member = rng.random(examples) < (0.1 if name == "few members" else 0.5)
+    scores = rng.normal(size=examples) + 0.8 * is_member
     return (np.round(2 * scores) if name == "ties" else scores), is_member
 
 
@@ -24,10 +23,11 @@ def best_tpr(scores: np.ndarray, is_member: np.ndarray, max_fpr: float, weights:
     """By trying every threshold: the most members caught while at most that share of the others is."""
     weights = np.ones(len(scores)) if weights is None else weights
     rates = [0.0]
-    for threshold in np.unique(scores):
+    for threshold in np.unique(scores)[::-1]:
         predictions = scores >= threshold
-        if weights[predictions & ~is_member].sum() / weights[~is_member].sum() <= max_fpr + 1e-9:
-            rates.append(weights[predictions & is_member].sum() / weights[is_member].sum())
+        if weights[predictions & ~is_member].sum() / weights[~is_member].sum() > max_fpr + 1e-9:
+            break
+        rates.append(weights[predictions & is_member].sum() / weights[is_member].sum())
     return max(rates)
 
 
@@ -47,7 +47,7 @@ def test_auc_and_accuracy_are_scikit_learn_s(name: str, weighted: bool) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_tpr_at_low_fpr_is_the_best_of_all_thresholds(name: str, seed: int, weighted: bool) -> None:
-    scores, is_member = scored(name, seed)
+    scores, is_member = scored(name, seed, examples=8000)
     weights = np.random.default_rng(1).integers(1, 4, len(scores)).astype(float) if weighted else None
     metrics = membership_metrics(scores, is_member, weights, threshold=0.4)
     assert metrics.tpr_at_1_percent_fpr == pytest.approx(best_tpr(scores, is_member, 0.01, weights))
@@ -55,8 +55,8 @@ def test_tpr_at_low_fpr_is_the_best_of_all_thresholds(name: str, seed: int, weig
 
 
 def test_tpr_at_low_fpr_sees_thresholds_on_a_straight_piece_of_the_curve() -> None:
-    """200 scores, each of one member and one non-member: the curve is the diagonal, 2 of 200 are 1 %."""
-    scores, is_member = np.repeat(np.arange(200.0), 2), np.tile([True, False], 200)
+    """400 scores, each of one member and one non-member: the curve is the diagonal, 4 of 400 are 1 %."""
+    scores, is_member = np.repeat(np.arange(400.0), 2), np.tile([True, False], 400)
     assert best_tpr(scores, is_member, 0.01) == 0.01
     assert membership_metrics(scores, is_member, threshold=100.0).tpr_at_1_percent_fpr == pytest.approx(0.01)
 
@@ -64,11 +64,11 @@ def test_tpr_at_low_fpr_sees_thresholds_on_a_straight_piece_of_the_curve() -> No
 @pytest.mark.parametrize("factor", [0.1, 1 / 3, 7.0, 1e-3])
 def test_equal_weights_of_any_size_are_no_weights(factor: float) -> None:
     rng = np.random.default_rng(0)
-    is_member = np.arange(4000) < 2000
-    scores = rng.normal(size=4000) + is_member
+    is_member = np.arange(7000) < 3500
+    scores = rng.normal(size=7000) + is_member
     plain, weighted = (
         membership_metrics(scores, is_member, threshold=0.5),
-        membership_metrics(scores, is_member, np.full(4000, factor), threshold=0.5),
+        membership_metrics(scores, is_member, np.full(7000, factor), threshold=0.5),
     )
     assert plain.tpr_at_1_percent_fpr > plain.tpr_at_01_percent_fpr
     for key in ("accuracy", "auc", "tpr_at_1_percent_fpr", "tpr_at_01_percent_fpr"):
@@ -76,7 +76,7 @@ def test_equal_weights_of_any_size_are_no_weights(factor: float) -> None:
 
 
 def test_a_whole_weight_is_that_many_repetitions() -> None:
-    scores, is_member = scored("ties")
+    scores, is_member = scored("ties", examples=8000)
     weights = np.random.default_rng(3).integers(1, 5, len(scores))
     weighted = membership_metrics(scores, is_member, weights.astype(float), threshold=1.0)
     repeated = membership_metrics(np.repeat(scores, weights), np.repeat(is_member, weights), threshold=1.0)
@@ -87,20 +87,20 @@ def test_a_whole_weight_is_that_many_repetitions() -> None:
 
 def test_scores_that_separate_perfectly_leak_everything() -> None:
     scores, is_member = np.array([5.0, 6.0, 7.0, 1.0, 2.0]), np.array([True, True, True, False, False])
-    metrics = membership_metrics(np.tile(scores, 500), np.tile(is_member, 500), threshold=4.0)
+    metrics = membership_metrics(np.tile(scores, 1500), np.tile(is_member, 1500), threshold=4.0)
     assert (metrics.accuracy, metrics.auc, metrics.tpr_at_1_percent_fpr, metrics.tpr_at_01_percent_fpr) == (1, 1, 1, 1)
-    assert (metrics.members, metrics.non_members) == (1500, 1000)
+    assert (metrics.members, metrics.non_members) == (4500, 3000)
 
 
 def test_the_wrong_way_round_everything_is_wrong() -> None:
     scores, is_member = np.array([1.0, 2.0, 5.0, 6.0]), np.array([True, True, False, False])
-    metrics = membership_metrics(np.tile(scores, 50), np.tile(is_member, 50), threshold=4.0)
+    metrics = membership_metrics(np.tile(scores, 150), np.tile(is_member, 150), threshold=4.0)
     assert (metrics.accuracy, metrics.auc, metrics.tpr_at_1_percent_fpr) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 2.0, 3.0])
 def test_constant_scores_leak_nothing(threshold: float) -> None:
-    metrics = membership_metrics(np.full(1300, 2.0), np.arange(1300) < 300, threshold=threshold)
+    metrics = membership_metrics(np.full(3300, 2.0), np.arange(3300) < 300, threshold=threshold)
     assert (metrics.accuracy, metrics.auc, metrics.tpr_at_1_percent_fpr, metrics.tpr_at_01_percent_fpr) == (
         0.5,
         0.5,
@@ -166,35 +166,51 @@ def test_the_gap_is_the_balanced_accuracy_of_calling_right_answers_members() -> 
     assert gap_accuracy(3 / 4, 1 / 3) == pytest.approx(balanced_accuracy(right, is_member))
 
 
-@pytest.mark.parametrize(("non_members", "known"), [(99, (False, False)), (100, (True, False)), (1000, (True, True))])
+@pytest.mark.parametrize(("non_members", "known"), [(299, (False, False)), (300, (True, False)), (3000, (True, True))])
 def test_a_rate_that_the_non_members_cannot_carry_is_no_figure(non_members: int, known: tuple[bool, bool]) -> None:
     scores = np.random.default_rng(0).normal(size=50 + non_members)
     for weights in (None, np.full(len(scores), 0.1)):
         metrics = membership_metrics(scores, np.arange(len(scores)) < 50, weights, threshold=0.0)
-        rates = (metrics.tpr_at_1_percent_fpr, metrics.tpr_at_01_percent_fpr)
-        assert tuple(not math.isnan(rate) for rate in rates) == known
+        for end in ("", "_low", "_high"):
+            rates = (getattr(metrics, f"tpr_at_1_percent_fpr{end}"), getattr(metrics, f"tpr_at_01_percent_fpr{end}"))
+            assert tuple(not math.isnan(rate) for rate in rates) == known
 
 
-@pytest.mark.parametrize(("tpr", "tnr"), [(0.5, 0.5), (0.7, 0.45), (0.95, 0.9), (1.0, 0.02)])
-@pytest.mark.parametrize("sizes", [(30, 200), (400, 400)])
-def test_the_interval_covers_as_often_as_it_says(tpr: float, tnr: float, sizes: tuple[int, int]) -> None:
-    """1,000 attacks with known rates: about 95 % of the intervals contain the true balanced accuracy."""
-    rng = np.random.default_rng(0)
-    is_member = np.arange(sum(sizes)) < sizes[0]
-    hits = 0
-    for _ in range(1000):
-        said = rng.random(sum(sizes)) < np.where(is_member, tpr, 1 - tnr)
-        low, high = balanced_accuracy_interval(said, is_member)
-        hits += low <= (tpr + tnr) / 2 <= high
-    assert 0.925 <= hits / 1000 <= 0.99
+def test_a_rate_at_a_low_false_positive_rate_has_the_exact_interval_of_its_members() -> None:
+    """20 of 50 members are above all 3,000 non-members."""
+    scores = np.concatenate([np.full(20, 2.0), np.zeros(30), np.linspace(0.1, 1, 3000)])
+    metrics = membership_metrics(scores, np.arange(3050) < 50, threshold=0.0)
+    low, high = clopper_pearson(20, 50)
+    assert (metrics.tpr_at_1_percent_fpr, metrics.tpr_at_1_percent_fpr_low, metrics.tpr_at_1_percent_fpr_high) == (
+        0.4,
+        pytest.approx(low),
+        pytest.approx(high),
+    )
+    assert metrics.tpr_at_01_percent_fpr_low == metrics.tpr_at_1_percent_fpr_low
+    assert metrics.tpr_at_01_percent_fpr_high == metrics.tpr_at_1_percent_fpr_high
 
 
-def test_the_interval_narrows_with_the_sizes_and_widens_with_uneven_weights() -> None:
-    said, is_member = np.tile([True, False, True, False], 50), np.arange(200) < 100
+def test_every_interval_holds_its_figure_and_narrows_with_confidence() -> None:
+    scores, is_member = scored("continuous")
+    scores, is_member = np.tile(scores, 3), np.tile(is_member, 3)
+    sure, unsure = (membership_metrics(scores, is_member, threshold=0.4, confidence=c) for c in (0.95, 0.5))
+    for figure, ends in (("accuracy", ""), ("auc", "auc_"), *((f"tpr_at_{p}_percent_fpr",) * 2 for p in ("1", "01"))):
+        prefix = f"{ends}_" if ends.startswith("tpr") else ends
+        wide, narrow = ((getattr(m, f"{prefix}low"), getattr(m, f"{prefix}high")) for m in (sure, unsure))
+        assert wide[0] < narrow[0] < getattr(sure, figure) < narrow[1] < wide[1], figure
 
-    def width(copies: int, weights: np.ndarray | None = None) -> float:
-        low, high = balanced_accuracy_interval(np.tile(said, copies), np.tile(is_member, copies), weights)
-        return high - low
 
-    assert width(4) == pytest.approx(width(1) / 2, rel=0.02)
-    assert width(1, np.tile([1.0, 1.0, 9.0, 9.0], 50)) > 1.2 * width(1)
+def test_uneven_weights_widen_the_interval_of_the_area() -> None:
+    scores, is_member = scored("continuous")
+    even, uneven = (
+        membership_metrics(scores, is_member, weights, threshold=0.4)
+        for weights in (None, np.where(np.arange(3000) % 2 == 0, 1.0, 9.0))
+    )
+    assert uneven.auc_high - uneven.auc_low > 1.1 * (even.auc_high - even.auc_low)
+
+
+def test_each_example_may_have_its_own_threshold() -> None:
+    scores, is_member = np.array([1.0, 2.0, 3.0, 4.0]), np.array([True, True, False, False])
+    metrics = membership_metrics(scores, is_member, threshold=np.array([0.0, 0.0, 9.0, 3.0]))
+    assert metrics.accuracy == 0.75
+    assert metrics.auc == 0

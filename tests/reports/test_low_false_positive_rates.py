@@ -23,12 +23,12 @@ def row(table: Table, name: str) -> TableRow:
 @pytest.mark.parametrize(
     ("a", "b", "at_1_percent", "at_01_percent"),
     [
-        (99, 100, (DASH, "25.0 %"), (DASH, DASH)),
-        (999, 1000, ("25.0 %", "25.0 %"), (DASH, "25.0 %")),
-        (1000, 1000, ("25.0 %", "25.0 %"), ("25.0 %", "25.0 %")),
+        (299, 300, (DASH, "25.0 %"), (DASH, DASH)),
+        (2999, 3000, ("25.0 %", "25.0 %"), (DASH, "25.0 %")),
+        (3000, 3000, ("25.0 %", "25.0 %"), ("25.0 %", "25.0 %")),
     ],
 )
-def test_a_rate_below_one_non_member_is_a_dash(
+def test_a_rate_below_three_non_members_is_a_dash(
     a: int, b: int, at_1_percent: tuple[str, str], at_01_percent: tuple[str, str]
 ) -> None:
     table = by_group(SUMMARY, clients_of(GROUPS, 2), GROUPS, [], {"a": a, "b": b})
@@ -37,19 +37,19 @@ def test_a_rate_below_one_non_member_is_a_dash(
         assert found.cells == cells
         assert (f"Guessing: {rate}." in found.meaning) == (set(cells) != {DASH})
         assert ("too few non-members" in found.meaning) == (DASH in cells)
-    assert ("1,000 are needed, 99 are there" in row(table, "TPR at 0.1 % FPR").meaning) == (a == 99)
+    assert ("3,000 are needed, 299 are there" in row(table, "TPR at 0.1 % FPR").meaning) == (a == 299)
 
 
 def test_a_cluster_s_non_members_count_by_their_weights() -> None:
-    """Cluster 0: nine examples of a to one of b, which weigh like 122 of 100 and 100; cluster 1: only b."""
+    """Cluster 0: nine examples of a to one of b, which weigh like 366 of 300 and 300; cluster 1: only b."""
     clients = pd.DataFrame({"group": ["a", "b", "b"], "cluster": [0, 0, 1], "examples": [9, 1, 5], "violated": False})
-    few, enough = {"a": 80, "b": 80}, {"a": 82, "b": 100}
+    few, enough = {"a": 245, "b": 245}, {"a": 246, "b": 300}
     assert row(by_cluster(SUMMARY, clients, GROUPS, 2, few, estimated=True), "TPR at 1 % FPR").cells == (DASH, DASH)
     shown = row(by_cluster(SUMMARY, clients, GROUPS, 2, enough, estimated=True), "TPR at 1 % FPR")
     assert shown.cells == ("25.0 %", "25.0 %")
 
 
-@pytest.mark.parametrize(("extra", "dashes"), [({}, True), ({"non_members.a": 100, "non_members.b": 100}, False)])
+@pytest.mark.parametrize(("extra", "dashes"), [({}, True), ({"non_members.a": 300, "non_members.b": 300}, False)])
 def test_the_page_takes_the_number_from_the_summary_or_else_from_the_configuration(
     extra: dict[str, int], dashes: bool
 ) -> None:

@@ -1,6 +1,6 @@
-"""The command line: ``shoal run``, ``shoal sweep``, ``shoal compare``, ``shoal report``, ``shoal data``.
+"""The command line: ``shoal run``, ``sweep``, ``audit``, ``compare``, ``report``, ``data``.
 
-Exit codes: 0 done; 2 bad input, one sentence on stderr; 1 failed; 130 interrupted.
+Exit codes: 0 done; 2 bad input, one sentence on stderr; 3 an audit's gate is broken; 1 failed; 130 interrupted.
 """
 
 import logging
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.cli.audit import AuditDisplay, gate_in_words, in_words
 from shoal.cli.interrupt import end_interrupted, end_soon_after_interrupt, say_interrupted
 from shoal.cli.progress import Display
 from shoal.cli.sweep import SweepDisplay
@@ -25,8 +26,10 @@ from shoal.core.errors import InputError, require
 from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
 from shoal.reports.summary_text import verdict
+from shoal.runs.audit import audit_run, audit_scores
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
+from shoal.runs.gate import Gate
 from shoal.runs.report import report_of
 from shoal.runs.run import run as run_config
 from shoal.sweeps import Workers, is_sweep, read_sweep, report_of_sweep, run_sweep
@@ -114,6 +117,50 @@ def sweep(
     typer.echo(f"Report: {outcome.report}")
     if outcome.failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def audit(
+    run: Annotated[
+        Path | None, typer.Argument(help="Directory of a finished run, of which reference federations are trained.")
+    ] = None,
+    *,
+    references: Annotated[
+        int, typer.Option("--references", metavar="R", help="Reference federations; each costs a run's training.")
+    ] = 16,
+    scores: Annotated[
+        Path | None, typer.Option("--scores", metavar="FILE", help="Audit the records of a score file instead.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="DIR", help="Audit clients' updates of any framework instead.")
+    ] = None,
+    gate: Annotated[
+        list[str] | None,
+        typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")
+    ] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Attack a run's members with every attack: audit.json and audit.html."""
+    gates = [Gate.of(expression) for expression in gate or ()]
+    given = [each for each in (run, scores, trace) if each is not None]
+    require(len(given) == 1, "shoal audit takes one of a run's directory, --scores FILE and --trace DIR")
+    if scores is not None:
+        outcome = audit_scores(scores, out=out)
+    else:
+        assert run is not None
+        with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:
+            outcome = audit_run(run, references=references, out=out, data_dir=data_dir, watch=display)
+    typer.echo(in_words(outcome.audit))
+    typer.echo(f"Report: {outcome.page}")
+    results = {each: each.broken_by(outcome.flat) for each in gates}
+    for each, broken in results.items():
+        typer.echo(gate_in_words(each, broken))
+    if any(results.values()):
+        raise typer.Exit(3)
 
 
 @app.command()

@@ -5,10 +5,12 @@ May import `core`; knows nothing of models, clients or attacks.
 
 from shoal.metrics.clustering import adjusted_rand_index, exceeds_threshold, is_migrated
 from shoal.metrics.fairness import Fairness, fairness
+from shoal.metrics.intervals import auc_interval, balanced_accuracy_interval, clopper_pearson, effective_size
 from shoal.metrics.membership import (
     MembershipMetrics,
     balanced_accuracy,
     gap_accuracy,
+    least_non_members,
     membership_metrics,
     roc,
     tpr_at_fpr,
@@ -18,11 +20,16 @@ __all__ = [
     "Fairness",
     "MembershipMetrics",
     "adjusted_rand_index",
+    "auc_interval",
     "balanced_accuracy",
+    "balanced_accuracy_interval",
+    "clopper_pearson",
+    "effective_size",
     "exceeds_threshold",
     "fairness",
     "gap_accuracy",
     "is_migrated",
+    "least_non_members",
     "membership_metrics",
     "roc",
     "tpr_at_fpr",

@@ -4,13 +4,14 @@
 """
 
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-_ONE = 1 - 1e-9
-"""One expected false positive, but for rounding."""
+from shoal.metrics.intervals import auc_interval, balanced_accuracy_interval, clopper_pearson, effective_size
+
+FALSE_POSITIVES = 3
+"""Fewest false positives at which a true positive rate is given."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -24,9 +25,12 @@ class MembershipMetrics:
         accuracy: balanced accuracy, (TPR + TNR) / 2 at the attack's own threshold (IFCA-MIR, equation 8).
         low, high: the interval of the balanced accuracy; see `balanced_accuracy_interval`.
         auc: area under the ROC curve.
-        tpr_at_1_percent_fpr: true positive rate at a false positive rate of at most 1 %; NaN with fewer than 100
-            non-members (by `effective_size`), of which no such rate can be seen.
-        tpr_at_01_percent_fpr: the same at 0.1 %; NaN with fewer than 1,000.
+        auc_low, auc_high: its interval; see `auc_interval`.
+        tpr_at_1_percent_fpr: true positive rate at a false positive rate of at most 1 %; NaN with fewer than 300
+            non-members (see `least_non_members`), where it would hang on one or two of them.
+        tpr_at_1_percent_fpr_low, tpr_at_1_percent_fpr_high: its interval, for this threshold; see `clopper_pearson`.
+        tpr_at_01_percent_fpr: the same at 0.1 %; NaN with fewer than 3,000.
+        tpr_at_01_percent_fpr_low, tpr_at_01_percent_fpr_high: its interval.
         members: number of members scored.
         non_members: number of non-members scored.
     """
@@ -35,8 +39,14 @@ class MembershipMetrics:
     low: float
     high: float
     auc: float
+    auc_low: float
+    auc_high: float
     tpr_at_1_percent_fpr: float
+    tpr_at_1_percent_fpr_low: float
+    tpr_at_1_percent_fpr_high: float
     tpr_at_01_percent_fpr: float
+    tpr_at_01_percent_fpr_low: float
+    tpr_at_01_percent_fpr_high: float
     members: int
     non_members: int
 
@@ -46,12 +56,17 @@ def membership_metrics(
     is_member: Bools,
     weights: Floats | None = None,
     *,
-    threshold: float,
+    threshold: float | Floats,
     confidence: float = 0.95,
 ) -> MembershipMetrics:
     """Metrics of an attack's ``scores`` (M,), higher for members; above ``threshold`` it calls an example a member.
 
     Without members or without non-members all rates are NaN.
+
+    Args:
+        scores, is_member, weights: of the M examples.
+        threshold: one, or one for each example (M,).
+        confidence: of all intervals; they take thresholds as given, also those of the false positive rates.
 
     >>> scores, is_member = np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False])
     >>> metrics = membership_metrics(scores, is_member, threshold=1.5)
@@ -63,20 +78,40 @@ def membership_metrics(
     members, non_members = int(is_member.sum()), int((~is_member).sum())
     if members == 0 or non_members == 0:
         nan = float("nan")
-        return MembershipMetrics(nan, nan, nan, nan, nan, nan, members, non_members)
+        return MembershipMetrics(nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, members, non_members)
+    counted = np.ones(members + non_members) if weights is None else weights
+    sizes = effective_size(counted[is_member]), effective_size(counted[~is_member])
     fpr, tpr = roc(scores, is_member, weights)
     low, high = balanced_accuracy_interval(scores > threshold, is_member, weights, confidence)
-    carried = effective_size(np.ones(members + non_members)[~is_member] if weights is None else weights[~is_member])
+    auc = float(roc_auc_score(is_member, scores, sample_weight=weights))
+    auc_low, auc_high = auc_interval(auc, *sizes, confidence)
+    at_1 = _at_fpr(fpr, tpr, 0.01, *sizes, confidence)
+    at_01 = _at_fpr(fpr, tpr, 0.001, *sizes, confidence)
     return MembershipMetrics(
         accuracy=balanced_accuracy(scores > threshold, is_member, weights),
         low=low,
         high=high,
-        auc=float(roc_auc_score(is_member, scores, sample_weight=weights)),
-        tpr_at_1_percent_fpr=tpr_at_fpr(fpr, tpr, 0.01) if carried * 0.01 >= _ONE else float("nan"),
-        tpr_at_01_percent_fpr=tpr_at_fpr(fpr, tpr, 0.001) if carried * 0.001 >= _ONE else float("nan"),
+        auc=auc,
+        auc_low=auc_low,
+        auc_high=auc_high,
+        tpr_at_1_percent_fpr=at_1[0],
+        tpr_at_1_percent_fpr_low=at_1[1],
+        tpr_at_1_percent_fpr_high=at_1[2],
+        tpr_at_01_percent_fpr=at_01[0],
+        tpr_at_01_percent_fpr_low=at_01[1],
+        tpr_at_01_percent_fpr_high=at_01[2],
         members=members,
         non_members=non_members,
     )
+
+
+def least_non_members(max_fpr: float) -> float:
+    """The fewest non-members, by `effective_size`, with which a true positive rate is given at a false positive rate.
+
+    >>> least_non_members(0.01), least_non_members(0.001)
+    (300.0, 3000.0)
+    """
+    return FALSE_POSITIVES / max_fpr
 
 
 def balanced_accuracy(predictions: Bools, is_member: Bools, weights: Floats | None = None) -> float:
@@ -89,42 +124,6 @@ def balanced_accuracy(predictions: Bools, is_member: Bools, weights: Floats | No
     tpr = np.average(predictions[is_member], weights=weights[is_member])
     tnr = np.average(~predictions[~is_member], weights=weights[~is_member])
     return float((tpr + tnr) / 2)
-
-
-def balanced_accuracy_interval(
-    predictions: Bools, is_member: Bools, weights: Floats | None = None, confidence: float = 0.95
-) -> tuple[float, float]:
-    """A confidence interval of `balanced_accuracy`, from Wilson's intervals of the two rates.
-
-    The distances of the rates from their limits add up as independent errors do: (TPR + TNR) / 2 minus and plus
-    sqrt(d_TPR^2 + d_TNR^2) / 2. Weighted examples count as `effective_size` says.
-
-    Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, for a sum in the place of a difference.
-
-    >>> [round(limit, 3) for limit in balanced_accuracy_interval(np.arange(200) < 100, np.arange(200) < 100)]
-    [0.974, 1.0]
-    """
-    weights = np.ones(len(is_member)) if weights is None else weights
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    rates, below, above = [], [], []
-    for right, which in ((predictions, is_member), (~predictions, ~is_member)):
-        n, rate = effective_size(weights[which]), float(np.average(right[which], weights=weights[which]))
-        centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
-        reach = z / (1 + z * z / n) * np.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-        rates.append(rate)
-        below.append(rate - (centre - reach))
-        above.append(centre + reach - rate)
-    accuracy = sum(rates) / 2
-    return accuracy - float(np.hypot(*below)) / 2, accuracy + float(np.hypot(*above)) / 2
-
-
-def effective_size(weights: Floats) -> float:
-    """How many equally weighted examples are worth these: (sum w)^2 / sum w^2 (Kish 1965).
-
-    >>> effective_size(np.array([1.0, 1.0, 0.0])), effective_size(np.array([3.0, 1.0]))
-    (2.0, 1.6)
-    """
-    return float(weights.sum() ** 2 / (weights**2).sum())
 
 
 def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats]:
@@ -147,6 +146,18 @@ def tpr_at_fpr(fpr: Floats, tpr: Floats, max_fpr: float) -> float:
     """
     # Rates of weighted examples are sums of fractions: 0.01 may come as 0.010000000000000002.
     return float(tpr[fpr <= max_fpr + 1e-9].max(initial=0.0))
+
+
+def _at_fpr(
+    fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_members: float, confidence: float
+) -> tuple[float, float, float]:
+    """The true positive rate and its interval; NaN with too few non-members."""
+    # Sums of weights may fall short of a whole number in the last digits.
+    if non_members < least_non_members(max_fpr) * (1 - 1e-9):
+        return float("nan"), float("nan"), float("nan")
+    rate = tpr_at_fpr(fpr, tpr, max_fpr)
+    low, high = clopper_pearson(rate * members, members, confidence)
+    return rate, float(low), float(high)
 
 
 def gap_accuracy(train_accuracy: float, test_accuracy: float) -> float:

@@ -1,61 +1,52 @@
-"""`shoal audit`: of a run directory, with reference federations trained for it, or of a score file.
+"""`shoal audit`: of a run directory, with reference federations trained for it, or of a score file."""
 
-audit.json   the figures, under flat keys; see `Audit.flat`
-audit.csv    a row for each attack on all records, on each group and on each model, and for each client
-scores.csv   the scores that all figures are computed from: a score file
-references/  the scores of each reference federation
-audit.html   all of it, to look at
-"""
-
-import json
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from shoal.attacks import Gap, ShadowModelAttack
 from shoal.config.build import load_data, resolve
-from shoal.config.kinds import name_of
+from shoal.config.kinds import algorithm_title, name_of
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.validation import read_toml
-from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, require
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.data import ClientDataset
-from shoal.engine import Engine
+from shoal.data import Federation
+from shoal.engine import Engine, State
+from shoal.runs.audit_files import AboutAudited, AuditFiles, write_audit
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import logged
 from shoal.runs.files import read_summary
 from shoal.runs.lock import locked
-from shoal.runs.reference_scores import digest_of, read_reference, write_reference
-from shoal.runs.score_file import read_scores, write_scores
+from shoal.runs.reference_scores import AuditWatch, StoredScores, reference_scores
+from shoal.runs.score_file import read_scores
 from shoal.simulation.audit import OUTSIDER, AttackScores, Audit, AuditRecords, audit_records
 from shoal.simulation.reference_federations import AttackedRun, FederationScores, join_scores
-from shoal.simulation.simulation import SimulationState, move_to_engine
+from shoal.simulation.round_metrics import Row
+from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
 
-LOG = logging.getLogger("shoal")
-
-AuditWatch = Callable[[int, int], None]
-"""Called with the number of reference federations that are done, and of all."""
+MOST_EXPOSED = 20
+"""Records that the page shows as pictures."""
 
 
 def audit_run(
-    run: Path,
+    run: str | Path,
     *,
     references: int = 16,
-    out: Path | None = None,
+    out: str | Path | None = None,
     data_dir: Path | None = None,
     watch: AuditWatch | None = None,
-) -> Audit:
+) -> AuditFiles:
     """Audit the finished run in ``run``: train reference federations, and attack its members with what they say.
 
     Each reference federation costs one training of the run, without evaluation and red team. Its scores are kept in
     ``run/references``, so an audit that was interrupted, or one with more of them, goes on where the last one ended.
 
     Args:
-        run: directory of a finished run.
+        run: directory of a finished run of a configuration; see `shoal.Result.audit` for a simulation in Python.
         references: R, the number of reference federations; 0: none.
         out: where the audit's files are written; None: into ``run``.
         data_dir: where to look for data first.
@@ -65,13 +56,15 @@ def audit_run(
         InputError: no finished run of a configuration, one with a property attack, or a directory that cannot be
             written.
     """
-    require(references >= 0, f"'references' must be at least 0; got {references}")
+    run = Path(run)
     config, progress = _finished(run)
     resolved = resolve(config, load_data(config.data, data_dir))
     simulation = resolved.simulation()
-    names = resolved.data.client_names if isinstance(resolved.data, ClientDataset) else None
     del resolved  # and with it the data set, which the federation has copied
     asked = config.engine
+    backend = None if asked.backend == "auto" else asked.backend
+    stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
+    title = f"{algorithm_title(config.algorithm.name)} on {config.data.source}, seed {config.seed}"
     with (
         locked(run),
         logged(run / "run.log"),
@@ -80,21 +73,63 @@ def audit_run(
             device=asked.device,
             threads=asked.threads,
             precision=asked.precision,
-            backend=None if asked.backend == "auto" else asked.backend,
+            backend=backend,
         ) as engine,
     ):
         attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows)
-        target = attacked.scores(engine)
-        found, seconds = _reference_scores(run / "references", attacked, references, engine, watch)
-        records = _records(attacked, target, found, engine, names)
-        audit = audit_records(records, attacked.stream("thresholds"))
-        spent = {"seconds.references": round(sum(seconds), 3), "seconds.train": round(progress.seconds["train"], 3)}
-        stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
-        write_audit(run if out is None else out, audit, records, {**stated, **spent})
-    return audit
+        scores = reference_scores(attacked, references, engine, folder=run / "references", watch=watch)
+        seconds = {"seconds.train": round(progress.seconds["train"], 3)}
+        return _audited(attacked, scores, engine, Path(out or run), title, stated, seconds)
 
 
-def audit_scores(path: Path, *, out: Path | None = None) -> Audit:
+def audit_simulation(
+    simulation: Simulation,
+    engine: Engine,
+    state: State,
+    rows: Sequence[Row],
+    *,
+    title: str,
+    stated: Mapping[str, float],
+    references: int = 16,
+    out: str | Path,
+    watch: AuditWatch | None = None,
+) -> AuditFiles:
+    """Audit a simulation of this process, as `audit_run` does with one of a file; see `shoal.Result.audit`.
+
+    Args:
+        simulation: that has ended.
+        engine: with its network.
+        state: after its last round.
+        rows: of `rounds.csv`.
+        title: of the page.
+        stated: "epsilon" and "delta", where it states them.
+        references, watch: as in `audit_run`.
+        out: where the audit's files, and the reference federations' scores, are written.
+    """
+    out = Path(out)
+    attacked = AttackedRun.of(move_to_engine(simulation, engine), state, rows)
+    scores = reference_scores(attacked, references, engine, folder=out / "references", watch=watch)
+    return _audited(attacked, scores, engine, out, title, stated, {})
+
+
+def _audited(
+    attacked: AttackedRun,
+    references: Sequence[StoredScores],
+    engine: Engine,
+    out: Path,
+    title: str,
+    stated: Mapping[str, float],
+    seconds: Mapping[str, float],
+) -> AuditFiles:
+    """Attack the members with what the references say, and write the files."""
+    records = _records(attacked, [each.scores for each in references], engine)
+    audit = audit_records(records, attacked.stream("thresholds"))
+    spent = {"seconds.references": round(sum(each.seconds for each in references), 3)}
+    about = AboutAudited(title, stated, {**seconds, **spent}, _pictures(attacked, audit, records))
+    return write_audit(out, audit, about, records)
+
+
+def audit_scores(path: Path, *, out: Path | None = None) -> AuditFiles:
     """Audit the records of a score file, of any framework.
 
     Args:
@@ -106,33 +141,7 @@ def audit_scores(path: Path, *, out: Path | None = None) -> Audit:
     """
     records = read_scores(path)
     audit = audit_records(records, Stream(0)("thresholds"))
-    write_audit(path.parent if out is None else out, audit)
-    return audit
-
-
-def write_audit(
-    out: Path, audit: Audit, records: AuditRecords | None = None, further: Mapping[str, float] | None = None
-) -> None:
-    """Write the files of an audit into ``out``, which is made where it is missing; each whole or not at all.
-
-    Args:
-        out: the directory.
-        audit: what attackers find.
-        records: that it is of; None: they are in a score file already.
-        further: more keys of audit.json.
-
-    Raises:
-        InputError: ``out`` cannot be written.
-    """
-    flat = audit.flat() | dict(further or {})
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if records is not None:
-            write_scores(out / "scores.csv", records)
-        write_text(out / "audit.csv", audit.attacks.to_csv(index=False))
-        write_text(out / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+    return write_audit(path.parent if out is None else out, audit, AboutAudited(path.name))
 
 
 def _finished(run: Path) -> tuple[Config, SimulationState]:
@@ -155,43 +164,11 @@ def _finished(run: Path) -> tuple[Config, SimulationState]:
     return config, progress
 
 
-def _reference_scores(
-    folder: Path, attacked: AttackedRun, count: int, engine: Engine, watch: AuditWatch | None
-) -> tuple[list[FederationScores], list[float]]:
-    """The scores of the first ``count`` reference federations, and the seconds that each took; those that are not in
-    ``folder`` are trained.
-    """
-    folder.mkdir(exist_ok=True)
-    digest = digest_of(attacked.state, attacked.simulation.seed)
-    found, seconds = list[FederationScores](), list[float]()
-    for number in range(count):
-        if watch is not None:
-            watch(number, count)
-        stored = read_reference(folder, number, digest)
-        if stored is None:
-            began = time.perf_counter()
-            scores = attacked.train_reference(number, engine)
-            stored = scores, time.perf_counter() - began
-            write_reference(folder, number, digest, *stored)
-            LOG.info("reference federation %d of %d: %.1f s", number + 1, count, stored[1])
-        found.append(stored[0])
-        seconds.append(stored[1])
-    if watch is not None:
-        watch(count, count)
-    return found, seconds
-
-
-def _records(
-    attacked: AttackedRun,
-    target: FederationScores,
-    references: Sequence[FederationScores],
-    engine: Engine,
-    names: Sequence[str] | None,
-) -> AuditRecords:
-    """The records with their names: where each lies among the clients' examples and the test set."""
+def _records(attacked: AttackedRun, references: Sequence[FederationScores], engine: Engine) -> AuditRecords:
+    """The records with their names: where each lies among the clients' examples or in the test set."""
     paired, federation = attacked.records, attacked.simulation.federation
     client = paired.client
-    identity = federation.ids[client].tolist()
+    target, names = attacked.scores(engine), _client_names(federation)
     team = attacked.simulation.red_team
     further = {}
     for attack in (team.attack, Gap()):
@@ -202,8 +179,24 @@ def _records(
     return AuditRecords(
         scores=join_scores(target, references, client),
         record=np.array(places, dtype=object),
-        client=np.array([str(i) if names is None else names[i] for i in identity], dtype=object),
+        client=np.array([names[i] for i in client.tolist()], dtype=object),
         group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
         all_models=attacked.all_models(engine).numpy(),
         further=further,
     )
+
+
+def _client_names(federation: Federation) -> list[str]:
+    return [str(i) for i in federation.ids.tolist()]
+
+
+def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:
+    """Images of the most exposed records, by name; none where the data are no images."""
+    x = attacked.records.federation.clients.x
+    if x.dim() != 4:
+        return {}
+    shown = audit.records["record"].head(MOST_EXPOSED).tolist()
+    place = {name: i for i, name in enumerate(records.record.tolist())}
+    rows = attacked.records.rows[[place[name] for name in shown]]
+    images = x[rows.to(x.device)].float().clamp(0, 1).mul(255).round().to(torch.uint8).cpu().contiguous().numpy()
+    return dict(zip(shown, images, strict=True))

@@ -1,43 +1,92 @@
-"""Scores of reference federations in a folder of the run: one file each, so that an audit can be killed and resumed."""
+"""Scores of reference federations in a folder: one file each, so that an audit can be killed and resumed."""
 
 import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from shoal.core.atomic_files import write_bytes
-from shoal.engine import State
-from shoal.simulation.reference_federations import FederationScores
+from shoal.core.atomic_files import remove_unfinished, write_bytes
+from shoal.core.errors import InputError, require
+from shoal.core.representation import one_line
+from shoal.engine import Engine
+from shoal.simulation.reference_federations import AttackedRun, FederationScores
+
+LOG = logging.getLogger("shoal")
+
+AuditWatch = Callable[[int, int], None]
+"""Called with the number of reference federations that are done, and of all."""
 
 _FIELDS = ("score", "member", "model", "population")
 
 
-def digest_of(state: State, seed: int) -> str:
-    """A name for the attacked models: scores of reference federations of others are of no use."""
-    content = state.models.numpy().tobytes() + state.assignment.numpy().tobytes()
-    return hashlib.sha256(content + f"{state.round} {seed}".encode()).hexdigest()[:16]
+@dataclass(frozen=True, eq=False)
+class StoredScores:
+    """The scores of a reference federation, and the seconds that training it took."""
+
+    scores: FederationScores
+    seconds: float
+    __repr__ = one_line
 
 
-def write_reference(folder: Path, number: int, attacked: str, scores: FederationScores, seconds: float) -> None:
-    """Write the scores of reference federation ``number``, whole or not at all.
+def reference_scores(
+    attacked: AttackedRun, count: int, engine: Engine, *, folder: Path, watch: AuditWatch | None = None
+) -> list[StoredScores]:
+    """The scores of the first ``count`` reference federations; those that are not in ``folder`` are trained.
 
     Args:
-        folder: of the run's reference federations.
-        number: from 0.
-        attacked: `digest_of` the attacked run.
-        scores: of the federation.
-        seconds: that its training took.
+        attacked: the run that they replay.
+        count: R.
+        engine: with its network.
+        folder: where they are; made where it is missing.
+        watch: called before the first and after each.
+
+    Raises:
+        InputError: a negative number, a folder that cannot be written, or training that diverged.
     """
-    tensors = {name: getattr(scores, name).contiguous() for name in _FIELDS}
-    write_bytes(_path(folder, number), save(tensors, {"attacked": attacked, "seconds": f"{seconds:.3f}"}))
+    require(count >= 0, f"'references' must be at least 0; got {count}")
+    digest, found = _digest(attacked), list[StoredScores]()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
+        for number in range(count):
+            if watch is not None and number == 0:
+                watch(0, count)
+            path = folder / f"{number:03d}.safetensors"
+            stored = _read(path, digest)
+            if stored is None:
+                began = time.perf_counter()
+                scores = attacked.train_reference(number, engine)
+                stored = StoredScores(scores, time.perf_counter() - began)
+                _write(path, digest, stored)
+                LOG.info("reference federation %d of %d: %.1f s", number + 1, count, stored.seconds)
+            found.append(stored)
+            if watch is not None:
+                watch(number + 1, count)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error.strerror}") from error
+    return found
 
 
-def read_reference(folder: Path, number: int, attacked: str) -> tuple[FederationScores, float] | None:
-    """The scores and seconds of reference federation ``number``; None where they are missing, damaged, or of other
-    attacked models, as after a run was prolonged.
-    """
-    path = _path(folder, number)
+def _digest(attacked: AttackedRun) -> str:
+    """A name for the attacked models and records: scores of references for others are of no use."""
+    state, records = attacked.state, attacked.records
+    tensors = (state.models, state.assignment, records.entry, records.test)
+    content = b"".join(each.contiguous().numpy().tobytes() for each in tensors)
+    return hashlib.sha256(content + f"{state.round} {attacked.simulation.seed}".encode()).hexdigest()[:16]
+
+
+def _write(path: Path, attacked: str, stored: StoredScores) -> None:
+    tensors = {name: getattr(stored.scores, name).contiguous() for name in _FIELDS}
+    write_bytes(path, save(tensors, {"attacked": attacked, "seconds": f"{stored.seconds:.3f}"}))
+
+
+def _read(path: Path, attacked: str) -> StoredScores | None:
+    """None where the file is missing, damaged, or of other attacked models, as after a run was prolonged."""
     if not path.exists():
         return None
     try:
@@ -46,10 +95,6 @@ def read_reference(folder: Path, number: int, attacked: str) -> tuple[Federation
         if about.get("attacked") != attacked:
             return None
         tensors = load_file(path)
-        return FederationScores(**{name: tensors[name] for name in _FIELDS}), float(about["seconds"])
-    except (SafetensorError, OSError, KeyError, ValueError):
+        return StoredScores(FederationScores(**{name: tensors[name] for name in _FIELDS}), float(about["seconds"]))
+    except (SafetensorError, KeyError, ValueError):
         return None
-
-
-def _path(folder: Path, number: int) -> Path:
-    return folder / f"{number:03d}.safetensors"

@@ -53,7 +53,7 @@ ATTACK_COLUMNS = (
 )  # fmt: skip
 """The columns of `Audit.attacks`."""
 
-RECORD_COLUMNS = ("record", "client", "group", "member", "score", "exposure")
+RECORD_COLUMNS = ("record", "client", "group", "member", "score", "exposure", "exposure.low")
 """The columns of `Audit.records`."""
 
 
@@ -71,10 +71,6 @@ class AttackScores:
     scores: Floats
     margins: Floats
     __repr__ = one_line
-
-    def of(self, which: Bools) -> "AttackScores":
-        """Those of some records, by mask (M,)."""
-        return AttackScores(self.attacker, self.scores[which], self.margins[which])
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +105,11 @@ class Audit:
         attacks: one row per attack and scope, with `ATTACK_COLUMNS`: "all", each "group", each attacked "model" and
             each "client", by the strongest attack only. NaN: not measured, such as a TPR with too few non-members.
         records: one row per record with `RECORD_COLUMNS`, the most exposed first: the score of the strongest attack,
-            and the record's exposure over reference models (`record_exposure`).
+            and the record's exposure over reference models with its lower end (`record_exposure`).
         references: R, the number of reference models.
         members, non_members: how many records of each kind.
         empirical_epsilon: a lower bound, at 95 % confidence, on the epsilon of (epsilon, delta)-differential privacy of
-            a record, by the strongest attack.
+            a record, by the strongest attack; as if the records of one run were independent.
         delta: of that epsilon.
         omitted: attacks that were not computed, and why.
     """
@@ -200,7 +196,7 @@ def audit_records(
         references=records.scores.references,
         members=int(member.sum()),
         non_members=int((~member).sum()),
-        empirical_epsilon=empirical_epsilon(strongest.scores, member, delta=delta),
+        empirical_epsilon=empirical_epsilon(strongest.scores, member, stream("epsilon"), delta=delta),
         delta=delta,
         omitted=omitted,
     )
@@ -228,6 +224,7 @@ def _asked(
 
 def _records(records: AuditRecords, strongest: AttackScores) -> pd.DataFrame:
     """`Audit.records`."""
+    exposure, low = record_exposure(records.scores)
     listed = pd.DataFrame(
         {
             "record": records.record,
@@ -235,20 +232,26 @@ def _records(records: AuditRecords, strongest: AttackScores) -> pd.DataFrame:
             "group": records.group,
             "member": records.scores.member,
             "score": strongest.scores,
-            "exposure": record_exposure(records.scores),
+            "exposure": exposure,
+            "exposure.low": low,
         }
     )
     by = "score" if listed["exposure"].isna().all() else "exposure"
     return listed.sort_values(by, ascending=False, kind="stable", ignore_index=True)
 
 
-def record_exposure(scores: ReferenceScores) -> Floats:
-    """How well each record's membership can be told from the scores of models that did and did not train on it: (M,).
+def record_exposure(scores: ReferenceScores, confidence: float = 0.95) -> tuple[Floats, Floats]:
+    """How well each record's membership can be told from the scores of models that did and did not train on it.
 
     The balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d standard
     deviations apart: the record's mean IN and mean OUT score over all models, the attacked one too, in units of the
-    standard deviation around these means, pooled over the records. Below 0.5 where IN scores are lower; NaN where a
-    record has only one kind.
+    standard deviation around these means, pooled over the records. Below 0.5 where IN scores are lower.
+
+    Of many records the most exposed also is the luckiest. So its lower end is one that all records keep at once with
+    probability ``confidence`` (Bonferroni); d has the standard error sqrt(1 / n_in + 1 / n_out).
+
+    Returns:
+        The exposures (M,) and their lower ends (M,); NaN where a record has scores of one kind only.
     """
     from scipy.stats import norm  # noqa: PLC0415 - takes long to import
 
@@ -260,18 +263,21 @@ def record_exposure(scores: ReferenceScores) -> Floats:
     left = values - np.where(inside, mean_in[:, None], mean_out[:, None])
     freedom = values.size - (count_in > 0).sum() - (count_out > 0).sum()
     deviation = np.sqrt((left**2).sum() / freedom) if freedom > 0 else nan
-    distance = np.where((count_in > 0) & (count_out > 0), mean_in - mean_out, nan)
-    return norm.cdf(distance / deviation / 2) if deviation > 0 else np.full(len(scores), nan)
+    both = (count_in > 0) & (count_out > 0)
+    if not deviation > 0:
+        return np.full(len(scores), nan), np.full(len(scores), nan)
+    distance = np.where(both, (mean_in - mean_out) / deviation, nan)
+    error = np.sqrt(1 / np.maximum(1, count_in) + 1 / np.maximum(1, count_out))
+    reach = norm.ppf(1 - (1 - confidence) / len(scores)) * error
+    return norm.cdf(distance / 2), norm.cdf((distance - reach) / 2)
 
 
 def _row(name: str, attack: AttackScores, scope: str, of: str, which: Bools, member: Bools) -> dict[str, Any]:
-    scores, margins, member = attack.scores[which], attack.margins[which], member[which]
-    ranked = membership_metrics(scores, member, threshold=0.0)
-    decided = membership_metrics(margins, member, threshold=0.0)
+    scores, thresholds = attack.scores[which], (attack.scores - attack.margins)[which]
+    measured = membership_metrics(scores, member[which], threshold=thresholds)
     row: dict[str, Any] = {"attacker": attack.attacker, "attack": name, "scope": scope, "name": of}
-    row |= {"members": ranked.members, "non_members": ranked.non_members}
+    row |= {"members": measured.members, "non_members": measured.non_members}
     for metric, attributes in METRICS.items():
-        measured = decided if metric == "accuracy" else ranked
         for end, attribute in zip(("", ".low", ".high"), attributes, strict=True):
             row[f"{metric}{end}"] = getattr(measured, attribute)
     return row

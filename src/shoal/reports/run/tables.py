@@ -6,6 +6,8 @@ from math import nan
 
 import pandas as pd
 
+from shoal.metrics import least_non_members
+from shoal.metrics.membership import FALSE_POSITIVES
 from shoal.reports.formats import DASH, count, decimal, format_duration, percent
 from shoal.reports.run.limits import has_intervals
 from shoal.simulation.summary import Metrics, Summary
@@ -76,19 +78,20 @@ RATES = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
 
 
 def _at_fpr(row: TableRow, key: str, non_members: Sequence[float]) -> TableRow:
-    """A true positive rate with what guessing gives; a dash, and why, where a single mistake is more than the rate.
+    """A true positive rate with what guessing gives; a dash, and why, where it would hang on one or two non-members.
 
     ``non_members`` are those of each column, NaN where their number is unknown.
     """
     rate = RATES[key]
-    too_few = [number * rate < 1 - 1e-9 for number in non_members]
+    needed = least_non_members(rate)
+    too_few = [number < needed * (1 - 1e-9) for number in non_members]
     cells = tuple(DASH if few else text for text, few in zip(row.cells, too_few, strict=True))
     meaning = f"{row.meaning} Guessing: {100 * rate:g} %." if not all(too_few) else row.meaning
     if any(too_few):
         least = min(number for number, few in zip(non_members, too_few, strict=True) if few)
         meaning += (
-            f" A dash: too few non-members (at least {count(1 / rate)} are needed, {count(least)} are there), since "
-            f"one that is taken for a member is already more than {100 * rate:g} %."
+            f" A dash: too few non-members (at least {count(needed)} are needed, {count(least)} are there), since "
+            f"{100 * rate:g} % of them are fewer than {FALSE_POSITIVES}."
         )
     return TableRow(row.name, meaning, cells)
 

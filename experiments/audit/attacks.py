@@ -1,0 +1,144 @@
+"""Audits the runs of a sweep, and compares the attacks by their number of reference federations.
+
+    shoal sweep experiments/audit/mlp.toml --jobs 2
+    python experiments/audit/attacks.py runs/mlp docs/audit/mlp
+
+Reference federations that are trained already are not trained again, so a killed audit goes on. Written:
+OUT/attacks.csv (a row for each run, number of references, group and attack), OUT/violations.csv (a row for each run)
+and OUT/attacks.md.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from shoal.core.atomic_files import write_text
+from shoal.core.randomness import Stream
+from shoal.runs.audit import audit_run
+from shoal.runs.files import read_table
+from shoal.runs.score_file import read_scores
+from shoal.simulation.audit import audit_records
+from shoal.simulation.result import CLIENT_COLUMNS
+from shoal.sweeps import read_sweep
+from shoal.sweeps.results import read_results
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from paired_differences import differences, spread, table
+
+REFERENCES = (1, 4, 16)
+"""Numbers of reference federations that are compared."""
+
+WITHOUT = ("gap", "posterior", "loss-threshold", "loss", "other-clusters")
+"""Attacks that need no reference federation, in the order of the table; `loss` has its threshold from them, though."""
+
+FIGURES = ("accuracy", "auc", "tpr_at_fpr_0.01")
+TITLES = ("balanced accuracy", "AUC", "TPR at 1 % FPR")
+
+
+def audited(sweep: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The attacks on every run of a sweep, and its violations by each attack."""
+    asked = read_sweep(sweep / "sweep.toml")
+    runs = read_results(sweep, asked.axes)
+    attacks, violations = [], []
+    for number, run in enumerate(runs.to_dict("records")):
+        out = sweep / "runs" / str(run["run"])
+        place = {"algorithm": run["algorithm"], "seed": run["seed"]}
+        began = time.perf_counter()
+        full = audit_run(out, references=max(REFERENCES))
+        cost = full.flat["seconds.references"] / full.flat["seconds.train"] / max(REFERENCES)
+        records = read_scores(out / "scores.csv")
+        for count in REFERENCES:
+            some = replace(records, scores=records.scores.only(range(count)))
+            rows = full.audit.attacks
+            if count < max(REFERENCES):
+                rows = audit_records(some, Stream(0)("thresholds")).attacks
+            rows = rows[rows["scope"].isin(["all", "group"])]
+            attacks.append(rows.assign(references=count, cost=cost, **place))
+        violations.append(place | exceeded(out, full.audit.attacks))
+        print(f"{number + 1} of {len(runs)}: {place}, {time.perf_counter() - began:.0f} s", flush=True)
+    return pd.concat(attacks, ignore_index=True), pd.DataFrame(violations)
+
+
+def exceeded(out: Path, attacks: pd.DataFrame) -> dict[str, float]:
+    """How many clients' thresholds each attack's balanced accuracy on the client's model exceeds; by lower ends too."""
+    clients = read_table(out / "clients.csv", CLIENT_COLUMNS)
+    of_models = attacks[attacks["scope"] == "model"]
+    counts: dict[str, float] = {}
+    strongest = of_models.groupby("name")["accuracy"].max()
+    for name, by_model in (*of_models.groupby("attack"), ("strongest", None)):
+        accuracy = strongest if by_model is None else by_model.set_index("name")["accuracy"]
+        exposure = clients["cluster"].astype(str).map(accuracy)
+        counts[str(name)] = int((exposure > clients["threshold"]).sum())
+    return counts
+
+
+def compared(attacks: pd.DataFrame, group: str) -> str:
+    """A table for each algorithm: mean and standard deviation over seeds, by attack and number of references."""
+    parts = []
+    for algorithm, of_algorithm in attacks[attacks["name"] == group].groupby("algorithm", sort=False):
+        rows = []
+        for name, mine in of_algorithm.groupby("attack", sort=False):
+            for count in REFERENCES if name not in WITHOUT else (max(REFERENCES),):
+                here = mine[mine["references"] == count]
+                if len(here) == 0:
+                    continue
+                number = "" if name in WITHOUT else str(count)
+                rows.append([str(name), number, *(spread(here[figure]) for figure in FIGURES)])
+        rows.sort(key=lambda row: (row[0] not in WITHOUT, row[2]))
+        runs = of_algorithm["seed"].nunique()
+        members = of_algorithm["members"].iloc[0]
+        title = f"{algorithm}, {group}: {runs} seeds, {members} members and as many non-members each"
+        parts.append(table(title, ["attack", "references", *TITLES], rows))
+    return "\n".join(parts)
+
+
+def stronger(attacks: pd.DataFrame, group: str) -> str:
+    """The strongest attack with most references against today's posterior attack, paired by seed."""
+    rows = []
+    most = attacks[(attacks["references"] == max(REFERENCES)) & (attacks["name"] == group)]
+    for algorithm, mine in most.groupby("algorithm", sort=False):
+        for figure, title in zip(FIGURES, TITLES, strict=True):
+            by = mine.pivot_table(index="seed", columns="attack", values=figure)
+            best = by.mean().idxmax()
+            rows.append([
+                str(algorithm), title, spread(by["posterior"]), f"{best}: {spread(by[best])}",
+                *differences(by[best] - by["posterior"]),
+            ])  # fmt: skip
+    heads = ["algorithm", "figure", "posterior", "strongest", "difference", "95 % interval", "seeds above"]
+    return table(f"{group}: the strongest attack against the posterior attack", heads, rows)
+
+
+def in_violation(violations: pd.DataFrame) -> str:
+    """Clients whose threshold an attack exceeds, under IFCA and under IFCA-MIR, paired by seed."""
+    rows = []
+    for attack in [name for name in violations if name not in {"algorithm", "seed"}]:
+        by = violations.pivot_table(index="seed", columns="algorithm", values=attack)
+        if {"IFCA", "IFCA-MIR"} <= set(by):
+            change = differences(by["IFCA-MIR"] - by["IFCA"])
+            rows.append([attack, spread(by["IFCA"]), spread(by["IFCA-MIR"]), *change])
+    heads = ["attack", "IFCA", "IFCA-MIR", "difference", "95 % interval", "seeds above"]
+    return table("Clients whose threshold is exceeded, by the attack that judges", heads, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path, help="the directory of a finished sweep")
+    parser.add_argument("out", type=Path, help="where the tables are written")
+    arguments = parser.parse_args()
+    attacks, violations = audited(arguments.sweep)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_text(arguments.out / "attacks.csv", attacks.to_csv(index=False))
+    write_text(arguments.out / "violations.csv", violations.to_csv(index=False))
+    groups = [name for name in dict.fromkeys(attacks["name"]) if name != "all"]
+    parts = [stronger(attacks, group) for group in groups] + [in_violation(violations)]
+    parts += [compared(attacks, group) for group in groups]
+    cost = f"A reference federation cost {attacks['cost'].median():.2f} times the training of its run (median)."
+    write_text(arguments.out / "attacks.md", "\n".join([*parts, "", cost, ""]))
+
+
+if __name__ == "__main__":
+    main()

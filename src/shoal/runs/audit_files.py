@@ -1,0 +1,83 @@
+"""The files of an audit.
+
+audit.json   the figures, under flat keys; see `Audit.flat`
+audit.csv    a row for each attack on all records, on each group and on each model, and for each client
+scores.csv   the scores that all figures are computed from: a score file
+references/  the scores of each reference federation
+audit.html   all of it, to look at
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.core.atomic_files import write_text
+from shoal.core.errors import InputError
+from shoal.core.representation import one_line
+from shoal.reports.audit.page import audit_page
+from shoal.runs.score_file import write_scores
+from shoal.simulation.audit import Audit, AuditRecords
+
+
+@dataclass(frozen=True, eq=False)
+class AuditFiles:
+    """An audit that was written.
+
+    Args:
+        audit: what attackers find.
+        flat: the keys and values of audit.json.
+        page: the path of audit.html.
+    """
+
+    audit: Audit
+    flat: Mapping[str, float | str]
+    page: Path
+    __repr__ = one_line
+
+
+@dataclass(frozen=True, eq=False)
+class AboutAudited:
+    """What an audit's files say of what was audited, beside what attackers find.
+
+    Args:
+        title: of the page.
+        stated: "epsilon" and "delta" that the run states, where it does.
+        seconds: wall times, by key of audit.json.
+        pictures: images (channels, height, width) uint8 of some records, by their names.
+    """
+
+    title: str
+    stated: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    pictures: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    __repr__ = one_line
+
+
+def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditRecords | None = None) -> AuditFiles:
+    """Write the files of an audit into ``out``, which is made where it is missing; each whole or not at all.
+
+    Args:
+        out: the directory; files of an earlier audit in it are replaced.
+        audit: what attackers find.
+        about: what was audited.
+        records: whose scores are written too; None: they are in a score file already.
+
+    Raises:
+        InputError: ``out`` cannot be written.
+    """
+    flat = {**audit.flat(), **about.stated, **about.seconds}
+    page = audit_page(audit, title=about.title, stated=about.stated, pictures=about.pictures)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if records is not None:
+            write_scores(out / "scores.csv", records)
+        write_text(out / "audit.csv", audit.attacks.to_csv(index=False))
+        write_text(out / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
+        write_text(out / "audit.html", page)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+    return AuditFiles(audit, flat, out / "audit.html")

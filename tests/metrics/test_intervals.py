@@ -1,0 +1,107 @@
+"""Intervals against scipy and formulas by hand, and how often they hold the truth in simulations."""
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest, rankdata
+from sklearn.metrics import roc_auc_score
+
+from shoal.metrics import auc_interval, balanced_accuracy_interval, clopper_pearson
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+@pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (0, 300), (3, 300), (150, 300), (300, 300)])
+def test_the_interval_of_a_rate_is_scipy_s(successes, trials, confidence):
+    expected = binomtest(successes, trials).proportion_ci(confidence, method="exact")
+    low, high = clopper_pearson(successes, trials, confidence)
+    assert (low, high) == (pytest.approx(expected.low, abs=1e-12), pytest.approx(expected.high, abs=1e-12))
+
+
+def test_many_rates_at_once_are_each_alone_and_no_trials_say_nothing():
+    low, high = clopper_pearson(np.array([[0, 2], [3, 0]]), np.array([[4, 4], [3, 0]]))
+    assert low.shape == (2, 2)
+    assert (low[0, 1], high[0, 1]) == tuple(float(end) for end in clopper_pearson(2, 4))
+    assert (low[1, 1], high[1, 1]) == (0, 1)
+    assert clopper_pearson(3 + 1e-12, 3)[1] == 1, "rounding"
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3, 0.9])
+def test_each_end_of_a_rate_s_interval_is_wrong_at_most_as_often_as_it_says(rate):
+    counts = np.random.default_rng(0).binomial(60, rate, 4000)
+    low, high = clopper_pearson(counts, np.full(4000, 60))
+    # 2.5 % and three standard deviations of 4,000 draws.
+    assert (low > rate).mean() < 0.025 + 3 * math.sqrt(0.025 / 4000)
+    assert (high < rate).mean() < 0.025 + 3 * math.sqrt(0.025 / 4000)
+
+
+@pytest.mark.parametrize(("tpr", "tnr"), [(0.5, 0.5), (0.7, 0.45), (0.95, 0.9), (1.0, 0.02)])
+@pytest.mark.parametrize("sizes", [(30, 200), (400, 400)])
+def test_the_interval_of_the_balanced_accuracy_covers_as_often_as_it_says(tpr, tnr, sizes):
+    """1,000 attacks with known rates: at least 95 % of the intervals contain the true balanced accuracy."""
+    rng = np.random.default_rng(0)
+    is_member = np.arange(sum(sizes)) < sizes[0]
+    hits = 0
+    for _ in range(1000):
+        said = rng.random(sum(sizes)) < np.where(is_member, tpr, 1 - tnr)
+        low, high = balanced_accuracy_interval(said, is_member)
+        hits += low <= (tpr + tnr) / 2 <= high
+    assert 0.94 <= hits / 1000 <= 0.995
+
+
+def test_the_interval_of_the_balanced_accuracy_by_hand():
+    """7 of 10 members and 36 of 40 non-members are right."""
+    said = np.concatenate([np.arange(10) < 7, np.arange(40) < 4])
+    ends = [binomtest(k, n).proportion_ci(method="exact") for k, n in ((7, 10), (36, 40))]
+    below = math.sqrt((0.7 - ends[0].low) ** 2 + (0.9 - ends[1].low) ** 2) / 2
+    above = math.sqrt((ends[0].high - 0.7) ** 2 + (ends[1].high - 0.9) ** 2) / 2
+    low, high = balanced_accuracy_interval(said, np.arange(50) < 10)
+    assert (low, high) == (pytest.approx(0.8 - below), pytest.approx(0.8 + above))
+
+
+def test_the_interval_narrows_with_the_sizes_and_widens_with_uneven_weights():
+    said, is_member = np.tile([True, False, True, False], 50), np.arange(200) < 100
+
+    def width(copies: int, weights: np.ndarray | None = None) -> float:
+        low, high = balanced_accuracy_interval(np.tile(said, copies), np.tile(is_member, copies), weights)
+        return high - low
+
+    assert width(4) == pytest.approx(width(1) / 2, rel=0.05)
+    assert width(1, np.tile([1.0, 1.0, 9.0, 9.0], 50)) > 1.2 * width(1)
+
+
+@pytest.mark.parametrize("distance", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("sizes", [(20, 100), (200, 200)])
+def test_the_interval_of_the_area_covers_as_often_as_it_says(distance, sizes):
+    """1,000 attacks whose scores are normal, members' by ``distance`` higher: the true area is known."""
+    members, non_members = sizes
+    truth = NormalDist().cdf(distance / math.sqrt(2))
+    scores = np.random.default_rng(0).normal(size=(1000, members + non_members))
+    scores[:, :members] += distance
+    ranks = rankdata(scores, axis=1)[:, :members].sum(axis=1)
+    areas = (ranks - members * (members + 1) / 2) / (members * non_members)
+    assert areas[0] == pytest.approx(roc_auc_score(np.arange(sum(sizes)) < members, scores[0]))
+    intervals = [auc_interval(float(area), members, non_members) for area in areas]
+    assert 0.93 <= np.mean([low <= truth <= high for low, high in intervals]) <= 0.995
+
+
+@pytest.mark.parametrize("auc", [0.0, 0.2, 0.5, 0.9, 1.0])
+def test_the_ends_of_the_area_s_interval_are_where_the_formula_has_them(auc):
+    low, high = auc_interval(auc, 40, 25)
+    z, others = NormalDist().inv_cdf(0.975), (40 + 25) / 2 - 1
+    for end in {low, high} - {0.0, 1.0}:
+        variance = end * (1 - end) * (1 + others * (1 - end) / (2 - end) + others * end / (1 + end)) / (40 * 25)
+        assert abs(auc - end) == pytest.approx(z * math.sqrt(variance))
+    assert 0 <= low <= auc <= high <= 1
+    assert high - low > 0.05
+    assert (low == 0, high == 1) == (auc == 0, auc == 1)
+    mirrored = auc_interval(1 - auc, 40, 25)
+    assert (1 - mirrored[1], 1 - mirrored[0]) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_under_the_null_the_area_s_variance_is_that_of_mann_and_whitney():
+    """(2 n + 1) / (12 n^2) for n members and n non-members: the interval holds 1/2 up to z of its roots."""
+    n, z = 50, NormalDist().inv_cdf(0.975)
+    reach = z * math.sqrt((2 * n + 1) / (12 * n * n))
+    assert auc_interval(0.5 + 0.999 * reach, n, n)[0] < 0.5 < auc_interval(0.5 + 1.001 * reach, n, n)[0]

@@ -1,0 +1,267 @@
+"""`shoal audit`: its files, resumed and prolonged, its gate, and score files."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from shoal.attacks import ReferenceScores
+from shoal.cli.app import main
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.runs.audit import audit_run, audit_scores
+from shoal.runs.run import run
+from shoal.runs.score_file import read_scores
+from shoal.simulation.audit import AuditRecords, audit_records
+from shoal.simulation.reference_federations import AttackedRun
+
+FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
+ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "other-clusters", "gap"}
+PARTS = (r"attacks\.([a-z-]+)\.(all|minority|majority)\.(auc|accuracy|tpr_at_fpr_0\.0?01)(\.low|\.high)?",)
+
+
+@pytest.fixture(scope="module")
+def finished(toy_config, tmp_path_factory):
+    """A finished toy run that nobody changes."""
+    return run(toy_config(algorithm__name="ifca"), tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture(scope="module")
+def audited(finished, tmp_path_factory):
+    """The files of an audit of it with four reference federations, outside the run's directory."""
+    return audit_run(finished, references=4, out=tmp_path_factory.mktemp("audits") / "audit")
+
+
+def read(out):
+    return json.loads((out / "audit.json").read_text())
+
+
+def without_seconds(out):
+    return {key: value for key, value in read(out).items() if not key.startswith("seconds.")}
+
+
+def test_the_files_and_keys_of_an_audit(finished, audited):
+    out = audited.page.parent
+    assert {path.name for path in out.iterdir()} == FILES - {"references"}
+    assert "audit.json" not in {path.name for path in finished.iterdir()}, "--out was asked for"
+    flat = read(out)
+    assert flat == dict(audited.flat)
+    attacks = {key.split(".")[1] for key in flat if key.startswith("attacks.")}
+    assert attacks == ATTACKS | {"loss-threshold"}, "the configured attack is asked too"
+    for key in flat:
+        if key.startswith("attacks."):
+            assert re.fullmatch(PARTS[0], key), key
+    assert flat["references"] == 4
+    assert flat["members"] == flat["non_members"] > 0
+    assert flat["strongest.minority"] in attacks
+    best = flat[f"attacks.{flat['strongest.all']}.all.accuracy"]
+    assert best == max(value for key, value in flat.items() if key.endswith(".all.accuracy"))
+    for key in [key for key in flat if key.endswith(".accuracy")]:
+        assert flat[f"{key}.low"] <= flat[key] <= flat[f"{key}.high"]
+
+
+def test_the_score_file_of_an_audit_gives_the_same_figures(audited, tmp_path):
+    again = audit_scores(audited.page.parent / "scores.csv", out=tmp_path)
+    compared = [key for key in again.flat if key.startswith(("attacks.lira", "attacks.rmia", "attacks.bavaria"))]
+    assert len(compared) > 50
+    assert {key: again.flat[key] for key in compared} == {key: audited.flat[key] for key in compared}
+
+
+def test_an_audit_goes_on_where_it_was_interrupted(finished, audited, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    out.mkdir()
+    for path in finished.iterdir():
+        if path.is_file():
+            (out / path.name).write_bytes(path.read_bytes())
+    (out / "checkpoint").mkdir()
+    for path in (finished / "checkpoint").iterdir():
+        (out / "checkpoint" / path.name).write_bytes(path.read_bytes())
+    train, trained = AttackedRun.train_reference, []
+
+    def interrupted(self, number, engine):
+        if number == 2:
+            raise KeyboardInterrupt
+        return train(self, number, engine)
+
+    def counted(self, number, engine):
+        trained.append(number)
+        return train(self, number, engine)
+
+    monkeypatch.setattr(AttackedRun, "train_reference", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        audit_run(out, references=4)
+    monkeypatch.setattr(AttackedRun, "train_reference", counted)
+    audit_run(out, references=4)
+    assert trained == [2, 3]
+    assert without_seconds(out) == without_seconds(audited.page.parent)
+    (out / "references" / "001.safetensors").write_bytes(b"damaged")
+    audit_run(out, references=5)
+    assert trained == [2, 3, 1, 4], "a damaged file is made anew, and one more federation is all that is trained"
+
+
+def test_references_of_other_models_are_not_used_again(toy_config, tmp_path, monkeypatch):
+    # Shadow models reused after the target changed: a known fault of audit tools.
+    short, long = (toy_config(algorithm__name="ifca", algorithm__rounds=rounds) for rounds in (1, 2))
+    out = run(short, tmp_path / "run")
+    before = audit_run(out, references=1)
+    run(long, out, resume=True)
+    numbers, train = [], AttackedRun.train_reference
+    monkeypatch.setattr(
+        AttackedRun, "train_reference", lambda self, *given: numbers.append(given[0]) or train(self, *given)
+    )
+    after = audit_run(out, references=1)
+    assert numbers == [0]
+    assert before.flat != after.flat
+
+
+def test_without_reference_federations_the_other_attacks_remain(finished, tmp_path):
+    found = audit_run(finished, references=0, out=tmp_path)
+    attacks = set(found.audit.attacks["attack"])
+    assert attacks == {"loss", "gap", "loss-threshold", "other-clusters"}
+    assert found.audit.omitted["lira"] == "needs 3 reference models; there are 0"
+
+
+def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):
+    scores = audit_run(finished, references=2, out=tmp_path).page.parent / "scores.csv"
+    command = ["audit", "--scores", str(scores), "--out", str(tmp_path / "again"), "--gate"]
+    assert main([*command, "auc <= 1"]) == 0
+    assert "Gate auc <= 1: holds" in capsys.readouterr().out
+    assert main([*command, "auc <= 0.5"]) == 3
+    assert "broken by attacks." in capsys.readouterr().out
+    assert main([*command, "aucc <= 0.5"]) == 2
+    assert (tmp_path / "again" / "audit.json").exists(), "files are written whatever the gate says"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "shoal audit takes one of"),
+        (["nowhere"], "is not a finished run"),
+        (["--scores", "nowhere.csv"], "cannot be read"),
+        (["nowhere", "--scores", "nowhere.csv"], "shoal audit takes one of"),
+    ],
+)
+def test_what_cannot_be_audited_is_one_sentence(arguments, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["audit", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_a_negative_number_of_references_is_refused(finished):
+    with pytest.raises(InputError, match="'references' must be at least 0; got -1"):
+        audit_run(finished, references=-1)
+
+
+def test_a_run_without_its_checkpoint_is_refused(toy_config, tmp_path):
+    out = run(toy_config(algorithm__rounds=2), tmp_path / "run")
+    for path in (out / "checkpoint").iterdir():
+        path.unlink()
+    with pytest.raises(InputError, match="cannot be audited"):
+        audit_run(out, references=1)
+
+
+SCORES = """record,client,group,member,score,score_ref_0,member_ref_0,score_ref_1,member_ref_1
+a,1,north,1,2.5,1.5,1,0.5,0
+b,1,north,0,0.5,0.7,0,1.2,1
+c,2,south,1,1.5,0.5,0,1.0,1
+d,2,south,0,0.25,0.5,1,-1,0
+"""
+
+
+def written(folder, text):
+    path = folder / "scores.csv"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("record,client", "record,customer", "has no column client"),
+        (",score_ref_1,member_ref_1", ",score_ref_1,other", "reference model 1 has only one of the columns"),
+        ("b,1,north,0,0.5", "b,1,north,0,nan", "line 3: 'score' must be a finite number; got 'nan'"),
+        ("c,2,south,1,1.5,0.5", "c,2,south,1,1.5,", "line 4: 'score_ref_0' must be a finite number; got ''"),
+        ("c,2,south,1,1.5", "c,2,south,1,inf", "line 4: 'score' must be a finite number"),
+        ("c,2,south,1", "c,2,south,yes", "line 4: 'member' must be 0 or 1; got 'yes'"),
+        ("a,1,north,1,2.5,1.5,1", "a,,north,1,2.5,1.5,1", "line 2: has no client"),
+    ],
+)
+def test_a_score_file_that_cannot_be_used_is_one_sentence(tmp_path, capsys, old, new, sentence):
+    assert old in SCORES
+    path = written(tmp_path, SCORES.replace(old, new))
+    assert main(["audit", "--scores", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert {each.name for each in tmp_path.iterdir()} == {"scores.csv"}
+
+
+@pytest.mark.parametrize("member", ["0", "1"])
+def test_a_score_file_with_one_kind_alone_is_refused(tmp_path, member):
+    frame = pd.read_csv(written(tmp_path, SCORES)).assign(member=int(member))
+    frame.to_csv(tmp_path / "scores.csv", index=False)
+    with pytest.raises(InputError, match="has no non-member" if member == "1" else "has no member"):
+        read_scores(tmp_path / "scores.csv")
+
+
+def test_rows_without_a_client_are_the_population(tmp_path):
+    records = read_scores(written(tmp_path, SCORES + "z,,,0,0.1,0.2,0,0.3,0\n"))
+    assert len(records) == 4
+    population = records.scores.population
+    assert population.score.tolist() == [0.1]
+    assert population.reference.tolist() == [[0.2, 0.3]]
+
+
+def test_score_files_of_other_tools_are_read(tmp_path):
+    # A byte-order mark, true and false, whole numbers with a point, columns in another order.
+    frame = pd.read_csv(written(tmp_path, SCORES)).astype({"member": bool, "member_ref_0": float})
+    path = tmp_path / "other.csv"
+    frame[sorted(frame)].to_csv(path, index=False, encoding="utf-8-sig")
+    theirs, ours = read_scores(path), read_scores(tmp_path / "scores.csv")
+    for name in ("score", "member", "reference", "reference_member"):
+        assert np.array_equal(getattr(theirs.scores, name), getattr(ours.scores, name))
+
+
+def made_up(shift, seed=0, references=8):
+    """Scores of records that rise by ``shift`` (M,) where a model was trained on them, with noise 0.1."""
+    generator, count = np.random.default_rng(seed), len(shift)
+    member, inside = generator.random(count) < 0.5, generator.random((count, references)) < 0.5
+    noise = generator.normal(size=(count, references + 1)) * 0.1
+    scores = ReferenceScores(
+        score=noise[:, 0] + shift * member,
+        member=member,
+        reference=noise[:, 1:] + shift[:, None] * inside,
+        reference_member=inside,
+        model=np.zeros(count, dtype=np.int64),
+    )
+    names = np.array([str(i) for i in range(count)], dtype=object)
+    everyone = np.array(["all"] * count, dtype=object)
+    return AuditRecords(scores, names, everyone, everyone)
+
+
+def test_the_most_exposed_record_comes_first():
+    audit = audit_records(made_up(np.where(np.arange(40) == 7, 3.0, 0.0)), Stream(0))
+    assert audit.records.loc[0, "record"] == "7"
+    assert audit.records.loc[0, "exposure.low"] > 0.99
+    assert audit.records["exposure.low"].iloc[1:].max() < 0.5
+
+
+def test_the_luckiest_record_is_not_called_exposed():
+    # Where nothing is memorised, the largest exposure of many records is far above 0.5, and its lower end is not.
+    largest, lowest = [], []
+    for seed in range(20):
+        records = audit_records(made_up(np.zeros(200), seed), Stream(0)).records
+        largest.append(records["exposure"].max())
+        lowest.append(records["exposure.low"].max())
+    assert np.mean(largest) > 0.8
+    assert sum(low > 0.5 for low in lowest) <= 2
+
+
+def test_an_exposure_is_the_accuracy_of_the_best_test():
+    # Two normal distributions one standard deviation apart are told apart with Phi(1 / 2).
+    exposure = audit_records(made_up(np.full(3000, 0.1), references=16), Stream(0)).records["exposure"]
+    assert abs(exposure.median() - 0.691) < 0.01
