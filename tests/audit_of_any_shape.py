@@ -49,6 +49,7 @@ def records_frame(count: int = 120, references: int = 16, seed: int = 0) -> pd.D
             "member": np.arange(count) % 2 == 0,
             "score": generator.standard_normal(count),
             "exposure": exposure if references else np.full(count, nan),
+            "exposure.low": exposure - 0.3 if references else np.full(count, nan),
         },
         columns=[*RECORD_COLUMNS],
     )

@@ -118,3 +118,11 @@ def test_an_epsilon_that_was_not_measured_contradicts_nothing() -> None:
 def test_the_stated_epsilon_is_said_with_its_delta() -> None:
     assert stated_epsilon({"epsilon": 8.0, "delta": 1e-5}) == "stated: 8.00 at delta 1e-05"
     assert stated_epsilon({"delta": 1e-5}) == "none stated"
+
+
+def test_the_empirical_epsilon_is_said_with_what_so_many_records_can_show() -> None:
+    """No attack on n records of a kind shows more than about log(n / 3.7): see `empirical_epsilon`."""
+    assert "With 200 records of a kind to judge it on, it could not be above about 4.0" in " ".join(
+        epsilon_sentences(audit_of(members=500), {})
+    )
+    assert "above about 0.0" in " ".join(epsilon_sentences(audit_of(members=6), {}))

@@ -1,7 +1,7 @@
 """The empirical epsilon of an audit beside the one that a run states."""
 
 from collections.abc import Mapping
-from math import isinf, isnan
+from math import isinf, isnan, log
 
 from shoal.reports.formats import DASH
 from shoal.simulation.audit import Audit
@@ -53,7 +53,7 @@ def epsilon_sentences(audit: Audit, stated: Mapping[str, float]) -> list[str]:
         empirical = (
             f"The empirical epsilon is {epsilon_text(audit.empirical_epsilon)} at delta {audit.delta:g}: a lower "
             "bound at 95 % confidence, since under differential privacy of one record with a smaller epsilon no attack "
-            "could do what the strongest one did here; a stronger attack may find more."
+            f"could do what the strongest one did here, as if records were independent. {_most(audit)}"
         )
     if "epsilon" not in stated:
         return [empirical, "No epsilon is stated, so nothing limits what a stronger attack finds."]
@@ -63,6 +63,12 @@ def epsilon_sentences(audit: Audit, stated: Mapping[str, float]) -> list[str]:
         "added in training, on what any attack can find of one example of the client with the largest.",
         *_not_comparable(audit, stated),
     ]
+
+
+def _most(audit: Audit) -> str:
+    """What the number of records allows: the bound is judged on half of them, see `empirical_epsilon`."""
+    half = min(audit.members, audit.non_members) // 2
+    return f"With {half:,} records of a kind to judge it on, it could not be above about {log(max(1, half / 3.7)):.1f}."
 
 
 def _not_comparable(audit: Audit, stated: Mapping[str, float]) -> list[str]:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any
 
+from shoal.metrics import least_non_members
 from shoal.reports.audit.attack_titles import attack_title
-from shoal.reports.formats import DASH, decimal
+from shoal.reports.formats import DASH, count, decimal
 from shoal.simulation.audit import Audit
 
-NON_MEMBERS_NEEDED = {0.01: 300, 0.001: 3_000}
-"""Non-members that a true positive rate at these false positive rates needs: three of them are the rate."""
+FALSE_POSITIVE_RATES = (0.01, 0.001)
+"""Those that true positive rates are given at."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,10 @@ class Finding:
 
     def why_no_tpr(self, rate: float) -> str:
         """Why there is no true positive rate at a false positive rate."""
-        needed = NON_MEMBERS_NEEDED[rate]
+        needed = least_non_members(rate)
         if self.non_members >= needed:
             return "not measured"
-        return f"too few non-members: {self.non_members:,}, {needed:,} are needed"
+        return f"too few non-members: {self.non_members:,}, {count(needed)} are needed"
 
 
 def findings(audit: Audit, scope: str) -> dict[str, list[Finding]]:
@@ -126,5 +127,5 @@ def _finding(row: Mapping[str, Any]) -> Finding:
         non_members=int(row["non_members"]),
         auc=estimate("auc"),
         accuracy=estimate("accuracy"),
-        tpr={rate: estimate(f"tpr_at_fpr_{rate:g}") for rate in NON_MEMBERS_NEEDED},
+        tpr={rate: estimate(f"tpr_at_fpr_{rate:g}") for rate in FALSE_POSITIVE_RATES},
     )

@@ -18,7 +18,7 @@ from shoal.reports.audit.epsilon import (
 )
 from shoal.reports.audit.figures import accuracy_of_attacks, chance_exposure, exposure_of_records
 from shoal.reports.audit.findings import Finding, findings, measured
-from shoal.reports.audit.tables import MOST_ROWS, by_client, by_group, by_model, exposure_text, of_records
+from shoal.reports.audit.tables import MOST_ROWS, at_least, by_client, by_group, by_model, exposure_text, of_records
 from shoal.reports.audit.verdict import verdict
 from shoal.reports.formats import DASH, count, decimal
 from shoal.reports.html import render
@@ -42,6 +42,7 @@ class PicturedRecord:
     name: str
     picture: str
     exposure: str
+    low: str
     remark: str
 
 
@@ -93,6 +94,7 @@ def audit_page(
         "known": known,
         "shown": len(top),
         "records": len(records),
+        "certain": int((records["exposure.low"] > 0.5).sum()),
         "chance": decimal(chance_exposure(audit.references)),
         "scored_by": overall[0].title if overall else "the strongest attack",
         "pictured": [_pictured(row, pictures) for row in top[pictured].to_dict("records")],
@@ -158,6 +160,7 @@ def _pictured(row: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]])
         name=name,
         picture=png(pictures[name]),
         exposure=exposure_text(row["exposure"]),
+        low=at_least(row["exposure.low"]),
         remark=f"client {row['client']}, {row['group']}; {kind}; score {score}",
     )
 

@@ -6,7 +6,7 @@ from math import isnan
 
 import pandas as pd
 
-from shoal.reports.audit.findings import Estimate, Finding, measured
+from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Estimate, Finding, measured
 from shoal.reports.formats import DASH, count, decimal
 
 MOST_ROWS = 20
@@ -78,7 +78,7 @@ def by_group(groups: Mapping[str, Sequence[Finding]]) -> Listing:
 def _why_no_rate(found: Sequence[Finding]) -> list[str]:
     """For each false positive rate, why a true positive rate is missing somewhere."""
     sentences = []
-    for rate in (0.01, 0.001):
+    for rate in FALSE_POSITIVE_RATES:
         missing = [each for each in found if not each.tpr[rate].known]
         if missing:
             fewest = min(missing, key=lambda each: each.non_members)
@@ -139,7 +139,7 @@ def of_records(records: pd.DataFrame) -> Listing:
                 Cell(str(each["client"])),
                 Cell(str(each["group"])),
                 Cell("yes" if each["member"] else "no"),
-                Cell(exposure_text(each["exposure"]), number=True),
+                Cell(exposure_text(each["exposure"]), at_least(each["exposure.low"]), number=True),
                 Cell(f"{each['score']:.3f}".replace("-", "\N{MINUS SIGN}"), number=True),
             )
         )
@@ -152,6 +152,11 @@ def of_records(records: pd.DataFrame) -> Listing:
 def exposure_text(exposure: float) -> str:
     """The exposure of a record; a dash where it is unknown."""
     return DASH if isnan(exposure) else decimal(exposure)
+
+
+def at_least(low: float) -> str:
+    """The lower end of a record's exposure; empty where it is unknown."""
+    return "" if isnan(low) else f"at least {decimal(low)}"
 
 
 _COUNTS = (("members", "", True), ("non-members", "", True))
