@@ -1,0 +1,1 @@
+"""An audit's report: one HTML page."""

@@ -1,0 +1,45 @@
+"""What attacks are called on a page, and who their attackers are."""
+
+from collections.abc import Mapping
+
+TITLES: Mapping[str, str] = {
+    "lira": "LiRA",
+    "lira-offline": "LiRA, offline",
+    "rmia": "RMIA",
+    "rmia-offline": "RMIA, offline",
+    "bavaria": "BaVarIA",
+    "calibration": "Difficulty calibration",
+    "loss": "Loss attack",
+    "loss-threshold": "Loss threshold",
+    "gap": "Gap attack",
+    "posterior": "Posterior attack",
+    "other-clusters": "Other clusters' models",
+    "fedmia-1": "FedMIA-I",
+    "fedmia-2": "FedMIA-II",
+    "fedmia-i": "FedMIA-I",
+    "fedmia-ii": "FedMIA-II",
+    "grad-cosine": "Gradient cosine",
+    "grad-diff": "Gradient difference",
+    "label-only": "Label only",
+    "trajectory": "Loss trajectory",
+}
+"""Attacks by their keys in audit.json."""
+
+WEAK = ("posterior", "loss-threshold", "gap")
+"""Attacks without reference models of the same records, which audits of federations usually end with."""
+
+ATTACKERS: Mapping[str, str] = {
+    "outsider": "has the released models, and asks of each record the one that its client uses",
+    "client": "is sent the models of all clusters",
+    "server": "sees the update of every client",
+}
+"""Attackers by their names, and what they have."""
+
+
+def attack_title(key: str) -> str:
+    """What an attack is called; its key where it has no other name.
+
+    >>> attack_title("lira"), attack_title("my-attack")
+    ('LiRA', 'my-attack')
+    """
+    return TITLES.get(key, key)

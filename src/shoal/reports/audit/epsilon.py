@@ -1,0 +1,81 @@
+"""The empirical epsilon of an audit beside the one that a run states."""
+
+from collections.abc import Mapping
+from math import isinf, isnan, log
+
+from shoal.reports.formats import DASH
+from shoal.simulation.audit import Audit
+
+
+def epsilon_text(value: float) -> str:
+    """An epsilon; a dash where there is none.
+
+    >>> epsilon_text(1.234), epsilon_text(float("inf"))
+    ('1.23', '∞')
+    """
+    return DASH if isnan(value) else "\N{INFINITY}" if isinf(value) else f"{value:.2f}"
+
+
+def stated_epsilon(stated: Mapping[str, float]) -> str:
+    """The stated epsilon with its delta, or "none stated"."""
+    if "epsilon" not in stated:
+        return "none stated"
+    return f"stated: {epsilon_text(stated['epsilon'])}{_at(stated)}"
+
+
+def exceeds_stated(audit: Audit, stated: Mapping[str, float]) -> bool:
+    """Whether the empirical epsilon contradicts the stated one.
+
+    A guarantee at a delta holds at every larger one; where the stated delta is the larger, nothing is contradicted.
+    Without a stated delta, it is taken for that of the audit.
+    """
+    comparable = stated.get("delta", audit.delta) <= audit.delta
+    return comparable and audit.empirical_epsilon > stated.get("epsilon", float("inf"))
+
+
+def loud_sentence(audit: Audit, stated: Mapping[str, float]) -> str:
+    """What a contradiction between the two means; empty where there is none."""
+    if not exceeds_stated(audit, stated):
+        return ""
+    return (
+        f"The empirical epsilon, {epsilon_text(audit.empirical_epsilon)}, is above the stated one, "
+        f"{epsilon_text(stated['epsilon'])}: the stated guarantee does not hold against this attack, unless chance "
+        "made the bound too high (at most 5 in 100 are) or the attack uses what the guarantee does not cover, such "
+        "as the choice of a model."
+    )
+
+
+def epsilon_sentences(audit: Audit, stated: Mapping[str, float]) -> list[str]:
+    """What each of the two means."""
+    if isnan(audit.empirical_epsilon):
+        empirical = "The empirical epsilon was not measured."
+    else:
+        empirical = (
+            f"The empirical epsilon is {epsilon_text(audit.empirical_epsilon)} at delta {audit.delta:g}: a lower "
+            "bound at 95 % confidence, since under differential privacy of one record with a smaller epsilon no attack "
+            f"could do what the strongest one did here, as if records were independent. {_most(audit)}"
+        )
+    if "epsilon" not in stated:
+        return [empirical, "No epsilon is stated, so nothing limits what a stronger attack finds."]
+    return [
+        empirical,
+        f"The stated epsilon is {epsilon_text(stated['epsilon'])}{_at(stated)}: an upper bound, by the noise that was "
+        "added in training, on what any attack can find of one example of the client with the largest.",
+        *_not_comparable(audit, stated),
+    ]
+
+
+def _most(audit: Audit) -> str:
+    """What the number of records allows: the bound is judged on half of them, see `empirical_epsilon`."""
+    half = min(audit.members, audit.non_members) // 2
+    return f"With {half:,} records of a kind to judge it on, it could not be above about {log(max(1, half / 3.7)):.1f}."
+
+
+def _not_comparable(audit: Audit, stated: Mapping[str, float]) -> list[str]:
+    if stated.get("delta", audit.delta) <= audit.delta:
+        return []
+    return ["The two cannot be compared: the stated delta is the larger, and a guarantee says nothing of smaller ones."]
+
+
+def _at(stated: Mapping[str, float]) -> str:
+    return f" at delta {stated['delta']:g}" if "delta" in stated else ""

@@ -1,0 +1,173 @@
+"""The figures of an audit's page: what each attack finds, and how exposed single records are."""
+
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as MplFigure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from numpy.typing import NDArray
+
+from shoal.reports.audit.attack_titles import attack_title
+from shoal.reports.audit.findings import Finding, measured
+from shoal.reports.formats import decimal, percent
+from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, group_style, legend, short
+from shoal.reports.svg import add_named_points, name_points
+
+MOST_GROUPS = 6
+"""The most groups in a figure: more markers could not be told apart."""
+
+POINTS = 200
+"""The most points of a curve, so that a page of many records stays small."""
+
+_NORMAL = NormalDist()
+
+
+def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | None:
+    """The balanced accuracy of each attack on each group, with intervals; None where nothing was measured."""
+    exposed = [each.name for each in measured(groups.values())]
+    if not exposed:
+        return None
+    shown = [name for name in groups if name in exposed[:MOST_GROUPS]]
+    found = [each for name in shown for each in groups[name] if each.accuracy.known]
+    best: dict[str, float] = {}
+    for each in found:
+        best[each.attack] = max(best.get(each.attack, 0.0), each.accuracy.value)
+    attacks = sorted(best, key=lambda attack: best[attack])
+
+    def draw(figure: MplFigure) -> None:
+        axes = figure.subplots()
+        axes.axvline(0.5, **CHANCE_LINE)
+        beside = np.linspace(0.24, -0.24, len(shown)) if len(shown) > 1 else np.zeros(1)
+        for g, name in enumerate(shown):
+            style = group_style(g)
+            here = [each for each in groups[name] if each.accuracy.known]
+            value, low, high = np.array([(e.accuracy.value, e.accuracy.low, e.accuracy.high) for e in here]).T
+            reach = np.nan_to_num(np.maximum(0, [value - low, high - value]))
+            rows = np.array([attacks.index(each.attack) for each in here]) + beside[g]
+            drawn = axes.errorbar(
+                value, rows, xerr=reach, linestyle="", marker=style.marker, markersize=6, color=style.color,
+                elinewidth=1.4, capsize=2.5,
+            )  # fmt: skip
+            name_points(drawn.lines[0], [_words(each) for each in here])
+        axes.set_yticks(range(len(attacks)), [short(attack_title(each), 24) for each in attacks])
+        axes.set_ylim(-0.6, len(attacks) - 0.4)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("balanced accuracy")
+        styles = [group_style(g) for g in range(len(shown))]
+        handles: list[Any] = [
+            Line2D([], [], linestyle="", marker=style.marker, color=style.color, label=short(name))
+            for style, name in zip(styles, shown, strict=True)
+        ]
+        legend(figure, [*(handles if len(groups) > 1 else []), Line2D([], [], **CHANCE_LINE, label="guessing")])
+
+    caption = (
+        f"Each mark is an attack{' on a group' if len(groups) > 1 else ''}; the line through it is its 95 % interval."
+    )
+    if len(shown) < len(groups):
+        caption += f" The {len(shown)} most exposed of {len(groups):,} groups are drawn."
+    alt = "Balanced accuracy of each attack. " + "; ".join(_words(each) for each in found) + "."
+    height = 1.15 + len(attacks) * max(0.3, 0.15 * len(shown))
+    return draw_figure("attacks", "What each attack finds", caption, alt, draw, height=height)
+
+
+def _words(finding: Finding) -> str:
+    interval = f" ({finding.accuracy.interval})" if finding.accuracy.interval else ""
+    return f"{finding.title} on {finding.name}: {finding.accuracy.text}{interval}"
+
+
+def chance_share(exposure: NDArray[np.float64], references: int) -> NDArray[np.float64]:
+    """The share of records that would have at least an ``exposure`` by chance if none were exposed.
+
+    A record's exposure is Phi(d / 2), see `record_exposure`. Over R + 1 models, half of them trained on the record,
+    d of a record that is not exposed is normal with a standard deviation of 2 / sqrt(R + 1).
+    """
+    scale = np.sqrt(references + 1)
+    return np.array([1 - _NORMAL.cdf(scale * _NORMAL.inv_cdf(float(each))) for each in exposure])
+
+
+def chance_exposure(references: int) -> float:
+    """The exposure that 5 in 100 records would have by chance if none were exposed.
+
+    >>> round(chance_exposure(16), 2)
+    0.66
+    """
+    return _NORMAL.cdf(_NORMAL.inv_cdf(0.95) / (references + 1) ** 0.5)
+
+
+def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references: int) -> Figure | None:
+    """The share of each group's members that is exposed at least so much; None where no exposure is known.
+
+    Args:
+        records: `Audit.records`.
+        names: of the groups, in the order of their styles.
+        references: R, the number of reference models.
+    """
+    known = records[records["member"].astype(bool) & records["exposure"].notna()]
+    of_group = {name: np.sort(known.loc[known["group"].astype(str) == name, "exposure"].to_numpy()) for name in names}
+    of_group = {name: values for name, values in of_group.items() if len(values)}
+    if not of_group:
+        return None
+    everything = np.concatenate(list(of_group.values()))
+    shown = dict(list(of_group.items())[:MOST_GROUPS])
+
+    def draw(figure: MplFigure) -> None:
+        axes = figure.subplots()
+        # Left of the lowest 2 % the curves are flat.
+        left, right = min(0.45, float(np.quantile(everything, 0.02))), max(0.75, float(everything.max()))
+        bottom = 0.7 / max(map(len, shown.values()))
+        x = np.linspace(max(left, 1e-3), min(right, 1 - 1e-3), 100)
+        axes.plot(x, chance_share(x, references), **CHANCE_LINE)
+        for g, (name, values) in enumerate(shown.items()):
+            style = group_style(g)
+            ranks = np.unique(np.geomspace(1, len(values), min(POINTS, len(values))).round().astype(int))
+            exposure, share = values[len(values) - ranks], ranks / len(values)
+            axes.step(exposure, share, where="post", color=style.color, linestyle=style.dashes)
+            mean = float(values.mean())
+            (dot,) = axes.plot(
+                [mean], [(values >= mean).mean()], marker=style.marker, color=style.color, markersize=9,
+                markeredgecolor="white", linestyle="", zorder=5,
+            )  # fmt: skip
+            name_points(dot, [f"{name}: mean {decimal(mean)}"])
+            some = np.unique(np.linspace(0, len(ranks) - 1, min(40, len(ranks))).round().astype(int))
+            texts = [f"{name}: {percent(float(share[i]))} have {decimal(float(exposure[i]))} or more" for i in some]
+            add_named_points(axes, exposure[some].tolist(), share[some].tolist(), texts)
+        axes.set(yscale="log", xlim=(left - 0.01, right + 0.01), ylim=(bottom, 1.3))
+        axes.yaxis.set_major_locator(LogLocator(10))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set(xlabel="exposure", ylabel="members with at least that")
+        handles = []
+        for g, name in enumerate(shown):
+            style = group_style(g)
+            handles.append(
+                Line2D([], [], color=style.color, linestyle=style.dashes, marker=style.marker, label=short(name))
+            )
+        legend(figure, [*handles, Line2D([], [], **CHANCE_LINE, label="if none were exposed")], columns=2)
+
+    means = "; ".join(
+        f"{_of(name, names)}mean {decimal(float(values.mean()))}, {_top(values)}" for name, values in shown.items()
+    )
+    caption = (
+        f"Up: the share of members whose exposure is at least what stands below. The mark is the mean ({means}): an "
+        "average says nothing of the most exposed, who are at the right end. Dotted: what chance would give with "
+        f"{references + 1:,} models if no record were exposed."
+    )
+    if len(shown) < len(of_group):
+        caption += f" The first {len(shown)} of {len(of_group):,} groups are drawn."
+    alt = f"Share of members by exposure, on a logarithmic axis. {means}."
+    return draw_figure("exposure", "How exposed single records are", caption, alt, draw)
+
+
+def _of(name: str, names: Sequence[str]) -> str:
+    return f"{name}: " if len(names) > 1 else ""
+
+
+def _top(values: NDArray[np.float64]) -> str:
+    """The exposure that the most exposed 1 in 100 of sorted ``values`` reach; of fewer, the largest."""
+    if len(values) < 100:
+        return f"largest {decimal(float(values[-1]))}"
+    return f"the most exposed 1 % at least {decimal(float(values[-(len(values) // 100)]))}"

@@ -1,0 +1,131 @@
+"""What each attack finds on each scope of an audit, as values with intervals."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Any
+
+from shoal.metrics import least_non_members
+from shoal.reports.audit.attack_titles import attack_title
+from shoal.reports.formats import DASH, count, decimal
+from shoal.simulation.audit import Audit
+
+FALSE_POSITIVE_RATES = (0.01, 0.001)
+"""Those that true positive rates are given at."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric and its 95 % interval; NaN where it was not measured."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def known(self) -> bool:
+        """Whether it was measured."""
+        return not isnan(self.value)
+
+    @property
+    def text(self) -> str:
+        """The value to three decimals; a dash where there is none."""
+        return decimal(self.value) if self.known else DASH
+
+    @property
+    def percent(self) -> str:
+        """The value as a percentage; a dash where there is none."""
+        return f"{100 * self.value:.1f} %" if self.known else DASH
+
+    @property
+    def interval(self) -> str:
+        """Its ends to three decimals; empty where there are none.
+
+        >>> Estimate(0.7, 0.66, 0.75).interval
+        '0.660 to 0.750'
+        """
+        return "" if isnan(self.low + self.high) else f"{decimal(self.low)} to {decimal(self.high)}"
+
+    @property
+    def percent_interval(self) -> str:
+        """Its ends as percentages; empty where there are none.
+
+        >>> Estimate(0.12, 0.081, 0.17).percent_interval
+        '8.1 to 17.0 %'
+        """
+        return "" if isnan(self.low + self.high) else f"{100 * self.low:.1f} to {100 * self.high:.1f} %"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one attack finds on the records of one scope: a row of `Audit.attacks`.
+
+    Args:
+        attacker: who could carry it out.
+        attack: its key in audit.json.
+        scope: "all", "group", "model" or "client".
+        name: of the group, model or client.
+        members, non_members: how many records of each kind.
+        auc, accuracy: area under the ROC curve, and balanced accuracy.
+        tpr: true positive rates by false positive rate, 0.01 and 0.001.
+    """
+
+    attacker: str
+    attack: str
+    scope: str
+    name: str
+    members: int
+    non_members: int
+    auc: Estimate
+    accuracy: Estimate
+    tpr: Mapping[float, Estimate]
+
+    @property
+    def title(self) -> str:
+        """What the attack is called."""
+        return attack_title(self.attack)
+
+    def why_no_tpr(self, rate: float) -> str:
+        """Why there is no true positive rate at a false positive rate."""
+        needed = least_non_members(rate)
+        if self.non_members >= needed:
+            return "not measured"
+        return f"too few non-members: {self.non_members:,}, {count(needed)} are needed"
+
+
+def findings(audit: Audit, scope: str) -> dict[str, list[Finding]]:
+    """The findings on a scope by name, in the order of the names in the audit; of each, the strongest first.
+
+    Attacks that were not measured there come last.
+    """
+    rows = audit.attacks[audit.attacks["scope"] == scope].to_dict("records")
+    found: dict[str, list[Finding]] = {}
+    for row in rows:
+        found.setdefault(str(row["name"]), []).append(_finding({str(key): value for key, value in row.items()}))
+    return {name: sorted(each, key=_weakness) for name, each in found.items()}
+
+
+def measured(found: Iterable[Sequence[Finding]]) -> list[Finding]:
+    """The strongest finding of each name that has one, the most exposed name first."""
+    return sorted((each[0] for each in found if each and each[0].accuracy.known), key=_weakness)
+
+
+def _weakness(finding: Finding) -> float:
+    return -finding.accuracy.value if finding.accuracy.known else 1.0
+
+
+def _finding(row: Mapping[str, Any]) -> Finding:
+    def estimate(metric: str) -> Estimate:
+        return Estimate(*(float(row[f"{metric}{end}"]) for end in ("", ".low", ".high")))
+
+    return Finding(
+        attacker=str(row["attacker"]),
+        attack=str(row["attack"]),
+        scope=str(row["scope"]),
+        name=str(row["name"]),
+        members=int(row["members"]),
+        non_members=int(row["non_members"]),
+        auc=estimate("auc"),
+        accuracy=estimate("accuracy"),
+        tpr={rate: estimate(f"tpr_at_fpr_{rate:g}") for rate in FALSE_POSITIVE_RATES},
+    )

@@ -1,0 +1,264 @@
+"""The page of an audit: what is on it, in which order, for audits of any shape."""
+
+import re
+from functools import cache
+from math import nan
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from audit_of_any_shape import ACCURACY, attack_row, audit_of, records_frame
+from html_page import PNG, Page, figures_on, page_of
+from shoal.core.errors import InputError
+from shoal.reports.audit.figures import chance_exposure, chance_share, exposure_of_records
+from shoal.reports.audit.findings import findings
+from shoal.reports.audit.page import audit_page
+from shoal.reports.audit.tables import by_model
+from shoal.reports.formats import DASH
+from shoal.simulation.audit import Audit
+
+ORDER = ["reading", "by-group", "figures", "by-model", "by-client", "records", "epsilon", "not-tested"]
+
+
+def html_of(
+    audit: Audit,
+    stated: dict[str, float] | None = None,
+    pictures: dict[str, NDArray] | None = None,
+    kind: str = "images",
+) -> str:
+    return audit_page(audit, title="An audit", stated=stated or {}, pictures=pictures or {}, kind_of_data=kind)
+
+
+def shown(audit: Audit, stated: dict[str, float] | None = None) -> Page:
+    return page_of(html_of(audit, stated))
+
+
+@cache
+def usual_page() -> Page:
+    """The page of `audit_of()`; the tests only read it."""
+    return shown(audit_of())
+
+
+def part(page: Page, section: str) -> str:
+    """The HTML of a section."""
+    return page.source.partition(f'<section aria-labelledby="{section}">')[2].partition("</section>")[0]
+
+
+def rows(page: Page, section: str) -> list[str]:
+    """The rows of a section's table."""
+    return part(page, section).split("<tbody>", 1)[1].split("<tr")[1:]
+
+
+def picture(channels: int = 1) -> NDArray[np.uint8]:
+    return np.arange(channels * 16, dtype=np.uint8).reshape(channels, 4, 4)
+
+
+def test_the_page_has_its_sections_in_order_and_needs_no_script() -> None:
+    page = usual_page()
+    assert [each for each in page.ids if each in ORDER] == ORDER
+    assert "script" not in page.tags
+    assert page.text.index("On minority, the most exposed group") < page.text.index("Strongest attack LiRA")
+    assert "attacker: outsider; on minority" in page.text
+    assert "400 members, 400 non-members" in page.text
+
+
+def test_two_pages_are_identical_and_leave_the_audit_as_it_is() -> None:
+    audit = audit_of()
+    attacks, records = audit.attacks.copy(), audit.records.copy()
+    pictures = {"client-0": picture()}
+    assert html_of(audit, pictures=pictures) == html_of(audit_of(), pictures={"client-0": picture()})
+    pd.testing.assert_frame_equal(audit.attacks, attacks)
+    pd.testing.assert_frame_equal(audit.records, records)
+
+
+def test_every_attack_has_a_row_by_group_and_the_strongest_of_each_is_bold() -> None:
+    audit = audit_of()
+    change = (audit.attacks["name"] == "majority") & (audit.attacks["attack"] == "rmia")
+    audit.attacks.loc[change, "accuracy"] = 0.71
+    found = rows(shown(audit), "by-group")
+    # Two headings, the most exposed group first, and a row for each attack.
+    assert len(found) == 2 * (1 + len(ACCURACY))
+    assert "minority: 400 members" in found[0]
+    assert "majority: 400 members" in found[1 + len(ACCURACY)]
+    strong = [each for each in found if 'class="strong"' in each]
+    assert [('"row">LiRA<' in each, '"row">RMIA<' in each) for each in strong] == [(True, False), (False, True)]
+    assert '<td class="number">0.720 <small>0.680 to 0.760</small></td>' in strong[0]
+    assert '<td class="number">0.750 <small>0.710 to 0.790</small></td>' in strong[0]
+    assert '<td class="number">10.0 % <small>6.0 to 14.0 %</small></td>' in strong[0]
+    assert any('"row">my-attack<' in each for each in found)
+    assert any('"row">Other clusters&#39; models</th><td>client</td>' in each for each in found)
+
+
+def test_a_rate_that_the_non_members_cannot_carry_is_a_dash_with_the_reason() -> None:
+    made = [attack_row("lira", scope, "all", 0.7, records=120) for scope in ("all", "group")]
+    page = shown(audit_of(rows=made))
+    assert "too few non-members: 120, 300 are needed" in page.text
+    assert "too few non-members: 120, 3,000 are needed" in page.text
+    assert rows(page, "by-group")[1].count(f">{DASH}</td>") == 2
+    enough = shown(audit_of(rows=[attack_row("lira", "all", "all", 0.7, records=3000)]))
+    assert "too few" not in enough.text
+
+
+def test_another_attack_that_names_more_members_is_said_beside_the_strongest() -> None:
+    made = [attack_row("lira", "group", "all", 0.7, tpr=0.05), attack_row("rmia", "group", "all", 0.69, tpr=0.085)]
+    assert "more by RMIA: 8.5 %" in shown(audit_of(rows=made)).text
+    assert "; more by" not in shown(audit_of(rows=made[:1])).text
+
+
+def test_groups_and_models_that_are_too_many_are_left_out_and_that_is_said() -> None:
+    groups = tuple(f"group {g:02d}" for g in range(30))
+    page = shown(audit_of({"lira": 0.9}, groups=groups, models=30))
+    assert "Of 30 groups these are the 20 most exposed" in page.text
+    assert "Of 30 models these are the 20 most exposed" in page.text
+    assert "group 29: 400" in page.text
+    assert "group 00" not in page.text
+    assert "The 6 most exposed of 30 groups are drawn" in page.text
+
+
+def test_figures_name_their_values_and_mark_the_mean() -> None:
+    page = usual_page()
+    figures = figures_on(page)
+    assert len(figures) == page.tags.count("figure") == 2
+    # Colours of paper would be unreadable on a dark page.
+    assert not {"#ffffff", "#000000", "#dddddd", "#0072b2"} & set(re.findall(r"#\w{6}", "".join(figures)))
+    for attack in ("LiRA", "Gap attack", "my-attack"):
+        assert f">{attack}</text>" in figures[0]
+    assert "<title>LiRA on minority: 0.720 (0.680 to 0.760)</title>" in figures[0]
+    members = audit_of().records.query("member and group == 'minority'")["exposure"]
+    assert f"<title>minority: mean {members.mean():.3f}</title>" in figures[1]
+    assert f"minority: mean {members.mean():.3f}, largest {members.max():.3f}" in page.text
+
+
+def test_the_curve_of_many_records_keeps_the_most_exposed_and_few_points() -> None:
+    records = records_frame(20_000)
+    figure = exposure_of_records(records, ["majority", "minority"], 16)
+    assert figure is not None
+    assert len(figure.image) < 120_000
+    largest = records.query("member and group == 'majority'")["exposure"].max()
+    assert f"0.0 % have {largest:.3f} or more" in figure.image
+
+
+def test_members_alone_are_in_the_figure_of_exposure() -> None:
+    records = records_frame().assign(member=False)
+    assert exposure_of_records(records, ["majority", "minority"], 16) is None
+
+
+@pytest.mark.parametrize("references", [3, 16])
+def test_chance_gives_what_the_formula_says_where_no_record_is_exposed(references: int) -> None:
+    """Scores that do not depend on membership, and each record in half of the models."""
+    from shoal.attacks import ReferenceScores  # noqa: PLC0415 - of this test alone
+    from shoal.simulation.audit import record_exposure  # noqa: PLC0415
+
+    generator, count = np.random.default_rng(0), 10_000
+    member = np.argsort(generator.random((count, references + 1)), axis=1) < (references + 1) // 2
+    score = generator.standard_normal((count, references + 1))
+    exposure, _ = record_exposure(ReferenceScores(
+        score[:, 0], member[:, 0], score[:, 1:], member[:, 1:], np.zeros(count, dtype=np.int64), None
+    ))  # fmt: skip
+    # Four standard errors of a share of 5 % among so many.
+    assert (exposure >= chance_exposure(references)).mean() == pytest.approx(0.05, abs=0.009)
+    at = np.array([0.5, 0.6])
+    assert chance_share(at, references) == pytest.approx([(exposure >= each).mean() for each in at], abs=0.02)
+
+
+def test_models_are_listed_by_exposure_and_only_where_there_are_several() -> None:
+    found = rows(shown(audit_of(models=3)), "by-model")
+    assert [f"model {k}<" in each for k, each in enumerate(found)] == [True] * 3
+    assert "0.720" in found[0]
+    assert by_model(findings(audit_of(models=1), "model")) is None
+
+
+def test_clients_are_sorted_by_the_lower_end_so_that_few_records_do_not_come_first() -> None:
+    """Client 5 has the highest accuracy and the widest interval."""
+    page = usual_page()
+    found = rows(page, "by-client")
+    assert [each.partition('"row">')[2][0] for each in found] == ["4", "3", "2", "1", "0", "5"]
+    assert "It begins above 0.5 for 2 of all 6" in page.text
+    many = shown(audit_of(clients=50))
+    assert len(rows(many, "by-client")) == 20
+    assert "Of 50 clients with records of both kinds, the 20 whose" in many.text
+
+
+def test_clients_without_both_kinds_are_left_out() -> None:
+    made = [attack_row("lira", "all", "all", 0.7), attack_row("lira", "client", "alone", nan)]
+    page = shown(audit_of(rows=made))
+    assert "by-client" not in page.ids
+    assert "alone" not in page.text
+
+
+def test_records_with_a_picture_are_shown_and_the_others_listed() -> None:
+    audit = audit_of()
+    first, last = audit.records["record"][0], audit.records["record"].iloc[-1]
+    page = page_of(html_of(audit, pictures={first: picture(3), last: picture()}))
+    assert sum(each.startswith(PNG) for each in page.addresses) == 1
+    assert f"Picture of {first}" in page.labels
+    listed = rows(page, "records")
+    assert len(listed) == 19
+    assert not any(f'"row">{first}<' in each for each in listed)
+    assert f"<strong>{audit.records['exposure'][0]:.3f}</strong> <small>at least" in page.source
+    all_pictured = page_of(html_of(audit, pictures={name: picture() for name in audit.records["record"][:20]}))
+    assert "<table>" not in part(all_pictured, "records")
+
+
+def test_the_noise_of_single_records_is_said_with_the_number_of_reference_models() -> None:
+    text = usual_page().text
+    assert "Of one record this is noisy. It comes from 16 reference models and the attacked one" in text
+    assert "5 in 100 would have 0.655 or more by chance" in text
+    certain = (audit_of().records["exposure.low"] > 0.5).sum()
+    assert f"it is above 0.5 for {certain} of them" in text
+    largest = audit_of().records["exposure"][0]
+    assert f"{largest:.3f} <small>at least {largest - 0.3:.3f}</small>" in rows(usual_page(), "records")[0]
+
+
+def test_without_reference_models_records_are_listed_by_score_and_no_exposure_is_claimed() -> None:
+    page = shown(audit_of(references=0))
+    assert "its exposure is unknown" in page.text
+    assert len(figures_on(page)) == 1
+    assert "noisy" not in page.text
+    assert rows(page, "records")[0].count(f">{DASH}</td>") == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((4, 4), dtype=np.uint8), np.zeros((1, 4, 4), dtype=np.float32)], ids=["flat", "float"]
+)
+def test_a_picture_of_another_shape_or_type_is_an_error(wrong: NDArray) -> None:
+    with pytest.raises(InputError, match=r"pictures: that of record 'client-0' must be \(channels, height, width\)"):
+        html_of(audit_of(), pictures={"client-0": wrong})
+
+
+def test_what_was_not_tested_names_omitted_attacks_and_attackers_that_nobody_asked() -> None:
+    text = part(usual_page(), "not-tested")
+    assert "BaVarIA: needs 64 reference models; there are 16." in text
+    assert "A server who sees the update of every client." in text
+    assert "A client who" not in text
+    assert "Active attackers" in text
+    with_server = audit_of(rows=[attack_row("fedmia-i", "all", "all", 0.6)])
+    assert "A server who" not in part(shown(with_server), "not-tested")
+
+
+def test_names_are_escaped_and_may_be_in_other_scripts() -> None:
+    names = ("<b>&", "$x$ frac", "少数")
+    audit = audit_of(groups=names)
+    audit.records["group"] = [names[i % 3] for i in range(len(audit.records))]
+    audit.records.loc[0, "record"] = "<i>record</i>"
+    page = shown(audit)
+    assert not {"b", "i"} & set(page.tags)
+    assert "<i>record</i>" in page.text
+    for figure in figures_on(page):
+        assert "少数" in figure
+        assert "$x$ frac" in figure
+
+
+def test_the_kind_of_data_is_named() -> None:
+    assert "The records are images." in usual_page().text
+    assert "The records are" not in page_of(html_of(audit_of(), kind="records")).text
+
+
+def test_an_audit_in_which_nothing_was_measured_is_a_page_all_the_same() -> None:
+    page = shown(audit_of(rows=[attack_row("lira", "all", "all", nan)], references=0, empirical_epsilon=nan))
+    assert "No attack could be measured" in page.text
+    assert "none could be measured" in page.text
+    assert "The empirical epsilon was not measured." in page.text
+    assert figures_on(page) == []

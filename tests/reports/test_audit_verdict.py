@@ -1,0 +1,128 @@
+"""What an audit's verdict says, and what its two epsilons mean together."""
+
+from math import nan
+from typing import Any
+
+import pytest
+
+from audit_of_any_shape import attack_row, audit_of
+from shoal.reports.audit.epsilon import epsilon_sentences, exceeds_stated, loud_sentence, stated_epsilon
+from shoal.reports.audit.findings import Estimate, findings
+from shoal.reports.audit.verdict import Outcome, outcome, verdict
+
+
+def said(*made: dict[str, Any]) -> str:
+    return verdict(findings(audit_of(rows=list(made)), "group"))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.51, 0.70, "exposed"),
+        (0.5, 0.6, "guessing"),
+        (0.45, 0.55, "guessing"),
+        (0.3, 0.45, "guessing"),
+        (0.4, 0.61, "open"),
+        (0.6, 0.9, "open"),
+        (nan, nan, "open"),
+    ],
+)
+def test_an_interval_decides_the_outcome(low: float, high: float, expected: Outcome) -> None:
+    assert outcome(Estimate(0.55, low, high)) == expected
+
+
+def test_the_most_exposed_group_is_named_with_the_strongest_attack_and_what_weak_ones_say() -> None:
+    text = verdict(findings(audit_of(), "group"))
+    assert text.startswith("On minority, the most exposed group, the strongest of 6 attacks, LiRA, tells")
+    assert "balanced accuracy 0.720 (95 % interval 0.680 to 0.760; guessing: 0.500)" in text
+    assert "At a false positive rate of 1 % it names 10.0 % of the members (6.0 to 14.0 %)" in text
+    weak = "Weak attacks would have said less: the posterior attack 0.550 (0.510 to 0.590), the gap attack 0.580"
+    assert weak in text
+    assert "etter than guessing" not in text
+    assert "open" not in text
+
+
+def test_one_group_is_not_called_the_most_exposed() -> None:
+    text = said(attack_row("lira", "group", "all", 0.7))
+    assert text.startswith("The only attack, LiRA, tells")
+    assert "eak attack" not in text
+
+
+def test_an_interval_that_contains_half_is_no_better_than_guessing() -> None:
+    text = said(attack_row("lira", "group", "all", 0.52, tpr=0.02), attack_row("gap", "group", "all", 0.51))
+    assert text.startswith("No better than guessing: the strongest of 2 attacks, LiRA,")
+    assert "A weak attack would have said about the same: the gap attack 0.510" in text
+    assert "some members are exposed" not in text
+
+
+def test_members_who_are_named_are_exposed_although_the_accuracy_is_that_of_guessing() -> None:
+    text = said(attack_row("lira", "group", "all", 0.52, tpr=0.09))
+    assert text.startswith("On average no better than guessing")
+    assert "Yet some members are exposed: at a false positive rate of 1 % it names 9.0 %" in text
+
+
+def test_a_wide_interval_leaves_open_and_says_what_is_certain() -> None:
+    small = attack_row("lira", "group", "few", 0.8, width=0.5, records=8)
+    text = said(small, attack_row("rmia", "group", "many", 0.66))
+    assert text.startswith("How exposed the records are is open: on few, the most exposed group,")
+    assert "which is 0.500 wide" in text
+    assert "too few non-members: 8, 300 are needed" in text
+    assert "What is certain: on many, RMIA has balanced accuracy 0.660 (0.620 to 0.700)" in text
+    assert "What is certain" not in said(small, attack_row("rmia", "group", "many", 0.51))
+    assert "and is better than guessing" in said(attack_row("lira", "group", "all", 0.8, width=0.3))
+
+
+def test_an_attack_that_was_not_measured_somewhere_is_never_the_strongest_there() -> None:
+    made = [attack_row("rmia", "group", "all", nan), attack_row("lira", "group", "all", 0.6)]
+    assert "the only attack, LiRA" in said(*made).lower().replace("lira", "LiRA")
+    assert said(made[0]) == "No attack could be measured, so it is open how exposed the records are."
+    assert said() == said(made[0])
+
+
+def test_a_strongest_attack_that_is_weak_is_not_compared_with_itself() -> None:
+    text = said(attack_row("posterior", "group", "all", 0.7), attack_row("gap", "group", "all", 0.6))
+    assert "A weak attack would have said less: the gap attack 0.600" in text
+    assert "the posterior attack 0.700" not in text
+
+
+@pytest.mark.parametrize(
+    ("stated", "loud"),
+    [
+        ({"epsilon": 1.0, "delta": 1e-5}, True),
+        ({"epsilon": 1.0, "delta": 1e-6}, True),
+        ({"epsilon": 1.0}, True),
+        ({"epsilon": 1.0, "delta": 1e-4}, False),
+        ({"epsilon": 1.25, "delta": 1e-5}, False),
+        ({"delta": 1e-5}, False),
+        ({}, False),
+    ],
+)
+def test_an_empirical_epsilon_above_a_stated_one_that_it_can_be_compared_with_is_loud(
+    stated: dict[str, float], loud: bool
+) -> None:
+    audit = audit_of()
+    assert exceeds_stated(audit, stated) == loud
+    assert bool(loud_sentence(audit, stated)) == loud
+    text = " ".join(epsilon_sentences(audit, stated))
+    assert ("cannot be compared" in text) == (stated.get("delta", 0) > audit.delta)
+    assert ("The stated epsilon is" in text) == ("epsilon" in stated)
+    assert ("No epsilon is stated" in text) == ("epsilon" not in stated)
+
+
+def test_an_epsilon_that_was_not_measured_contradicts_nothing() -> None:
+    audit = audit_of(empirical_epsilon=nan)
+    assert not exceeds_stated(audit, {"epsilon": 0.0, "delta": 1e-5})
+    assert epsilon_sentences(audit, {})[0] == "The empirical epsilon was not measured."
+
+
+def test_the_stated_epsilon_is_said_with_its_delta() -> None:
+    assert stated_epsilon({"epsilon": 8.0, "delta": 1e-5}) == "stated: 8.00 at delta 1e-05"
+    assert stated_epsilon({"delta": 1e-5}) == "none stated"
+
+
+def test_the_empirical_epsilon_is_said_with_what_so_many_records_can_show() -> None:
+    """No attack on n records of a kind shows more than about log(n / 3.7): see `empirical_epsilon`."""
+    assert "With 200 records of a kind to judge it on, it could not be above about 4.0" in " ".join(
+        epsilon_sentences(audit_of(members=500), {})
+    )
+    assert "above about 0.0" in " ".join(epsilon_sentences(audit_of(members=6), {}))
