@@ -7,7 +7,15 @@ a membership-inference attack: a new file, and its name in `MembershipAttacks`.
 
 from shoal.attacks.active_property import ActivePropertyAttacker, active_property_attacker
 from shoal.attacks.audit import MembershipAudit, ModelOutputs, evaluate_models, one_group_mix
-from shoal.attacks.membership import FittedAttack, MembershipAttack, Needs, Query, Records, ReferenceModels
+from shoal.attacks.membership import (
+    FittedAttack,
+    MembershipAttack,
+    Needs,
+    Query,
+    Records,
+    ReferenceModels,
+    needs_classes,
+)
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
 from shoal.attacks.red_team import RedTeam
@@ -41,5 +49,6 @@ __all__ = [
     "classify_updates",
     "evaluate_models",
     "extract_features",
+    "needs_classes",
     "one_group_mix",
 ]
