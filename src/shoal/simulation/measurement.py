@@ -16,6 +16,7 @@ from shoal.data import Federation
 from shoal.defenses import accounting
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
+from shoal.models import Metric, accuracy
 from shoal.simulation import membership_metrics, property_metrics
 from shoal.simulation.exposure import exposure_of_clients, title_of
 from shoal.simulation.result import Outcome
@@ -35,6 +36,8 @@ class _Final:
     """(N,), of each client's model on all its training examples."""
     outputs: ModelOutputs
     """Of the deployed models."""
+    metric: Metric
+    """What is reported as accuracy."""
 
     @property
     def cluster(self) -> NDArray[np.int64]:
@@ -47,19 +50,20 @@ class _Final:
         return self.deployed.model.numpy()
 
     def test_accuracy(self) -> NDArray[np.float64]:
-        """(S, G), each model on each group's test examples."""
-        test = self.federation.test
-        right = (self.outputs.test.argmax(dim=2) == test.y.cpu()).double()
+        """(S, G), each model on each group's test examples: means of the metric."""
+        test, labels = self.federation.test, self.federation.test.y.cpu()
+        values = torch.stack([self.metric(outputs, labels).double() for outputs in self.outputs.test])
         groups = range(len(self.federation.groups))
-        return torch.stack([right[:, test.group == g].mean(dim=1) for g in groups], dim=1).numpy()
+        return torch.stack([values[:, test.group == g].mean(dim=1) for g in groups], dim=1).numpy()
 
     def train_accuracy(self) -> NDArray[np.float64]:
-        """(N,), each client's model on the client's training examples."""
+        """(N,), each client's model on the client's training examples: means of the metric."""
         total = torch.zeros(len(self.federation), dtype=torch.float64)
         for s, (examples, outputs) in enumerate(zip(self.outputs.training, self.outputs.members, strict=True)):
             owner = self.outputs.owner[examples]
-            right = (outputs.argmax(dim=1) == self.outputs.labels[examples]).double()
-            total.index_add_(0, owner, right * (self.deployed.model[owner] == s))
+            values = self.metric(outputs, self.outputs.labels[examples]).double()
+            # Of others the value may be infinite, so it is left out, not multiplied by zero.
+            total.index_add_(0, owner, torch.where(self.deployed.model[owner] == s, values, 0.0))
         return (total / self.federation.clients.sizes).numpy()
 
 
@@ -102,7 +106,8 @@ def measure(
         trainers, latest = torch.diag(took_part), torch.where(took_part, number, -1)
     users = deployed.model[:, None] == number
     outputs = evaluate_models(deployed.models, trainers | users, federation, engine, [records[k] for k in cluster])
-    final = _Final(federation, len(state.models), deployed, losses, outputs)
+    metric = engine.model.metric_for(federation.classes)
+    final = _Final(federation, len(state.models), deployed, losses, outputs, metric)
 
     def audited(fitted: Sequence[FittedAttack]) -> MembershipAudit:
         return MembershipAudit.of(outputs, [fitted[k] for k in cluster], trainers, latest, federation)
@@ -113,7 +118,8 @@ def measure(
     if all(len(each) for each in records):
         by_loss = audited([LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)])
         audits.setdefault(LossThreshold.title, by_loss)
-    audits.setdefault(Gap.title, audited([Gap().fit(each, stream("gap")) for each in records]))
+    if federation.classes is not None:
+        audits.setdefault(Gap.title, audited([Gap().fit(each, stream("gap")) for each in records]))
     shared = audit
     if personal:
         of_shared = evaluate_models(state.models, of_clusters, federation, engine, records)
@@ -121,7 +127,7 @@ def measure(
     clients = _clients(final, audit).assign(**exposure_of_clients(audits, trainers.numpy(), federation))
     summary = (
         _of_clients(final, clients)
-        | Summary(overall=_fairness(final), by_group=_most_frequent_class(federation))
+        | _of_classes(final)
         | membership_metrics.of_groups(audit, by_loss, federation)
         | membership_metrics.of_clusters(shared, state.risks)
         | _of_shadow_models(red_team, state, federation, used=all(len(each) for each in records))
@@ -181,15 +187,19 @@ def _clients(final: _Final, audit: MembershipAudit) -> pd.DataFrame:
     )
 
 
-def _accuracies(clients: pd.DataFrame) -> dict[str, float]:
-    """Means over clients, each on its own group's test examples and on its own training examples."""
+def _accuracies(clients: pd.DataFrame, metric: Metric) -> dict[str, float]:
+    """Means over clients, each on its own group's test examples and on its own training examples.
+
+    The gap is the balanced accuracy of an attack only where the metric is the share of examples that are right.
+    """
     test, train = float(clients["accuracy"].mean()), float(clients["train_accuracy"].mean())
-    return {"accuracy": test, "train_accuracy": train, "gap": gap_accuracy(train, test)}
+    gap = gap_accuracy(train, test) if metric is accuracy else float("nan")
+    return {"accuracy": test, "train_accuracy": train, "gap": gap}
 
 
 def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
     """Accuracies and sizes, how clusters relate to groups, and whose threshold is exceeded."""
-    federation, everyone = final.federation, _accuracies(clients)
+    federation, everyone = final.federation, _accuracies(clients, final.metric)
     group = federation.group.numpy()
     groups = {name: clients[clients["group"] == name] for name in federation.groups if name in set(clients["group"])}
     clusters = {k: clients[clients["cluster"] == k] for k in range(final.models)}
@@ -203,7 +213,7 @@ def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
         },
         by_group={
             name: {
-                **_accuracies(inside),
+                **_accuracies(inside, final.metric),
                 "violations": int(inside["violated"].sum()),
                 "exceeded": int(inside["exceeded"].sum()),
                 "exposure": float(inside["exposure"].mean()),
@@ -211,10 +221,19 @@ def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
             for name, inside in groups.items()
         },
         by_cluster={
-            k: {"clients": len(inside), "examples": int(inside["examples"].sum()), **_accuracies(inside)}
+            k: {"clients": len(inside), "examples": int(inside["examples"].sum())} | _accuracies(inside, final.metric)
             for k, inside in clusters.items()
         },
     )
+
+
+def _of_classes(final: _Final) -> Summary:
+    """What only a classification has: fairness, and how frequent the most frequent class is."""
+    if final.federation.classes is None:
+        return Summary()
+    # A share of examples, which says nothing beside another metric than accuracy.
+    guess = _most_frequent_class(final.federation) if final.metric is accuracy else {}
+    return Summary(overall=_fairness(final), by_group=guess)
 
 
 def _fairness(final: _Final) -> Metrics:
