@@ -299,6 +299,10 @@ SIMULATIONS = {
     "the class FedAvg": (lambda: simulated(algorithm=FedAvg), "'algorithm' must be a value, such as FedAvg(); got the"),
     "a name": (lambda: simulated(algorithm="fedavg"), "str is no algorithm: it has no method check, init, plan"),
     "no algorithm": (lambda: simulated(algorithm=None), "NoneType is no algorithm"),
+    "a loss that looks at its values": (
+        lambda: regressed(loss=lambda x, y: nn.functional.gaussian_nll_loss(x, y, x**2, reduction="none").mean(1)),
+        "the model's loss cannot be computed for many clients at once, as backend 'vmap' does; use backend='loop'",
+    ),
     "shadow models of a regression": (
         lambda: regressed(red_team=RedTeam()),
         "ShadowModelAttack needs classes, which a regression does not have; attacks on the loss work, such as "

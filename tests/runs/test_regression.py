@@ -102,6 +102,23 @@ def test_the_loss_threshold_is_the_attack_where_none_is_given(result):
     assert metrics_of(given) == metrics_of(result)
 
 
+def test_a_threshold_beyond_all_examples_is_warned_of(caplog):
+    """No model fits both slopes of the shadow set, so its models' mean loss lies above all losses of a cluster."""
+    result = simulated()
+    assert {each["mia"] for each in result.summary.by_cluster.values()} == {0.5}
+    (said,) = (each.message for each in caplog.records if "threshold lies beyond all examples" in each.message)
+    assert "of up, down, so its balanced accuracy is 0.5" in said
+    caplog.clear()
+    narrow = shoal.Examples(*line("up", 60, 70), ["up"] * 60)
+    federation = shoal.Federation.from_tensors(
+        [line("up", 12, seed) for seed in range(3)], test=line("up", 40, 50), shadow=(narrow.x, narrow.y),
+        task="regression",
+    )  # fmt: skip
+    one = shoal.simulate(federation, shoal.Model(linear, squared_error), shoal.FedAvg(), LOCAL, rounds=3)
+    assert one.summary.by_group["all"]["mia"] != 0.5
+    assert "threshold lies beyond" not in caplog.text
+
+
 def metrics_of(result) -> dict:
     return {key: value for key, value in flatten(result.summary).items() if not key.startswith("seconds.")}
 

@@ -10,7 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import FittedAttack, Gap, LossThreshold, MembershipAudit, ModelOutputs, RedTeam, evaluate_models
+from shoal.attacks import (
+    FittedAttack,
+    Gap,
+    LossThreshold,
+    MembershipAudit,
+    ModelOutputs,
+    RedTeam,
+    evaluate_models,
+    one_group_mix,
+)
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import accounting
@@ -118,7 +127,9 @@ def measure(
     if all(len(each) for each in records):
         by_loss = audited([LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)])
         audits.setdefault(LossThreshold.title, by_loss)
-    if federation.classes is not None:
+    if federation.classes is None:
+        _warn_of_one_answer(audit, federation)
+    else:
         audits.setdefault(Gap.title, audited([Gap().fit(each, stream("gap")) for each in records]))
     shared = audit
     if personal:
@@ -146,6 +157,24 @@ def measure(
     rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
     state = replace(state, assignment=deployed.assignment)
     return Outcome(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state)
+
+
+def _warn_of_one_answer(audit: MembershipAudit, federation: Federation) -> None:
+    """Say for which groups an attack gives every example the same answer, and so measures nothing.
+
+    Losses without a bound lead to that: a few shadow models that fit badly move the mean loss beyond all others.
+    """
+    same = []
+    for g in federation.groups_with_clients:
+        margins, _, _ = audit.group_scores(g, one_group_mix(g, federation))
+        if (margins > 0).all() or (margins <= 0).all():
+            same.append(federation.groups[g])
+    if same:
+        LOG.warning(
+            "the attack's threshold lies beyond all examples of %s, so its balanced accuracy is 0.5 whatever models "
+            "give away; the AUC (mia_auc) needs no threshold",
+            ", ".join(same),
+        )
 
 
 def _of_shadow_models(red_team: RedTeam, state: State, federation: Federation, *, used: bool) -> Summary:

@@ -23,7 +23,7 @@ from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data import Federation
 from shoal.defenses import TrainingSetup, accounting
-from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training
+from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training, check_loss
 from shoal.models.validation import require_fits
 from shoal.simulation.measurement import measure
 from shoal.simulation.property_metrics import property_summary, updates_of
@@ -175,6 +175,7 @@ def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
     ready = engine.prepare(simulation.federation)
     given = simulation.federation.clients
     require_fits(simulation.setup.model, given.x[:2], given.y[:2], simulation.federation.classes)
+    check_loss(engine.backend, simulation.setup.model, given.x[:2], given.y[:2])
     return replace(simulation, federation=ready)
 
 
