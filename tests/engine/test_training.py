@@ -216,7 +216,7 @@ def test_tracing_changes_no_bit(mlp, build, local, monkeypatch):
     "trainer", [LoopBackend(), vmap_backend.VmapBackend(Model(lambda: nn.Linear(4, 2)), CPU, torch.float32)]
 )
 def test_every_owner_is_in_one_unit_and_the_largest_come_first(sizes, trainer):
-    shards = Shards.from_contiguous(torch.zeros(sum(sizes), 4), torch.zeros(sum(sizes)), torch.tensor(sizes))
+    shards = Shards.from_contiguous(torch.zeros(sum(sizes), 4), torch.zeros(sum(sizes)).long(), torch.tensor(sizes))
     units = trainer.units(shards, LocalSGD(epochs=1, batch_size=4))
     order = torch.cat(units)
     assert order.sort().values.tolist() == list(range(len(sizes)))

@@ -33,7 +33,6 @@ __all__ = [
     "Aggregate", "Aggregator", "Algorithm", "Backend", "ClusterRound", "Cohort", "Deployed", "DivergenceError",
     "Engine", "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining",
     "MaliciousClients", "Precision", "RiskEstimator", "RoundPlan", "RoundReport", "State", "Tensors",
-    "TorchOptimizer", "Training", "UpdateFilter", "averaging_weights", "check_backend",
-    "check_loss",
+    "TorchOptimizer", "Training", "UpdateFilter", "averaging_weights", "check_backend", "check_loss",
     "require_per_example_gradients", "resolve_backend",
 ]  # fmt: skip
