@@ -83,6 +83,7 @@ class Federation:
         holdout: N shards that clients keep out of training (empty shards where there are none).
         classes: C, the number of classes.
         property_schedule: which examples have a property and when the victim trains on them; None without a property.
+        names: what the user calls each of the N clients, in results; None: they have their numbers alone.
     """
 
     clients: Shards
@@ -95,6 +96,7 @@ class Federation:
     holdout: Shards
     classes: int
     property_schedule: PropertySchedule | None = None
+    names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -126,6 +128,7 @@ class Federation:
             ids=self.ids[order],
             group=self.group[order],
             preferences=Preferences(self.preferences.threshold[order], self.preferences.beta[order]),
+            names=None if self.names is None else tuple(self.names[i] for i in order.tolist()),
         )
 
     def __repr__(self) -> str:
@@ -232,7 +235,7 @@ examples)
         """A federation of tables: pandas frames, or Hugging Face `datasets.Dataset`, one row per example.
 
         Args:
-            table: the clients' examples; clients are numbered in the order of first appearance.
+            table: the clients' examples; clients are numbered in the order of first appearance and keep their names.
             columns: which column names the client, the label, the group, and which are inputs.
             test: held-out examples, a table with the same columns (that of the clients may hold anything).
             shadow: the server's examples, such a table; None: none.
@@ -244,12 +247,13 @@ examples)
         >>> import pandas as pd
         >>> table = pd.DataFrame({"who": ["a", "a", "b"], "age": [30, 40, 50], "ill": [0, 1, 1]})
         >>> federation = Federation.from_table(table, Columns(client="who", label="ill"), test=table)
-        >>> federation.clients.sizes
-        tensor([2, 1])
+        >>> federation.names, federation.clients.sizes
+        (('a', 'b'), tensor([2, 1]))
         """
         rows = rows_of("the table", table, columns)
-        clients, groups = [], []
+        clients, names, groups = [], [], []
         for name, own in rows.groupby(columns.client, sort=False):
+            names.append(str(name))
             clients.append(tensors_of_rows(f"client {name}", own, columns))
             if columns.group is not None:
                 (group, *more) = own[columns.group].drop_duplicates().tolist()
@@ -261,7 +265,7 @@ examples)
             x, y = tensors_of_rows(name, given, columns)
             return (x, y) if columns.group is None else Examples(x, y, given[columns.group].tolist())
 
-        return Federation.from_tensors(
+        federation = Federation.from_tensors(
             clients,
             test=others("the test table", test),
             shadow=None if shadow is None else others("the shadow table", shadow),
@@ -270,6 +274,7 @@ examples)
             beta=beta,
             classes=classes,
         )
+        return replace(federation, names=tuple(names))
 
 
 def _require_shape(name: str, x: Tensor, like: Tensor) -> None:

@@ -119,6 +119,8 @@ def measure(
         of_shared = evaluate_models(state.models, of_clusters, federation, engine, records)
         shared = MembershipAudit.of(of_shared, attacks, of_clusters, of_assignment, federation)
     clients = _clients(final, audit).assign(**exposure_of_clients(audits, trainers.numpy(), federation))
+    if federation.names is not None:
+        clients = clients.assign(name=list(federation.names))
     summary = (
         _of_clients(final, clients)
         | Summary(overall=_fairness(final), by_group=_most_frequent_class(federation))

@@ -49,6 +49,7 @@ def _signed(value: float) -> str:
 
 COLUMNS: tuple[tuple[str, str, Callable[[float], str] | None], ...] = (
     ("client", "client", "{:.0f}".format),
+    ("name", "name", None),
     ("group", "group", None),
     ("cluster", "cluster", "{:.0f}".format),
     ("limit", "limit is", None),
