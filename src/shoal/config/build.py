@@ -73,6 +73,15 @@ class Resolved:
             tsne=section is not None and section.tsne,
         )
 
+    @property
+    def training_examples(self) -> int:
+        """How many examples the clients train on, all together."""
+        partition = self.config.data.partition
+        if partition is not None:
+            return partition.clients * partition.examples_per_client
+        assert self.indices is not None
+        return sum(map(len, self.indices.clients))
+
     def description(self) -> Iterator[str]:
         """What the numbers of results stand for, in lines; of a set that is dealt out, how large it is."""
         if isinstance(self.data, ClientDataset):
