@@ -160,6 +160,20 @@ def test_permuted_clients_take_everything_with_them() -> None:
     assert labels_by_owner(back.clients) == labels_by_owner(federation.clients)
 
 
+@pytest.mark.parametrize(
+    ("x", "kind"),
+    [
+        (torch.rand(2, 3), "rows"),
+        (torch.zeros(2, 3, dtype=torch.int64), "texts"),
+        (torch.rand(2, 1, 4, 4), "images"),
+        (torch.rand(2, 4, 4), "examples"),
+    ],
+)
+def test_what_examples_are(x: Tensor, kind: str) -> None:
+    one = (x, torch.tensor([0, 1]))
+    assert Federation.from_tensors([one], test=one).kind == kind
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nobody": ({"clients": []}, "needs at least one client"),
     "empty client": ({"clients": [examples(3), examples(0)]}, "client 1 has no examples"),

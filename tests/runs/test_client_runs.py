@@ -1,5 +1,6 @@
 """`shoal run` on a table and on pictures that clients have already, through to the page."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,10 @@ def test_a_table_is_run_through_to_its_page(table, tmp_path, capsys):
     assert "classes, by number (examples): 0 'ill' (12), 1 'well' (12)" in log
     page = page_of((out / "report.html").read_text())
     assert "south" in page.text
+    for words in ("right on", "training rows", "held-out rows"):
+        assert words in page.text
+    assert "of held-out rows" in capsys.readouterr().out
+    assert not re.findall(r"\bimages?\b(?!-)", page.text)
     clients = load(out).clients
     # In the file a name stays the text that it is, also "007" and "NA".
     assert clients[["client", "name"]].to_numpy().tolist() == [[0, "007"], [1, "NA"], [2, "c<d>"]]

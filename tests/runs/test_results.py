@@ -76,6 +76,14 @@ def require_same(one, other):
         pd.testing.assert_frame_equal(getattr(one, name)[shared], getattr(other, name)[shared], check_dtype=False)
 
 
+def test_a_page_says_what_the_examples_are(tmp_path):
+    rows = federation(IMAGES.flatten(1))
+    model = shoal.Model(lambda: nn.Linear(16, 2))
+    out = simulated(federation=rows, model=model, rounds=1).save(tmp_path / "run")
+    page = shoal.load(out).report(tmp_path / "page.html")
+    assert "accuracy on held-out rows" in page_of(page.read_text()).text
+
+
 def test_a_saved_result_comes_back(result, saved):
     back = shoal.load(saved)
     require_same(result, back)

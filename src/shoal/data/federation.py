@@ -102,6 +102,14 @@ class Federation:
         return len(self.ids)
 
     @property
+    def kind(self) -> str:
+        """What its examples are, by their shape, in the plural: images, texts, rows of a table, or just examples."""
+        x = self.clients.x
+        if x.dim() == 2:
+            return "rows" if x.is_floating_point() else "texts"
+        return "images" if x.dim() == 4 else "examples"
+
+    @property
     def group_fractions(self) -> Tensor:
         """(G,) float64, each group's fraction of the clients."""
         return torch.bincount(self.group, minlength=len(self.groups)).double() / max(1, len(self))

@@ -10,16 +10,22 @@ NOTICEABLE = 0.02
 """Smaller differences of accuracy and exposure count as none: about what another seed changes."""
 
 
-def verdict(summary: Summary) -> str:
-    """A run's accuracy, exposure and violations in a few sentences."""
+def verdict(summary: Summary, kind: str = "images") -> str:
+    """A run's accuracy, exposure and violations in a few sentences; ``kind`` is what its examples are."""
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     if not {"accuracy.overall", "violations.total"} <= set(overall):
         return "The metrics of this run are incomplete."
     accuracy = f"{algorithm_title(str(summary.run['algorithm']))} is right on {percent(overall['accuracy.overall'])}"
-    accuracy += " of held-out images"
+    accuracy += f" of held-out {kind}"
     if len(by_group) > 1:
         accuracy += f" ({', '.join(f'{percent(value)} for {group}' for group, value in by_group.items())})"
-    sentences = [accuracy, *_worse_than_guessing(summary), *_exposure(summary), *_property(summary), limits(summary)]
+    sentences = [
+        accuracy,
+        *_worse_than_guessing(summary, kind),
+        *_exposure(summary),
+        *_property(summary),
+        limits(summary),
+    ]
     return ". ".join([*sentences, *_epsilon(summary)]) + "."
 
 
@@ -42,7 +48,7 @@ def of_groups(summary: Summary, metric: str) -> dict[str, float]:
     return {group: each[metric] for group, each in summary.by_group.items() if metric in each}
 
 
-def _worse_than_guessing(summary: Summary) -> list[str]:
+def _worse_than_guessing(summary: Summary, kind: str) -> list[str]:
     """Groups and models whose accuracy is below that of always naming the most frequent class; nothing if unknown."""
     accuracy, guess = of_groups(summary, "accuracy"), of_groups(summary, "most_frequent_class")
     worse = [f"{group} ({percent(accuracy[group])})" for group in accuracy if accuracy[group] < guess.get(group, 0.0)]
@@ -53,7 +59,7 @@ def _worse_than_guessing(summary: Summary) -> list[str]:
     if not worse:
         return []
     shares = sorted({percent(value) for value in guess.values()})
-    always = f"always naming the most frequent class of the held-out images is right on {' or '.join(shares)}"
+    always = f"always naming the most frequent class of the held-out {kind} is right on {' or '.join(shares)}"
     return [f"That is worse than guessing for {', '.join(worse)}: {always}"]
 
 

@@ -65,6 +65,7 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         "seed": simulation.seed,
         "attack": name_of(type(team.attack)),
         "estimator": team.estimator,
+        "kind": federation.kind,
         "settings": settings,
         "groups": dict(zip(federation.groups, shares, strict=True)),
     }
@@ -131,6 +132,8 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         attack=table["attack"],
         estimator=table["estimator"],
         settings=text,
+        # Directories of earlier versions do not say it.
+        kind=table.get("kind", "images"),
         property_attack=None if attack is None else read(PropertyAttackSection, attack, "property_attack"),
     )
 

@@ -144,6 +144,8 @@ _OF_CLIENTS = {
 }
 """Sources whose clients have their examples already, and that `load_dataset` does not load: size and instructions."""
 
+_NOT_IMAGES = {"reviews": "texts", "yelp": "texts", "table": "rows"}
+
 _NAMES = (*_WITHOUT_FILES, *_SOURCES)
 
 
@@ -196,6 +198,15 @@ def load_dataset(
             f"data source '{name}' is not on this machine: looked in {tried}; to get it, {source.instructions}"
         )
     return source.load(path, task)
+
+
+def kind_of(name: str) -> str:
+    """What the examples of a source are, in the plural: images, texts, rows, or just examples of a user's own source.
+
+    >>> kind_of("digits"), kind_of("yelp"), kind_of("table"), kind_of("mine:load")
+    ('images', 'texts', 'rows', 'examples')
+    """
+    return "examples" if ":" in name else _NOT_IMAGES.get(name, "images")
 
 
 def availability(data_dir: Path | None) -> list[Availability]:

@@ -6,7 +6,7 @@ from math import isfinite, isnan, nan
 
 import pandas as pd
 
-from shoal.reports.formats import DASH, count, decimal, percent
+from shoal.reports.formats import DASH, count, decimal, name_examples, percent
 from shoal.reports.run.limits import EXCEEDED, UNCERTAIN, UNKNOWN, WITHIN_LIMIT, has_intervals, with_limits
 
 ALL_ROWS = 200
@@ -67,8 +67,8 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str] | None], ...] = (
 """The columns of the table: of the frame, their heads, and how numbers are written; None: text."""
 
 
-def client_table(clients: pd.DataFrame, attack: str) -> ClientTable:
-    """The table of the rows of clients.csv; ``attack`` is the configured attack's name.
+def client_table(clients: pd.DataFrame, attack: str, kind: str = "images") -> ClientTable:
+    """The table of the rows of clients.csv; ``attack`` is the configured attack's name, ``kind`` what examples are.
 
     Without scripts its rows are sorted by how far the limit is exceeded.
     """
@@ -83,7 +83,7 @@ def client_table(clients: pd.DataFrame, attack: str) -> ClientTable:
         for row in shown.to_dict("records")
     ]
     return ClientTable(
-        heads=tuple((head, form is not None) for _, head, form in columns),
+        heads=tuple((name_examples(head, kind), form is not None) for _, head, form in columns),
         sorted_by=[name for name, _, _ in columns].index("margin"),
         rows=tuple(rows),
         note=_note(clients, over, shown),

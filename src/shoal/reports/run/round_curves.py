@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from shoal.reports.curves import Curve, fit_rounds, over_rounds, round_axes
-from shoal.reports.formats import decimal
+from shoal.reports.formats import decimal, name_examples
 from shoal.reports.plotting import CHANCE_LINE, Figure, cluster_style, draw_figure, group_style, legend, short
 from shoal.reports.svg import add_named_points, name_points
 from shoal.simulation.summary import Summary
@@ -57,15 +57,16 @@ def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[A
     return panels
 
 
-def accuracy_by_cluster(rounds: pd.DataFrame) -> Figure | None:
+def accuracy_by_cluster(rounds: pd.DataFrame, kind: str = "images") -> Figure | None:
     """Each model's accuracy on test examples, mixed as the groups of those who trained it; None if never measured."""
-    return _accuracy("accuracy-by-cluster", "Accuracy by cluster", curves_by_cluster(_evaluated(rounds), "accuracy"), (
+    curves = curves_by_cluster(_evaluated(rounds), "accuracy")
+    return _accuracy("accuracy-by-cluster", "Accuracy by cluster", curves, kind, (
         "Share of held-out images that each cluster's model gets right, on the mix of groups that trained it in that "
         "round. A line breaks where no client chose the cluster."
     ))  # fmt: skip
 
 
-def accuracy_by_group(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
+def accuracy_by_group(rounds: pd.DataFrame, groups: Sequence[str], kind: str = "images") -> Figure | None:
     """Each group's accuracy with the models that its clients chose; None if never measured."""
     rounds, curves = _evaluated(rounds), []
     for g, group in enumerate(groups):
@@ -74,7 +75,7 @@ def accuracy_by_group(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure | N
             right = (rounds[f"accuracy.{group}"] * clients).where(clients > 0)
             means = right.groupby(rounds["round"]).sum(min_count=1) / clients.groupby(rounds["round"]).sum()
             curves.append(Curve(short(group), means, group_style(g)))
-    return _accuracy("accuracy-by-group", "Accuracy by group", curves, (
+    return _accuracy("accuracy-by-group", "Accuracy by group", curves, kind, (
         "Share of held-out images of a group that are right, each client with the model that it chose in that round."
     ))  # fmt: skip
 
@@ -85,12 +86,12 @@ def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
     return rounds[rounds["round"].isin(rounds.loc[known, "round"])]
 
 
-def _accuracy(name: str, title: str, curves: Sequence[Curve], caption: str) -> Figure | None:
+def _accuracy(name: str, title: str, curves: Sequence[Curve], kind: str, caption: str) -> Figure | None:
     if all(curve.values.isna().all() for curve in curves):
         return None
 
     def draw(figure: MplFigure) -> None:
-        axes = round_axes(figure, "accuracy on held-out images")
+        axes = round_axes(figure, f"accuracy on held-out {kind}")
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
         for curve in curves:
@@ -99,10 +100,12 @@ def _accuracy(name: str, title: str, curves: Sequence[Curve], caption: str) -> F
         legend(figure, [curve.key() for curve in curves])
 
     alt = f"{title} over rounds. At the end: {', '.join(curve.end for curve in curves)}."
-    return draw_figure(name, title, caption, alt, draw)
+    return draw_figure(name, title, name_examples(caption, kind), alt, draw)
 
 
-def risk(rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: str) -> Figure | None:
+def risk(
+    rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: str, kind: str = "images"
+) -> Figure | None:
     """The red team's estimates and the measured exposure of the final models; None if there is neither."""
     curves = curves_by_cluster(rounds, "risk")
     measured = [summary.by_cluster.get(k, {}).get("mia", nan) for k in range(len(curves))]
@@ -141,7 +144,7 @@ def risk(rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: 
         if estimated
         else "The red team estimated no risk during this run."
     )
-    caption = f"{steps} Diamonds: what attacking the final model measured."
+    caption = name_examples(f"{steps} Diamonds: what attacking the final model measured.", kind)
     return draw_figure(
         "risk", "Risk of each model", caption, f"Risk by cluster over rounds. At the end: {'; '.join(ends)}.", draw
     )

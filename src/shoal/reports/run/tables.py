@@ -6,7 +6,7 @@ from math import nan
 
 import pandas as pd
 
-from shoal.reports.formats import DASH, count, decimal, format_duration, percent
+from shoal.reports.formats import DASH, count, decimal, format_duration, name_examples, percent
 from shoal.reports.run.limits import has_intervals
 from shoal.simulation.summary import Metrics, Summary
 
@@ -94,18 +94,23 @@ def _at_fpr(row: TableRow, key: str, non_members: Sequence[float]) -> TableRow:
 
 
 def by_group(
-    summary: Summary, clients: pd.DataFrame, groups: Sequence[str], others: Sequence[str], non_members: Metrics
+    summary: Summary,
+    clients: pd.DataFrame,
+    groups: Sequence[str],
+    others: Sequence[str],
+    non_members: Metrics,
+    kind: str = "images",
 ) -> Table:
     """One column for each of ``groups``; of ``others``, which have no clients, there are only non-members.
 
-    ``non_members`` are those of each group.
+    ``non_members`` are those of each group, ``kind`` is what examples are.
     """
     metrics = [summary.by_group.get(group, {}) for group in groups]
     rows = [TableRow("Clients", "", tuple(str((clients["group"] == group).sum()) for group in groups))]
     for key, form, name, meaning in BY_GROUP:
         if key == "exceeded" and not any(key in each for each in metrics):
             continue
-        rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in metrics)))
+        rows.append(TableRow(name, name_examples(meaning, kind), tuple(cell(each, key, form) for each in metrics)))
         if key in RATES:
             rows[-1] = _at_fpr(rows[-1], key, [non_members.get(group, nan) for group in groups])
         if key == "mia_population":
@@ -139,10 +144,11 @@ def by_cluster(
     non_members: Metrics,
     *,
     estimated: bool,
+    kind: str = "images",
 ) -> Table:
     """One column per cluster, as chosen after the last round; the risk only where it was ever estimated.
 
-    ``non_members`` are those of each group.
+    ``non_members`` are those of each group, ``kind`` is what examples are.
     """
 
     def counts(those: pd.DataFrame) -> tuple[str, ...]:
@@ -154,7 +160,8 @@ def by_cluster(
     metrics = [summary.by_cluster.get(k, {}) for k in range(clusters)]
     for key, form, name, meaning in BY_CLUSTER:
         known = metrics if key != "risk" or estimated else [{}] * clusters
-        rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in known)))
+        cells = tuple(cell(each, key, form) for each in known)
+        rows.append(TableRow(name_examples(name, kind), name_examples(meaning, kind), cells))
         if key in RATES:
             own = (clients[clients["cluster"] == k] for k in range(clusters))
             rows[-1] = _at_fpr(rows[-1], key, [_effective_non_members(each, non_members) for each in own])
@@ -208,9 +215,12 @@ SECONDS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def overall(metrics: Metrics) -> Table:
+def overall(metrics: Metrics, kind: str = "images") -> Table:
     """Fairness between the groups, how the clusters relate to them, and what differential privacy guarantees."""
-    rows = tuple(TableRow(name, meaning, (cell(metrics, key, form),)) for key, form, name, meaning in OVERALL)
+    rows = tuple(
+        TableRow(name, name_examples(meaning, kind), (cell(metrics, key, form),))
+        for key, form, name, meaning in OVERALL
+    )
     if not {"epsilon", "delta"} & set(metrics):
         return Table("Fairness and grouping", ("value",), rows)
     meaning = (
