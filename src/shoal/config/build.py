@@ -83,11 +83,17 @@ class Resolved:
         return sum(map(len, self.indices.clients))
 
     def description(self) -> Iterator[str]:
-        """What the numbers of results stand for, in lines; of a set that is dealt out, how large it is."""
+        """What the numbers of results stand for, in lines; of a set that is dealt out, how large it is, and how many
+        examples have the property that its task names.
+        """
         if isinstance(self.data, ClientDataset):
             yield from self.data.description()
-        else:
-            yield f"{len(self.data.labels):,} {self.data.kind} in {self.data.classes} classes"
+            return
+        yield f"{len(self.data.labels):,} {self.data.kind} in {self.data.classes} classes"
+        if self.data.has_property is not None:
+            count, name = int(self.data.has_property.sum()), (self.config.data.task or "").partition("/")[2]
+            share = f"{100 * count / len(self.data.labels):.1f} %"
+            yield f"{count:,} of them ({share}) have the property{f' {name!r}' if name else ''}"
 
     def _federation(self) -> Federation:
         config, stream = self.config, Stream(self.config.seed, ("data",))

@@ -124,7 +124,7 @@ class Model:
         """
         views, network = self.layout.views(vector), self.network()
         network.load_state_dict(views, strict=False)
-        whole = {name: views.get(name, tensor) for name, tensor in network.state_dict().items()}
+        whole = {name: views[name] if name in views else each for name, each in network.state_dict().items()}
         return {name: tensor.detach().clone().contiguous() for name, tensor in whole.items()}
 
 

@@ -198,7 +198,7 @@ def _trained(start: Result | str | Path, model: Model) -> State:
                 f"'start' has models of another network: for '{name}' they have {has}, but the model has {needs}",
             )
     buffers = dict(network.named_buffers())
-    models = torch.stack([model.layout.pack(buffers | tensors) for tensors in result.models.values()])
+    models = torch.stack([model.layout.pack({**buffers, **tensors}) for tensors in result.models.values()])
     if result.state is not None:
         return replace(result.state, models=models)
     risks = [result.summary.by_cluster.get(k, {}).get("risk", UNKNOWN_RISK) for k in result.models]
