@@ -124,7 +124,8 @@ class Model:
         """
         views, network = self.layout.views(vector), self.network()
         network.load_state_dict(views, strict=False)
-        whole = {name: views[name] if name in views else each for name, each in network.state_dict().items()}
+        whole: dict[str, Tensor] = dict(network.state_dict())
+        whole |= {name: view for name, view in views.items() if name in whole}
         return {name: tensor.detach().clone().contiguous() for name, tensor in whole.items()}
 
 
