@@ -11,6 +11,7 @@ import time
 import pytest
 
 from shoal.cli.app import main
+from shoal.data import load_dataset
 
 
 @pytest.fixture
@@ -162,6 +163,17 @@ def test_bad_input_is_one_sentence_and_code_2(arguments, words, config, tmp_path
     for word in words:
         assert word in printed.err
     assert sorted(tmp_path.rglob("*")) == before, "something was written"
+
+
+def test_data_says_how_many_examples_have_the_property(config, capsys):
+    assert main(["data", str(config)]) == 0
+    assert capsys.readouterr().out == "1,797 images in 10 classes\n"
+    has_property = load_dataset("digits", task="class/thick").has_property
+    count = int(has_property.sum())
+    assert 0 < count < 600
+    assert main(["data", str(config), "--set", "data.task=class/thick"]) == 0
+    said = f"{count} of them ({100 * count / 1797:.1f} %) have the property 'thick'"
+    assert capsys.readouterr().out.splitlines() == ["1,797 images in 10 classes", said]
 
 
 INTERRUPTED = "shoal: interrupted; a run goes on with --resume, a sweep when it is started again"

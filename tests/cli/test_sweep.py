@@ -54,7 +54,9 @@ def test_a_sweep_says_how_far_it_is_and_where_its_report_is(sweep, tmp_path, cap
     page = (tmp_path / "runs/rates/report.html").read_bytes()
     assert main(["report", "runs/rates"]) == 0
     assert (tmp_path / "runs/rates/report.html").read_bytes() == page
-    assert main(["sweep", "runs/rates/sweep.toml", "--out", "again"]) == 0
+    capsys.readouterr()
+    assert main(["sweep", "runs/rates/sweep.toml", "--out", "again", "--quiet"]) == 0
+    assert capsys.readouterr() == ("2 of 2 runs are done: again/results.csv\nReport: again/report.html\n", "")
     assert (tmp_path / "again/results.csv").read_bytes() == (tmp_path / "runs/rates/results.csv").read_bytes()
 
 

@@ -1,5 +1,6 @@
 """Shards of unequal sizes, and federations of one's own tensors."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,9 +153,25 @@ def test_permuted_clients_take_everything_with_them() -> None:
         assert there.sizes.tolist() == [int(here.sizes[i]) for i in order]
     assert moved.test is federation.test
     assert federation.ids.tolist() == [0, 1, 2]
+    assert federation.names is moved.names is None
+    assert replace(federation, names=("x", "y", "z")).permuted(torch.tensor(order)).names == ("z", "x", "y")
     back = moved.permuted(torch.tensor([1, 2, 0]))
     assert back.ids.tolist() == [0, 1, 2]
     assert labels_by_owner(back.clients) == labels_by_owner(federation.clients)
+
+
+@pytest.mark.parametrize(
+    ("x", "kind"),
+    [
+        (torch.rand(2, 3), "rows"),
+        (torch.zeros(2, 3, dtype=torch.int64), "texts"),
+        (torch.rand(2, 1, 4, 4), "images"),
+        (torch.rand(2, 4, 4), "examples"),
+    ],
+)
+def test_what_examples_are(x: Tensor, kind: str) -> None:
+    one = (x, torch.tensor([0, 1]))
+    assert Federation.from_tensors([one], test=one).kind == kind
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

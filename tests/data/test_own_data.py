@@ -89,6 +89,7 @@ def test_a_table_is_the_same_federation():
     assert federation.test.group.tolist() == [1] * 6 + [0] * 6
     assert torch.equal(federation.clients.x, PLAIN.clients.x)
     assert torch.equal(federation.clients.y, PLAIN.clients.y)
+    assert federation.names == tuple(dict.fromkeys(rows["who"].map(str)))
 
     class Dataset:
         """What `datasets.Dataset` of Hugging Face has."""

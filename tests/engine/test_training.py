@@ -73,7 +73,7 @@ def by_hand(model: Model, federation: Any, local: LocalSGD, term: LinearTerm | N
     ends = []
     for i in range(len(federation)):
         network = model.network()
-        network.load_state_dict(model.state_dict(starts[i % 2]), strict=False)
+        network.load_state_dict(model.state_dict(starts[i % 2]))
         common = {"lr": local.learning_rate, "weight_decay": local.weight_decay}
         if local.optimizer is None:
             optimizer = torch.optim.SGD(network.parameters(), momentum=local.momentum, **common)
@@ -401,7 +401,7 @@ def test_the_loss_matrix_is_the_mean_loss_of_each_client_on_each_model(model, bu
         some = engine.losses(rows, engine.prepare(federation).clients.take(torch.tensor([4, 1])))
     for k in range(3):
         network = model.network().eval()
-        network.load_state_dict(model.state_dict(rows[k]), strict=False)
+        network.load_state_dict(model.state_dict(rows[k]))
         for i in range(len(federation)):
             mine = federation.clients.owned(i)
             expected = nn.functional.cross_entropy(network(federation.clients.x[mine]), federation.clients.y[mine])

@@ -330,10 +330,37 @@ def test_what_is_no_figure(key: str) -> None:
         drawn(figure_spec("bars", y=[key]))
 
 
-def test_figure_that_is_undefined_in_every_run() -> None:
+@pytest.mark.parametrize("kind", CHARTS)
+def test_a_metric_without_a_value_in_any_run_says_why(kind: str) -> None:
+    """TPR has no column at all, MIA one without values; neither stops the figure of the accuracy beside them."""
     results = results_of().assign(**{"mia.majority": np.nan})
-    with pytest.raises(InputError, match=r"'mia\.majority'; did you mean 'mia\.minority'"):
-        drawn(figure_spec("bars", y=["mia.majority"]), results)
+    keys = ["accuracy.minority", "tpr_at_fpr_0.01.minority", "mia.majority"]
+    figure = drawn(figure_spec(kind, y=keys), results)
+    assert [texts(figure).count(each) for each in ("too few non-members", "no value", "no run")] == [1, 1, 0]
+    label = ElementTree.fromstring(figure.image).get("aria-label", "")
+    assert "TPR at 1 % FPR, minority: IFCA too few non-members at 0.1," in label
+    assert "labelled gap" in figure.caption
+
+
+def test_a_metric_without_a_value_in_some_places_says_why_there() -> None:
+    results = results_of().assign(**{"tpr_at_fpr_0.01.minority": 0.2})
+    results.loc[results["share"] == 0.1, "tpr_at_fpr_0.01.minority"] = np.nan
+    words = texts(drawn(figure_spec("bars", y=["tpr_at_fpr_0.01.minority"]), results))
+    assert words.count("too few non-members") == 2
+
+
+@pytest.mark.parametrize("key", ["tpr_at_fpr_0.01.minorty", "tpr_at_fpr_0.1.minority", "smaller.tpr_at_fpr_0.01"])
+def test_a_mistyped_metric_that_no_run_has_is_unknown(key: str) -> None:
+    """No column is of a group 'minorty', nor of a smaller model."""
+    with pytest.raises(InputError, match=f"^no run has the metric '{re.escape(key)}'; did you mean 'tpr_at_fpr_0"):
+        drawn(figure_spec("bars", y=[key]))
+
+
+def test_a_column_of_courses_without_values_is_a_gap() -> None:
+    figure = drawn(
+        figure_spec("courses", y=["train_loss"]), read_rounds=lambda run: rounds_of(run).assign(train_loss=np.nan)
+    )
+    assert "no value" in texts(figure)
 
 
 def test_unknown_column_of_courses() -> None:

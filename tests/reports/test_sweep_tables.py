@@ -476,14 +476,27 @@ def test_unknown_figure_is_an_error(
     assert files_in(tmp_path) == set()
 
 
-def test_figure_that_is_undefined_in_every_run_is_unknown(
-    report: Callable[..., SweepPage], monkeypatch: pytest.MonkeyPatch
+def test_a_metric_that_no_run_has_stops_no_sweep(
+    report: Callable[..., SweepPage], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sweep_report, "draw_figure", draw_figure)
-    results = results_of()
-    results["mia.minority"] = nan
-    with pytest.raises(InputError, match=r"figures\.two: no run has the metric 'mia\.minority'"):
-        report(results=results)
+    spec = {"rows": ["algorithm"], "columns": [SHARE], "y": ["accuracy.overall", "tpr_at_fpr_0.01.minority"]}
+    page = report(results=results_of().assign(**{"mia.minority": nan}), tables={"one": spec})
+    assert "TPR at 1 % FPR, minority: too few non-members in all runs." in page.text
+    assert files_in(tmp_path) >= {"tables/one.md", "tables/one.csv", "figures/two.svg", "report.html"}
+
+
+def test_a_table_says_how_many_runs_have_no_value() -> None:
+    """At the share 0.5 no seed of either algorithm has the MIA accuracy; no run has the TPR."""
+    table = table_of(y=["accuracy.overall", "mia.minority", "tpr_at_fpr_0.01.minority"])
+    assert table.texts.iloc[-1].tolist() == [DASH] * 3
+    assert table.note.endswith(
+        "MIA accuracy, minority: no value in 8 of its runs. TPR at 1 % FPR, minority: too few non-members in all runs."
+    )
+    assert table_csv(table).splitlines()[-1] == "IFCA-MIR,0.5,tpr_at_fpr_0.01.minority,,,0"
+    # A run that is not finished is missing, not undefined.
+    part = table_of(without(results_of(), "IFCA", 0.5, *SEEDS), y=["mia.minority"])
+    assert part.note.endswith("MIA accuracy, minority: no value in 4 of its runs.")
 
 
 def test_page_of_one_run_without_axes() -> None:

@@ -1,5 +1,6 @@
 """`shoal run` on a table and on pictures that clients have already, through to the page."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,14 @@ import tomli_w
 from html_page import PNG, page_of
 from run_files import content
 from shoal.cli.app import main
+from shoal.runs.result import load
 
 BASE = {
     "algorithm": {"name": "fedavg", "rounds": 1},
     "local": {"batch_size": 4},
     "red_team": {"every": 0, "attack": "gap"},
 }
+NAMES = ("007", "NA", "c<d>")
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def table(tmp_path):
     """A configuration of a table with three clients in two groups."""
     draw = np.random.default_rng(0)
     rows = [
-        f"{'abc'[i // 8]},{'north' if i < 8 else 'south'},{'ill' if i % 2 else 'well'},{draw.normal()},{draw.normal()}"
+        f"{NAMES[i // 8]},{'north' if i < 8 else 'south'},{'ill' if i % 2 else 'well'},{draw.normal()},{draw.normal()}"
         for i in range(24)
     ]
     (tmp_path / "t.csv").write_text("\n".join(["clinic,area,state,age,dose", *rows]))
@@ -52,10 +55,19 @@ def test_a_table_is_run_through_to_its_page(table, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["run", str(table), "--out", str(out)]) == 0
     log = (out / "run.log").read_text()
-    assert "clients, by number (examples): 0 'a' (8), 1 'b' (8), 2 'c' (8)" in log
+    assert "clients, by number (examples): 0 '007' (8), 1 'NA' (8), 2 'c<d>' (8)" in log
     assert "classes, by number (examples): 0 'ill' (12), 1 'well' (12)" in log
     page = page_of((out / "report.html").read_text())
     assert "south" in page.text
+    for words in ("right on", "training rows", "held-out rows"):
+        assert words in page.text
+    assert "of held-out rows" in capsys.readouterr().out
+    assert not re.findall(r"\bimages?\b(?!-)", page.text)
+    clients = load(out).clients
+    # In the file a name stays the text that it is, also "007" and "NA".
+    assert clients[["client", "name"]].to_numpy().tolist() == [[0, "007"], [1, "NA"], [2, "c<d>"]]
+    (row,) = (line for line in (out / "report.html").read_text().splitlines() if "c&lt;d&gt;" in line)
+    assert "south" in row
     assert not any(address.startswith(PNG) for address in page.addresses), "a row of a table has no picture"
     # What was written runs again, to the same bits.
     assert main(["run", str(out / "config.toml"), "--out", str(tmp_path / "again")]) == 0
@@ -78,7 +90,7 @@ def test_pictures_are_run_through_to_their_page_in_any_order_of_files(folder, tm
 def test_data_shows_what_the_numbers_of_a_run_stand_for(table, capsys):
     assert main(["data", str(table)]) == 0
     printed = capsys.readouterr().out
-    for words in ("1 'b' (8)", "'north' (1), 'south' (2)", "0 'ill' (12), 1 'well' (12)", "'age', 'dose'"):
+    for words in ("1 'NA' (8)", "'north' (1), 'south' (2)", "0 'ill' (12), 1 'well' (12)", "'age', 'dose'"):
         assert words in printed
     changes = ["--set", "data.inputs=['dose']"]
     assert main(["data", str(table), *changes]) == 0

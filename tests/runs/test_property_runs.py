@@ -77,6 +77,15 @@ def test_a_killed_and_resumed_run_is_the_uninterrupted_one(finished, config_of, 
     assert without_config(out) == without_config(finished)
 
 
+def test_a_finished_run_that_is_prolonged_is_the_longer_run(finished, config_of, tmp_path):
+    """Its 7 rounds end between two with the property and between two checkpoints."""
+    out = run(config_of(algorithm__rounds=7, checkpoint__every=4), tmp_path / "run")
+    assert len(pd.read_csv(out / "property.csv")) < len(pd.read_csv(finished / "property.csv"))
+    run(config_of(checkpoint__every=4), out, resume=True)
+    assert "property.csv" in content(out)
+    assert without_config(out) == without_config(finished)
+
+
 def test_a_damaged_checkpoint_takes_its_observations_with_it(finished, config_of, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(Killed):

@@ -76,6 +76,14 @@ def require_same(one, other):
         pd.testing.assert_frame_equal(getattr(one, name)[shared], getattr(other, name)[shared], check_dtype=False)
 
 
+def test_a_page_says_what_the_examples_are(tmp_path):
+    rows = federation(IMAGES.flatten(1))
+    model = shoal.Model(lambda: nn.Linear(16, 2))
+    out = simulated(federation=rows, model=model, rounds=1).save(tmp_path / "run")
+    page = shoal.load(out).report(tmp_path / "page.html")
+    assert "accuracy on held-out rows" in page_of(page.read_text()).text
+
+
 def test_a_saved_result_comes_back(result, saved):
     back = shoal.load(saved)
     require_same(result, back)
@@ -304,6 +312,22 @@ def test_a_directory_starts_as_its_result_does(tmp_path):
     saved = first.save(tmp_path / "first")
     require_same(simulated(rounds=2, start=first), simulated(rounds=2, start=saved))
     require_same(simulated(rounds=2, start=first), simulated(rounds=2, start=shoal.load(str(saved))))
+
+
+def test_models_with_batch_norm_load_strictly_and_start_others(tmp_path):
+    def build():
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    model = shoal.Model(build)
+    first = simulated(model=model, rounds=1)
+    back = shoal.load(first.save(tmp_path / "first"))
+    require_same_models(first, back)
+    build().load_state_dict(back.models[0])
+    more = simulated(model=model, rounds=1, start=back)
+    # Files of earlier versions have no counts of batches.
+    bare = {k: {name: t for name, t in each.items() if t.is_floating_point()} for k, each in back.models.items()}
+    assert len(bare[0]) == len(back.models[0]) - 1
+    require_same_models(more, simulated(model=model, rounds=1, start=replace(back, models=bare)))
 
 
 def test_a_start_that_is_resumed_is_never_killed(tmp_path, result):

@@ -66,7 +66,7 @@ class ActivePropertyAttacker:
 
     def start(self, state: State, stream: Stream) -> Tensors:
         """The initial heads, one per model: "head" (K, H)."""
-        initial = (self.model.state_dict(self.model.init(stream("head", k))) for k in range(len(state.models)))
+        initial = (self.model.layout.views(self.model.init(stream("head", k))) for k in range(len(state.models)))
         return {"head": torch.stack([self._head(named) for named in initial])}
 
     def train(
@@ -85,7 +85,7 @@ class ActivePropertyAttacker:
         require(len(heads) == len(state.models), "an active property attack needs a constant number of models")
         both = replace(shards, y=self.labels.to(shards.y.device))
         end = engine.train_other_model(self.model, self._with_head(start, heads[cluster]), both, randomness, local)
-        named = self.model.state_dict(end)
+        named = self.model.layout.views(end)
         if self.train_head:
             heads[cluster] = self._head(named)
         for name in self._extended():

@@ -30,6 +30,7 @@ from shoal.runs.audit import audit_run, audit_scores
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
 from shoal.runs.gate import Gate
+from shoal.runs.record import read_description
 from shoal.runs.report import report_of
 from shoal.runs.run import run as run_config
 from shoal.sweeps import Workers, is_sweep, read_sweep, report_of_sweep, run_sweep
@@ -81,7 +82,7 @@ def run(
     with Display(Console(stderr=True, quiet=quiet), notice) as display:
         run_config(given, directory, resume=resume, data_dir=data_dir, watch=display)
     page = report_of(directory)
-    typer.echo(verdict(read_summary(directory)))
+    typer.echo(verdict(read_summary(directory), read_description(directory).kind))
     typer.echo(f"Report: {page}")
 
 
@@ -219,7 +220,7 @@ def data(
         typer.echo(f"{wanted}: {fetch(wanted, data_dir if data_dir is not None else user_cache())}")
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("data set", "images", "here", "how to get it"):
+    for title in ("data set", "examples", "here", "how to get it"):
         table.add_column(title, overflow="fold")
     for each in availability(data_dir):
         here = str(each.path) if each.path is not None else "missing"

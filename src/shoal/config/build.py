@@ -73,12 +73,27 @@ class Resolved:
             tsne=section is not None and section.tsne,
         )
 
+    @property
+    def training_examples(self) -> int:
+        """How many examples the clients train on, all together."""
+        partition = self.config.data.partition
+        if partition is not None:
+            return partition.clients * partition.examples_per_client
+        assert self.indices is not None
+        return sum(map(len, self.indices.clients))
+
     def description(self) -> Iterator[str]:
-        """What the numbers of results stand for, in lines; of a set that is dealt out, how large it is."""
+        """What the numbers of results stand for, in lines; of a set that is dealt out, how large it is, and how many
+        examples have the property that its task names.
+        """
         if isinstance(self.data, ClientDataset):
             yield from self.data.description()
-        else:
-            yield f"{len(self.data.labels):,} {self.data.kind} in {self.data.classes} classes"
+            return
+        yield f"{len(self.data.labels):,} {self.data.kind} in {self.data.classes} classes"
+        if self.data.has_property is not None:
+            count, name = int(self.data.has_property.sum()), (self.config.data.task or "").partition("/")[2]
+            share = f"{100 * count / len(self.data.labels):.1f} %"
+            yield f"{count:,} of them ({share}) have the property{f' {name!r}' if name else ''}"
 
     def _federation(self) -> Federation:
         config, stream = self.config, Stream(self.config.seed, ("data",))

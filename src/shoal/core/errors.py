@@ -60,8 +60,8 @@ def quoted(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint naming the known word closest to ``word``, or all known words when none is close.
+def nearest(word: str, known: Iterable[str], unlisted: Iterable[str] = ()) -> str:
+    """A hint naming the known word closest to ``word``, or all known words but ``unlisted`` ones when none is close.
 
     >>> nearest("round", ["rounds", "clusters"])
     "did you mean 'rounds'?"
@@ -69,5 +69,5 @@ def nearest(word: str, known: Iterable[str]) -> str:
     'known: clusters, rounds'
     """
     words = sorted(known)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, sorted({*words, *unlisted}), n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(words)}"

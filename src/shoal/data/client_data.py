@@ -242,6 +242,7 @@ def federation_of_clients(data: ClientDataset, indices: PartitionIndices, prefer
         groups=data.group_names,
         preferences=preferences,
         classes=data.classes,
+        names=data.client_names,
     )
 
 

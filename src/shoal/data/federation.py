@@ -2,27 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.core.errors import InputError, described, nearest, quoted, require
 from shoal.core.representation import one_line, shortened
 from shoal.data.memory_format import gather
-from shoal.data.own_data import (
-    Arrays,
-    Columns,
-    Examples,
-    Table,
-    Task,
-    group_names,
-    require_finite,
-    rows_of,
-    tensors_of,
-    tensors_of_rows,
-)
+from shoal.data.own_data import Arrays, Columns, Examples, Table, Task
 from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
 
@@ -85,6 +72,7 @@ class Federation:
         holdout: N shards that clients keep out of training (empty shards where there are none).
         classes: C, the number of classes; None: labels are the targets of a regression, not classes.
         property_schedule: which examples have a property and when the victim trains on them; None without a property.
+        names: what the user calls each of the N clients, in results; None: they have their numbers alone.
     """
 
     clients: Shards
@@ -97,9 +85,18 @@ class Federation:
     holdout: Shards
     classes: int | None
     property_schedule: PropertySchedule | None = None
+    names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def kind(self) -> str:
+        """What its examples are, by their shape, in the plural: images, texts, rows of a table, or just examples."""
+        x = self.clients.x
+        if x.dim() == 2:
+            return "rows" if x.is_floating_point() else "texts"
+        return "images" if x.dim() == 4 else "examples"
 
     @property
     def group_fractions(self) -> Tensor:
@@ -128,6 +125,7 @@ class Federation:
             ids=self.ids[order],
             group=self.group[order],
             preferences=Preferences(self.preferences.threshold[order], self.preferences.beta[order]),
+            names=None if self.names is None else tuple(self.names[i] for i in order.tolist()),
         )
 
     def __repr__(self) -> str:
@@ -178,58 +176,19 @@ class Federation:
         Federation(3 clients (all 3), 6 training examples of shape (1,), 2 classes; 1 test, 0 shadow, 0 held-out \
 examples)
         """
-        require(task in get_args(Task), f"'task' must be 'classification' or 'regression'; got {task!r}")
-        regression = task == "regression"
-        require(classes is None or not regression, f"a regression has no classes; got classes={classes!r}")
-        sequence = isinstance(clients, Sequence) and not isinstance(clients, str)
-        require(sequence, f"'clients' must be a list of pairs (x, y), one per client; got {described(clients)}")
-        require(len(clients) > 0, "a federation needs at least one client")
-        own = [tensors_of(f"client {i}", each, task) for i, each in enumerate(clients)]
-        first, labels = own[0]
-        for i, (x, y) in enumerate(own):
-            require(len(y) > 0, f"client {i} has no examples")
-            _require_shape(f"client {i}", x, first)
-            _require_shape(f"client {i}", y, labels, "labels")
-        if not regression:
-            classes = max(int(y.max()) for _, y in own) + 1 if classes is None else classes
-            whole = isinstance(classes, int) and classes >= 1
-            require(whole, f"'classes' must be a whole number, at least 1; got {classes!r}")
-        held = [tensors_of(f"the holdout of client {i}", each, task) for i, each in enumerate(holdout or ())]
-        require(
-            holdout is None or len(held) == len(own),
-            f"'holdout' must have one (x, y) for each of {len(own)} clients; got {len(held)}",
-        )
-        held = held or [(first[:0], labels[:0])] * len(own)
-        for i, (x, y) in enumerate(held):
-            _require_shape(f"the holdout of client {i}", x, first)
-            _require_shape(f"the holdout of client {i}", y, labels, "labels")
-        group_of = ["all"] * len(own) if groups is None else group_names("'groups'", groups, len(own))
-        names = tuple(dict.fromkeys(group_of))
-        require(
-            isinstance(test, Examples) or len(names) == 1,
-            f"with {len(names)} groups, 'test' must be Examples(x, y, groups), which name the group of each example",
-        )
-        tested = _grouped("the test set", test, names, own[0], task)
-        require(len(tested) > 0, "the test set has no examples; accuracy and non-members come from it")
-        without = [name for g, name in enumerate(names) if not bool((tested.group == g).any())]
-        require(not without, f"the test set has no examples of the group {quoted(without)}; each group needs some")
-        nothing = GroupedExamples(first[:0], labels[:0], torch.empty(0, dtype=torch.int64))
-        shards, kept = Shards.from_pairs(own), Shards.from_pairs(held)
-        federation = Federation(
-            clients=shards,
-            ids=torch.arange(len(own)),
-            group=torch.tensor([names.index(name) for name in group_of]),
-            groups=names,
-            preferences=Preferences(
-                _per_client(threshold, len(own), "threshold", 0.5), _per_client(beta, len(own), "beta", 0.0)
-            ),
-            test=tested,
-            shadow=nothing if shadow is None else _grouped("the shadow set", shadow, names, own[0], task),
-            holdout=kept,
+        from shoal.data.own_federation import federation_of_tensors  # noqa: PLC0415 (it makes federations)
+
+        return federation_of_tensors(
+            clients,
+            test=test,
+            shadow=shadow,
+            groups=groups,
+            holdout=holdout,
+            threshold=threshold,
+            beta=beta,
             classes=classes,
+            task=task,
         )
-        _check(federation)
-        return federation
 
     @staticmethod
     def from_table(
@@ -246,7 +205,7 @@ examples)
         """A federation of tables: pandas frames, or Hugging Face `datasets.Dataset`, one row per example.
 
         Args:
-            table: the clients' examples; clients are numbered in the order of first appearance.
+            table: the clients' examples; clients are numbered in the order of first appearance and keep their names.
             columns: which column names the client, the label, the group, and which are inputs.
             test: held-out examples, a table with the same columns (that of the clients may hold anything).
             shadow: the server's examples, such a table; None: none.
@@ -258,103 +217,11 @@ examples)
         >>> import pandas as pd
         >>> table = pd.DataFrame({"who": ["a", "a", "b"], "age": [30, 40, 50], "ill": [0, 1, 1]})
         >>> federation = Federation.from_table(table, Columns(client="who", label="ill"), test=table)
-        >>> federation.clients.sizes
-        tensor([2, 1])
+        >>> federation.names, federation.clients.sizes
+        (('a', 'b'), tensor([2, 1]))
         """
-        rows = rows_of("the table", table, columns)
-        clients, groups = [], []
-        for name, own in rows.groupby(columns.client, sort=False):
-            clients.append(tensors_of_rows(f"client {name}", own, columns, task))
-            if columns.group is not None:
-                (group, *more) = own[columns.group].drop_duplicates().tolist()
-                require(not more, f"client {name} is in several groups: {quoted(map(str, (group, *more)))}")
-                groups.append(group)
+        from shoal.data.own_federation import federation_of_table  # noqa: PLC0415 (it makes federations)
 
-        def others(name: str, given: Table) -> Examples | Arrays:
-            given = rows_of(name, given, columns)
-            x, y = tensors_of_rows(name, given, columns, task)
-            return (x, y) if columns.group is None else Examples(x, y, given[columns.group].tolist())
-
-        return Federation.from_tensors(
-            clients,
-            test=others("the test table", test),
-            shadow=None if shadow is None else others("the shadow table", shadow),
-            groups=groups if columns.group is not None else None,
-            threshold=threshold,
-            beta=beta,
-            classes=classes,
-            task=task,
+        return federation_of_table(
+            table, columns, test=test, shadow=shadow, threshold=threshold, beta=beta, classes=classes, task=task
         )
-
-
-def _require_shape(name: str, given: Tensor, like: Tensor, kind: str = "examples") -> None:
-    shape, expected = tuple(given.shape[1:]), tuple(like.shape[1:])
-    same = shape == expected or len(given) == 0
-    require(same, f"{name} has {kind} of shape {shape}; client 0's have shape {expected}")
-
-
-def _grouped(
-    name: str, given: Arrays | Examples | Dataset, names: Sequence[str], like: tuple[Tensor, Tensor], task: Task
-) -> GroupedExamples:
-    """A test or shadow set with the groups by index; without names, all of the first group."""
-    x, y = tensors_of(name, (given.x, given.y) if isinstance(given, Examples) else given, task)
-    _require_shape(name, x, like[0])
-    _require_shape(name, y, like[1], "labels")
-    if not isinstance(given, Examples):
-        return GroupedExamples(x, y, torch.zeros(len(y), dtype=torch.int64))
-    of_each = group_names(f"the groups of {name}", given.groups, len(y))
-    for each in dict.fromkeys(of_each):
-        require(
-            each in names, f"{name} has examples of the group '{each}', which no client is of; {nearest(each, names)}"
-        )
-    index = {each: g for g, each in enumerate(names)}
-    return GroupedExamples(x, y, torch.tensor([index[each] for each in of_each], dtype=torch.int64))
-
-
-def _check(federation: Federation) -> None:
-    """Raise unless all inputs are finite, and all labels in ``range(classes)`` or, in a regression, finite."""
-    sets = [("client", federation.clients), ("the holdout of client", federation.holdout)]
-    for name, shards in sets:
-        outside = _outside(shards.y, federation.classes)
-        finite = not shards.x.is_floating_point() or bool(torch.isfinite(shards.x.sum()))
-        if finite and not bool(outside.any()):
-            continue
-        for i in range(len(shards)):
-            own = shards.owned(i)
-            require_finite(f"{name} {i}", shards.x[own])
-            _require_labels(f"{name} {i}", shards.y[own], federation.classes)
-    for name, examples in (("the test set", federation.test), ("the shadow set", federation.shadow)):
-        require_finite(name, examples.x)
-        _require_labels(name, examples.y, federation.classes)
-
-
-def _outside(y: Tensor, classes: int | None) -> Tensor:
-    """Whether labels (m,) or (m, d) are none, elementwise."""
-    return ~torch.isfinite(y) if classes is None else (y < 0) | (y >= classes)
-
-
-def _require_labels(name: str, y: Tensor, classes: int | None) -> None:
-    if classes is None:
-        require_finite(name, y, "labels")
-        return
-    wrong = y[_outside(y, classes)]
-    require(
-        len(wrong) == 0,
-        f"{name} has the label {wrong[:1].sum()}; labels must be in 0..{classes - 1} (classes)",
-    )
-
-
-def _per_client(value: Tensor | Sequence[float] | float, count: int, name: str, low: float) -> Tensor:
-    """One number, or one per client, as (count,) float64 in [low, 1]."""
-    try:
-        given = torch.as_tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"'{name}' must be one number or one for each of {count} clients; got {value!r}") from error
-    require(
-        given.dim() == 0 or given.shape == (count,),
-        f"'{name}' must be one number or one for each of {count} clients; got shape {tuple(given.shape)}",
-    )
-    values = given.expand(count).clone()
-    within = bool(((values >= low) & (values <= 1)).all())
-    require(within, f"'{name}' must be in [{low}, 1]; got {values.min():g} to {values.max():g}")
-    return values

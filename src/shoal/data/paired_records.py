@@ -15,7 +15,7 @@ from shoal.data.memory_format import concatenate
 
 @dataclass(frozen=True, eq=False)
 class PairedRecords:
-    """Q pairs of a client's training example and a test example of the same group and label.
+    """Q pairs of a client's training example and a test example of the same group and label (of a regression: group).
 
     Each of the 2 Q records belongs to the pair's client, which trained on the first of the two: the Q members come
     first in every tensor of 2 Q records, then the non-members in the same order.
@@ -48,7 +48,7 @@ class PairedRecords:
 
     @property
     def labels(self) -> Tensor:
-        """(2 Q,), of each record."""
+        """(2 Q,), of each record; of a regression (2 Q, d)."""
         return self.federation.clients.y[self.rows.to(self.federation.clients.y.device)].cpu()
 
     def exchanged(self, exchange: Tensor) -> Federation:
@@ -65,7 +65,7 @@ class PairedRecords:
 def pair_records(federation: Federation, stream: Stream) -> PairedRecords:
     """Pair training examples with test examples of the same group and label, each in one pair at most, at random.
 
-    Training examples beyond the number of such test examples stay unpaired.
+    Training examples beyond the number of such test examples stay unpaired. In a regression groups alone must agree.
 
     Raises:
         InputError: there is no pair.
@@ -73,9 +73,11 @@ def pair_records(federation: Federation, stream: Stream) -> PairedRecords:
     clients, test = federation.clients, federation.test
     group = federation.group[clients.owners()]
     label, test_label = clients.y[clients.indices.to(clients.y.device)].cpu(), test.y.cpu()
+    if federation.classes is None:
+        label, test_label = torch.zeros_like(group), torch.zeros_like(test.group)
     entries, tests = [], []
     for g in federation.groups_with_clients:
-        for c in range(federation.classes):
+        for c in range(federation.classes or 1):
             members = torch.nonzero((group == g) & (label == c)).flatten()
             others = torch.nonzero((test.group == g) & (test_label == c)).flatten()
             count, draw = min(len(members), len(others)), stream("pairs", g, c)

@@ -160,8 +160,16 @@ class Model:
         return self.layout.pack(dict(network.named_parameters()) | dict(network.named_buffers()))
 
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
-        """The network's tensors by name, contiguous copies of ``vector`` (P,), for `load_state_dict`."""
-        return {name: view.detach().clone().contiguous() for name, view in self.layout.views(vector).items()}
+        """All tensors that `load_state_dict` of the network takes, by name, as contiguous copies.
+
+        They are those of ``vector`` (P,), and what it has no numbers for: tensors that share another one's, and buffers
+        of whole numbers, such as batch norm's count of batches, as in a new network.
+        """
+        views, network = self.layout.views(vector), self.network()
+        network.load_state_dict(views, strict=False)
+        whole: dict[str, Tensor] = dict(network.state_dict())
+        whole |= {name: view for name, view in views.items() if name in whole}
+        return {name: tensor.detach().clone().contiguous() for name, tensor in whole.items()}
 
 
 def metric_name(metric: Metric) -> str:

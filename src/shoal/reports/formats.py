@@ -1,5 +1,6 @@
-"""Numbers as reports and the command line write them."""
+"""Numbers as reports and the command line write them, and the word for examples."""
 
+import re
 from collections.abc import Callable
 
 DASH = "\N{EN DASH}"
@@ -73,3 +74,12 @@ def format_duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def name_examples(text: str, kind: str) -> str:
+    """A text that speaks of images, for examples of another ``kind``, a plural. It must hold no names of a user's.
+
+    >>> name_examples("Held-out images, each a training image or not.", "rows")
+    'Held-out rows, each a training row or not.'
+    """
+    return re.sub(r"\bimage(s?)\b", lambda found: kind.removesuffix("s") + found[1], text)

@@ -10,19 +10,31 @@ NOTICEABLE = 0.02
 """Smaller differences of accuracy and exposure count as none: about what another seed changes."""
 
 
-def verdict(summary: Summary, metric: str = ACCURACY) -> str:
-    """A run's accuracy, or whatever its ``metric`` is, exposure and violations in a few sentences."""
+def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY) -> str:
+    """A run's accuracy, exposure and violations in a few sentences.
+
+    Args:
+        summary: of the run.
+        kind: what its examples are, in the plural.
+        metric: what it reports as accuracy.
+    """
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     if not {"accuracy.overall", "violations.total"} <= set(overall):
         return "The metrics of this run are incomplete."
     form, title = metric_format(metric), algorithm_title(str(summary.run["algorithm"]))
     if metric == ACCURACY:
-        accuracy = f"{title} is right on {form(overall['accuracy.overall'])} of held-out images"
+        accuracy = f"{title} is right on {form(overall['accuracy.overall'])} of held-out {kind}"
     else:
-        accuracy = f"The metric of {title} on held-out examples, {metric}, is {form(overall['accuracy.overall'])}"
+        accuracy = f"The metric of {title} on held-out {kind}, {metric}, is {form(overall['accuracy.overall'])}"
     if len(by_group) > 1:
         accuracy += f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
-    sentences = [accuracy, *_worse_than_guessing(summary), *_exposure(summary), *_property(summary), limits(summary)]
+    sentences = [
+        accuracy,
+        *_worse_than_guessing(summary, kind),
+        *_exposure(summary),
+        *_property(summary),
+        limits(summary),
+    ]
     return ". ".join([*sentences, *_epsilon(summary)]) + "."
 
 
@@ -45,7 +57,7 @@ def of_groups(summary: Summary, metric: str) -> dict[str, float]:
     return {group: each[metric] for group, each in summary.by_group.items() if metric in each}
 
 
-def _worse_than_guessing(summary: Summary) -> list[str]:
+def _worse_than_guessing(summary: Summary, kind: str) -> list[str]:
     """Groups and models whose accuracy is below that of always naming the most frequent class; nothing if unknown."""
     accuracy, guess = of_groups(summary, "accuracy"), of_groups(summary, "most_frequent_class")
     if not guess:
@@ -58,7 +70,7 @@ def _worse_than_guessing(summary: Summary) -> list[str]:
     if not worse:
         return []
     shares = sorted({percent(value) for value in guess.values()})
-    always = f"always naming the most frequent class of the held-out images is right on {' or '.join(shares)}"
+    always = f"always naming the most frequent class of the held-out {kind} is right on {' or '.join(shares)}"
     return [f"That is worse than guessing for {', '.join(worse)}: {always}"]
 
 

@@ -171,7 +171,7 @@ def _records(attacked: AttackedRun, references: Sequence[FederationScores], engi
     target, names = attacked.scores(engine), _client_names(federation)
     team = attacked.simulation.red_team
     further = {}
-    for attack in (team.attack, Gap()):
+    for attack in (team.attack, *(() if federation.classes is None else (Gap(),))):
         name = "posterior" if isinstance(attack, ShadowModelAttack) else name_of(type(attack))
         scores, margins = attacked.fitted_attack(attack, target.model, engine)
         further[name] = AttackScores(OUTSIDER, scores.numpy(), margins.numpy())
@@ -187,7 +187,7 @@ def _records(attacked: AttackedRun, references: Sequence[FederationScores], engi
 
 
 def _client_names(federation: Federation) -> list[str]:
-    return [str(i) for i in federation.ids.tolist()]
+    return [str(i) for i in federation.ids.tolist()] if federation.names is None else list(federation.names)
 
 
 def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:

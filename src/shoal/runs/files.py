@@ -18,7 +18,7 @@ from shoal.simulation.summary import TEXT_KEYS, FlatSummary, Summary, parse_summ
 NEEDED = (*TEXT_KEYS, "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
 """Keys that every summary has."""
 
-TEXT_COLUMNS = ("group", "non_members", "attack")
+TEXT_COLUMNS = ("group", "non_members", "attack", "name")
 """Columns of text; all others hold numbers."""
 
 COMPLETE = ("round", "cluster", "clients", "present", "group", "non_members")

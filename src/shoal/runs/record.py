@@ -70,6 +70,7 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         "seed": simulation.seed,
         "attack": name_of(type(team.attack)),
         "estimator": team.estimator,
+        "kind": federation.kind,
         "settings": settings,
         "groups": dict(zip(federation.groups, shares, strict=True)),
     }
@@ -139,6 +140,8 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         estimator=table["estimator"],
         settings=text,
         metric=table.get("metric", ACCURACY),
+        # Directories of earlier versions do not say it.
+        kind=table.get("kind", "images"),
         property_attack=None if attack is None else read(PropertyAttackSection, attack, "property_attack"),
     )
 

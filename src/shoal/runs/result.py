@@ -164,7 +164,7 @@ def write_files(out: Path, result: Result) -> None:
     if not (out / "config.toml").exists():
         write_text(out / "config.toml", result.description.settings)
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    columns = [name for name in (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "epsilon") if name in result.clients]
+    columns = [name for name in (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "epsilon", "name") if name in result.clients]
     write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))
     if result.updates is not None:

@@ -192,16 +192,21 @@ def _trained(start: Result | str | Path, model: Model) -> State:
     """
     result = load(start) if isinstance(start, str | Path) else start
     require_instance("start", result, Result, "such as simulate returns, or the directory of a finished run")
-    shapes = {slot.name: slot.shape for slot in model.layout.slots}
+    network = model.network()
+    saved = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    shapes = {slot.name: slot.shape for slot in model.layout.slots} | saved
+    # What is not trained or not saved may be missing, such as a count of batches in the files of earlier versions.
+    needed = saved.keys() & {slot.name for slot in model.layout.slots}
     for tensors in result.models.values():
         given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name in {**shapes, **given}:
             has, needs = given.get(name, "no such tensor"), shapes.get(name, "no such tensor")
             require(
-                has == needs,
+                has == needs or (name not in given and name not in needed),
                 f"'start' has models of another network: for '{name}' they have {has}, but the model has {needs}",
             )
-    models = torch.stack([model.layout.pack(tensors) for tensors in result.models.values()])
+    buffers = dict(network.named_buffers())
+    models = torch.stack([model.layout.pack({**buffers, **tensors}) for tensors in result.models.values()])
     if result.state is not None:
         return replace(result.state, models=models)
     risks = [result.summary.by_cluster.get(k, {}).get("risk", UNKNOWN_RISK) for k in result.models]

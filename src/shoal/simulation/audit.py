@@ -1,6 +1,6 @@
 """What attackers find in a trained federation: every attack's metrics, overall, by group, by model and by client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from typing import Any
@@ -124,10 +124,10 @@ class Audit:
     omitted: Mapping[str, str] = field(default_factory=dict)
     __repr__ = one_line
 
-    def strongest(self, scope: str = "all", name: str = "all") -> pd.Series:
+    def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
         """The row of the attack with the largest balanced accuracy in a scope."""
         rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]
-        return rows.loc[rows["accuracy"].idxmax()]
+        return rows.sort_values("accuracy", ascending=False, kind="stable").to_dict("records")[0]
 
     @property
     def groups(self) -> list[str]:

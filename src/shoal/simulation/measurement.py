@@ -133,6 +133,8 @@ def measure(
         of_shared = evaluate_models(state.models, of_clusters.trainers, federation, engine, records)
         shared = MembershipAudit.of(of_shared, attacks, of_clusters.trainers, of_clusters.latest, federation)
     clients = _clients(final, audit).assign(**exposure_of_clients(audits, of_deployed.trainers.numpy(), federation))
+    if federation.names is not None:
+        clients = clients.assign(name=list(federation.names))
     summary = (
         _of_clients(final, clients)
         | _of_classes(final)

@@ -29,8 +29,8 @@ class Outcome:
 
     Args:
         summary: the metrics of `summary.json`.
-        clients: one row per client: `CLIENT_COLUMNS`, ``train_accuracy`` and `EXPOSURE_COLUMNS`; and ``epsilon``
-            where local steps are private.
+        clients: one row per client: `CLIENT_COLUMNS`, ``train_accuracy`` and `EXPOSURE_COLUMNS`; ``epsilon`` where
+            local steps are private, and ``name`` where the federation has names.
         rounds: one row per round and cluster, as in `rounds.csv`.
         roc: ROC curves of the configured attack by group, as in `roc.csv`.
         state: the final models, risks and assignment.

@@ -25,11 +25,13 @@ class PlannedRun:
         run: its place in the sweep.
         config: what it runs, with everything decided.
         digest: the name of its directory.
+        examples: training examples of all its clients together.
     """
 
     run: Run
     config: Config
     digest: str
+    examples: int
 
 
 def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, ...]:
@@ -43,13 +45,16 @@ def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, .
     planned: dict[str, PlannedRun] = {}
     for run in sweep.runs:
         try:
-            config = resolve(run.config, dataset_of(run.config, data_dir)).config
+            resolved = resolve(run.config, dataset_of(run.config, data_dir))
         except InputError as error:
             raise InputError(f"{sweep.name}, {run}: {error}") from error
+        config = resolved.config
+        # How files of clients' own examples are read is decided by now, and would look like another data set.
+        _loaded_as[_key(config, data_dir)] = _key(run.config, data_dir)
         digest = digest_of(config)
         if digest in planned:
             raise InputError(f"{sweep.name}: '{planned[digest].run}' and '{run}' are the same run; leave one out")
-        planned[digest] = PlannedRun(run, config, digest)
+        planned[digest] = PlannedRun(run, config, digest, resolved.training_examples)
     return tuple(planned.values())
 
 
@@ -59,21 +64,32 @@ def dataset_of(config: Config, data_dir: Path | None) -> LabelledDataset | Clien
     Raises:
         InputError: data that are missing or damaged.
     """
+    key = _key(config, data_dir)
+    return _load_once(_loaded_as.get(key, key))
+
+
+_Key = tuple[str, str | None, str | None, Path | None, Reading | None]
+"""Which data set it is: the arguments of `load_source`."""
+
+_loaded_as: dict[_Key, _Key] = {}
+"""By what a decided configuration says of its data, what the configuration said of them when they were loaded."""
+
+
+def _key(config: Config, data_dir: Path | None) -> _Key:
     # A resolved configuration has the absolute path, the file's own may have another that leads to the same place.
     path = None if config.data.path is None else str(Path(config.data.path).expanduser().resolve())
-    return _load_once(config.data.source, path, config.data.task, data_dir, reading_of(config.data))
+    return config.data.source, path, config.data.task, data_dir, reading_of(config.data)
 
 
 @lru_cache(maxsize=LOADED_DATASETS)
-def _load_once(
-    source: str, path: str | None, task: str | None, data_dir: Path | None, reading: Reading | None
-) -> LabelledDataset | ClientDataset:
-    return load_source(source, path, task, data_dir, reading)
+def _load_once(key: _Key) -> LabelledDataset | ClientDataset:
+    return load_source(*key)
 
 
 def forget_datasets() -> None:
     """Free the memory of the data sets that `dataset_of` has loaded."""
     _load_once.cache_clear()
+    _loaded_as.clear()
 
 
 def digest_of(config: Config) -> str:

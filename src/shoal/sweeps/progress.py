@@ -17,7 +17,7 @@ class SweepProgress:
         finished: how many are done, before and now.
         failed: how many failed now.
         done: the share of the work that is done, in [0, 1]: rounds (of an unfinished run, those up to its last
-            checkpoint), each weighted by its images.
+            checkpoint), each weighted by its training examples.
     """
 
     runs: int
@@ -35,11 +35,8 @@ def progress_of(planned: Sequence[PlannedRun], runs: Path, failed: int) -> Sweep
 
 
 def _work(planned: PlannedRun, rounds: int) -> float:
-    """The images that ``rounds`` rounds of a run go through, and one more per round, for what every round costs."""
-    data = planned.config.data.partition
-    # How many images clients have of their own is in the files, the same ones for all runs of most sweeps.
-    images = 0 if data is None else data.clients * data.examples_per_client
-    return rounds * images * planned.config.algorithm.participation + rounds
+    """The examples that ``rounds`` rounds of a run go through, and one more per round, for what every round costs."""
+    return rounds * planned.examples * planned.config.algorithm.participation + rounds
 
 
 def _rounds_done(out: Path, rounds: int) -> int:

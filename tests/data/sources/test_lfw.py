@@ -9,6 +9,7 @@ from sklearn.datasets import fetch_lfw_people
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import load_dataset
+from shoal.data.sources.catalog import availability
 from shoal.data.sources.lfw import find_lfw, load_lfw
 
 COLUMNS = ["Male", "Asian", "White", "Black", "Smiling", "Eyeglasses", "Sunglasses", "No Eyewear", "Bald"]
@@ -244,3 +245,15 @@ def test_without_pillow_the_sentence_says_what_to_install(lfw, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert "pip install 'shoal[images]'" in error_of(lfw)
+
+
+def test_the_images_that_are_there_are_counted(lfw):
+    def size():
+        return {row.name: row for row in availability(lfw)}["lfw"].size
+
+    assert size() == "5 of 62x47"
+    path = path_of(lfw / "lfw_funneled", "Zoe Ray", 2)
+    path.unlink()
+    assert size().startswith("damaged: 1 of the 5 images that")
+    write_attributes(lfw, rows=[("Zoe Ray", "two", [0.0] * 9)])
+    assert size().startswith("damaged: ")

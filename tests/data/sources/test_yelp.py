@@ -155,6 +155,27 @@ def test_the_file_is_found_plain_zipped_and_through_the_catalog(dump, tmp_path):
     assert "the official Yelp Open Dataset's yelp_academic_dataset_review.json" in row.instructions
 
 
+@pytest.mark.parametrize("zipped", [False, True])
+def test_reviews_are_counted(dump, tmp_path, zipped):
+    """13 to 5 reviews of nine users, and 5 of each other; empty lines between them, and none at the end."""
+    content = dump.read_bytes().replace(b"\n", b"\n\n").rstrip()
+    dump.unlink()
+    (tmp_path / (NAME + ".gz" * zipped)).write_bytes(gzip.compress(content) if zipped else content)
+    assert _size(tmp_path) == f"{sum(14 - min(k, 9) for k in range(12))} reviews"
+
+
+def test_a_file_without_reviews_is_damaged(tmp_path):
+    path = write(tmp_path, [b'{"business_id": "x"}\n'])
+    assert _size(tmp_path).startswith(f"damaged: '{path}' lacks 'user_id")
+    (tmp_path / f"{NAME}.gz").write_bytes(gzip.compress(line("u", 1.0, "words") * 9)[:-20])
+    path.unlink()
+    assert "is truncated" in _size(tmp_path)
+
+
+def _size(folder):
+    return {row.name: row for row in availability(folder)}["yelp"].size
+
+
 def test_empty_lines_are_no_reviews(dump, tmp_path):
     spaced = write(tmp_path / "spaced", [each + b"\n\n" for each in dump.read_bytes().splitlines(keepends=True)])
     assert torch.equal(load_yelp(spaced).words, load_yelp(dump).words)

@@ -14,9 +14,9 @@ from shoal.data.sources import synthetic_faces, synthetic_reviews
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
 from shoal.data.sources.digits import load_sklearn_digits
 from shoal.data.sources.idx import count_idx_images, idx_files, load_idx_folder
-from shoal.data.sources.lfw import find_lfw, load_lfw
+from shoal.data.sources.lfw import count_lfw, find_lfw, load_lfw
 from shoal.data.sources.stroke_properties import with_stroke_property
-from shoal.data.sources.yelp import find_yelp, load_yelp
+from shoal.data.sources.yelp import count_yelp, find_yelp, load_yelp
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _IDX = f"{quoted(_FILES)} (plain or .gz)"
@@ -32,7 +32,7 @@ class Availability:
     """The folder or file it would be read from; None if it is not here (or needs a path)."""
     size: str
     """Number and size of the images or texts that are here, such as ``"70,000 of 28x28"``, or what is wrong with them;
-    those of the official set where none are here, or where counting them would take long."""
+    those of the official set where none are here."""
     instructions: str
     """How to get it."""
 
@@ -47,7 +47,7 @@ class _Source:
     load: Callable[[Path, str | None], LabelledDataset]  # from a path, with a task
     torchvision: str = ""  # its folder in torchvision's layout
     system: tuple[Path, ...] = ()  # where a package manager installs it
-    count: Callable[[Path], str] | None = None  # number and size of what is at a path; None: takes too long
+    count: Callable[[Path], str] | None = None  # number and size of what is at a path; None: never found
 
 
 def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:
@@ -113,6 +113,7 @@ _SOURCES: dict[str, _Source] = {
         "SHOAL_DATA names (reading them needs pip install 'shoal[images]')",
         find_lfw,
         load_lfw,
+        count=count_lfw,
     ),
     "yelp": _Source(
         "texts by 10 authors",
@@ -120,6 +121,7 @@ _SOURCES: dict[str, _Source] = {
         "--data-dir or SHOAL_DATA names",
         find_yelp,
         load_yelp,
+        count=count_yelp,
     ),
     "idx": _Source("any", f"give the folder with your own {_IDX} as its path", lambda _: None, _idx("idx", None)),
 }
@@ -141,6 +143,8 @@ _OF_CLIENTS = {
     ),
 }
 """Sources whose clients have their examples already, and that `load_dataset` does not load: size and instructions."""
+
+_NOT_IMAGES = {"reviews": "texts", "yelp": "texts", "table": "rows"}
 
 _NAMES = (*_WITHOUT_FILES, *_SOURCES)
 
@@ -194,6 +198,15 @@ def load_dataset(
             f"data source '{name}' is not on this machine: looked in {tried}; to get it, {source.instructions}"
         )
     return source.load(path, task)
+
+
+def kind_of(name: str) -> str:
+    """What the examples of a source are, in the plural: images, texts, rows, or just examples of a user's own source.
+
+    >>> kind_of("digits"), kind_of("yelp"), kind_of("table"), kind_of("mine:load")
+    ('images', 'texts', 'rows', 'examples')
+    """
+    return "examples" if ":" in name else _NOT_IMAGES.get(name, "images")
 
 
 def availability(data_dir: Path | None) -> list[Availability]:

@@ -80,6 +80,18 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
     return ImageDataset("lfw", pixels, 255, labels, len(labels), 3 if main == "race" else 2, has_property)
 
 
+def count_lfw(path: Path) -> str:
+    """The number and size of the images that the attributes file in a folder names.
+
+    Raises:
+        InputError: the file is damaged, or images are missing.
+    """
+    files, _ = _read_scores(path / FILE, [])
+    folder = _image_folder(path) or path / FOLDERS[0]
+    _require_images([folder / file for file in files], path / FILE)
+    return f"{len(files):,} of {_SMALL[1]}x{_SMALL[0]}"
+
+
 def _classes(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Classes (n,) of an attribute's scores (n, columns), and a mask (n,) of the rows that have one."""
     if scores.shape[1] == 1:
@@ -140,14 +152,18 @@ def _row(cells: list[str], positions: list[int], width: int, where: str) -> tupl
     return Path(folder) / f"{folder}_{int(number):04d}.jpg", values
 
 
-def _decode(paths: list[Path], attributes: Path) -> Tensor:
-    """The images (M, 3, 62, 47) uint8, decoded by several threads, in the order of the paths."""
+def _require_images(paths: list[Path], attributes: Path) -> None:
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise InputError(
             f"{len(missing):,} of the {len(paths):,} images that '{attributes}' names are missing, the first "
             f"'{missing[0]}'; unpack the whole archive again"
         )
+
+
+def _decode(paths: list[Path], attributes: Path) -> Tensor:
+    """The images (M, 3, 62, 47) uint8, decoded by several threads, in the order of the paths."""
+    _require_images(paths, attributes)
     try:
         from PIL import Image  # noqa: F401, PLC0415 - Pillow is an extra
     except ImportError as error:

@@ -84,6 +84,22 @@ def load_yelp(path: Path, task: str | None = None) -> TextDataset:
     )
 
 
+def count_yelp(path: Path) -> str:
+    """The number of reviews in the official file, by all users: its lines, of which only the first is looked into.
+
+    Raises:
+        InputError: the file cannot be read, or begins with something else than a review.
+    """
+    count = 0
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                if not count:
+                    _parsed(line, path, number)
+                count += 1
+    return f"{count:,} reviews"
+
+
 def _by_most_active_users(path: Path) -> Iterator[tuple[str, int, int]]:
     """Text, stars and author, from 0, of each review by one of the ten users with most of them."""
     with opened(path) as file:

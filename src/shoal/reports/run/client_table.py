@@ -6,7 +6,7 @@ from math import isfinite, isnan, nan
 
 import pandas as pd
 
-from shoal.reports.formats import ACCURACY, DASH, count, decimal, metric_format, percent
+from shoal.reports.formats import ACCURACY, DASH, count, decimal, metric_format, name_examples, percent
 from shoal.reports.run.limits import EXCEEDED, UNCERTAIN, UNKNOWN, WITHIN_LIMIT, has_intervals, with_limits
 
 ALL_ROWS = 200
@@ -49,6 +49,7 @@ def _signed(value: float) -> str:
 
 COLUMNS: tuple[tuple[str, str, Callable[[float], str] | None], ...] = (
     ("client", "client", "{:.0f}".format),
+    ("name", "name", None),
     ("group", "group", None),
     ("cluster", "cluster", "{:.0f}".format),
     ("limit", "limit is", None),
@@ -66,8 +67,9 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str] | None], ...] = (
 """The columns of the table: of the frame, their heads, and how numbers are written; None: text."""
 
 
-def client_table(clients: pd.DataFrame, attack: str, metric: str = ACCURACY) -> ClientTable:
-    """The table of the rows of clients.csv; ``attack`` is the configured attack's name, ``metric`` the run's.
+def client_table(clients: pd.DataFrame, attack: str, kind: str = "images", metric: str = ACCURACY) -> ClientTable:
+    """The table of the rows of clients.csv; ``attack`` is the configured attack's name, ``kind`` what examples are, and
+    ``metric`` the run's.
 
     Without scripts its rows are sorted by how far the limit is exceeded.
     """
@@ -84,7 +86,7 @@ def client_table(clients: pd.DataFrame, attack: str, metric: str = ACCURACY) -> 
         for row in shown.to_dict("records")
     ]
     return ClientTable(
-        heads=tuple((head, form is not None) for _, head, form in columns),
+        heads=tuple((name_examples(head, kind), form is not None) for _, head, form in columns),
         sorted_by=[name for name, _, _ in columns].index("margin"),
         rows=tuple(rows),
         note=_note(clients, over, shown),

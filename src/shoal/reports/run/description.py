@@ -7,6 +7,7 @@ from shoal.config.kinds import name_of
 from shoal.config.schema import Config, PropertyAttackSection
 from shoal.core.representation import one_line
 from shoal.data import Group
+from shoal.data.sources.catalog import kind_of
 from shoal.reports.formats import ACCURACY
 
 
@@ -25,6 +26,7 @@ class RunDescription:
         property_attack: its settings; None where there is none, or they are not known.
         test_examples: of each group, where the summary does not say its numbers of non-members.
         metric: what the models are measured by, "accuracy" or the name of a model's own.
+        kind: what the examples are, in the plural: images, texts, rows, or just examples.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
     """
 
@@ -39,6 +41,7 @@ class RunDescription:
     test_examples: int = 0
     metric: str = ACCURACY
     task: str | None = None
+    kind: str = "images"
     __repr__ = one_line
 
     @staticmethod
@@ -57,6 +60,7 @@ class RunDescription:
             # Dealt out evenly among all groups.
             test_examples=0 if partition is None else partition.test_examples // len(config.data.groups),
             task=config.data.task,
+            kind=kind_of(config.data.source),
         )
 
     @property

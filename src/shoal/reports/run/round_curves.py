@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from shoal.reports.curves import Curve, fit_rounds, over_rounds, round_axes
-from shoal.reports.formats import ACCURACY, capitalized, decimal
+from shoal.reports.formats import ACCURACY, capitalized, decimal, name_examples
 from shoal.reports.plotting import CHANCE_LINE, Figure, cluster_style, draw_figure, group_style, legend, short
 from shoal.reports.svg import add_named_points, name_points
 from shoal.simulation.summary import Summary
@@ -57,23 +57,25 @@ def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[A
     return panels
 
 
-def accuracy_by_cluster(rounds: pd.DataFrame, metric: str = ACCURACY) -> Figure | None:
+def accuracy_by_cluster(rounds: pd.DataFrame, kind: str = "images", metric: str = ACCURACY) -> Figure | None:
     """Each model's accuracy on test examples, mixed as the groups of those who trained it; None if never measured.
 
-    ``metric`` is what the run reports as accuracy.
+    ``kind`` is what examples are, ``metric`` what the run reports as accuracy.
     """
-    what = "Share of held-out images that each cluster's model gets right"
+    what = f"Share of held-out {kind} that each cluster's model gets right"
     if metric != ACCURACY:
-        what = f"Mean {metric} of each cluster's model on held-out examples, higher is better"
-    return _accuracy("cluster", metric, curves_by_cluster(_evaluated(rounds), "accuracy"), (
+        what = f"Mean {metric} of each cluster's model on held-out {kind}, higher is better"
+    return _accuracy("cluster", kind, metric, curves_by_cluster(_evaluated(rounds), "accuracy"), (
         f"{what}, on the mix of groups that trained it in that round. A line breaks where no client chose the cluster."
     ))  # fmt: skip
 
 
-def accuracy_by_group(rounds: pd.DataFrame, groups: Sequence[str], metric: str = ACCURACY) -> Figure | None:
+def accuracy_by_group(
+    rounds: pd.DataFrame, groups: Sequence[str], kind: str = "images", metric: str = ACCURACY
+) -> Figure | None:
     """Each group's accuracy with the models that its clients chose; None if never measured.
 
-    ``metric`` is what the run reports as accuracy.
+    ``kind`` and ``metric`` are as in `accuracy_by_cluster`.
     """
     rounds, curves = _evaluated(rounds), []
     for g, group in enumerate(groups):
@@ -82,10 +84,11 @@ def accuracy_by_group(rounds: pd.DataFrame, groups: Sequence[str], metric: str =
             right = (rounds[f"accuracy.{group}"] * clients).where(clients > 0)
             means = right.groupby(rounds["round"]).sum(min_count=1) / clients.groupby(rounds["round"]).sum()
             curves.append(Curve(short(group), means, group_style(g)))
-    what = "Share of held-out images of a group that are right"
+    what = f"Share of held-out {kind} of a group that are right"
     if metric != ACCURACY:
-        what = f"Mean {metric} on held-out examples of a group, higher is better"
-    return _accuracy("group", metric, curves, f"{what}, each client with the model that it chose in that round.")
+        what = f"Mean {metric} on held-out {kind} of a group, higher is better"
+    caption = f"{what}, each client with the model that it chose in that round."
+    return _accuracy("group", kind, metric, curves, caption)
 
 
 def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -94,13 +97,13 @@ def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
     return rounds[rounds["round"].isin(rounds.loc[known, "round"])]
 
 
-def _accuracy(by: str, metric: str, curves: Sequence[Curve], caption: str) -> Figure | None:
+def _accuracy(by: str, kind: str, metric: str, curves: Sequence[Curve], caption: str) -> Figure | None:
     name, title = f"accuracy-by-{by}", f"{capitalized(metric)} by {by}"
     if all(curve.values.isna().all() for curve in curves):
         return None
 
     def draw(figure: MplFigure) -> None:
-        axes = round_axes(figure, f"{metric} on held-out {'images' if metric == ACCURACY else 'examples'}")
+        axes = round_axes(figure, f"{metric} on held-out {kind}")
         if metric == ACCURACY:
             axes.set_ylim(0, 1.02)
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
@@ -110,10 +113,12 @@ def _accuracy(by: str, metric: str, curves: Sequence[Curve], caption: str) -> Fi
         legend(figure, [curve.key() for curve in curves])
 
     alt = f"{title} over rounds. At the end: {', '.join(curve.end for curve in curves)}."
-    return draw_figure(name, title, caption, alt, draw)
+    return draw_figure(name, title, name_examples(caption, kind), alt, draw)
 
 
-def risk(rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: str) -> Figure | None:
+def risk(
+    rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: str, kind: str = "images"
+) -> Figure | None:
     """The red team's estimates and the measured exposure of the final models; None if there is neither."""
     curves = curves_by_cluster(rounds, "risk")
     measured = [summary.by_cluster.get(k, {}).get("mia", nan) for k in range(len(curves))]
@@ -152,7 +157,7 @@ def risk(rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: 
         if estimated
         else "The red team estimated no risk during this run."
     )
-    caption = f"{steps} Diamonds: what attacking the final model measured."
+    caption = name_examples(f"{steps} Diamonds: what attacking the final model measured.", kind)
     return draw_figure(
         "risk", "Risk of each model", caption, f"Risk by cluster over rounds. At the end: {'; '.join(ends)}.", draw
     )

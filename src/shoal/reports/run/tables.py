@@ -8,7 +8,17 @@ import pandas as pd
 
 from shoal.metrics import least_non_members
 from shoal.metrics.membership import FALSE_POSITIVES
-from shoal.reports.formats import ACCURACY, DASH, capitalized, count, decimal, format_duration, number, percent
+from shoal.reports.formats import (
+    ACCURACY,
+    DASH,
+    capitalized,
+    count,
+    decimal,
+    format_duration,
+    name_examples,
+    number,
+    percent,
+)
 from shoal.reports.run.limits import has_intervals
 from shoal.simulation.summary import Metrics, Summary
 
@@ -117,18 +127,19 @@ def by_group(
     groups: Sequence[str],
     others: Sequence[str],
     non_members: Metrics,
+    kind: str = "images",
     metric: str = ACCURACY,
 ) -> Table:
     """One column for each of ``groups``; of ``others``, which have no clients, there are only non-members.
 
-    ``non_members`` are those of each group; ``metric`` is the run's.
+    ``non_members`` are those of each group, ``kind`` is what examples are, and ``metric`` is the run's.
     """
     metrics = [summary.by_group.get(group, {}) for group in groups]
     rows = [TableRow("Clients", "", tuple(str((clients["group"] == group).sum()) for group in groups))]
     for key, form, name, meaning in measured_by(metric, BY_GROUP):
         if key == "exceeded" and not any(key in each for each in metrics):
             continue
-        rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in metrics)))
+        rows.append(TableRow(name, name_examples(meaning, kind), tuple(cell(each, key, form) for each in metrics)))
         if key in RATES:
             rows[-1] = _at_fpr(rows[-1], key, [non_members.get(group, nan) for group in groups])
         if key == "mia_population":
@@ -162,11 +173,12 @@ def by_cluster(
     non_members: Metrics,
     *,
     estimated: bool,
+    kind: str = "images",
     metric: str = ACCURACY,
 ) -> Table:
     """One column per cluster, as chosen after the last round; the risk only where it was ever estimated.
 
-    ``non_members`` are those of each group; ``metric`` is the run's.
+    ``non_members`` are those of each group, ``kind`` is what examples are, and ``metric`` is the run's.
     """
 
     def counts(those: pd.DataFrame) -> tuple[str, ...]:
@@ -178,7 +190,8 @@ def by_cluster(
     metrics = [summary.by_cluster.get(k, {}) for k in range(clusters)]
     for key, form, name, meaning in measured_by(metric, BY_CLUSTER):
         known = metrics if key != "risk" or estimated else [{}] * clusters
-        rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in known)))
+        cells = tuple(cell(each, key, form) for each in known)
+        rows.append(TableRow(name_examples(name, kind), name_examples(meaning, kind), cells))
         if key in RATES:
             own = (clients[clients["cluster"] == k] for k in range(clusters))
             rows[-1] = _at_fpr(rows[-1], key, [_effective_non_members(each, non_members) for each in own])
@@ -232,13 +245,13 @@ SECONDS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def overall(metrics: Metrics, *, fair: bool = True) -> Table:
+def overall(metrics: Metrics, kind: str = "images", *, fair: bool = True) -> Table:
     """Fairness between the groups, how the clusters relate to them, and what differential privacy guarantees.
 
     Without ``fair`` there is no fairness, which is of classes.
     """
     rows = tuple(
-        TableRow(name, meaning, (cell(metrics, key, form),))
+        TableRow(name, name_examples(meaning, kind), (cell(metrics, key, form),))
         for key, form, name, meaning in OVERALL
         if fair or not key.startswith("fairness.")
     )

@@ -54,14 +54,19 @@ class Chart:
 
     @classmethod
     def of(cls, data: FigureData) -> "Chart":
-        """The values of a figure; an `InputError` where no run has one of its metrics."""
+        """The values of a figure; an `InputError` where no run can have one of its metrics."""
         by_seed = data.statistics.metrics_by_seed(data.spec)
         shape = (len(data.settings(data.spec.by)), len(data.settings(data.spec.x)))
         values = by_seed.reshape(len(by_seed), *shape, -1).transpose(0, 3, 1, 2)
         result = estimate(values, data.spec.spread)
         few = np.where(result.n < len(values), np.char.add("n = ", result.n.astype(str)), "")
-        notes = np.where(result.n == 0, data.missing().reshape(shape), few)
+        notes = np.where(result.n == 0, data.missing().reshape(-1, *shape), few)
         return cls(data, np.moveaxis(values, 0, -1), result, notes)
+
+    def empty(self, p: int) -> str:
+        """Why the panel has no value at all; empty where it has one, or several reasons."""
+        reasons = np.unique(self.notes[p])
+        return str(reasons[0]) if len(reasons) == 1 and not self.result.n[p].any() else ""
 
     @property
     def width(self) -> float:
@@ -70,7 +75,7 @@ class Chart:
 
 
 def chart_content(data: FigureData) -> Content:
-    """The content of a figure of boxes, bars or lines; an `InputError` where no run has one of its metrics."""
+    """The content of a figure of boxes, bars or lines; an `InputError` where no run can have one of its metrics."""
     chart, spec, panels = Chart.of(data), data.spec, []
     draw = _draw_lines if spec.kind == "lines" else _draw_categories
     for p, key in enumerate(spec.y):
@@ -78,7 +83,9 @@ def chart_content(data: FigureData) -> Content:
         # Without a label of the file, the axis is called what the title begins with, unless that is all of it.
         y_label = spec.y_label or title.partition(",")[0]
         named = "" if y_label == title else y_label
-        panels.append(Panel(fill(title, int(10 * chart.width)), named, spec.y_label or key, partial(draw, chart, p)))
+        room = 0.0 if chart.empty(p) else 0.06 * int(np.char.str_len(chart.notes[p]).max())
+        title = fill(title, int(10 * chart.width))
+        panels.append(Panel(title, named, spec.y_label or key, partial(draw, chart, p), room))
     values = chart.result.mean if spec.kind == "lines" else chart.values
     return Content(
         rows=in_rows(panels, int(9.7 / chart.width)),
@@ -86,7 +93,6 @@ def chart_content(data: FigureData) -> Content:
         handles=_handles(data),
         caption=data.caption(_reading(data), chart.result.n.ravel().tolist(), values),
         description=_description(chart),
-        headroom=0.06 * int(np.char.str_len(chart.notes).max()),
     )
 
 
@@ -125,7 +131,9 @@ def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
             name_points(line, [
                 f"{place}, seed {seed}: {format_value(value, key)}" for seed, value in known if not np.isnan(value)
             ])  # fmt: skip
-        _write_notes(axes, x, chart.notes[p, b].tolist())
+        if not chart.empty(p):
+            _write_notes(axes, x, chart.notes[p, b].tolist())
+    _write_empty(axes, chart.empty(p))
     if chart.data.spec.kind == "bars":
         axes.axhline(0.0, color="black", linewidth=0.8)
     _name_settings(axes, chart, np.arange(settings))
@@ -152,7 +160,9 @@ def _draw_lines(chart: Chart, p: int, axes: Axes) -> None:
         for artist in line.get_children():
             artist.set_transform(axes.transData + beside)
     several = [f"n = {', '.join(map(str, n))}" for n in chart.result.n[p].T]
-    _write_notes(axes, x, np.where((notes == notes[0]).all(axis=0), notes[0], several).tolist())
+    if not chart.empty(p):
+        _write_notes(axes, x, np.where((notes == notes[0]).all(axis=0), notes[0], several).tolist())
+    _write_empty(axes, chart.empty(p))
     _name_settings(axes, chart, x, " (log scale)" * log)
 
 
@@ -182,6 +192,13 @@ def _write_notes(axes: Axes, x: Floats, notes: list[str]) -> None:
     for place, text in zip(x, notes, strict=True):
         if text:
             axes.text(place, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90, **NOTE)
+
+
+def _write_empty(axes: Axes, reason: str) -> None:
+    """Say once, across a panel without any value, why it has none; its y axis then has no numbers."""
+    if reason:
+        axes.text(0.5, 0.5, reason, transform=axes.transAxes, **NOTE)
+        axes.tick_params(axis="y", left=False, labelleft=False)
 
 
 def _handles(data: FigureData) -> list[Artist]:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics
 from shoal.reports.sweep.spec import FigureSpec
+from shoal.reports.sweep.undefined import reason
 
 T = TypeVar("T")
 
@@ -47,9 +48,9 @@ class FigureData:
         return [f"{self.labels.axis(by)}\N{NO-BREAK SPACE}{name}" for name in names]
 
     def missing(self) -> np.ndarray:
-        """(settings of the figure's axes) why a place without values has none."""
-        rows = self.statistics.rows(self.spec)
-        return np.where((rows >= 0).all(axis=2).any(axis=0), "no value", "no run")
+        """(metrics, settings of the figure's axes) why a place without values has none."""
+        done = (self.statistics.rows(self.spec) >= 0).all(axis=2).any(axis=0)
+        return np.array([np.where(done, reason(key), "no run") for key in self.spec.y])
 
     def caption(self, reading: str, n: Iterable[int], values: Floats) -> str:
         """The file's own caption, how to read the figure, and what is held, averaged over, missing or cut off.
@@ -74,12 +75,16 @@ class FigureData:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One panel of a figure; those of one ``scale`` share their y axis."""
+    """One panel of a figure; those of one ``scale`` share their y axis.
+
+    ``headroom`` is the share of the y axis' range that the panel needs at the top of it, for notes.
+    """
 
     title: str
     y_label: str
     scale: str
     draw: Callable[[Axes], None]
+    headroom: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +97,6 @@ class Content:
         handles: the legend.
         caption: how to read the figure.
         description: its main numbers in words.
-        headroom: the share of the y axis' range that is added at its top, for notes.
     """
 
     rows: Sequence[Sequence[Panel]]
@@ -100,7 +104,6 @@ class Content:
     handles: Sequence[Artist]
     caption: str
     description: str
-    headroom: float = 0.0
 
     @property
     def columns(self) -> int:

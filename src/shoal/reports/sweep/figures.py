@@ -31,7 +31,7 @@ class SweepFigure(Figure):
 def draw_figure(
     name: str, spec: FigureSpec, statistics: SeedStatistics, labels: Labels, read_rounds: ReadRounds
 ) -> SweepFigure:
-    """The figure that ``spec`` describes; an `InputError` where no run has one of its metrics."""
+    """The figure that ``spec`` describes; an `InputError` where no run can have one of its metrics."""
     data = FigureData(spec, statistics, labels)
     content = curves_content(data, read_rounds) if spec.kind == "courses" else chart_content(data)
     title, size = spec.title or name, (content.columns * content.width, len(content.rows) * HEIGHT)
@@ -56,9 +56,10 @@ def paint(figure: MplFigure, content: Content, data: FigureData) -> None:
             axes.set_title(panel.title)
             if column == 0 or not spec.y_label:
                 axes.set_ylabel(fill(panel.y_label, 22))
-    for axes in scales.values():
+    for scale, axes in scales.items():
         low, high = axes.get_ylim()
-        axes.set_ylim(*(spec.y_range or (low, high + content.headroom * (high - low))))
+        room = max(panel.headroom for row in content.rows for panel in row if panel.scale == scale)
+        axes.set_ylim(*(spec.y_range or (low, high + room * (high - low))))
     for handle in handles:
         handle.set_label(fill(str(handle.get_label()), 40))
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).split("\n"))

@@ -12,7 +12,7 @@ from shoal.reports.sweep.spec import Axes, Selection, Spread, Value
 AXES = {
     "algorithm.name": "algorithm",
     "data.groups.minority.share": "minority's share of the clients",
-    "data.examples_per_client": "images per client",
+    "data.examples_per_client": "examples per client",
     "data.source": "data",
     "red_team.estimator": "estimator",
 }
@@ -32,7 +32,7 @@ KEYS = {
 FAMILIES = {
     "accuracy": "accuracy",
     "clients": "clients",
-    "examples": "training images",
+    "examples": "training examples",
     "exceeded": "limits exceeded for certain",
     "gap": "gap attack",
     "loss_threshold": "loss-threshold attack",

@@ -42,7 +42,7 @@ def write_sweep_report(
     absent. Files of tables and figures that are no longer in ``spec``, or that no run supports yet, are removed.
 
     Raises:
-        InputError: no run has a metric of a table or figure. Nothing is written then.
+        InputError: no run can have a metric of a table or figure. Nothing is written then.
     """
     labels, statistics = Labels(spec.labels), SeedStatistics(results, axes, seeds)
     tables, figures = [], []

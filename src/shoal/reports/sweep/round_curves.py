@@ -93,7 +93,7 @@ def read_curves(data: FigureData, read_rounds: ReadRounds) -> list[Curves]:
         here = by_seed[:, b, :models, k]
         measured = (~np.isnan(here)).any(axis=(0, 1))
         here = here[:, :, measured]
-        missing = str(data.missing()[b])
+        missing = str(data.missing()[k, b])
         curves.append(Curves(keys[k], setting, np.array(rounds)[measured], here, estimate(here, spec.spread), missing))
     return curves
 

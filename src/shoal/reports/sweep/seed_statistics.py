@@ -1,6 +1,6 @@
 """Means over the seeds of a sweep, and their spread."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -11,6 +11,7 @@ from scipy.special import stdtrit
 
 from shoal.core.errors import InputError, nearest
 from shoal.reports.sweep.spec import Axes, Displayed, Spread
+from shoal.reports.sweep.undefined import possible_metrics
 
 Floats = NDArray[np.float64]
 
@@ -62,10 +63,25 @@ class SeedStatistics:
         return np.concatenate([values, missing])[self.rows(spec)].mean(axis=2)
 
     def metrics_by_seed(self, spec: Displayed) -> Floats:
-        """(seeds, displayed settings, metrics) the metrics of ``spec``; an `InputError` where no run has one."""
+        """(seeds, displayed settings, metrics) the metrics of ``spec``, NaN where a run has none.
+
+        Raises:
+            InputError: no run can have one of them.
+        """
         if len(self.results):
-            require_metrics(spec.y, [self.results], ("run", "seed", *self.axes), "no run has the metric")
-        return self.by_seed(self.results[spec.y].to_numpy(dtype=float), spec)
+            besides = ("run", "seed", *self.axes)
+            possible = possible_metrics(map(str, self.results.columns.drop(list(besides), errors="ignore")))
+            require_metrics(spec.y, [self.results], besides, "no run has the metric", possible)
+        return self.by_seed(self._values(spec), spec)
+
+    def undefined(self, spec: Displayed) -> NDArray[np.int64]:
+        """(displayed settings, metrics) how many finished runs of a place do not have a metric of ``spec``."""
+        lacks = np.concatenate([np.isnan(self._values(spec)), np.zeros((1, len(spec.y)), dtype=bool)])
+        return lacks[self.rows(spec)].sum(axis=(0, 2))
+
+    def _values(self, spec: Displayed) -> Floats:
+        """(runs, metrics) the metrics of ``spec``, NaN where a run has none."""
+        return self.results.reindex(columns=spec.y).to_numpy(dtype=float)
 
 
 def estimate(values: Floats, spread: Spread) -> Estimate:
@@ -89,12 +105,23 @@ def metrics_in(frame: pd.DataFrame, besides: Iterable[str]) -> list[str]:
     return [str(name) for name in columns.select_dtypes("number")]
 
 
-def require_metrics(keys: Iterable[str], frames: Iterable[pd.DataFrame], besides: Sequence[str], lacking: str) -> None:
-    """Raise an `InputError` that begins with ``lacking`` where one of ``keys`` is a metric of none of ``frames``."""
-    left, known = list(keys), dict[str, None]()
+def require_metrics(
+    keys: Iterable[str],
+    frames: Iterable[pd.DataFrame],
+    besides: Sequence[str],
+    lacking: str,
+    possible: Collection[str] = (),
+) -> None:
+    """Raise an `InputError` that begins with ``lacking`` where one of ``keys`` is a metric of none of ``frames``.
+
+    A column without a value is a metric, too, and so are the names in ``possible``.
+    """
+    left, known = [key for key in keys if key not in possible], dict[str, None]()
     for frame in frames:
-        known |= dict.fromkeys(metrics_in(frame, besides))
-        left = [key for key in left if key not in known]
         if not left:
             return
-    raise InputError(f"{lacking} '{left[0]}'; {nearest(left[0], known) if known else 'they have none'}")
+        known |= dict.fromkeys(map(str, frame.drop(columns=list(besides), errors="ignore").select_dtypes("number")))
+        left = [key for key in left if key not in known]
+    if not left:
+        return
+    raise InputError(f"{lacking} '{left[0]}'; {nearest(left[0], known, possible) if known else 'they have none'}")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from shoal.reports.sweep.labels import SPREADS, Labels, capitalised, format_estimate, format_value
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.spec import TableSpec
+from shoal.reports.sweep.undefined import reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class SweepTable:
 
 
 def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> SweepTable:
-    """The table that ``spec`` describes; an `InputError` where no run has one of its metrics."""
+    """The table that ``spec`` describes; an `InputError` where no run can have one of its metrics."""
     # A single metric needs no row or column of its own.
     key_in_rows = spec.y_in == "rows" and len(spec.y) > 1
     values, width = _values(spec, statistics, key_in_rows=key_in_rows)
@@ -114,4 +115,8 @@ def _note(spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> str:
     if spec.best and spec.columns:
         axes = " and ".join(map(labels.axis, spec.columns))
         sentences.append(f"Bold: the {spec.best} of those that differ by {axes} only.")
+    for key, lacking in zip(spec.y, statistics.undefined(spec).sum(axis=0).tolist(), strict=True):
+        if lacking:
+            runs = "all runs" if lacking == (statistics.rows(spec) >= 0).sum() else f"{lacking} of its runs"
+            sentences.append(f"{capitalised(labels.key(key))}: {reason(key)} in {runs}.")
     return capitalised(" ".join(sentences))

@@ -1,0 +1,206 @@
+"""Federations of a user's own tensors and tables, checked; `Federation.from_tensors` and `from_table` are public."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from shoal.core.errors import InputError, described, nearest, quoted, require
+from shoal.data.federation import Federation, GroupedExamples, Preferences
+from shoal.data.own_data import (
+    Arrays,
+    Columns,
+    Examples,
+    Table,
+    Task,
+    group_names,
+    require_finite,
+    rows_of,
+    tensors_of,
+    tensors_of_rows,
+)
+from shoal.data.shards import Shards
+
+
+def federation_of_tensors(
+    clients: Sequence[Arrays | Dataset],
+    *,
+    test: Arrays | Examples | Dataset,
+    shadow: Arrays | Examples | Dataset | None,
+    groups: Sequence[str] | None,
+    holdout: Sequence[Arrays | Dataset] | None,
+    threshold: Tensor | Sequence[float] | float,
+    beta: Tensor | Sequence[float] | float,
+    classes: int | None,
+    task: Task,
+) -> Federation:
+    """See `Federation.from_tensors`."""
+    require(task in get_args(Task), f"'task' must be 'classification' or 'regression'; got {task!r}")
+    regression = task == "regression"
+    require(classes is None or not regression, f"a regression has no classes; got classes={classes!r}")
+    sequence = isinstance(clients, Sequence) and not isinstance(clients, str)
+    require(sequence, f"'clients' must be a list of pairs (x, y), one per client; got {described(clients)}")
+    require(len(clients) > 0, "a federation needs at least one client")
+    own = [tensors_of(f"client {i}", each, task) for i, each in enumerate(clients)]
+    first, labels = own[0]
+    for i, (x, y) in enumerate(own):
+        require(len(y) > 0, f"client {i} has no examples")
+        _require_shape(f"client {i}", x, first)
+        _require_shape(f"client {i}", y, labels, "labels")
+    if not regression:
+        classes = max(int(y.max()) for _, y in own) + 1 if classes is None else classes
+        whole = isinstance(classes, int) and classes >= 1
+        require(whole, f"'classes' must be a whole number, at least 1; got {classes!r}")
+    held = [tensors_of(f"the holdout of client {i}", each, task) for i, each in enumerate(holdout or ())]
+    require(
+        holdout is None or len(held) == len(own),
+        f"'holdout' must have one (x, y) for each of {len(own)} clients; got {len(held)}",
+    )
+    held = held or [(first[:0], labels[:0])] * len(own)
+    for i, (x, y) in enumerate(held):
+        _require_shape(f"the holdout of client {i}", x, first)
+        _require_shape(f"the holdout of client {i}", y, labels, "labels")
+    group_of = ["all"] * len(own) if groups is None else group_names("'groups'", groups, len(own))
+    names = tuple(dict.fromkeys(group_of))
+    require(
+        isinstance(test, Examples) or len(names) == 1,
+        f"with {len(names)} groups, 'test' must be Examples(x, y, groups), which name the group of each example",
+    )
+    tested = _grouped("the test set", test, names, own[0], task)
+    require(len(tested) > 0, "the test set has no examples; accuracy and non-members come from it")
+    without = [name for g, name in enumerate(names) if not bool((tested.group == g).any())]
+    require(not without, f"the test set has no examples of the group {quoted(without)}; each group needs some")
+    nothing = GroupedExamples(first[:0], labels[:0], torch.empty(0, dtype=torch.int64))
+    shards, kept = Shards.from_pairs(own), Shards.from_pairs(held)
+    federation = Federation(
+        clients=shards,
+        ids=torch.arange(len(own)),
+        group=torch.tensor([names.index(name) for name in group_of]),
+        groups=names,
+        preferences=Preferences(
+            _per_client(threshold, len(own), "threshold", 0.5), _per_client(beta, len(own), "beta", 0.0)
+        ),
+        test=tested,
+        shadow=nothing if shadow is None else _grouped("the shadow set", shadow, names, own[0], task),
+        holdout=kept,
+        classes=classes,
+    )
+    _check(federation)
+    return federation
+
+
+def federation_of_table(
+    table: Table,
+    columns: Columns,
+    *,
+    test: Table,
+    shadow: Table | None,
+    threshold: Tensor | Sequence[float] | float,
+    beta: Tensor | Sequence[float] | float,
+    classes: int | None,
+    task: Task,
+) -> Federation:
+    """See `Federation.from_table`."""
+    rows = rows_of("the table", table, columns)
+    clients, names, groups = [], [], []
+    for name, own in rows.groupby(columns.client, sort=False):
+        names.append(str(name))
+        clients.append(tensors_of_rows(f"client {name}", own, columns, task))
+        if columns.group is not None:
+            (group, *more) = own[columns.group].drop_duplicates().tolist()
+            require(not more, f"client {name} is in several groups: {quoted(map(str, (group, *more)))}")
+            groups.append(group)
+
+    def others(name: str, given: Table) -> Examples | Arrays:
+        given = rows_of(name, given, columns)
+        x, y = tensors_of_rows(name, given, columns, task)
+        return (x, y) if columns.group is None else Examples(x, y, given[columns.group].tolist())
+
+    federation = federation_of_tensors(
+        clients,
+        test=others("the test table", test),
+        shadow=None if shadow is None else others("the shadow table", shadow),
+        groups=groups if columns.group is not None else None,
+        holdout=None,
+        threshold=threshold,
+        beta=beta,
+        classes=classes,
+        task=task,
+    )
+    return replace(federation, names=tuple(names))
+
+
+def _require_shape(name: str, given: Tensor, like: Tensor, kind: str = "examples") -> None:
+    shape, expected = tuple(given.shape[1:]), tuple(like.shape[1:])
+    same = shape == expected or len(given) == 0
+    require(same, f"{name} has {kind} of shape {shape}; client 0's have shape {expected}")
+
+
+def _grouped(
+    name: str, given: Arrays | Examples | Dataset, names: Sequence[str], like: tuple[Tensor, Tensor], task: Task
+) -> GroupedExamples:
+    """A test or shadow set with the groups by index; without names, all of the first group."""
+    x, y = tensors_of(name, (given.x, given.y) if isinstance(given, Examples) else given, task)
+    _require_shape(name, x, like[0])
+    _require_shape(name, y, like[1], "labels")
+    if not isinstance(given, Examples):
+        return GroupedExamples(x, y, torch.zeros(len(y), dtype=torch.int64))
+    of_each = group_names(f"the groups of {name}", given.groups, len(y))
+    for each in dict.fromkeys(of_each):
+        require(
+            each in names, f"{name} has examples of the group '{each}', which no client is of; {nearest(each, names)}"
+        )
+    index = {each: g for g, each in enumerate(names)}
+    return GroupedExamples(x, y, torch.tensor([index[each] for each in of_each], dtype=torch.int64))
+
+
+def _check(federation: Federation) -> None:
+    """Raise unless all inputs are finite, and all labels in ``range(classes)`` or, in a regression, finite."""
+    sets = [("client", federation.clients), ("the holdout of client", federation.holdout)]
+    for name, shards in sets:
+        outside = _outside(shards.y, federation.classes)
+        finite = not shards.x.is_floating_point() or bool(torch.isfinite(shards.x.sum()))
+        if finite and not bool(outside.any()):
+            continue
+        for i in range(len(shards)):
+            own = shards.owned(i)
+            require_finite(f"{name} {i}", shards.x[own])
+            _require_labels(f"{name} {i}", shards.y[own], federation.classes)
+    for name, examples in (("the test set", federation.test), ("the shadow set", federation.shadow)):
+        require_finite(name, examples.x)
+        _require_labels(name, examples.y, federation.classes)
+
+
+def _outside(y: Tensor, classes: int | None) -> Tensor:
+    """Whether labels (m,) or (m, d) are none, elementwise."""
+    return ~torch.isfinite(y) if classes is None else (y < 0) | (y >= classes)
+
+
+def _require_labels(name: str, y: Tensor, classes: int | None) -> None:
+    if classes is None:
+        require_finite(name, y, "labels")
+        return
+    wrong = y[_outside(y, classes)]
+    require(
+        len(wrong) == 0,
+        f"{name} has the label {wrong[:1].sum()}; labels must be in 0..{classes - 1} (classes)",
+    )
+
+
+def _per_client(value: Tensor | Sequence[float] | float, count: int, name: str, low: float) -> Tensor:
+    """One number, or one per client, as (count,) float64 in [low, 1]."""
+    try:
+        given = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"'{name}' must be one number or one for each of {count} clients; got {value!r}") from error
+    require(
+        given.dim() == 0 or given.shape == (count,),
+        f"'{name}' must be one number or one for each of {count} clients; got shape {tuple(given.shape)}",
+    )
+    values = given.expand(count).clone()
+    within = bool(((values >= low) & (values <= 1)).all())
+    require(within, f"'{name}' must be in [{low}, 1]; got {values.min():g} to {values.max():g}")
+    return values
