@@ -7,28 +7,43 @@ a membership-inference attack: a new file, and its name in `MembershipAttacks`.
 
 from shoal.attacks.active_property import ActivePropertyAttacker, active_property_attacker
 from shoal.attacks.audit import MembershipAudit, ModelOutputs, evaluate_models, one_group_mix
+from shoal.attacks.fedmia import FedMIACosine, FedMIALoss
+from shoal.attacks.gradient_alignment import GradCosine, GradDifference
 from shoal.attacks.membership import FittedAttack, MembershipAttack, Needs, Query, Records, ReferenceModels
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
 from shoal.attacks.red_team import RedTeam
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
+from shoal.attacks.source_inference import GroupInference, Guesses, SourceGuesses, SourceInference
+from shoal.attacks.update_audit import UpdateAudit, audit_updates
 from shoal.attacks.update_features import extract_features
+from shoal.attacks.update_scores import OwnedRecords, UpdateAttack, UpdateScores, update_scores
 from shoal.attacks.yeom import Gap, LossThreshold
 
 MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 """The membership-inference attacks that a configuration can name."""
 
+UpdateAttacks = FedMIALoss | FedMIACosine | GradCosine | GradDifference
+"""The server's membership attacks on the updates of single clients."""
+
 __all__ = [
     "ActivePropertyAttacker",
+    "FedMIACosine",
+    "FedMIALoss",
     "FittedAttack",
     "Gap",
+    "GradCosine",
+    "GradDifference",
+    "GroupInference",
+    "Guesses",
     "LossThreshold",
     "MembershipAttack",
     "MembershipAttacks",
     "MembershipAudit",
     "ModelOutputs",
     "Needs",
+    "OwnedRecords",
     "PropertyAttack",
     "Query",
     "Records",
@@ -37,9 +52,17 @@ __all__ = [
     "RoundObservation",
     "ShadowModelAttack",
     "ShadowModels",
+    "SourceGuesses",
+    "SourceInference",
+    "UpdateAttack",
+    "UpdateAttacks",
+    "UpdateAudit",
+    "UpdateScores",
     "active_property_attacker",
+    "audit_updates",
     "classify_updates",
     "evaluate_models",
     "extract_features",
     "one_group_mix",
+    "update_scores",
 ]
