@@ -58,6 +58,8 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         "malicious_clients": _spelled(simulation.malicious_clients),
         "engine": f"{engine.device}, {str(engine.dtype).removeprefix('torch.')}, {engine.backend}",
     }
+    if simulation.record_updates:
+        settings["record_updates"] = str(simulation.record_updates)
     shares = federation.group_fractions.tolist()
     table: dict[str, Any] = {
         "algorithm": name_of(type(simulation.algorithm)),
@@ -98,13 +100,14 @@ def require_same_simulation(out: Path, described: RunDescription) -> None:
     if before is None:
         raise InputError(f"{out}: holds a run of a configuration file; choose another 'out'")
     now = _simulation_of(described)
-    for key, new in now["settings"].items():
-        old = before.get("settings", {}).get(key)
+    old_settings, new_settings = before.get("settings", {}), now["settings"]
+    for key in {**new_settings, **old_settings}:
+        old, new = old_settings.get(key), new_settings.get(key)
         if old != new:
             raise InputError(f"{out}: holds a simulation with {_difference(key, old, new)}; choose another 'out'")
 
 
-def _difference(key: str, old: object, new: str) -> str:
+def _difference(key: str, old: object, new: object) -> str:
     if len(f"{old}{new}") > 120 or "\n" in f"{old}{new}":
         return f"another '{key}'"
     return f"{key} = {old}, but this one has {new}"
