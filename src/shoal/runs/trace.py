@@ -120,5 +120,5 @@ def _require_no_gaps(files: Sequence[Path], every: int | None) -> None:
     missing = [] if every is None else sorted({*range(every, max(found) + 1, every)} - {*found})
     require(
         not missing,
-        f"{files[0].parent}: has no file of round {(missing or [0])[0]}, although every {every} rounds are recorded",
+        f"{files[0].parent}: has no file of round {(missing or [0])[0]}, although recorded rounds are {every} apart",
     )

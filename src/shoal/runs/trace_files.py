@@ -1,6 +1,7 @@
 """The files of another framework's trace, whose format is in docs/trace.md, read and checked."""
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from pydantic import Field
 from safetensors import SafetensorError
@@ -175,9 +177,14 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         if path.suffix == ".safetensors":
             return parse_tensors(path.read_bytes())
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here, since numpy leaves a damaged file open.
+        with path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            require(isinstance(file, NpzFile), f"{path}: is damaged: it must hold arrays by name (numpy.savez)")
             return {name: file[name] for name in file.files}
-    except (ValueError, SafetensorError, zipfile.BadZipFile, EOFError, AttributeError) as error:
+    except InputError:
+        raise
+    except (ValueError, SafetensorError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InputError(f"{path}: is damaged or no file of plain arrays: {' '.join(str(error).split())}") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
