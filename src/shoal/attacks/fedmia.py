@@ -22,7 +22,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from shoal.attacks.update_scores import UpdateScores, mean_over_rounds
 from shoal.core.settings import Flag, settings
@@ -74,6 +73,8 @@ def _percentiles(
     values: NDArray[np.float64], assignment: NDArray[np.int64], *, drop_outliers: bool = False
 ) -> NDArray[np.float64]:
     """The mean over rounds (N, M) of where each client's values (T, N, M) lie among the others' of its cluster."""
+    from scipy.special import ndtr  # noqa: PLC0415 - scipy takes a while to import
+
     found = np.full(values.shape, np.nan)
     for t, clusters in enumerate(assignment):
         for i in np.flatnonzero(clusters >= 0):
