@@ -10,6 +10,8 @@ from shoal.attacks.active_property import ActivePropertyAttacker, active_propert
 from shoal.attacks.audit import MembershipAudit, ModelOutputs, evaluate_models, one_group_mix
 from shoal.attacks.bavaria import BaVarIA
 from shoal.attacks.difficulty_calibration import DifficultyCalibration
+from shoal.attacks.fedmia import FedMIACosine, FedMIALoss
+from shoal.attacks.gradient_alignment import GradCosine, GradDifference
 from shoal.attacks.lira import LiRA, OfflineLiRA
 from shoal.attacks.membership import (
     FittedAttack,
@@ -31,19 +33,31 @@ from shoal.attacks.reference_threshold import reference_margins
 from shoal.attacks.rmia import RMIA, OfflineRMIA
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
+from shoal.attacks.source_inference import GroupInference, Guesses, SourceGuesses, SourceInference
+from shoal.attacks.update_audit import UpdateAudit, audit_updates
 from shoal.attacks.update_features import extract_features
+from shoal.attacks.update_scores import OwnedRecords, UpdateAttack, UpdateScores, update_scores
 from shoal.attacks.yeom import Gap, LossScore, LossThreshold
 
 MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 """The membership-inference attacks that a configuration can name."""
+
+UpdateAttacks = FedMIALoss | FedMIACosine | GradCosine | GradDifference
+"""The server's membership attacks on the updates of single clients."""
 
 __all__ = [
     "RMIA",
     "ActivePropertyAttacker",
     "BaVarIA",
     "DifficultyCalibration",
+    "FedMIACosine",
+    "FedMIALoss",
     "FittedAttack",
     "Gap",
+    "GradCosine",
+    "GradDifference",
+    "GroupInference",
+    "Guesses",
     "LiRA",
     "LossScore",
     "LossThreshold",
@@ -55,6 +69,7 @@ __all__ = [
     "OfflineLiRA",
     "OfflineRMIA",
     "OtherClusters",
+    "OwnedRecords",
     "Population",
     "PropertyAttack",
     "Query",
@@ -67,7 +82,14 @@ __all__ = [
     "RoundObservation",
     "ShadowModelAttack",
     "ShadowModels",
+    "SourceGuesses",
+    "SourceInference",
+    "UpdateAttack",
+    "UpdateAttacks",
+    "UpdateAudit",
+    "UpdateScores",
     "active_property_attacker",
+    "audit_updates",
     "classify_updates",
     "evaluate_models",
     "extract_features",
@@ -75,4 +97,5 @@ __all__ = [
     "needs_classes",
     "one_group_mix",
     "reference_margins",
+    "update_scores",
 ]

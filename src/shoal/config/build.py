@@ -71,6 +71,7 @@ class Resolved:
             property_attack=None if section is None else section.attack,
             malicious_clients=self._malicious_clients(federation),
             tsne=section is not None and section.tsne,
+            record_updates=0 if config.record is None else config.record.updates,
         )
 
     @property
@@ -210,6 +211,8 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         # So that a written configuration runs from anywhere.
         data=replace(section, path=None if path is None else str(Path(path).expanduser().resolve())),
         model=network,
+        # A run that records nothing is the run of a file that does not speak of it.
+        record=config.record if config.record is not None and config.record.updates else None,
         engine=replace(
             config.engine,
             # "loop" where one of them needs it.

@@ -253,12 +253,29 @@ class CheckpointSection:
 
 
 @settings
+class RecordSection:
+    """What is kept of the rounds, for attacks of an honest-but-curious server (see [traces](trace.md)); it changes no
+    bit of training.
+
+    Args:
+        updates: rounds from one recorded round to the next; 1: every round, 0: none. Each client's update is written as
+            the server received it, after the client's defences and before the server's own, into ``updates/`` of the
+            run directory.
+        max_megabytes: what the updates may take, at 4 bytes a parameter, client and recorded round; a run that would
+            take more is refused. The models before each recorded round come on top.
+    """
+
+    updates: Count = 0
+    max_megabytes: Positive = 1000
+
+
+@settings
 class Config:
     """A run's configuration.
 
     Args:
-        data, model, algorithm, local, red_team, privacy, property_attack, defenses, engine, evaluation, checkpoint: see
-            their declarations.
+        data, model, algorithm, local, red_team, privacy, property_attack, defenses, engine, evaluation, checkpoint,
+            record: see their declarations.
         seed: of everything random.
     """
 
@@ -273,6 +290,7 @@ class Config:
     engine: EngineSection = EngineSection()
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    record: RecordSection | None = None
     seed: Count = 0
 
     def table(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from shoal.engine.protocols import (
     Tensors,
     UpdateFilter,
 )
+from shoal.engine.round_updates import UpdateCollector
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,7 @@ class CohortTrainer:
         batches: the stream of this round's batches.
         update_filter: applied to every update that the server receives; None: none.
         malicious_clients: train in their own way; None: nobody does.
+        collector: copies what is sent, before the filter; None: nobody does.
     """
 
     engine: Engine
@@ -43,6 +45,7 @@ class CohortTrainer:
     batches: Stream
     update_filter: UpdateFilter | None = None
     malicious_clients: MaliciousClients | None = None
+    collector: UpdateCollector | None = None
 
     def train(self, state: State, plan: RoundPlan, first: int = 0) -> tuple[Aggregate, Tensors]:
         """The outcome of all trainings of a plan, and `State.adversary` after them.
@@ -60,7 +63,7 @@ class CohortTrainer:
         kept, column = [], 0
         for index, training in enumerate(plan.trainings, start=first):
             stream = self.batches if index == 0 else self.batches("training", index)
-            receiver = _Receiver(training, aggregator, column, self.update_filter)
+            receiver = _Receiver(training, aggregator, column, self.update_filter, self.collector)
             state = self._train_one(state, plan, training, stream, receiver)
             kept.append(receiver.kept(len(self.ids)))
             column += 0 if training.weights is None else len(self.ids)
@@ -144,16 +147,24 @@ class _Receiver:
     """Receives what clients trained: filters, aggregates and keeps it as a local training says."""
 
     def __init__(
-        self, training: LocalTraining, aggregator: Aggregator | None, column: int, update_filter: UpdateFilter | None
+        self,
+        training: LocalTraining,
+        aggregator: Aggregator | None,
+        column: int,
+        update_filter: UpdateFilter | None,
+        collector: UpdateCollector | None,
     ) -> None:
         self._training, self._column = training, column
         self._aggregator = None if training.weights is None else aggregator
-        # What is not sent passes no filter.
+        # What is not sent passes no filter, and nobody sees it.
         self._filter = None if training.weights is None else update_filter
+        self._collector = None if training.weights is None else collector
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def received(self, clients: Tensor, ends: Tensor, seeds: Tensor) -> _Update:
         """What the ``ends`` (u, P) of ``clients`` (u,) come to; called on the threads that trained them."""
+        if self._collector is not None:
+            self._collector.add(clients + self._column, ends)
         keep, starts = self._training.keep, None
         if self._filter is not None or keep is not None:
             starts = starts_of(self._training.starts, self._training.start[clients]).to(ends)

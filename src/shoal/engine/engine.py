@@ -17,6 +17,7 @@ from shoal.data.memory_format import to_channels_first, to_channels_last, to_com
 from shoal.data.shards import Shards
 from shoal.engine.backend import Backend, check_backend, needs_loop, resolve_backend
 from shoal.engine.bound_network import BoundNetwork
+from shoal.engine.example_gradients import batch_of_gradients, example_gradients
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.loop_backend import LoopBackend
@@ -258,6 +259,29 @@ class Engine:
             total = torch.zeros(len(shards), dtype=torch.float64).index_add_(0, owners, each.cpu())
             columns.append(total / sizes)
         return torch.stack(columns, dim=1)
+
+    def example_gradients_into(
+        self, finish: Callable[[Tensor], _Result], row: Tensor, x: Tensor, y: Tensor
+    ) -> Iterator[_Result]:
+        """The gradients of each example's loss at one model, a batch at a time, in the order of the examples.
+
+        Args:
+            finish: called with gradients (B, p) float32 by the p trainable parameters, on the thread that computed
+                them; its results are handed out.
+            row: (P,), the model, in evaluation mode.
+            x: inputs (M, ...).
+            y: labels (M,).
+        """
+        size, stored = batch_of_gradients(self.model), to_channels_last(x)
+
+        def work(begin: int) -> _Result:
+            network = self._bound().network.eval()
+            where = slice(begin, begin + size)
+            batch = to_channels_first(to_compute_dtype(stored[where], torch.float32, self.device))
+            at, labels = row.to(self.device), y[where].to(self.device)
+            return finish(example_gradients(self.model, network, at, batch, labels))
+
+        yield from self._pool.in_order(work, range(0, len(y), size))
 
     def _evaluate(
         self, models: Tensor, x: Tensor, rows: Tensor | None, finish: Callable[[Tensor, slice], Tensor]

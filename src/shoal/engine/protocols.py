@@ -15,6 +15,7 @@ from shoal.data.shards import Shards
 from shoal.engine.engine import Engine
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
+from shoal.engine.round_updates import RoundUpdates
 
 UNKNOWN_RISK = 0.5
 """The risk of every model before the first estimate: the balanced accuracy of guessing. It is one value for all models,
@@ -183,12 +184,14 @@ class RoundReport:
         plan: what they did.
         risks_estimated: whether the risks were estimated anew at the end of this round.
         seconds: wall time of "choose", "train" and "red_team".
+        updates: what the server received; None in a round that is not recorded (`Training.record_every`).
     """
 
     cohort: Tensor
     plan: RoundPlan
     risks_estimated: bool
     seconds: dict[str, float]
+    updates: RoundUpdates | None = None
     __repr__ = one_line
 
     @property

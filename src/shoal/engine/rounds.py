@@ -31,6 +31,7 @@ from shoal.engine.protocols import (
     State,
     UpdateFilter,
 )
+from shoal.engine.round_updates import UpdateCollector
 
 LOG = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Training:
         update_filter: applied by the server to every update; None: none.
         defenses: change local training, in order, anew for each cluster in each round.
         malicious_clients: train in their own way; None: nobody does.
+        record_every: rounds from one whose report has the updates that the server received to the next; 0: none has.
     """
 
     federation: Federation
@@ -62,6 +64,7 @@ class Training:
     update_filter: UpdateFilter | None = None
     defenses: tuple[LocalDefense, ...] = ()
     malicious_clients: MaliciousClients | None = None
+    record_every: int = 0
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -92,12 +95,14 @@ class Training:
         clients = self.cohort(number)
         seconds = {"choose": 0.0, "train": 0.0, "red_team": 0.0}
         plan, after = RoundPlan(torch.empty(0, dtype=torch.int64), ()), replace(state, round=number)
+        collector = self._collector(state, clients, plan)
         if len(clients):
             began = time.perf_counter()
             cohort = self.cohort_of(state, clients)
             plan = self.algorithm.plan(state, cohort)
             planned = time.perf_counter()
-            after = self._train(state, cohort, plan)
+            collector = self._collector(state, clients, plan)
+            after = self._train(state, cohort, plan, collector)
             seconds["choose"], seconds["train"] = planned - began, time.perf_counter() - planned
 
         estimator = self.risk_estimator
@@ -111,7 +116,8 @@ class Training:
             except DivergenceError:
                 LOG.warning("round %d: a shadow model's loss became NaN; risks stay what they were", number)
             seconds["red_team"] = time.perf_counter() - began
-        return after, RoundReport(clients, plan, due, seconds)
+        updates = None if collector is None else collector.updates(number)
+        return after, RoundReport(clients, plan, due, seconds, updates)
 
     def cohort(self, number: int) -> Tensor:
         """Positions (n,) of a round's clients, ordered by id; perhaps none.
@@ -218,10 +224,17 @@ class Training:
         """The stream of the batches of the round after ``state``."""
         return self.stream("round", state.round + 1, "batches")
 
-    def _train(self, state: State, cohort: Cohort, plan: RoundPlan) -> State:
+    def _collector(self, state: State, clients: Tensor, plan: RoundPlan) -> UpdateCollector | None:
+        """What copies the updates of the round after ``state``; None where they are not recorded."""
+        if not self.record_every or (state.round + 1) % self.record_every:
+            return None
+        weights = [each.weights for each in plan.trainings if each.weights is not None]
+        return UpdateCollector(state.models, self.federation.ids[clients], plan.assignment, weights)
+
+    def _train(self, state: State, cohort: Cohort, plan: RoundPlan, collector: UpdateCollector | None) -> State:
         """The state after the trainings of a plan and the server's update."""
         try:
-            aggregate, adversary = self._trainer(state, cohort.clients).train(state, plan)
+            aggregate, adversary = self._trainer(state, cohort.clients, collector).train(state, plan)
         except DivergenceError as diverged:
             raise self._diverged(cohort.round, cohort.clients[diverged.owner]) from diverged
         assignment = state.assignment.clone()
@@ -236,7 +249,7 @@ class Training:
         trained[cohort.clients, after.assignment[cohort.clients]] = cohort.round
         return replace(after, trained=trained)
 
-    def _trainer(self, state: State, clients: Tensor) -> CohortTrainer:
+    def _trainer(self, state: State, clients: Tensor, collector: UpdateCollector | None = None) -> CohortTrainer:
         """What trains the clients at ``clients`` (n,) in the round after ``state``."""
         return CohortTrainer(
             engine=self.engine,
@@ -246,6 +259,7 @@ class Training:
             batches=self.batches(state),
             update_filter=self.update_filter,
             malicious_clients=self.malicious_clients,
+            collector=collector,
         )
 
     def _cohort(

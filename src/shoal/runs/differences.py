@@ -7,9 +7,10 @@ from shoal.config.schema import Config
 
 
 def decisive_settings(config: Config) -> dict[str, Any]:
-    """A configuration's values by dotted key, but for the keys that only decide how fast a run goes."""
+    """A configuration's values by dotted key, but for the keys that change no result."""
     table = config.table()
     del table["engine"]["threads"], table["checkpoint"]
+    table.get("record", {}).pop("max_megabytes", None)
     return dict(_flat(table, ""))
 
 

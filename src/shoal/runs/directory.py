@@ -15,6 +15,7 @@ from shoal.engine import Engine, RoundReport
 from shoal.runs.checkpoint import keep_last_checkpoint, save_checkpoint
 from shoal.runs.lock import locked
 from shoal.runs.result import Result, write_files
+from shoal.runs.updates import FOLDER, megabytes, write_updates
 from shoal.simulation.simulation import Simulation, SimulationState, Watch, run_rounds
 
 LOG = logging.getLogger("shoal")
@@ -69,7 +70,7 @@ def opened(out: Path, config: str, require_same: Callable[[], object], *, resume
             held.enter_context(locked(out))
             require_same()
             checkpoints.mkdir(exist_ok=True)
-            for folder in (out, checkpoints):
+            for folder in (out, checkpoints, out / FOLDER):
                 remove_unfinished(folder)
             if not (out / "config.toml").exists():
                 write_text(out / "config.toml", config)
@@ -89,7 +90,12 @@ def train(
     every: int,
     watch: Watch | None,
 ) -> SimulationState:
-    """Run the rounds that are left, with a checkpoint after each ``every`` of them and after the last."""
+    """Run the rounds that are left, with a checkpoint after each ``every`` of them and after the last.
+
+    The updates of recorded rounds are written beside the folder of checkpoints.
+    """
+    if simulation.record_updates:
+        LOG.info("updates: %s MB in %s/ at the end", f"{megabytes(simulation):,.1f}", FOLDER)
     saved = progress.state.round
     fresh: list[RoundObservation] = []
     try:
@@ -97,6 +103,9 @@ def train(
             progress = after
             fresh += [] if progress.observation is None else [progress.observation]
             done = progress.state.round
+            if report.updates is not None:
+                # Before the checkpoint: a round that is done has its updates.
+                write_updates(checkpoints.parent, report.updates)
             LOG.info("%s", _line(progress, report))
             if done % every == 0 or done == simulation.rounds:
                 save_checkpoint(checkpoints, progress, fresh)

@@ -63,6 +63,8 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
     }
     if model.metric is not None:
         settings["metric"] = _spelled(model.metric)
+    if simulation.record_updates:
+        settings["record_updates"] = str(simulation.record_updates)
     shares = federation.group_fractions.tolist()
     table: dict[str, Any] = {
         "algorithm": name_of(type(simulation.algorithm)),

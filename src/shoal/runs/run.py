@@ -1,6 +1,7 @@
 """A run is a directory: what was asked, how far it got, and what came out. It can be killed and resumed.
 
 config.toml          the complete configuration; running it again gives the same results
+updates/             where they are recorded, each recorded round's updates as the server received them
 checkpoint/          the last two rounds' states; of a finished run the last, from which it can be prolonged
 rounds.csv           a row a round and cluster
 clients.csv          a row a client
@@ -29,6 +30,7 @@ from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.differences import differences
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train
 from shoal.runs.result import result_of
+from shoal.runs.updates import require_room
 from shoal.simulation.round_metrics import not_evaluated
 from shoal.simulation.simulation import (
     SimulationState,
@@ -79,6 +81,8 @@ def run(
     found = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     decided, simulation, description = found.config, found.simulation(), tuple(found.description())
     del found  # and with it the data set, which the federation has copied
+    if decided.record is not None:
+        require_room(simulation, decided.record.max_megabytes, "record.max_megabytes")
     if resume and out.exists() and _same_run(out, decided) == simulation.rounds and is_finished(out):
         return out
     with in_table("engine"):

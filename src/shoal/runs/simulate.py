@@ -29,6 +29,7 @@ from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, train
 from shoal.runs.record import record_of, require_same_simulation
 from shoal.runs.result import Result, load, result_of
+from shoal.runs.updates import MAX_MEGABYTES, require_room
 from shoal.simulation.simulation import (
     GAP_AT_THE_END,
     LOSS_AT_THE_END,
@@ -60,6 +61,8 @@ def simulate(
     start: Result | str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    record_updates: int = 0,
+    record_max_megabytes: int = MAX_MEGABYTES,
     device: str = "cpu",
     threads: int = 2,
     precision: Precision = "fp32",
@@ -92,12 +95,17 @@ def simulate(
         out: a run directory to make, with a checkpoint after each round; None: nothing is written.
         resume: whether ``out`` may exist, with the same simulation in it. It goes on after its last checkpoint, and the
             result is that of an uninterrupted simulation, bit for bit; a finished one is only read (`load`).
+        record_updates: rounds from one recorded round to the next, 0: none is. Each client's update is written as the
+            server received it into ``updates/`` of ``out``, for attacks of the server (docs/trace.md); it changes no
+            bit of training.
+        record_max_megabytes: what the updates may take.
         device, threads, precision, backend: see `Engine`.
         watch: called before the first round and after each.
 
     Raises:
-        InputError: settings that cannot be run, training that diverged, models in ``start`` of another network, or a
-            directory ``out`` that exists, cannot be written, or holds another simulation.
+        InputError: settings that cannot be run, training that diverged, updates that would take too much room, models
+            in ``start`` of another network, or a directory ``out`` that exists, cannot be written, or holds another
+            simulation.
     """
     how = "Model(MyNetwork), with the class or a function that builds the network"
     require_instance("model", model, Model, how)
@@ -110,6 +118,9 @@ def simulate(
         require(value, f"'defenses' must hold defences, such as L2(0.01); got {described(each)}")
     require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
     require(out is not None or not resume, "'resume' needs 'out', the directory to go on in")
+    require(
+        out is not None or not record_updates, "'record_updates' needs 'out', the directory that they are written in"
+    )
     require(
         resume or out is None or not Path(out).exists(),
         f"{out}: exists already; choose another 'out', or go on in it with resume=True",
@@ -130,7 +141,9 @@ def simulate(
         property_attack=property_attack,
         malicious_clients=malicious_clients,
         start=first,
+        record_updates=record_updates,
     )
+    require_room(simulation, record_max_megabytes, "record_max_megabytes")
     chosen = resolve_backend(setup.model, setup.first_local()) if backend is None else backend
     with Engine(setup.model, device=device, threads=threads, precision=precision, backend=chosen) as engine:
         description = record_of(simulation, local, defenses, engine)

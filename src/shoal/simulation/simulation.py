@@ -59,6 +59,7 @@ class Simulation:
         malicious_clients: train in their own way; None: nobody does.
         tsne: whether the updates that the property attack saw are embedded in the plane at the end.
         start: trained models to go on from; see `warm_start.started`. None: the algorithm's initial models.
+        record_updates: rounds from one whose report has the updates that the server received to the next; 0: none has.
     """
 
     federation: Federation
@@ -74,6 +75,7 @@ class Simulation:
     malicious_clients: MaliciousClients | None = None
     tsne: bool = False
     start: State | None = None
+    record_updates: int = 0
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -85,6 +87,10 @@ class Simulation:
         require(self.seed >= 0, f"'seed' must be at least 0; got {self.seed}")
         require(self.rounds >= 1, f"'rounds' must be at least 1; got {self.rounds}")
         require(self.member_rounds >= 1, f"'member_rounds' must be at least 1; got {self.member_rounds}")
+        number = isinstance(self.participation, int | float)
+        require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
+        require_instance("record_updates", self.record_updates, int, "such as 5")
+        require(self.record_updates >= 0, f"'record_updates' must be at least 0; got {self.record_updates}")
         require(self.evaluate_every >= 1, f"'evaluate_every' must be at least 1; got {self.evaluate_every}")
         methods = ("check", "init", "plan", "server_update", "deployed")
         missing = [name for name in methods if not hasattr(self.algorithm, name)]
@@ -119,6 +125,7 @@ class Simulation:
             update_filter=self.setup.update_filter,
             defenses=self.setup.defenses,
             malicious_clients=self.malicious_clients,
+            record_every=self.record_updates,
         )
 
 

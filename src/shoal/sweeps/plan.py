@@ -96,5 +96,6 @@ def digest_of(config: Config) -> str:
     """64 bits that name a resolved configuration, but for the keys that only decide how fast a run goes."""
     table = config.table()
     del table["engine"]["threads"], table["checkpoint"]
+    table.get("record", {}).pop("max_megabytes", None)
     text = json.dumps(table, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,50 @@
+"""Grad-cosine and Grad-diff: whether a client's step points along a record's gradient.
+
+Source: Li, Li, Ribeiro, "Effective passive membership inference attacks in federated learning against overparameterized
+models", ICLR 2023, arXiv:2111.00430. In large models the gradients of different records are nearly orthogonal, so those
+of the records that a client trained on are what its step is made of. D = w - w_k is the step, g = grad l(w; x).
+"""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.attacks.update_scores import UpdateScores, mean_over_rounds
+from shoal.core.settings import settings
+
+
+@settings
+class GradCosine:
+    """The cosine of D and g, on average over the recorded rounds.
+
+    Args:
+        name: of this attack.
+    """
+
+    title: ClassVar[str] = "Grad-cosine"
+    threshold: ClassVar[float] = 0.0
+
+    name: Literal["grad-cosine"] = "grad-cosine"
+
+    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+        """(N, M) in [-1, 1]; NaN for a client in no recorded round."""
+        return mean_over_rounds(scores.cosine.astype(np.float64))
+
+
+@settings
+class GradDifference:
+    """``|D|^2 - |D - g|^2``: how much shorter the step is without the record's gradient, on average over the rounds.
+
+    Args:
+        name: of this attack.
+    """
+
+    title: ClassVar[str] = "Grad-diff"
+    threshold: ClassVar[float] = 0.0
+
+    name: Literal["grad-diff"] = "grad-diff"
+
+    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+        """(N, M); NaN for a client in no recorded round."""
+        return mean_over_rounds(scores.difference.astype(np.float64))

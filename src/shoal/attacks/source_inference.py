@@ -1,0 +1,141 @@
+"""Source inference, whose a record is that somebody trained on; and group inference, what a cluster says of a client.
+
+Source: Hu, Salcic, Sun, Dobbie, Zhang, "Source inference attacks in federated learning", ICDM 2021, arXiv:2109.05659:
+the client whose model has the smallest loss on the record, which is the best guess where all are equally likely.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.attacks.update_scores import UpdateScores, mean_over_rounds
+from shoal.core.settings import settings
+from shoal.metrics.proportions import exact_interval
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """How often a guess was right.
+
+    Args:
+        right: number of right ones.
+        of: number of guesses.
+        chance: the accuracy of guessing without looking.
+        low, high: 95 % interval of the accuracy (Clopper-Pearson). It takes the guesses as independent, which those on
+            one client's records are not quite.
+    """
+
+    right: int
+    of: int
+    chance: float
+    low: float
+    high: float
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction of right guesses; NaN without any."""
+        return self.right / self.of if self.of else float("nan")
+
+    @staticmethod
+    def counted(right: NDArray[np.bool_], chance: NDArray[np.float64]) -> "Guesses":
+        """Guesses (m,) that were right or not, and the chance of each."""
+        low, high = exact_interval(int(right.sum()), len(right))
+        return Guesses(int(right.sum()), len(right), float(chance.mean()) if len(right) else float("nan"), low, high)
+
+
+@dataclass(frozen=True)
+class SourceGuesses:
+    """The outcome of source inference.
+
+    Args:
+        by_round: of each recorded round, on the records of the clients that took part in it.
+        averaged: by each client's loss on average over its recorded rounds.
+    """
+
+    by_round: tuple[Guesses, ...]
+    averaged: Guesses
+
+
+@settings
+class SourceInference:
+    """Guesses the client whose sent model has the smallest loss on a record.
+
+    Args:
+        name: of this attack.
+        among: whose models are compared: those of all clients of the "federation", or those of the owner's "cluster",
+            which says what is left to guess once the cluster is known.
+    """
+
+    title: ClassVar[str] = "source inference"
+
+    name: Literal["source-inference"] = "source-inference"
+    among: Literal["federation", "cluster"] = "federation"
+
+    def guess(self, scores: UpdateScores) -> SourceGuesses:
+        """Guess the owner of every record that somebody trained on, by round and from all rounds together.
+
+        A record is guessed where its owner and at least one other client could have been the answer. From all rounds
+        together a client is in its last recorded round's cluster.
+        """
+        by_round = [
+            self._guesses(losses.astype(np.float64), assignment, scores.client)
+            for losses, assignment in zip(scores.loss, scores.assignment, strict=True)
+        ]
+        averaged = mean_over_rounds(scores.loss.astype(np.float64))
+        return SourceGuesses(tuple(by_round), self._guesses(averaged, last_assignment(scores), scores.client))
+
+    def _guesses(
+        self, losses: NDArray[np.float64], assignment: NDArray[np.int64], client: NDArray[np.int64]
+    ) -> Guesses:
+        """Of losses (N, M), where ``assignment`` (N,) is -1 for those who are not compared."""
+        right, chance = [np.zeros(0, dtype=bool)], [np.zeros(0)]
+        for own in np.flatnonzero(assignment >= 0):
+            asked = np.flatnonzero(assignment >= 0)
+            if self.among == "cluster":
+                asked = np.flatnonzero(assignment == assignment[own])
+            records = np.flatnonzero(client == own)
+            if len(asked) > 1:
+                right.append(asked[losses[np.ix_(asked, records)].argmin(axis=0)] == own)
+                chance.append(np.full(len(records), 1 / len(asked)))
+        return Guesses.counted(np.concatenate(right), np.concatenate(chance))
+
+
+@settings
+class GroupInference:
+    """Guesses that a client is of the group that most clients of its cluster are of.
+
+    Who knows the groups of most members of a cluster, as by asking a few, knows that much of the others. A client alone
+    in its cluster counts as guessed. The chance is the largest group's share.
+
+    Args:
+        name: of this attack.
+    """
+
+    title: ClassVar[str] = "group inference"
+
+    name: Literal["group-inference"] = "group-inference"
+
+    def guess(self, scores: UpdateScores) -> Guesses:
+        """Guess the group of every client with records, from the cluster of its last recorded round."""
+        assignment = last_assignment(scores)
+        known = [i for i in np.flatnonzero(assignment >= 0).tolist() if (scores.client == i).any()]
+        group = np.array([_most(scores.group[scores.client == i]) for i in known], dtype=np.int64)
+        cluster = assignment[known]
+        guessed = np.array([_most(group[cluster == each]) for each in cluster], dtype=np.int64)
+        share = float(np.bincount(group).max() / len(group)) if known else float("nan")
+        return Guesses.counted(guessed == group, np.full(len(group), share))
+
+
+def last_assignment(scores: UpdateScores) -> NDArray[np.int64]:
+    """(N,), the cluster of each client in its last recorded round; -1 for one in none."""
+    last = np.full(len(scores.clients), -1, dtype=np.int64)
+    for assignment in scores.assignment:
+        last = np.where(assignment >= 0, assignment, last)
+    return last
+
+
+def _most(values: NDArray[np.int64]) -> int:
+    """The most frequent of some numbers, the smallest of several such."""
+    return int(np.bincount(values).argmax())

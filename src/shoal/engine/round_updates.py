@@ -1,0 +1,64 @@
+"""The updates of a round as the server receives them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.representation import one_line
+
+
+@dataclass(frozen=True, eq=False)
+class RoundUpdates:
+    """What an honest-but-curious server sees of a round: its models, and who sent which update.
+
+    An update is what a client sent minus the model of its cluster, before the server's own filter: the client's
+    defences have changed it already, the server's (`NormClipping`) come after whoever looks at it there. So
+    ``models[assignment] + updates`` are the parameters that the clients sent.
+
+    Args:
+        round: number of the round, from 1.
+        clients: (n,) int64, ids of the senders; twice where an algorithm lets a client send two updates in a round.
+        assignment: (n,) int64, the cluster whose model each update is for.
+        models: (K, P) float32, before the round.
+        updates: (n, P) float32, on the CPU.
+    """
+
+    round: int
+    clients: Tensor
+    assignment: Tensor
+    models: Tensor
+    updates: Tensor
+    __repr__ = one_line
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+
+class UpdateCollector:
+    """Copies what clients send while they train; threads may add at once, each its own clients.
+
+    Args:
+        models: (K, P), before the round.
+        clients: (n,) int64, ids of the cohort.
+        assignment: (n,) int64, the cluster of each.
+        weights: (K, n) each, the aggregation weights of every local training that is sent, in order.
+    """
+
+    def __init__(self, models: Tensor, clients: Tensor, assignment: Tensor, weights: Sequence[Tensor]) -> None:
+        self._models = models.cpu()
+        self._clients = clients.repeat(len(weights))
+        # Of several updates each moves a model of its own.
+        chosen = [assignment] if len(weights) == 1 else [each.argmax(dim=0) for each in weights]
+        self._assignment = torch.cat([*chosen, assignment[:0]])
+        self._ends = torch.zeros(len(self._clients), models.shape[1])
+
+    def add(self, rows: Tensor, ends: Tensor) -> None:
+        """Copy the parameters ``ends`` (u, P) that were sent; ``rows`` (u,) count the cohort once for each training."""
+        self._ends[rows] = ends.to(self._ends)
+
+    def updates(self, number: int) -> RoundUpdates:
+        """The updates of round ``number``, once everybody has sent."""
+        updates = self._ends - self._models[self._assignment]
+        return RoundUpdates(number, self._clients, self._assignment, self._models, updates)

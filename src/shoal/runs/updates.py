@@ -1,0 +1,92 @@
+"""The updates that the server of a run received, in RUN/updates: one file a recorded round, whole or absent.
+
+round-0007.safetensors has the fields of `RoundUpdates` for round 7: ``clients`` (n,) int64, ``assignment`` (n,) int64,
+``models`` (K, P) float32 and ``updates`` (n, P) float32. A round that is trained again after a kill writes the same
+bytes.
+"""
+
+import re
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load as parse
+from safetensors.torch import save as serialize
+
+from shoal.core.atomic_files import write_bytes
+from shoal.core.errors import InputError, require
+from shoal.engine import RoundUpdates
+from shoal.simulation.simulation import Simulation
+
+FOLDER = "updates"
+"""Of a run directory."""
+
+MAX_MEGABYTES = 1000
+"""What the updates of a run may take unless it is told otherwise."""
+
+_FIELDS = ("clients", "assignment", "models", "updates")
+
+
+def megabytes(simulation: Simulation) -> float:
+    """What the updates of a simulation's recorded rounds take, in 10^6 bytes, at one update from each client.
+
+    The K models before each round come on top.
+    """
+    every = simulation.record_updates
+    rounds = 0 if every == 0 else simulation.rounds // every - (simulation.first_round - 1) // every
+    clients = round(simulation.participation * len(simulation.federation))
+    return rounds * clients * simulation.setup.model.layout.size * 4 / 1e6
+
+
+def require_room(simulation: Simulation, most: int, key: str) -> None:
+    """Raise `InputError` where the updates take more than ``most`` megabytes, which ``key`` sets."""
+    needed = megabytes(simulation)
+    require(
+        needed <= most,
+        f"the recorded updates take {needed:,.0f} MB, but '{key}' is {most:,}; record fewer rounds or raise it",
+    )
+
+
+def write_updates(out: Path, updates: RoundUpdates) -> None:
+    """Write a round's updates into the run directory ``out``."""
+    folder = out / FOLDER
+    folder.mkdir(exist_ok=True)
+    tensors = {name: getattr(updates, name).contiguous() for name in _FIELDS}
+    write_bytes(folder / f"round-{updates.round:04d}.safetensors", serialize(tensors))
+
+
+def read_updates(path: Path) -> RoundUpdates:
+    """The updates in a file that `write_updates` wrote.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    try:
+        tensors = parse(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except SafetensorError as error:
+        raise InputError(f"{path}: is damaged: {error}") from error
+    missing = [name for name in _FIELDS if name not in tensors]
+    require(not missing, f"{path}: is damaged: it has no {', '.join(missing)}")
+    return RoundUpdates(round_of(path), **{name: tensors[name] for name in _FIELDS})
+
+
+def round_files(folder: Path, *suffixes: str) -> list[Path]:
+    """The files of the rounds in ``folder``, in order: round-N with one of ``suffixes``.
+
+    Raises:
+        InputError: there are none, or two of one round.
+    """
+    found = [path for path in folder.glob("round-*") if path.suffix in suffixes and round_of(path) > 0]
+    require(bool(found), f"{folder}: has no file of a round, such as round-0001{suffixes[0]}")
+    by_round: dict[int, Path] = {}
+    for path in sorted(found):
+        other = by_round.setdefault(round_of(path), path)
+        require(other == path, f"{path}: is of the same round as {other.name}; leave one of them out")
+    return [by_round[number] for number in sorted(by_round)]
+
+
+def round_of(path: Path) -> int:
+    """The round in a file's name; 0 where there is none."""
+    named = re.fullmatch(r"round-(\d+)", path.stem)
+    return int(named[1]) if named else 0

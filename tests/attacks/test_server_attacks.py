@@ -1,0 +1,256 @@
+"""The server's attacks on made-up values, against loops and against what is known of them."""
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from shoal.attacks import (
+    FedMIACosine,
+    FedMIALoss,
+    GradCosine,
+    GradDifference,
+    GroupInference,
+    SourceInference,
+    UpdateAttack,
+    UpdateScores,
+    audit_updates,
+)
+from shoal.metrics.proportions import exact_interval
+
+ATTACKS = [FedMIALoss(), FedMIACosine(), FedMIACosine(drop_outliers=True), GradCosine(), GradDifference()]
+
+
+def made_up(rounds=3, clients=6, records=24, *, clusters=1, signal=0.0, absent=((0, 2), (2, 5)), seed=0):
+    """Records that differ greatly in difficulty, every fourth of nobody; a member's loss is lower by ``signal``."""
+    draw = np.random.default_rng(seed)
+    client = np.where(np.arange(records) % 4 == 3, -1, draw.integers(0, clients, records))
+    difficulty = 5 * draw.standard_normal(records)
+    own = client == np.arange(clients)[:, None]
+    shape = (rounds, clients, records)
+    values = {
+        name: sign * (difficulty - signal * own + draw.standard_normal(shape))
+        for name, sign in (("loss", 1), ("cosine", -0.1), ("difference", -1))
+    }
+    assignment = np.tile(np.arange(clients) % clusters, (rounds, 1))
+    for t, i in absent:
+        assignment[t, i] = -1
+        for each in values.values():
+            each[t, i] = np.nan
+    values = {name: each.astype(np.float32) for name, each in values.items()}
+    group = np.arange(records) % 2 if clusters > 1 else np.zeros(records, dtype=np.int64)
+    return UpdateScores(
+        np.arange(1, rounds + 1), np.arange(clients) * 10, assignment, **values, client=client, group=group,
+        groups=("a", "b"),
+    )  # fmt: skip
+
+
+def fedmia(values, assignment, *, drop_outliers=False):
+    """Clients, records and rounds one by one."""
+    rounds, clients, records = values.shape
+    found = np.full((clients, records), np.nan)
+    for i in range(clients):
+        for m in range(records):
+            percentiles = []
+            for t in range(rounds):
+                if assignment[t, i] < 0:
+                    continue
+                null = [values[t, k, m] for k in range(clients) if k != i and assignment[t, k] == assignment[t, i]]
+                if len(null) < 2:
+                    continue
+                if drop_outliers:
+                    limit = sum(null) / len(null) + 3 * np.sqrt(
+                        sum((v - sum(null) / len(null)) ** 2 for v in null) / len(null)
+                    )
+                    null = [v for v in null if v <= limit]
+                mean = sum(null) / len(null)
+                variance = sum((v - mean) ** 2 for v in null) / len(null) + 1e-8
+                percentiles.append(NormalDist().cdf((values[t, i, m] - mean) / np.sqrt(variance)))
+            if percentiles:
+                found[i, m] = sum(percentiles) / len(percentiles)
+    return found
+
+
+@pytest.mark.parametrize("clusters", [1, 2])
+def test_fedmia_is_that_of_a_loop(clusters):
+    scores = made_up(clusters=clusters, signal=1.0)
+    for attack, values in ((FedMIALoss(), -scores.loss), (FedMIACosine(), scores.cosine)):
+        expected = fedmia(values.astype(np.float64), scores.assignment)
+        np.testing.assert_allclose(attack.score(scores), expected, rtol=0, atol=1e-9)
+    assert np.isfinite(expected).all(), "every client had two others at some time"
+
+
+def test_outliers_among_the_others_can_be_dropped():
+    scores = made_up(clients=14, records=3, absent=())
+    scores.cosine[:, 4] += 50.0
+    plain, dropping = FedMIACosine().score(scores), FedMIACosine(drop_outliers=True).score(scores)
+    expected = fedmia(scores.cosine.astype(np.float64), scores.assignment, drop_outliers=True)
+    np.testing.assert_allclose(dropping, expected, rtol=0, atol=1e-9)
+    others = np.arange(14) != 4
+    assert np.ptp(dropping[others], axis=0).min() > 0.3 > np.ptp(plain[others], axis=0).max()
+    np.testing.assert_array_equal(dropping[4], plain[4], err_msg="the target itself is never dropped")
+
+
+def test_gradient_alignment_is_the_mean_over_the_rounds_of_a_client():
+    scores = made_up()
+    for attack, values in ((GradCosine(), scores.cosine), (GradDifference(), scores.difference)):
+        found = attack.score(scores)
+        for i in range(6):
+            seen = [values[t, i].astype(np.float64) for t in range(3) if scores.assignment[t, i] >= 0]
+            np.testing.assert_allclose(found[i], sum(seen) / len(seen), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=repr)
+def test_what_was_never_seen_has_no_score(attack):
+    assert isinstance(attack, UpdateAttack)
+    scores = made_up(absent=[(t, 1) for t in range(3)])
+    found = attack.score(scores)
+    assert np.isnan(found[1]).all()
+    assert np.isfinite(found[[0, 2, 3, 4, 5]]).all()
+    audit = audit_updates(attack, scores)
+    assert audit.unused.members == (np.isin(scores.client, [0, 2, 3, 4, 5])).sum()
+
+
+def test_two_clients_are_no_null():
+    scores = made_up(clients=2, absent=())
+    assert np.isnan(FedMIALoss().score(scores)).all()
+    assert np.isnan(FedMIACosine().score(scores)).all()
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=repr)
+def test_a_score_depends_on_its_own_record_alone(attack):
+    """The null of a record, member or not, is what all clients did with that same record."""
+    scores = made_up()
+    changed = replace(scores, **{name: getattr(scores, name).copy() for name in ("loss", "cosine", "difference")})
+    for name in ("loss", "cosine", "difference"):
+        getattr(changed, name)[:, :, 5:] += 100.0 * np.arange(19, dtype=np.float32)
+    before, after = attack.score(scores), attack.score(changed)
+    np.testing.assert_array_equal(after[:, :5], before[:, :5])
+
+
+def test_non_members_drawn_anew_for_each_client_would_differ_from_members_without_any_membership():
+    """The public evaluation's mistake: a non-member's null is of other images than its own, a member's is not."""
+    scores = made_up(rounds=10, clients=8, records=400, absent=())
+    values, draw = -scores.loss.astype(np.float64), np.random.default_rng(1)
+    members, nobody = np.flatnonzero(scores.client == 0), np.flatnonzero(scores.client == -1)
+    drawn = np.stack([values[:, k][:, draw.permutation(nobody)] for k in range(8)], axis=1)
+
+    def spread(found):
+        return np.abs(found - 0.5).mean()
+
+    own = FedMIALoss().score(scores)[0]
+    mistaken = fedmia(drawn, scores.assignment)[0]
+    assert spread(own[nobody]) == pytest.approx(spread(own[members]), rel=0.2)
+    assert spread(mistaken) > 2 * spread(own[members]), "an image's difficulty would be taken for its membership"
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=repr)
+def test_members_are_found_and_the_two_kinds_of_non_members_told_apart(attack):
+    scores = made_up(clients=8, records=400, signal=1.0)
+    audit = audit_updates(attack, scores)
+    members, nobody = (scores.client >= 0).sum(), (scores.client == -1).sum()
+    assert (audit.unused.members, audit.unused.non_members) == (members, 8 * nobody)
+    assert (audit.others.members, audit.others.non_members) == (members, 7 * members)
+    assert list(audit.by_client) == scores.clients.tolist()
+    assert sum(each.members for each in audit.by_client.values()) == members
+    if isinstance(attack, FedMIALoss | FedMIACosine):
+        assert audit.unused.auc > 0.75
+        # The owner's low loss is in the null of the others' records, which so look even less like members.
+        assert audit.others.auc > audit.unused.auc + 0.005
+
+
+def test_nobody_finds_members_where_training_left_no_trace():
+    scores = made_up(clients=8, records=800)
+    for attack in ATTACKS:
+        assert audit_updates(attack, scores).unused.auc == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_group_is_compared_with_its_own_non_members():
+    scores = made_up(clients=4, records=200, clusters=2, absent=())
+    # Clients 0 and 2 are of group a, 1 and 3 of group b, whose records have all values higher.
+    client = np.where(np.arange(200) % 8 >= 6, -1, np.arange(200) % 4)
+    scores = replace(scores, client=client, group=np.arange(200) % 2)
+    scores.cosine[:, :, scores.group == 1] += 20.0
+    both, a = audit_updates(GradCosine(), scores), audit_updates(GradCosine(), scores, "a")
+    assert list(a.by_client) == [0, 20]
+    assert list(both.by_client) == [0, 10, 20, 30]
+    assert both.by_client[0].auc == a.by_client[0].auc
+    assert a.unused.non_members == 2 * ((client == -1) & (scores.group == 0)).sum()
+    assert both.unused.non_members == 2 * (client == -1).sum()
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=repr)
+def test_the_order_of_clients_and_records_only_orders_the_scores(attack):
+    scores, clients, records = made_up(), np.array([3, 0, 5, 1, 4, 2]), np.random.default_rng(3).permutation(24)
+    place = np.append(np.argsort(clients), -1)
+    turned = replace(
+        scores,
+        clients=scores.clients[clients],
+        assignment=scores.assignment[:, clients],
+        client=place[scores.client][records],
+        group=scores.group[records],
+        **{name: getattr(scores, name)[:, clients][:, :, records] for name in ("loss", "cosine", "difference")},
+    )
+    expected = attack.score(scores)[clients][:, records]
+    np.testing.assert_allclose(attack.score(turned), expected, rtol=0, atol=1e-12)
+    one, other = audit_updates(attack, scores), audit_updates(attack, turned)
+    assert one.unused.auc == pytest.approx(other.unused.auc, abs=1e-12)
+    assert SourceInference().guess(turned) == SourceInference().guess(scores)
+
+
+@pytest.mark.parametrize("among", ["federation", "cluster"])
+def test_source_inference_is_that_of_a_loop(among):
+    scores = made_up(clusters=2, signal=1.0, records=60)
+
+    def expected(losses, assignment):
+        right, chances = 0, []
+        for m, owner in enumerate(scores.client):
+            if owner < 0 or assignment[owner] < 0:
+                continue
+            asked = [k for k in range(6) if assignment[k] >= 0]
+            if among == "cluster":
+                asked = [k for k in asked if assignment[k] == assignment[owner]]
+            right += min(asked, key=lambda k, m=m: losses[k, m]) == owner
+            chances.append(1 / len(asked))
+        return right, len(chances), sum(chances) / len(chances)
+
+    found = SourceInference(among=among).guess(scores)
+    assert len(found.by_round) == 3
+    for t, each in enumerate(found.by_round):
+        right, of, chance = expected(scores.loss[t], scores.assignment[t])
+        assert (each.right, each.of) == (right, of)
+        assert each.chance == pytest.approx(chance, abs=1e-9)
+        assert 0 <= each.low <= each.accuracy <= each.high <= 1
+    # Client 2 was away in the first round, client 5 in the last.
+    means = np.stack([np.nanmean(scores.loss[:, i].astype(np.float64), axis=0) for i in range(6)])
+    right, of, chance = expected(means, np.arange(6) % 2)
+    assert (found.averaged.right, found.averaged.of) == (right, of)
+    assert found.averaged.chance == pytest.approx(chance, abs=1e-9)
+
+
+def test_who_is_alone_is_not_guessed():
+    scores = made_up(clients=2, clusters=2, absent=())
+    alone = SourceInference(among="cluster").guess(scores).averaged
+    assert (alone.right, alone.of, alone.low, alone.high) == (0, 0, 0.0, 1.0)
+    assert np.isnan(alone.accuracy)
+
+
+def test_the_cluster_tells_the_group():
+    client = np.repeat(np.arange(6), 4)
+    group = np.repeat([0, 0, 0, 1, 1, 0], 4)
+    scores = replace(made_up(absent=()), client=client, group=group)
+    # The last recorded round decides: 0, 1, 2 | 3, 4, 5, of which the last is the only one in another group's cluster.
+    scores.assignment[:] = [[0, 1, 0, 1, 0, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, -1, 1, 1]]
+    found = GroupInference().guess(scores)
+    assert (found.right, found.of, found.chance) == (5, 6, 4 / 6)
+    scores.assignment[:] = 0
+    assert GroupInference().guess(scores).accuracy == 4 / 6, "one model tells nothing beyond the largest group"
+
+
+def test_the_interval_is_scipy_s():
+    from scipy.stats import binomtest  # noqa: PLC0415
+
+    for count, of in [(0, 7), (7, 7), (3, 20), (250, 400)]:
+        expected = binomtest(count, of).proportion_ci(0.95, "exact")
+        assert exact_interval(count, of) == pytest.approx((expected.low, expected.high), abs=1e-9)
