@@ -3,6 +3,7 @@
 May import `core`; knows nothing of models, clients or attacks.
 """
 
+from shoal.metrics.canary_exposure import CanaryRate, canary_rate, exposure_of_canaries
 from shoal.metrics.clustering import adjusted_rand_index, exceeds_threshold, is_migrated
 from shoal.metrics.fairness import Fairness, fairness
 from shoal.metrics.membership import (
@@ -15,11 +16,14 @@ from shoal.metrics.membership import (
 )
 
 __all__ = [
+    "CanaryRate",
     "Fairness",
     "MembershipMetrics",
     "adjusted_rand_index",
     "balanced_accuracy",
+    "canary_rate",
     "exceeds_threshold",
+    "exposure_of_canaries",
     "fairness",
     "gap_accuracy",
     "is_migrated",
