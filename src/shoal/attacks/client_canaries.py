@@ -18,9 +18,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data.shards import Shards
-from shoal.engine.engine import Engine
-from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.protocols import State, Tensors
+from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors
 
 Floats = NDArray[np.float64]
 
@@ -183,7 +181,9 @@ class CanaryClients:
     """Clients that send a random direction instead of what training gives, through the server's filter like all others.
 
     They implement `shoal.engine.MaliciousClients`. Their examples are never trained on; each sends the model of its
-    cluster plus ``scale`` times its direction of `canary_directions`, the same in every round.
+    cluster plus ``scale`` times its direction of `canary_directions`, the same in every round. Other figures of a run
+    know nothing of that and count their examples as members: give them examples like those of the others, and leave
+    membership inference to a run without them.
 
     Args:
         ids: of these clients.
@@ -194,6 +194,7 @@ class CanaryClients:
     ids: tuple[int, ...]
     scale: float
     stream: Stream
+    __repr__ = one_line
 
     def __post_init__(self) -> None:
         require(len(self.ids) > 0, "'ids' must name at least one client; got none")
