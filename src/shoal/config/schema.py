@@ -15,7 +15,7 @@ from shoal.config.tables import names_of, table_of
 from shoal.config.validation import change, parse, read_toml
 from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
-from shoal.data import ClientSplit, Columns, Group, Partition, PictureFormat
+from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Algorithm, LocalSGD
 from shoal.engine.engine import MAX_THREADS
@@ -257,8 +257,8 @@ class Config:
     """A run's configuration.
 
     Args:
-        data, model, algorithm, local, red_team, privacy, property_attack, defenses, engine, evaluation, checkpoint: see
-            their declarations.
+        data, model, algorithm, local, red_team, privacy, property_attack, defenses, engine, evaluation, checkpoint,
+            canaries: see their declarations.
         seed: of everything random.
     """
 
@@ -273,6 +273,7 @@ class Config:
     engine: EngineSection = EngineSection()
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    canaries: MislabelledCanaries | None = None
     seed: Count = 0
 
     def table(self) -> dict[str, Any]:

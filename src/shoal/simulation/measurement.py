@@ -12,11 +12,11 @@ from torch import Tensor
 
 from shoal.attacks import FittedAttack, Gap, LossThreshold, MembershipAudit, ModelOutputs, RedTeam, evaluate_models
 from shoal.core.randomness import Stream
-from shoal.data import Federation
+from shoal.data import Canaries, Federation
 from shoal.defenses import accounting
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
-from shoal.simulation import membership_metrics, property_metrics
+from shoal.simulation import canary_metrics, membership_metrics, property_metrics
 from shoal.simulation.exposure import exposure_of_clients, title_of
 from shoal.simulation.result import Outcome
 from shoal.simulation.summary import Metrics, Summary
@@ -69,8 +69,10 @@ def measure(
     red_team: RedTeam,
     stream: Stream,
     rows: Sequence[Mapping[str, float]],
+    *,
     member_rounds: int,
     first_round: int = 1,
+    canaries: Canaries | None = None,
 ) -> Outcome:
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
 
@@ -82,6 +84,7 @@ def measure(
         rows: the rows of `rounds.csv`.
         member_rounds: how many rounds before a model's last training somebody who trained it still is a member.
         first_round: the number of the first round; epsilon is of the rounds from it on.
+        canaries: of the federation; None: none.
     """
     federation, engine = training.federation, training.engine
     deployed, losses = training.deployed(state)
@@ -137,9 +140,14 @@ def measure(
         spent = float(clients["epsilon"].max())
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         summary |= Summary(overall={"epsilon": spent if np.isfinite(spent) else float("nan"), "delta": rule.delta})
+    table = None
+    if canaries is not None and len(canaries):
+        table = canary_metrics.table_of_canaries(canaries, federation, deployed.models, latest, engine)
+        summary |= canary_metrics.canary_summary(table, canary_metrics.DELTA if rule is None else rule.delta)
+        clients = clients.assign(**canary_metrics.canaries_of_clients(table, federation))
     rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
     state = replace(state, assignment=deployed.assignment)
-    return Outcome(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state)
+    return Outcome(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state, canaries=table)
 
 
 def _of_shadow_models(red_team: RedTeam, state: State, federation: Federation, *, used: bool) -> Summary:
