@@ -100,12 +100,14 @@ def one_run_audit(
 
 
 def default_guesses(canaries: int) -> list[tuple[int, int]]:
-    """Choices (in, out) for m canaries: a half, a quarter and a twentieth at each end.
+    """Choices (in, out) for m canaries: two fifths, a fifth and a twentieth at each end.
+
+    Not a half, since coins do not include exactly a half, and the guesses in the middle would be wrong.
 
     >>> default_guesses(40), default_guesses(1)
-    ([(20, 20), (10, 10), (2, 2)], [(1, 0)])
+    ([(16, 16), (8, 8), (2, 2)], [(1, 0)])
     """
-    ends = [max(1, canaries // part) for part in (2, 4, 20)]
+    ends = [max(1, canaries * part // 20) for part in (8, 4, 1)]
     return list(dict.fromkeys((each, min(each, canaries - each)) for each in ends))
 
 
