@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from shoal import FedAvg, InputError, LocalSGD, MislabelledCanaries, Model, Stream, load, simulate
+from shoal import DPSGD, Ditto, FedAvg, InputError, LocalSGD, MislabelledCanaries, Model, Stream, load, simulate
 from shoal.attacks.one_run_audit import one_run_audit
 from shoal.config.build import build, load_data, resolve
 from shoal.config.schema import parse_config
@@ -99,6 +99,16 @@ def test_measuring_canaries_changes_nothing_else(mlp, planted):
     assert torch.equal(watched.state.models, unwatched.state.models)
     assert watched.summary.by_group == unwatched.summary.by_group
     pd.testing.assert_frame_equal(watched.clients[unwatched.clients.columns], unwatched.clients)
+
+
+def test_personal_models_are_asked_about_their_own_clients_canaries(mlp, planted):
+    federation, canaries = planted
+    local, private = LocalSGD(batch_size=4), DPSGD(noise_multiplier=1.0, delta=1e-3)
+    result = simulate(federation, mlp, Ditto(FedAvg()), local, rounds=1, canaries=canaries, defenses=[private])
+    assert torch.equal(torch.tensor(result.canaries["model"]), canaries.client)
+    assert result.canaries["score"].notna().all()
+    # The audit is of the delta that epsilon is of.
+    assert result.summary.overall["canaries.delta"] == result.summary.overall["delta"] == 1e-3
 
 
 def test_clients_that_never_took_part_have_no_scores(mlp, planted):
