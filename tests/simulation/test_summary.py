@@ -28,6 +28,8 @@ SUMMARY = Summary(
         "cosine.mean": -0.5,
         "property.auc": 0.5,
         "property.auc_within": 0.5,
+        "canaries.tpr_at_fpr_0.1.low": 0.25,
+        "canaries.found": 0.5,
         "seconds.total": 1.5,
     },
     by_group={name: group_metrics(name) for name in GROUPS},

@@ -9,9 +9,17 @@ models implements `ReferenceAttack`.
 from shoal.attacks.active_property import ActivePropertyAttacker, active_property_attacker
 from shoal.attacks.audit import MembershipAudit, ModelOutputs, evaluate_models, one_group_mix
 from shoal.attacks.bavaria import BaVarIA
+from shoal.attacks.client_canaries import (
+    CanaryClients,
+    ClientCanaryEstimate,
+    canary_cosines,
+    canary_directions,
+    estimate_client_epsilon,
+)
 from shoal.attacks.difficulty_calibration import DifficultyCalibration
 from shoal.attacks.fedmia import FedMIACosine, FedMIALoss
 from shoal.attacks.gradient_alignment import GradCosine, GradDifference
+from shoal.attacks.label_only import ImageChanges, NoiseChanges, augmentation_votes, boundary_distance
 from shoal.attacks.lira import LiRA, OfflineLiRA
 from shoal.attacks.membership import (
     FittedAttack,
@@ -23,6 +31,7 @@ from shoal.attacks.membership import (
     logit_confidence,
     needs_classes,
 )
+from shoal.attacks.one_run_audit import OneRunAudit, one_run_audit
 from shoal.attacks.other_clusters import OtherClusters
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
@@ -34,6 +43,7 @@ from shoal.attacks.rmia import RMIA, OfflineRMIA
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
 from shoal.attacks.source_inference import GroupInference, Guesses, SourceGuesses, SourceInference
+from shoal.attacks.trajectory import LossTrajectory, loss_trajectory
 from shoal.attacks.update_audit import UpdateAudit, audit_updates
 from shoal.attacks.update_features import extract_features
 from shoal.attacks.update_scores import OwnedRecords, UpdateAttack, UpdateScores, update_scores
@@ -49,6 +59,8 @@ __all__ = [
     "RMIA",
     "ActivePropertyAttacker",
     "BaVarIA",
+    "CanaryClients",
+    "ClientCanaryEstimate",
     "DifficultyCalibration",
     "FedMIACosine",
     "FedMIALoss",
@@ -58,16 +70,20 @@ __all__ = [
     "GradDifference",
     "GroupInference",
     "Guesses",
+    "ImageChanges",
     "LiRA",
     "LossScore",
     "LossThreshold",
+    "LossTrajectory",
     "MembershipAttack",
     "MembershipAttacks",
     "MembershipAudit",
     "ModelOutputs",
     "Needs",
+    "NoiseChanges",
     "OfflineLiRA",
     "OfflineRMIA",
+    "OneRunAudit",
     "OtherClusters",
     "OwnedRecords",
     "Population",
@@ -90,12 +106,19 @@ __all__ = [
     "UpdateScores",
     "active_property_attacker",
     "audit_updates",
+    "augmentation_votes",
+    "boundary_distance",
+    "canary_cosines",
+    "canary_directions",
     "classify_updates",
+    "estimate_client_epsilon",
     "evaluate_models",
     "extract_features",
     "logit_confidence",
+    "loss_trajectory",
     "needs_classes",
     "one_group_mix",
+    "one_run_audit",
     "reference_margins",
     "update_scores",
 ]

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shoal.attacks import active_property_attacker
 from shoal.config.client_data import Reading, check_sizes, decided_data, draw_split, load_client_data, reading_of
 from shoal.config.kinds import load, name_of
@@ -51,10 +53,14 @@ class Resolved:
         """The simulation, with the federation's tensors.
 
         Raises:
-            InputError: a property attacker without examples to simulate on, or with a network that it cannot extend.
+            InputError: a property attacker without examples to simulate on, or with a network that it cannot extend; or
+                clients with too few examples for canaries.
         """
         config, section = self.config, self.config.property_attack
-        federation = self._federation()
+        federation, canaries = self._federation(), None
+        if config.canaries is not None and config.canaries.per_client > 0:
+            with in_table("canaries"):
+                federation, canaries = config.canaries.insert(federation, Stream(config.seed, ("data", "canaries")))
         if section is not None:
             with in_table("property_attack"):
                 section.attack.auxiliary_examples(federation)
@@ -72,6 +78,7 @@ class Resolved:
             malicious_clients=self._malicious_clients(federation),
             tsne=section is not None and section.tsne,
             record_updates=0 if config.record is None else config.record.updates,
+            canaries=canaries,
         )
 
     @property
@@ -274,8 +281,16 @@ def _check_tables(config: Config, data: LabelledDataset | ClientDataset, own: Pa
     if isinstance(data, ClientDataset):
         assert own is not None
         check_sizes(config, data, own, clusters, shadows=shadows)
+        sizes = torch.tensor([len(each) for each in own.clients])
     else:
         _check_partition(config, clusters, shadows=shadows)
+        # Under label skew each client has another number, which is known once they are drawn.
+        even = _partition(config).dirichlet_alpha is None and config.property_attack is None
+        sizes = torch.full((_partition(config).clients,), _partition(config).examples_per_client) if even else None
+    if config.canaries is not None and config.canaries.per_client > 0:
+        require(config.property_attack is None, "'canaries' do not go together with 'property_attack'")
+        with in_table("canaries"):
+            config.canaries.check(sizes) if sizes is not None else None
 
 
 def _check_partition(config: Config, clusters: int, *, shadows: bool) -> None:

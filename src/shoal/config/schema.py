@@ -15,7 +15,7 @@ from shoal.config.tables import names_of, table_of
 from shoal.config.validation import change, parse, read_toml
 from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
-from shoal.data import ClientSplit, Columns, Group, Partition, PictureFormat
+from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Algorithm, LocalSGD
 from shoal.engine.engine import MAX_THREADS
@@ -275,7 +275,7 @@ class Config:
 
     Args:
         data, model, algorithm, local, red_team, privacy, property_attack, defenses, engine, evaluation, checkpoint,
-            record: see their declarations.
+            record, canaries: see their declarations.
         seed: of everything random.
     """
 
@@ -291,6 +291,7 @@ class Config:
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     record: RecordSection | None = None
+    canaries: MislabelledCanaries | None = None
     seed: Count = 0
 
     def table(self) -> dict[str, Any]:

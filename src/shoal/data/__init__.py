@@ -4,6 +4,7 @@ May import `core`. To add a source: a file in `sources` that returns `ImageDatas
 `sources/catalog.py`; or `ClientDataset` where the clients have their examples already.
 """
 
+from shoal.data.canaries import Canaries, MislabelledCanaries
 from shoal.data.client_data import ClientDataset, ClientSplit, federation_of_clients
 from shoal.data.datasets import ImageDataset, LabelledDataset, TextDataset
 from shoal.data.federation import Federation, GroupedExamples, Preferences
@@ -19,6 +20,7 @@ from shoal.data.sources.folder import PictureFormat, load_folder
 from shoal.data.sources.table import load_table
 
 __all__ = [
+    "Canaries",
     "ClientDataset",
     "ClientSplit",
     "Columns",
@@ -28,6 +30,7 @@ __all__ = [
     "GroupedExamples",
     "ImageDataset",
     "LabelledDataset",
+    "MislabelledCanaries",
     "Partition",
     "PictureFormat",
     "Preferences",

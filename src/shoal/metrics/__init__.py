@@ -3,6 +3,7 @@
 May import `core`; knows nothing of models, clients or attacks.
 """
 
+from shoal.metrics.canary_exposure import CanaryRate, canary_rate, exposure_of_canaries
 from shoal.metrics.clustering import adjusted_rand_index, exceeds_threshold, is_migrated
 from shoal.metrics.empirical_epsilon import empirical_epsilon, epsilon_lower_bound
 from shoal.metrics.fairness import Fairness, fairness
@@ -18,17 +19,20 @@ from shoal.metrics.membership import (
 )
 
 __all__ = [
+    "CanaryRate",
     "Fairness",
     "MembershipMetrics",
     "adjusted_rand_index",
     "auc_interval",
     "balanced_accuracy",
     "balanced_accuracy_interval",
+    "canary_rate",
     "clopper_pearson",
     "effective_size",
     "empirical_epsilon",
     "epsilon_lower_bound",
     "exceeds_threshold",
+    "exposure_of_canaries",
     "fairness",
     "gap_accuracy",
     "is_migrated",

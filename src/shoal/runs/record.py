@@ -18,7 +18,7 @@ from shoal.config.schema import SIMULATION, PropertyAttackSection, read_config
 from shoal.config.tables import read, table_of
 from shoal.config.validation import read_toml
 from shoal.core.errors import InputError, require
-from shoal.data import Group
+from shoal.data import Canaries, Group
 from shoal.data.fingerprint import fingerprint, tensors_fingerprint
 from shoal.defenses import Defense
 from shoal.engine import Engine, LocalSGD
@@ -43,7 +43,7 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
     """
     federation, team, start = simulation.federation, simulation.red_team, simulation.start
     model, metric = simulation.setup.model, metric_name(simulation.setup.model.metric_for(federation.classes))
-    digest = fingerprint(federation)
+    digest, canaries = fingerprint(federation), simulation.canaries
     settings = {
         "algorithm": _spelled(simulation.algorithm),
         "local": _spelled(local),
@@ -51,7 +51,7 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         "seed": str(simulation.seed),
         "participation": str(simulation.participation),
         "federation": repr(federation),
-        "examples": digest,
+        "examples": digest if canaries is None else f"{digest}, canaries {_of_canaries(canaries)}",
         "network": _spelled(model.network()),
         "loss": _spelled(model.loss),
         "start": "" if start is None else tensors_fingerprint(start.models),
@@ -146,6 +146,10 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         kind=table.get("kind", "images"),
         property_attack=None if attack is None else read(PropertyAttackSection, attack, "property_attack"),
     )
+
+
+def _of_canaries(canaries: Canaries) -> str:
+    return tensors_fingerprint(canaries.x, canaries.y, canaries.client, canaries.record, canaries.member)
 
 
 def _spelled(value: object) -> str:

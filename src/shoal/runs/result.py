@@ -20,6 +20,7 @@ from shoal.engine import State
 from shoal.reports.run.description import RunDescription
 from shoal.runs.files import read_models, read_samples, read_summary, read_table
 from shoal.runs.record import read_description
+from shoal.simulation.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 from shoal.simulation.result import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
 from shoal.simulation.simulation import Simulation
@@ -47,6 +48,7 @@ class Result:
         state: the final models, risks and assignment, and the algorithm's own tensors; None where it was read from a
             directory, which has no tensors of the algorithm.
         updates: one row per aggregated update, as in `property.csv`; None without a property attack.
+        canaries: one row per canary, as in `canaries.csv`; None without canaries.
     """
 
     summary: Summary
@@ -58,6 +60,7 @@ class Result:
     samples: Mapping[str, NDArray[Any]]
     state: State | None = None
     updates: pd.DataFrame | None = None
+    canaries: pd.DataFrame | None = None
 
     def __repr__(self) -> str:
         known = {**self.summary.run, **self.summary.overall}
@@ -129,6 +132,7 @@ def result_of(outcome: Outcome, simulation: Simulation, description: RunDescript
         samples=_samples(simulation.federation),
         state=outcome.state,
         updates=outcome.updates,
+        canaries=outcome.canaries,
     )
 
 
@@ -156,6 +160,7 @@ def read_tables(out: Path) -> Result:
         description=description,
         samples=read_samples(out / "samples.safetensors"),
         updates=read_table(out / "property.csv", PROPERTY_COLUMNS, empty=True) if attacked else None,
+        canaries=read_table(out / "canaries.csv", CANARY_COLUMNS) if "canaries.members" in summary.overall else None,
     )
 
 
@@ -164,11 +169,14 @@ def write_files(out: Path, result: Result) -> None:
     if not (out / "config.toml").exists():
         write_text(out / "config.toml", result.description.settings)
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    columns = [name for name in (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "epsilon", "name") if name in result.clients]
+    known = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "epsilon", *CLIENT_CANARY_COLUMNS, "name")
+    columns = [name for name in known if name in result.clients]
     write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))
     if result.updates is not None:
         write_text(out / "property.csv", result.updates.to_csv(index=False))
+    if result.canaries is not None:
+        write_text(out / "canaries.csv", result.canaries.to_csv(index=False))
     named = {f"{k}.{name}": tensor for k, tensors in result.models.items() for name, tensor in tensors.items()}
     write_bytes(out / "models.safetensors", serialize(named))
     samples = {name: torch.as_tensor(images) for name, images in result.samples.items()}

@@ -8,6 +8,7 @@ clients.csv          a row a client
 summary.json         every figure, under flat keys; written last, so it marks a finished run
 roc.csv              the attack's ROC curves by group
 property.csv         a row an aggregated update, where somebody looks for a property
+canaries.csv         a row a canary, where there are some
 samples.safetensors  a few test images of each group, for the report
 models.safetensors   the K final models, each tensor under "k.name"
 report.html          all of it, to look at; a step of its own after the run: `shoal.runs.report`
@@ -43,7 +44,8 @@ from shoal.simulation.simulation import (
 LOG = logging.getLogger("shoal")
 
 OUTCOME = (
-    "clients.csv", "rounds.csv", "roc.csv", "property.csv", "models.safetensors", "samples.safetensors", "report.html",
+    "clients.csv", "rounds.csv", "roc.csv", "property.csv", "canaries.csv", "models.safetensors", "samples.safetensors",
+    "report.html",
 )  # fmt: skip
 """What a run writes at its end, beside its summary."""
 

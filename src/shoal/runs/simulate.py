@@ -9,7 +9,7 @@ import torch
 
 from shoal.attacks import PropertyAttack, RedTeam, RoundObservation
 from shoal.core.errors import described, require, require_instance
-from shoal.data import Federation
+from shoal.data import Canaries, Federation
 from shoal.defenses import Defense, TrainingSetup, defended
 from shoal.engine import (
     Algorithm,
@@ -58,6 +58,7 @@ def simulate(
     defenses: Sequence[Defense] = (),
     property_attack: PropertyAttack | None = None,
     malicious_clients: MaliciousClients | None = None,
+    canaries: Canaries | None = None,
     start: Result | str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -86,6 +87,7 @@ def simulate(
         defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping` or your own, applied in order.
         property_attack: an attack on a federation with a `PropertySchedule`.
         malicious_clients: train in their own way, such as `active_property_attacker` makes.
+        canaries: those of ``federation``, as `MislabelledCanaries.insert` gives both; measured at the end.
         start: a result, or the directory of a finished run, whose models are trained further. Rounds are numbered on
             from its last: after 10 rounds, ``rounds=5`` are rounds 11 to 15, at their learning rates, and cohorts,
             batches and noise are those of ``seed`` for these numbers. So 10 rounds and 5 more, with one seed and the
@@ -140,6 +142,7 @@ def simulate(
         member_rounds=member_rounds,
         property_attack=property_attack,
         malicious_clients=malicious_clients,
+        canaries=canaries,
         start=first,
         record_updates=record_updates,
     )

@@ -21,12 +21,12 @@ from shoal.attacks import (
     one_group_mix,
 )
 from shoal.core.randomness import Stream
-from shoal.data import Federation
+from shoal.data import Canaries, Federation
 from shoal.defenses import accounting
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.models import Metric, accuracy
-from shoal.simulation import membership_metrics, property_metrics
+from shoal.simulation import canary_metrics, membership_metrics, property_metrics
 from shoal.simulation.exposure import exposure_of_clients, title_of
 from shoal.simulation.membership import Membership, is_personal
 from shoal.simulation.result import Outcome
@@ -83,8 +83,10 @@ def measure(
     red_team: RedTeam,
     stream: Stream,
     rows: Sequence[Mapping[str, float]],
+    *,
     member_rounds: int,
     first_round: int = 1,
+    canaries: Canaries | None = None,
 ) -> Outcome:
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
 
@@ -96,6 +98,7 @@ def measure(
         rows: the rows of `rounds.csv`.
         member_rounds: how many rounds before a model's last training somebody who trained it still is a member.
         first_round: the number of the first round; epsilon is of the rounds from it on.
+        canaries: of the federation; None: none.
     """
     federation, engine = training.federation, training.engine
     deployed, losses = training.deployed(state)
@@ -153,9 +156,14 @@ def measure(
         spent = float(clients["epsilon"].max())
         # Without noise nothing is guaranteed, and infinity is no number of JSON.
         summary |= Summary(overall={"epsilon": spent if np.isfinite(spent) else float("nan"), "delta": rule.delta})
+    table = None
+    if canaries is not None and len(canaries):
+        table = canary_metrics.table_of_canaries(canaries, federation, deployed.models, latest, engine)
+        summary |= canary_metrics.canary_summary(table, canary_metrics.DELTA if rule is None else rule.delta)
+        clients = clients.assign(**canary_metrics.canaries_of_clients(table, federation))
     rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
     state = replace(state, assignment=deployed.assignment)
-    return Outcome(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state)
+    return Outcome(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state, canaries=table)
 
 
 def _warn_of_one_answer(audit: MembershipAudit, federation: Federation) -> None:

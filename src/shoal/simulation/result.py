@@ -30,11 +30,12 @@ class Outcome:
     Args:
         summary: the metrics of `summary.json`.
         clients: one row per client: `CLIENT_COLUMNS`, ``train_accuracy`` and `EXPOSURE_COLUMNS`; ``epsilon`` where
-            local steps are private, and ``name`` where the federation has names.
+            local steps are private, `CLIENT_CANARY_COLUMNS` with canaries, and ``name`` where the federation has names.
         rounds: one row per round and cluster, as in `rounds.csv`.
         roc: ROC curves of the configured attack by group, as in `roc.csv`.
         state: the final models, risks and assignment.
         updates: one row per aggregated update, as in `property.csv`; None without a property attack.
+        canaries: one row per canary, as in `canaries.csv`; None without canaries.
     """
 
     summary: Summary
@@ -43,4 +44,5 @@ class Outcome:
     roc: pd.DataFrame
     state: State
     updates: pd.DataFrame | None = None
+    canaries: pd.DataFrame | None = None
     __repr__ = one_line

@@ -21,7 +21,7 @@ from shoal.attacks import (
 from shoal.core.errors import described, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
-from shoal.data import Federation
+from shoal.data import Canaries, Federation
 from shoal.defenses import TrainingSetup, accounting
 from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training, check_loss
 from shoal.models.validation import require_fits
@@ -58,6 +58,7 @@ class Simulation:
         property_attack: an attack on a federation with a `PropertySchedule`; None: none.
         malicious_clients: train in their own way; None: nobody does.
         tsne: whether the updates that the property attack saw are embedded in the plane at the end.
+        canaries: of ``federation``, which is trained on some of them; they are measured at the end. None: none.
         start: trained models to go on from; see `warm_start.started`. None: the algorithm's initial models.
         record_updates: rounds from one whose report has the updates that the server received to the next; 0: none has.
     """
@@ -74,6 +75,7 @@ class Simulation:
     property_attack: PropertyAttack | None = None
     malicious_clients: MaliciousClients | None = None
     tsne: bool = False
+    canaries: Canaries | None = None
     start: State | None = None
     record_updates: int = 0
     __repr__ = one_line
@@ -84,6 +86,11 @@ class Simulation:
         require_instance("seed", self.seed, int, "such as 0")
         require_instance("member_rounds", self.member_rounds, int, "such as 5")
         require_instance("red_team", self.red_team, RedTeam, "such as RedTeam(every=5)")
+        if self.canaries is not None:
+            how = "such as MislabelledCanaries(per_client=4).insert gives"
+            require_instance("canaries", self.canaries, Canaries, how)
+            strangers = self.canaries.client[~torch.isin(self.canaries.client, self.federation.ids)]
+            require(not len(strangers), f"'canaries' are of client {strangers[:1].sum()}, whom 'federation' has not")
         require(self.seed >= 0, f"'seed' must be at least 0; got {self.seed}")
         require(self.rounds >= 1, f"'rounds' must be at least 1; got {self.rounds}")
         require(self.member_rounds >= 1, f"'member_rounds' must be at least 1; got {self.member_rounds}")
@@ -245,6 +252,7 @@ def measure_final(
         now.rows,
         member_rounds=simulation.member_rounds,
         first_round=simulation.first_round,
+        canaries=simulation.canaries,
     )
     if simulation.property_attack is not None:
         random = stream("property attack")

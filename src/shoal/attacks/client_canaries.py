@@ -1,0 +1,227 @@
+"""The one-shot estimate of client-level privacy: epsilon from random canary updates in the one real training run.
+
+Source: Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar 2023 (ICLR 2024), arXiv:2302.03098, Algorithm 1 (final model
+only). k canary clients send random directions c_i, scaled and then clipped, noised and averaged like any update. After
+training, g_i = cos(c_i, theta_T - theta_0). A direction that nobody sent has g ~ N(0, 1/d) in d dimensions, and those
+that were sent are summarised by a normal distribution N(mu, s^2). Epsilon is what tells these two apart at delta.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
+from shoal.data.shards import Shards
+from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ClientCanaryEstimate:
+    """An estimate of client-level epsilon.
+
+    It is an estimate for these canaries and this mechanism, not a lower bound that holds with some probability, and not
+    an upper bound either: other updates may be more exposed. With few canaries the fitted deviation alone makes epsilon
+    positive: where nothing is revealed, delta = 1e-5 reads as 0.4 to 1.4 from 100 canaries and 0.1 to 0.4 from 1,000.
+
+    Args:
+        epsilon: of the two normal distributions at ``delta``.
+        low, high: epsilon at the ends of the t-interval of the mean cosine, with the deviation as fitted.
+        delta: of the estimate.
+        canaries: k.
+        mean: mu, of the cosines.
+        deviation: s, of the cosines.
+        null_deviation: 1 / sqrt(d), that of directions that nobody sent.
+    """
+
+    epsilon: float
+    low: float
+    high: float
+    delta: float
+    canaries: int
+    mean: float
+    deviation: float
+    null_deviation: float
+    __repr__ = one_line
+
+
+def canary_directions(clients: Sequence[int], dimension: int, stream: Stream) -> Tensor:
+    """Random unit vectors (k, d) float32; each depends on the stream and the id of its client alone."""
+    drawn = [torch.randn(dimension, generator=stream(int(client)).generator()) for client in clients]
+    directions = torch.stack(drawn) if drawn else torch.empty(0, dimension)
+    return directions / directions.norm(dim=1, keepdim=True)
+
+
+def canary_cosines(directions: Tensor, start: Tensor, end: Tensor) -> Floats:
+    """Cosines (k,) between directions (k, d) and what training moved, ``end - start`` (d,).
+
+    Raises:
+        InputError: training moved nothing.
+    """
+    moved = end.double() - start.double()
+    length = float(moved.norm())
+    require(length > 0, "the model did not move, so no direction can be compared with what training did")
+    rows = directions.double()
+    return (rows @ moved / (rows.norm(dim=1) * length)).numpy()
+
+
+def estimate_client_epsilon(
+    cosines: Floats, dimension: int, *, delta: float = 1e-5, confidence: float = 0.95
+) -> ClientCanaryEstimate:
+    """Epsilon of the normal distribution fitted to the cosines (k,) against that of unseen directions.
+
+    Args:
+        cosines: of the canaries that were sent.
+        dimension: d, of a model.
+        delta: in (0, 1).
+        confidence: of the interval of the mean.
+
+    Raises:
+        InputError: fewer than two cosines, all of them equal, no dimension, or a number outside its range.
+    """
+    from scipy import stats  # noqa: PLC0415 - takes half a second to import
+
+    count = len(cosines)
+    require(cosines.ndim == 1 and count >= 2, f"'cosines' must be at least 2 numbers (k,); got shape {cosines.shape}")
+    require(dimension >= 1, f"'dimension' must be at least 1; got {dimension}")
+    require(0 < confidence < 1, f"'confidence' must be above 0 and below 1; got {confidence:g}")
+    mean, deviation = float(cosines.mean()), float(cosines.std(ddof=1))
+    require(deviation > 0, "'cosines' must differ from each other; all are equal")
+    null = 1 / np.sqrt(dimension)
+    reach = float(stats.t.ppf(0.5 + confidence / 2, count - 1)) * deviation / np.sqrt(count)
+    # Only how far the mean is from 0 counts.
+    near, far = max(0.0, abs(mean) - reach), abs(mean) + reach
+    epsilon, low, high = (epsilon_of_normals(0.0, null, each, deviation, delta) for each in (mean, near, far))
+    return ClientCanaryEstimate(epsilon, low, high, delta, count, mean, deviation, float(null))
+
+
+def epsilon_of_normals(
+    first_mean: float, first_deviation: float, second_mean: float, second_deviation: float, delta: float
+) -> float:
+    """The smallest epsilon >= 0 at which two normal distributions are (epsilon, delta)-indistinguishable, both ways.
+
+    Raises:
+        InputError: a deviation that is not above 0, or a delta outside (0, 1).
+
+    >>> round(epsilon_of_normals(0.0, 1.0, 1.0, 1.0, 1e-5), 3)
+    4.377
+    """
+    from scipy import optimize  # noqa: PLC0415 - takes half a second to import
+
+    least = min(first_deviation, second_deviation)
+    require(least > 0, f"deviations must be above 0; got {least:g}")
+    require(0 < delta < 1, f"'delta' must be above 0 and below 1; got {delta:g}")
+    first, second = (first_mean, first_deviation), (second_mean, second_deviation)
+
+    def excess(epsilon: float) -> float:
+        return max(hockey_stick(epsilon, first, second), hockey_stick(epsilon, second, first)) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2
+    return float(optimize.root_scalar(excess, bracket=(0.0, high), xtol=1e-10).root)
+
+
+def hockey_stick(epsilon: float, p: tuple[float, float], q: tuple[float, float]) -> float:
+    """The integral of max(0, p - e^epsilon q) of two normal densities, each given by (mean, deviation).
+
+    >>> round(hockey_stick(0.0, (1.0, 1.0), (-1.0, 1.0)), 4)
+    0.6827
+    """
+    (mean, deviation), (other, spread) = p, q
+    # log p - log q - epsilon = a x^2 + b x + c is positive where p - e^epsilon q is; x in deviations from p's mean.
+    ratio, shift = deviation / spread, (mean - other) / spread
+    a, b = (ratio**2 - 1) / 2, ratio * shift
+    c = shift**2 / 2 - np.log(ratio) - epsilon
+    total = 0.0
+    for low, high in _positive(a, b, c):
+        inside = _log_mass(low, high)
+        # The same interval in deviations of q from its mean.
+        outside = _log_mass(ratio * low + shift, ratio * high + shift)
+        total += np.exp(inside) - np.exp(epsilon + outside)
+    return float(max(0.0, total))
+
+
+def _positive(a: float, b: float, c: float) -> list[tuple[float, float]]:
+    """The intervals where a x^2 + b x + c is positive."""
+    if abs(a) < 1e-12:
+        if b == 0:
+            return [(-np.inf, np.inf)] if c > 0 else []
+        return [(-c / b, np.inf)] if b > 0 else [(-np.inf, -c / b)]
+    root = b * b - 4 * a * c
+    if root <= 0:
+        return [(-np.inf, np.inf)] if a > 0 else []
+    # Without the difference of two nearly equal numbers.
+    half = -(b + np.copysign(np.sqrt(root), b)) / 2
+    low, high = sorted((half / a, c / half if half else 0.0))
+    return [(-np.inf, low), (high, np.inf)] if a > 0 else [(low, high)]
+
+
+def _log_mass(low: float, high: float) -> float:
+    """The logarithm of the standard normal probability of [low, high], exact in both tails."""
+    from scipy.special import log_ndtr  # noqa: PLC0415 - takes half a second to import
+
+    # In the upper half, by symmetry, so that no difference of numbers near 1 is taken.
+    begin, end = (-high, -low) if low > 0 else (low, high)
+    upper, lower = float(log_ndtr(end)), float(log_ndtr(begin))
+    return upper + np.log1p(-np.exp(lower - upper)) if upper > lower else -np.inf
+
+
+@dataclass(frozen=True)
+class CanaryClients:
+    """Clients that send a random direction instead of what training gives, through the server's filter like all others.
+
+    They implement `shoal.engine.MaliciousClients`. Their examples are never trained on; each sends the model of its
+    cluster plus ``scale`` times its direction of `canary_directions`, the same in every round. Other figures of a run
+    know nothing of that and count their examples as members: give them examples like those of the others, and leave
+    membership inference to a run without them.
+
+    Args:
+        ids: of these clients.
+        scale: L2 norm of what each sends; the norm to which the server clips, or the largest of an honest update.
+        stream: of the directions.
+    """
+
+    ids: tuple[int, ...]
+    scale: float
+    stream: Stream
+    __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        require(len(self.ids) > 0, "'ids' must name at least one client; got none")
+        require(0 < self.scale < np.inf, f"'scale' must be a finite number above 0; got {self.scale:g}")
+
+    @property
+    def clients(self) -> Tensor:
+        """Their ids (m,) int64."""
+        return torch.tensor(self.ids)
+
+    def start(self, state: State, stream: Stream) -> Tensors:
+        """Nothing is remembered."""
+        del state, stream
+        return {}
+
+    def train(
+        self,
+        state: State,
+        cluster: int,
+        client: int,
+        shards: Shards,
+        randomness: LocalRandomness,
+        local: LocalSGD,
+        engine: Engine,
+    ) -> tuple[Tensor, Tensors]:
+        """The model of the cluster, moved by ``scale`` in the client's direction (P,)."""
+        del shards, randomness, local, engine
+        model = state.models[cluster]
+        (direction,) = canary_directions([client], len(model), self.stream)
+        return model + self.scale * direction.to(model), state.adversary

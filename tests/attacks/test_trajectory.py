@@ -1,0 +1,83 @@
+"""The loss-trajectory attack: its features against the losses of each model, its regression against scikit-learn's, and
+a case in which the path matters and the last loss says little.
+"""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from shoal.attacks.trajectory import LossTrajectory, loss_trajectory
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.engine import Engine
+
+
+def paths(seed: int, count: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """Losses over five rounds: all records end at a loss of about 0.2; members get there sooner."""
+    draw = np.random.default_rng(seed)
+    member = draw.random(count) < 0.4
+    rate = np.where(member, 0.7, 0.35)[:, None]
+    losses = 0.2 + 2 * np.exp(-rate * np.arange(1, 6)) * (np.arange(5) < 4) + draw.normal(0, 0.25, (count, 5))
+    return losses, member
+
+
+def test_the_trajectory_is_better_than_the_last_loss_where_the_path_matters():
+    fitted = LossTrajectory().fit(*paths(0))
+    losses, member = paths(1)
+    by_path, by_last = roc_auc_score(member, fitted.score(losses)), roc_auc_score(member, -losses[:, -1])
+    assert by_last < 0.6
+    assert by_path > 0.9
+
+
+def test_the_regression_is_that_of_scikit_learn():
+    losses, member = paths(2)
+    known = make_pipeline(StandardScaler(), LogisticRegression(C=0.3, class_weight="balanced")).fit(losses, member)
+    fitted, others = LossTrajectory(inverse_penalty=0.3).fit(losses, member), paths(3)[0]
+    np.testing.assert_allclose(fitted.score(others), known.decision_function(others), atol=1e-6)
+    assert np.array_equal(fitted.score(others) > fitted.threshold, known.predict(others))
+
+
+def test_a_round_in_which_all_losses_are_equal_says_nothing():
+    losses, member = paths(4)
+    more = np.concatenate([np.full((len(losses), 1), 0.7), losses], axis=1)
+    fitted, wider = LossTrajectory().fit(losses, member), LossTrajectory().fit(more, member)
+    np.testing.assert_allclose(wider.score(more), fitted.score(losses), atol=1e-6)
+
+
+def test_losses_are_of_each_model_in_order(model, build):
+    federation = build()
+    test, rows = federation.test, torch.tensor([3, 0, 25])
+    with Engine(model) as engine:
+        models = torch.stack([model.init(Stream(k)) for k in range(3)])
+        found = loss_trajectory(engine, models, test.x, test.y, rows)
+        expected = [
+            torch.nn.functional.cross_entropy(engine.outputs(row, test.x[rows]), test.y[rows], reduction="none")
+            for row in models
+        ]
+        assert loss_trajectory(engine, [], test.x, test.y, rows).shape == (3, 0)
+    np.testing.assert_allclose(found, torch.stack(expected, dim=1).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("losses", "member", "sentence"),
+    [
+        (np.zeros(4), np.ones(4, dtype=bool), r"must be \(M, T\), records by rounds; got shape \(4,\)"),
+        (np.zeros((4, 0)), np.ones(4, dtype=bool), r"got shape \(4, 0\)"),
+        (np.full((4, 2), np.nan), np.arange(4) < 2, "must be finite"),
+        (np.zeros((4, 2)), np.arange(3) < 2, r"'member' must be \(M,\) for 4 records; got shape \(3,\)"),
+        (np.zeros((4, 2)), np.ones(4, dtype=bool), "members and non-members; got one kind"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_in_one_sentence(losses, member, sentence):
+    with pytest.raises(InputError, match=sentence):
+        LossTrajectory().fit(losses, member)
+
+
+def test_losses_of_other_rounds_are_refused():
+    fitted = LossTrajectory().fit(*paths(0))
+    with pytest.raises(InputError, match="of the 5 rounds that the attack was fitted on; got 4"):
+        fitted.score(np.zeros((2, 4)))
