@@ -90,7 +90,8 @@ class MislabelledCanaries:
         self.check(shards.sizes)
         chosen = self._clients(federation, stream)
         if len(chosen):
-            require(federation.classes >= 2, "canaries need a wrong label, but there is only 1 class")
+            known = federation.classes or 0
+            require(known >= 2, f"canaries need a wrong label, so at least 2 classes; got {known}")
             require(federation.property_schedule is None, "canaries do not go together with a property attack")
             shared = len(shards.indices) - len(shards.indices.unique())
             require(shared == 0, f"canaries need clients with examples of their own; {shared} are of several clients")
@@ -124,10 +125,10 @@ class MislabelledCanaries:
         client, own = int(federation.ids[position]), federation.clients.owned(position)
         order = torch.randperm(len(own), generator=stream("records", client).generator())
         record = order[: self.per_client].sort().values
-        wrong, member = [], []
+        wrong, member, others = [], [], (federation.classes or 0) - 1
         for one, right in zip(record.tolist(), federation.clients.y[own[record]].tolist(), strict=True):
             draw = stream("canary", client, one).generator()
             member.append(bool(torch.randint(0, 2, (), generator=draw)))
-            other = int(torch.randint(0, federation.classes - 1, (), generator=draw))
+            other = int(torch.randint(0, others, (), generator=draw))
             wrong.append(other + (other >= right))
         return own[record], torch.tensor(wrong), torch.full_like(record, client), record, torch.tensor(member)

@@ -125,7 +125,9 @@ def _audited(
     records = _records(attacked, [each.scores for each in references], engine)
     audit = audit_records(records, attacked.stream("thresholds"))
     spent = {"seconds.references": round(sum(each.seconds for each in references), 3)}
-    about = AboutAudited(title, stated, {**seconds, **spent}, _pictures(attacked, audit, records))
+    about = AboutAudited(
+        title, stated, {**seconds, **spent}, _pictures(attacked, audit, records), attacked.simulation.federation.kind
+    )
     return write_audit(out, audit, about, records)
 
 

@@ -48,12 +48,14 @@ class AboutAudited:
         stated: "epsilon" and "delta" that the run states, where it does.
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8 of some records, by their names.
+        kind: what a record is, in the plural.
     """
 
     title: str
     stated: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     pictures: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    kind: str = "examples"
     __repr__ = one_line
 
 
@@ -70,7 +72,9 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
         InputError: ``out`` cannot be written.
     """
     flat = {**audit.flat(), **about.stated, **about.seconds}
-    page = audit_page(audit, title=about.title, stated=about.stated, pictures=about.pictures)
+    page = audit_page(
+        audit, title=about.title, stated=about.stated, pictures=about.pictures, kind_of_data=about.kind
+    )
     try:
         out.mkdir(parents=True, exist_ok=True)
         if records is not None:

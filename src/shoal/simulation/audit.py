@@ -125,7 +125,7 @@ class Audit:
     __repr__ = one_line
 
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
-        """The row of the attack with the largest balanced accuracy in a scope."""
+        """The row of the attack with the largest balanced accuracy in a scope; NaN where one kind of records lacks."""
         rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]
         return rows.sort_values("accuracy", ascending=False, kind="stable").to_dict("records")[0]
 
@@ -143,7 +143,8 @@ class Audit:
             for metric in METRICS:
                 values = {"": row[metric], ".low": row[f"{metric}.low"], ".high": row[f"{metric}.high"]}
                 flat |= {f"{key}.{metric}{end}": value for end, value in values.items() if not np.isnan(value)}
-        flat |= {f"strongest.{name}": str(self.strongest(*scope)["attack"]) for name, scope in self._scopes().items()}
+        best = {name: self.strongest(*scope) for name, scope in self._scopes().items()}
+        flat |= {f"strongest.{name}": str(row["attack"]) for name, row in best.items() if not np.isnan(row["accuracy"])}
         flat |= {"references": self.references, "members": self.members, "non_members": self.non_members}
         if not np.isnan(self.empirical_epsilon):
             flat |= {"empirical_epsilon": self.empirical_epsilon, "empirical_epsilon.delta": self.delta}

@@ -23,7 +23,7 @@ from shoal.attacks import (
 from shoal.core.randomness import Stream
 from shoal.data import Canaries, Federation
 from shoal.defenses import accounting
-from shoal.engine import Deployed, State, Training
+from shoal.engine import Deployed, LocalSGD, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.models import Metric, accuracy
 from shoal.simulation import canary_metrics, membership_metrics, property_metrics
@@ -148,22 +148,27 @@ def measure(
     if federation.property_schedule is not None:
         main = property_metrics.main_task_metrics(outputs.test, final.model, federation)
         summary |= Summary(overall=main)
-    rule = accounting.private_rule(local[0])
-    if rule is not None:
-        cohorts = [training.cohort(number) for number in range(first_round, state.round + 1)]
-        epsilon = accounting.of_federation(federation, cohorts, local[0], rule, first_round)
-        clients = clients.assign(epsilon=epsilon.numpy())
-        spent = float(clients["epsilon"].max())
-        # Without noise nothing is guaranteed, and infinity is no number of JSON.
-        summary |= Summary(overall={"epsilon": spent if np.isfinite(spent) else float("nan"), "delta": rule.delta})
+    summary |= _of_privacy(training, state, local[0], first_round, clients)
     table = None
     if canaries is not None and len(canaries):
-        table = canary_metrics.table_of_canaries(canaries, federation, deployed.models, latest, engine)
-        summary |= canary_metrics.canary_summary(table, canary_metrics.DELTA if rule is None else rule.delta)
+        table = canary_metrics.table_of_canaries(canaries, federation, deployed.models, of_deployed.latest, engine)
+        summary |= canary_metrics.canary_summary(table, summary.overall.get("delta", canary_metrics.DELTA))
         clients = clients.assign(**canary_metrics.canaries_of_clients(table, federation))
     rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
     state = replace(state, assignment=deployed.assignment)
     return Outcome(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state, canaries=table)
+
+
+def _of_privacy(training: Training, state: State, local: LocalSGD, first_round: int, clients: pd.DataFrame) -> Summary:
+    """What differential privacy guarantees where local steps are private; adds the column "epsilon" to ``clients``."""
+    rule = accounting.private_rule(local)
+    if rule is None:
+        return Summary()
+    cohorts = [training.cohort(number) for number in range(first_round, state.round + 1)]
+    clients["epsilon"] = accounting.of_federation(training.federation, cohorts, local, rule, first_round).numpy()
+    spent = float(clients["epsilon"].max())
+    # Without noise nothing is guaranteed, and infinity is no number of JSON.
+    return Summary(overall={"epsilon": spent if np.isfinite(spent) else float("nan"), "delta": rule.delta})
 
 
 def _warn_of_one_answer(audit: MembershipAudit, federation: Federation) -> None:
