@@ -35,7 +35,9 @@ from shoal import (
     load_dataset,
     read_config,
     simulate,
+    squared_error,
 )
+from shoal.models import cross_entropy
 
 DRAW = torch.Generator().manual_seed(0)
 CLIENTS = [(torch.rand(12, 5, generator=DRAW), torch.arange(12) % 3) for _ in range(4)]
@@ -81,6 +83,20 @@ def with_inputs(x):
     return federation([(x, Y), *CLIENTS[1:]])
 
 
+def regression(labels=Y, **settings):
+    settings = {"test": TEST, "shadow": TEST} | settings
+    return federation([(X, Y), (X, labels)], task="regression", **settings)
+
+
+def two_targets():
+    given = (X, X[:, :2])
+    return Federation.from_tensors([given], test=given, shadow=given, task="regression")
+
+
+def regressed(build=lambda: nn.Linear(5, 1), loss=squared_error, federation=None, **settings):
+    return simulated(federation=federation or regression(), model=Model(build, loss), **settings)
+
+
 def with_model(build, **settings):
     return simulated(model=Model(build, **settings))
 
@@ -104,7 +120,11 @@ FEDERATIONS = {
     "labels of names": (lambda: with_labels(["a"] * 12), "the labels of client 0 must be numbers; got list of 12 such"),
     "numpy names": (lambda: with_labels(np.array(["a"] * 12)), "the labels of client 0 must be numbers"),
     "labels None": (lambda: with_labels(None), "the labels of client 0 must be numbers"),
-    "fractional labels": (lambda: with_labels(Y + 0.5), "the labels of client 0 must be whole numbers from 0"),
+    "fractional labels": (
+        lambda: with_labels(Y + 0.5),
+        "the labels of client 0 must be whole numbers from 0; got torch.float32 such as [0.5]; numbers to be predicted "
+        "are given with task='regression'",
+    ),
     "labels NaN": (lambda: with_labels(Y * float("nan")), "the labels of client 0 must be whole numbers from 0"),
     "two columns of labels": (lambda: with_labels(torch.stack([Y, Y], 1)), "must be one number per example"),
     "one label": (lambda: with_labels(torch.tensor(1)), "must be one number per example"),
@@ -152,6 +172,35 @@ FEDERATIONS = {
         lambda: federation(groups=["north", "south"] * 2, test=Examples(*TEST, ["north", "soth"] * 15)),
         "the test set has examples of the group 'soth', which no client is of; did you mean 'south'?",
     ),
+    "a task": (
+        lambda: federation(task="regresion"),
+        "'task' must be 'classification' or 'regression'; got 'regresion'",
+    ),
+    "no task": (lambda: federation(task=None), "'task' must be 'classification' or 'regression'; got None"),
+    "classes of a regression": (lambda: regression(classes=3), "a regression has no classes; got classes=3"),
+    "target NaN": (lambda: regression(Y / 0), "client 1 has labels that are NaN or infinite, in 12 of 12 examples"),
+    "test target NaN": (
+        lambda: regression(test=(X, Y.float().where(Y > 0, torch.nan))),
+        "the test set has labels that are NaN or infinite, in 4 of 12 examples",
+    ),
+    "holdout target NaN": (
+        lambda: regression(holdout=[(X, Y), (X, Y / 0)]),
+        "the holdout of client 1 has labels that are NaN or infinite, in 12 of 12 examples",
+    ),
+    "more targets": (lambda: regression(X[:, :2]), "client 1 has labels of shape (2,); client 0's have shape (1,)"),
+    "more test targets": (
+        lambda: regression(test=(X, X)),
+        "the test set has labels of shape (5,); client 0's have shape (1,)",
+    ),
+    "targets of pictures": (
+        lambda: regression(torch.rand(12, 2, 2)),
+        "the labels of client 1 must be one number per example, or (m, d); got shape (12, 2, 2)",
+    ),
+    "complex targets": (
+        lambda: regression(Y.to(torch.complex64)),
+        "the labels of client 1 must be real numbers; got torch.complex64",
+    ),
+    "words as targets": (lambda: regression(["a"] * 12), "the labels of client 1 must be numbers; got list of 12 such"),
     "threshold 2": (lambda: federation(threshold=2.0), "'threshold' must be in [0.5, 1]; got 2"),
     "threshold NaN": (lambda: federation(threshold=float("nan")), "'threshold' must be in [0.5, 1]"),
     "threshold text": (lambda: federation(threshold="high"), "'threshold' must be one number or one for each of 4"),
@@ -196,6 +245,35 @@ MODELS = {
     ),
     "no loss": (lambda: with_model(linear, loss=lambda *_: None), "must be one value per example"),
     "a loss of others": (lambda: with_model(linear, loss=lambda x, _: x @ x), "loss cannot be computed on its outputs"),
+    "a number as loss": (lambda: Model(linear, 3), "a Model's loss must be a function of outputs and labels; got 3"),
+    "a name as metric": (
+        lambda: Model(linear, metric="r2"),
+        "a Model's metric must be a function of outputs and labels; got 'r2'",
+    ),
+    "a mean metric": (
+        lambda: with_model(linear, metric=lambda x, _: x.mean()),
+        "the model's metric must be one value per example, of shape (2,) for 2 examples; got ()",
+    ),
+    "a metric of others": (
+        lambda: with_model(linear, metric=lambda x, _: x @ x),
+        "the model's metric cannot be computed on its outputs",
+    ),
+    "no loss of a regression": (
+        lambda: regressed(loss=cross_entropy),
+        "cross-entropy is no loss of a regression; give another, such as Model(MyNetwork, shoal.squared_error)",
+    ),
+    "flat outputs of a regression": (
+        lambda: regressed(lambda: nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))),
+        "the labels are 1 number, but the model gives outputs of shape () for an example",
+    ),
+    "few outputs of a regression": (
+        lambda: regressed(federation=two_targets()),
+        "the labels are 2 numbers, but the model gives outputs of shape (1,) for an example",
+    ),
+    "more outputs than squares": (
+        lambda: regressed(lambda: nn.Linear(5, 3)),
+        "the model's loss cannot be computed on its outputs: ",
+    ),
     "a cumulative norm": (
         lambda: with_model(lambda: nn.Sequential(linear(), nn.BatchNorm1d(3, momentum=None))),
         "layer '1' averages over all its batches",
@@ -221,6 +299,23 @@ SIMULATIONS = {
     "the class FedAvg": (lambda: simulated(algorithm=FedAvg), "'algorithm' must be a value, such as FedAvg(); got the"),
     "a name": (lambda: simulated(algorithm="fedavg"), "str is no algorithm: it has no method check, init, plan"),
     "no algorithm": (lambda: simulated(algorithm=None), "NoneType is no algorithm"),
+    "a loss that looks at its values": (
+        lambda: regressed(loss=lambda x, y: nn.functional.gaussian_nll_loss(x, y, x**2, reduction="none").mean(1)),
+        "the model's loss cannot be computed for many clients at once, as backend 'vmap' does; use backend='loop'",
+    ),
+    "shadow models of a regression": (
+        lambda: regressed(red_team=RedTeam()),
+        "ShadowModelAttack needs classes, which a regression does not have; attacks on the loss work, such as "
+        "RedTeam(attack=LossThreshold()); those shipped are LossThreshold",
+    ),
+    "gap of a regression": (
+        lambda: regressed(red_team=RedTeam(every=0, attack=Gap())),
+        "Gap needs classes, which a regression does not have",
+    ),
+    "a regression without a shadow set": (
+        lambda: regressed(federation=regression(shadow=None)),
+        "LossThreshold needs a shadow set of at least 2 examples, on which the server trains shadow models; got 0",
+    ),
     "no red team": (lambda: simulated(algorithm=IFCAMIR()), "the red team's 'every' must be at least 1; got 0"),
     "more clusters": (
         lambda: simulated(algorithm=IFCA(9)),

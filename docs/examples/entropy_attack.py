@@ -31,6 +31,7 @@ class EntropyAttack:
 
     needs: ClassVar[Needs] = "records"
     title: ClassVar[str] = "modified entropy"
+    needs_classes: ClassVar[bool] = True
 
     quantile: Fraction = 0.75
 

@@ -35,7 +35,7 @@ from shoal.data import (
 )
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
-from shoal.models import Model, Shape, TextShape, VectorShape, create_model
+from shoal.models import Model, Shape, TextShape, VectorShape, create_model, squared_error
 from shoal.runs.result import Result, load
 from shoal.runs.run import run
 from shoal.runs.simulate import simulate
@@ -93,4 +93,5 @@ __all__ = [
     "read_config",
     "run",
     "simulate",
+    "squared_error",
 ]

@@ -11,6 +11,7 @@ from shoal.attacks.membership import losses
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.metrics import balanced_accuracy, gap_accuracy, membership_metrics
+from shoal.models import cross_entropy, squared_error
 
 SHOKRIS = [
     ShadowModelAttack(classifier, per_class, sorted_posteriors)
@@ -126,3 +127,43 @@ def test_losses_survive_certainty():
     certain = losses(torch.tensor([[1000.0, -1000.0]]), torch.tensor([1]))
     assert np.isfinite(certain).all()
     assert certain[0] > 100
+
+
+# --- the model's own loss ----------------------------------------------------------------------------------------
+
+
+def regression_records(loss=squared_error) -> Records:
+    """Targets of two numbers, which members' outputs come nearer to."""
+    draw = torch.Generator().manual_seed(5)
+    targets, member = torch.randn(60, 2, generator=draw), torch.arange(60) % 2 == 0
+    noise = torch.randn(60, 2, generator=draw) * torch.where(member, 0.1, 1.0)[:, None]
+    return Records(targets + noise, targets, member, torch.arange(60) % 3, torch.arange(60), loss=loss)
+
+
+def test_the_loss_threshold_is_on_the_loss_that_the_models_were_trained_with():
+    seen = regression_records()
+    errors = ((seen.outputs - seen.labels) ** 2).mean(dim=1).double().numpy()
+    fitted = LossThreshold().fit(seen, Stream(0))
+    assert fitted.threshold == pytest.approx(-errors[seen.member.numpy()].mean())
+    asked = Query(seen.outputs, seen.labels, loss=squared_error)
+    np.testing.assert_allclose(fitted.score(asked), -errors, rtol=1e-6)
+    assert balanced_accuracy(fitted.score(asked) > fitted.threshold, seen.member.numpy()) > 0.7
+
+
+def test_queries_of_records_have_their_loss():
+    seen = regression_records()
+    assert seen.query(0).loss is seen.without(1).query(1).loss is squared_error
+    assert Records.joined([seen, seen], None).loss is squared_error
+    assert Query.unseen(seen.outputs, seen.labels, None, squared_error).loss is squared_error
+
+
+def test_a_loss_of_one_s_own_gets_what_it_gets_in_training():
+    outputs, labels = torch.zeros(2, 3), torch.tensor([0, 2])
+    weight = torch.tensor([1.0, 2.0, 3.0])
+
+    def weighted(outputs, labels):
+        assert outputs.dtype == torch.float32
+        return torch.nn.functional.cross_entropy(outputs, labels, weight=weight, reduction="none")
+
+    np.testing.assert_allclose(losses(outputs, labels, weighted), losses(outputs, labels) * [1, 3], rtol=1e-6)
+    assert losses(outputs, labels, weighted).dtype == losses(outputs, labels, cross_entropy).dtype == np.float64

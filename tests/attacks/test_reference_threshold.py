@@ -89,6 +89,8 @@ def test_records_are_halved_where_reference_models_cannot_set_a_threshold():
     unseen = made_up(300, 4)
     unseen = replace(unseen, reference_member=np.zeros_like(unseen.reference_member))
     assert halves_are_used(OfflineLiRA(), unseen), "nobody is a member of a reference model"
+    first = unseen.reference_member | (np.arange(4) == 0) & (np.arange(300) % 2 == 0)[:, None]
+    assert halves_are_used(LiRA(), replace(unseen, reference_member=first)), "all members are of one reference model"
 
 
 def test_a_half_is_judged_by_the_other_alone():

@@ -135,3 +135,60 @@ def test_a_federation_is_a_line():
         "Federation(3 clients (all 3), 12 training examples of shape (3,), 3 classes; 6 test, 0 shadow, 0 held-out "
         "examples)"
     )
+
+
+# --- regression --------------------------------------------------------------------------------------------------
+
+TARGETS = [(x, x.sum(dim=1)) for x, _ in CLIENTS]
+REGRESSION = {
+    "one number": lambda x, y: (x, y),
+    "a column": lambda x, y: (x, y[:, None]),
+    "float64": lambda x, y: (x, y.double()),
+    "lists": lambda x, y: (x.tolist(), y.tolist()),
+    "numpy": lambda x, y: (x.numpy(), y.numpy()),
+    "a data set": TensorDataset,
+    "a data set of rows": lambda x, y: TensorDataset(x, y[:, None]),
+}
+
+
+@pytest.mark.parametrize("form", REGRESSION.values(), ids=REGRESSION.keys())
+def test_the_targets_of_a_regression_are_rows_in_any_form(form):
+    given = [form(*each) for each in TARGETS]
+    federation = Federation.from_tensors(given, test=given[0], shadow=given[1], holdout=given, task="regression")
+    assert federation.classes is None
+    expected = torch.cat([y for _, y in TARGETS])[:, None]
+    for y, right in (
+        (federation.clients.y, expected),
+        (federation.holdout.y, expected),
+        (federation.test.y, expected[:4]),
+        (federation.shadow.y, expected[4:8]),
+    ):
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y, right)
+    assert "regression of 1 number;" in repr(federation)
+
+
+def test_whole_numbers_are_targets_only_where_that_is_said():
+    x = CLIENTS[0][0]
+    prices = torch.tensor([3.0, 1.0, 2.0, 0.0])
+    assert Federation.from_tensors([(x, prices)], test=(x, prices)).classes == 4
+    federation = Federation.from_tensors([(x, prices)], test=(x, prices), task="regression")
+    assert federation.classes is None
+    assert federation.clients.y.tolist() == [[3.0], [1.0], [2.0], [0.0]]
+
+
+def test_rows_of_zeros_and_one_are_targets_not_one_hot_in_a_regression():
+    x, _ = CLIENTS[0]
+    rows = torch.eye(4)[:, :3] + torch.tensor([[0.0, 0, 0]] * 3 + [[1.0, 0, 0]])
+    federation = Federation.from_tensors([(x, rows)], test=(x, rows), task="regression")
+    assert torch.equal(federation.clients.y, rows)
+    assert "regression of 3 numbers;" in repr(federation)
+
+
+def test_a_table_may_have_a_column_of_targets():
+    table = pd.DataFrame({"who": ["a", "a", "b"], "age": [30, 40, 50], "dose": [0.5, 1.0, 2.0]})
+    columns = Columns(client="who", label="dose")
+    federation = Federation.from_table(table, columns, test=table, shadow=table, task="regression")
+    assert federation.clients.y.tolist() == federation.test.y.tolist() == federation.shadow.y.tolist()
+    assert federation.clients.y.tolist() == [[0.5], [1.0], [2.0]]
+    assert federation.clients.x.tolist() == [[30.0], [40.0], [50.0]]

@@ -15,7 +15,7 @@ from shoal.engine.engine import DivergenceError
 from shoal.engine.gram_backend import GramTrainer
 from shoal.engine.loop_backend import LoopBackend
 from shoal.engine.vmap_gradients import VmapGradients
-from shoal.models import MLP, VGG, Logistic, MnistCNN, Model
+from shoal.models import MLP, VGG, Logistic, MnistCNN, Model, squared_error
 
 CPU = torch.device("cpu")
 of = VmapGradients._of
@@ -216,7 +216,7 @@ def test_tracing_changes_no_bit(mlp, build, local, monkeypatch):
     "trainer", [LoopBackend(), vmap_backend.VmapBackend(Model(lambda: nn.Linear(4, 2)), CPU, torch.float32)]
 )
 def test_every_owner_is_in_one_unit_and_the_largest_come_first(sizes, trainer):
-    shards = Shards.from_contiguous(torch.zeros(sum(sizes), 4), torch.zeros(sum(sizes)), torch.tensor(sizes))
+    shards = Shards.from_contiguous(torch.zeros(sum(sizes), 4), torch.zeros(sum(sizes)).long(), torch.tensor(sizes))
     units = trainer.units(shards, LocalSGD(epochs=1, batch_size=4))
     order = torch.cat(units)
     assert order.sort().values.tolist() == list(range(len(sizes)))
@@ -274,6 +274,20 @@ def test_an_input_layer_that_is_not_linear_is_refused():
 
     with pytest.raises(InputError, match=r"input layer '0' must be a torch\.nn\.Linear"):
         Engine(Model(lambda: Wrong(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))), backend="vmap")
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+@pytest.mark.parametrize("name", ["steps", "full batch"])
+def test_a_regression_is_traced_with_its_own_targets(name, targets, monkeypatch):
+    """By both backends alike, also in the span of the inputs (full batches of an MLP)."""
+    monkeypatch.setattr(vmap_gradients, "_TRACE_AFTER", 1)
+    draw = torch.Generator().manual_seed(4)
+    given = [(torch.randn(8, 30, generator=draw), torch.randn(8, targets, generator=draw)) for _ in range(3)]
+    federation = Federation.from_tensors(given, test=given[0], task="regression")
+    model = Model(lambda: MLP(30, 20, targets), squared_error)
+    loop, vmap = (trained(model, federation, LOCALS[name], backend=each) for each in ("loop", "vmap"))
+    torch.testing.assert_close(vmap, loop, rtol=1e-4, atol=1e-5)
+    assert GramTrainer(model).pays(8, 5)
 
 
 def test_onednn_s_layout_changes_speed_alone():

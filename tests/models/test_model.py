@@ -9,7 +9,18 @@ from torch import Tensor, nn
 from shoal.core.errors import InputError
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
-from shoal.models import VGG, DigitsCNN, Logistic, MnistCNN, Model, cross_entropy
+from shoal.models import (
+    VGG,
+    DigitsCNN,
+    Logistic,
+    MnistCNN,
+    Model,
+    NegativeLoss,
+    accuracy,
+    cross_entropy,
+    metric_name,
+    squared_error,
+)
 
 
 class Frozen(nn.Module):
@@ -245,3 +256,41 @@ def test_cross_entropy_is_minus_the_log_probability_of_each_label() -> None:
     outputs, labels = draw(4, 3), torch.tensor([2, 0, 1, 1])
     expected = -(outputs.exp() / outputs.exp().sum(dim=1, keepdim=True)).log()[torch.arange(4), labels]
     torch.testing.assert_close(cross_entropy(outputs, labels), expected)
+
+
+# --- regression and metrics --------------------------------------------------------------------------------------
+
+
+def test_squared_error_is_the_mean_over_the_targets_of_pytorch_s() -> None:
+    outputs, targets = draw(6, 3), draw(6, 3, seed=8)
+    expected = nn.functional.mse_loss(outputs, targets, reduction="none").mean(dim=1)
+    torch.testing.assert_close(squared_error(outputs, targets), expected)
+
+
+def test_squared_error_does_not_broadcast_labels_over_examples() -> None:
+    outputs, targets = draw(6, 1), draw(6, seed=8)
+    torch.testing.assert_close(squared_error(outputs, targets), (outputs[:, 0] - targets).square())
+    with pytest.raises(RuntimeError):
+        squared_error(draw(6, 3), targets[:, None])
+
+
+def test_the_metric_is_accuracy_of_classes_and_minus_the_loss_of_targets() -> None:
+    model = Model(partial(nn.Linear, 2, 2), squared_error)
+    assert model.metric_for(2) is accuracy
+    outputs, targets = draw(4, 2), draw(4, 2, seed=8)
+    torch.testing.assert_close(model.metric_for(None)(outputs, targets), -squared_error(outputs, targets))
+    assert accuracy(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1, 1])).tolist() == [1, 0]
+    own = Model(partial(nn.Linear, 2, 2), metric=cross_entropy)
+    assert own.metric_for(2) is own.metric_for(None) is cross_entropy
+
+
+def test_metrics_are_named_by_their_functions() -> None:
+    named = {
+        "accuracy": accuracy,
+        "cross entropy": cross_entropy,
+        "minus squared error": NegativeLoss(squared_error),
+        "minus the loss": NegativeLoss(partial(squared_error)),
+        "metric": lambda outputs, _: outputs,
+        "CrossEntropyLoss": nn.CrossEntropyLoss(reduction="none"),
+    }
+    assert [metric_name(each) for each in named.values()] == list(named)

@@ -278,6 +278,13 @@ def test_a_fingerprint_sees_every_part_of_a_federation():
     assert fingerprint(given) == fingerprint(federation())
 
 
+def test_a_federation_of_one_client_has_a_fingerprint():
+    """Its threshold, one number given for all, is one number expanded to one."""
+    x, y = torch.zeros(2, 1), torch.tensor([0, 1])
+    one, other = (shoal.Federation.from_tensors([(x, y)], test=(x, y), threshold=each) for each in (0.6, 0.7))
+    assert fingerprint(one) != fingerprint(other)
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [shoal.IFCA(clusters=2), shoal.Scaffold(), shoal.FedOpt(), shoal.Ditto()],

@@ -121,8 +121,7 @@ def test_lira_finds_members_that_a_loss_threshold_does_not(attacked):
     # Each record is in half of the federations.
     assert np.array_equal(matrix.reference_member.sum(axis=1), np.full(len(matrix), 3))
     lira, loss = (
-        membership_metrics(scores, matrix.member, threshold=0.0).auc
-        for scores in (LiRA().scores(matrix), matrix.score)
+        membership_metrics(scores, matrix.member, threshold=0.0).auc for scores in (LiRA().scores(matrix), matrix.score)
     )
     assert lira > loss + 0.05
     assert lira > 0.7

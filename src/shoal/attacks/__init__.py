@@ -19,6 +19,7 @@ from shoal.attacks.membership import (
     Records,
     ReferenceModels,
     logit_confidence,
+    needs_classes,
 )
 from shoal.attacks.other_clusters import OtherClusters
 from shoal.attacks.property import PropertyAttack, RoundObservation
@@ -71,6 +72,7 @@ __all__ = [
     "evaluate_models",
     "extract_features",
     "logit_confidence",
+    "needs_classes",
     "one_group_mix",
     "reference_margins",
 ]

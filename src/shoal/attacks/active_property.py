@@ -128,6 +128,7 @@ def active_property_attacker(
     """
     require(0 <= alpha <= 1, f"'alpha' must be in [0, 1]; got {alpha:g}")
     schedule = schedule_of(federation)
+    require(federation.classes is not None, "an active property attack needs classes; a regression has none")
     classes = _last_layer(model.network()).out_features
     return ActivePropertyAttacker(
         client=schedule.attacker,

@@ -16,6 +16,7 @@ from shoal.attacks.membership import FittedAttack, Query, Records
 from shoal.data.federation import Federation
 from shoal.engine import Engine
 from shoal.metrics import MembershipMetrics, membership_metrics
+from shoal.models.model import Loss, cross_entropy
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -28,12 +29,13 @@ class ModelOutputs:
     Args:
         training: of each model k, (T_k,) int64 the training examples that it was evaluated on.
         members: of each model k, its outputs (T_k, C) on these.
-        labels: (T,) of all training examples.
+        labels: (T,) of all training examples; of a regression (T, d).
         owner: (T,) the client that holds each training example.
         test: (K, M, C), of every model on every test example.
-        test_labels: (M,).
+        test_labels: (M,); of a regression (M, d).
         reference_members: of each model k with reference models, their outputs (R, T_k, C).
         reference_test: of each model k with reference models, their outputs (R, M, C) on the test examples.
+        loss: with which the models were trained.
     """
 
     training: tuple[Tensor, ...]
@@ -44,6 +46,7 @@ class ModelOutputs:
     test_labels: Tensor
     reference_members: dict[int, Tensor]
     reference_test: dict[int, Tensor]
+    loss: Loss = cross_entropy
 
 
 def evaluate_models(
@@ -79,6 +82,7 @@ def evaluate_models(
         test_labels=test.y.cpu(),
         reference_members=reference_members,
         reference_test=reference_test,
+        loss=engine.model.loss,
     )
 
 
@@ -87,14 +91,14 @@ class MembershipAudit:
     """Margins of one attack on each model: score - threshold, positive where the attack says member.
 
     Non-members are test examples, weighted so that they have the members' mix of labels: under label skew an attack
-    would otherwise be credited with recognising labels.
+    would otherwise be credited with recognising labels. In a regression they have the members' mix of groups alone.
 
     Args:
         training: of each model k, (T_k,) the training examples that were scored on it.
         members: of each model k, the margins (T_k,) of these.
         non_members: (K, M) margins of the test examples, on every model.
         owner: (T,) the client that holds each training example.
-        label: (T,) of each training example.
+        label: (T,) the class of each training example; 0 in a regression.
         trainers: (N, K) bool, the clients whose examples are members of each model.
         latest: (N,) the model that each client trained last; -1: none.
         federation: that was audited.
@@ -121,18 +125,21 @@ class MembershipAudit:
         members, non_members = [], np.empty(outputs.test.shape[:2])
         for k, attack in enumerate(attacks):
             query = Query.unseen(
-                outputs.members[k], outputs.labels[outputs.training[k]], outputs.reference_members.get(k)
+                outputs.members[k],
+                outputs.labels[outputs.training[k]],
+                outputs.reference_members.get(k),
+                outputs.loss,
             )
             scores = attack.score(query) if len(outputs.training[k]) else np.empty(0)
             members.append(scores - attack.threshold)
-            query = Query.unseen(outputs.test[k], outputs.test_labels, outputs.reference_test.get(k))
+            query = Query.unseen(outputs.test[k], outputs.test_labels, outputs.reference_test.get(k), outputs.loss)
             non_members[k] = attack.score(query) - attack.threshold
         return MembershipAudit(
             training=tuple(each.numpy() for each in outputs.training),
             members=tuple(members),
             non_members=non_members,
             owner=outputs.owner.numpy(),
-            label=outputs.labels.numpy(),
+            label=_class_of(outputs.labels, federation),
             trainers=trainers.numpy(),
             latest=latest.numpy(),
             federation=federation,
@@ -201,21 +208,31 @@ class MembershipAudit:
 
     def _counts(self, examples: NDArray[np.int64]) -> Floats:
         """(G, classes) how many of some training examples are of each group and label."""
-        counts = np.zeros((len(self.federation.groups), self.federation.classes))
+        counts = np.zeros((len(self.federation.groups), self.federation.classes or 1))
         np.add.at(counts, (self._group(examples), self.label[examples]), 1)
         return counts
 
     @cached_property
     def _test_sizes(self) -> Floats:
         """(G, classes) how many test examples are of each group and label."""
-        test, sizes = self.federation.test, np.zeros((len(self.federation.groups), self.federation.classes))
-        np.add.at(sizes, (test.group.numpy(), test.y.cpu().numpy()), 1)
+        sizes = np.zeros((len(self.federation.groups), self.federation.classes or 1))
+        np.add.at(sizes, self._test_strata, 1)
         return sizes
+
+    @cached_property
+    def _test_strata(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The group (M,) and the class (M,) of each test example."""
+        test = self.federation.test
+        return test.group.numpy(), _class_of(test.y.cpu(), self.federation)
 
     def _weights(self, counts: Floats) -> Floats:
         """Weights (M,) that give the test examples of each group and label the totals ``counts`` (G, classes)."""
-        test = self.federation.test
-        return (counts / np.maximum(1, self._test_sizes))[test.group.numpy(), test.y.cpu().numpy()]
+        return (counts / np.maximum(1, self._test_sizes))[self._test_strata]
+
+
+def _class_of(labels: Tensor, federation: Federation) -> NDArray[np.int64]:
+    """The class (M,) of each of M labels; without classes 0, so that examples are told apart by their groups alone."""
+    return np.zeros(len(labels), dtype=np.int64) if federation.classes is None else labels.numpy()
 
 
 def _joined(members: list[Floats], non_members: list[Floats], weights: list[Floats]) -> tuple[Floats, Bools, Floats]:

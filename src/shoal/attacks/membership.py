@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
+from shoal.models.model import Loss, cross_entropy
 
 Needs = Literal["nothing", "records", "reference models"]
 """What an attack is fitted on: nothing, the shadow models' records, or records with `Records.reference`, in which case
@@ -28,22 +29,24 @@ class Query:
 
     Args:
         outputs: (M, C) float32, the attacked model's outputs before softmax.
-        labels: (M,) int64, true classes.
+        labels: (M,) int64, true classes; of a regression (M, d) float32.
         reference: (R, M, C) float32, the reference models' outputs on the same examples; None unless the attack needs
             reference models.
         trained_on: (R, M) bool, whether each reference model was trained on each example; None like ``reference``.
+        loss: with which the attacked model was trained.
     """
 
     outputs: Tensor
     labels: Tensor
     reference: Tensor | None = None
     trained_on: Tensor | None = None
+    loss: Loss = cross_entropy
 
     @staticmethod
-    def unseen(outputs: Tensor, labels: Tensor, reference: Tensor | None) -> "Query":
+    def unseen(outputs: Tensor, labels: Tensor, reference: Tensor | None, loss: Loss = cross_entropy) -> "Query":
         """A query about examples that no reference model was trained on (an offline attack)."""
         trained_on = None if reference is None else torch.zeros(reference.shape[:2], dtype=torch.bool)
-        return Query(outputs, labels, reference, trained_on)
+        return Query(outputs, labels, reference, trained_on, loss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +79,12 @@ class Records:
 
     Args:
         outputs: (M, C) float32, outputs before softmax.
-        labels: (M,) int64, true classes.
+        labels: (M,) int64, true classes; of a regression (M, d) float32.
         member: (M,) bool, whether the shadow model was trained on the example.
         shadow: (M,) int64, which shadow model gave the outputs, from 0.
         example: (M,) int64, the example's position in the shadow set.
         reference: these shadow models; None unless the attack needs reference models.
+        loss: with which they were trained, as the attacked model was.
     """
 
     outputs: Tensor
@@ -89,6 +93,7 @@ class Records:
     shadow: Tensor
     example: Tensor
     reference: ReferenceModels | None = None
+    loss: Loss = cross_entropy
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -110,15 +115,16 @@ class Records:
         """
         own = self.where(self.shadow == model)
         if self.reference is None:
-            return Query(own.outputs, own.labels)
+            return Query(own.outputs, own.labels, loss=self.loss)
         others = self.reference.without(model)
-        return Query(own.outputs, own.labels, others.outputs[:, own.example], others.trained_on[:, own.example])
+        outputs, trained_on = others.outputs[:, own.example], others.trained_on[:, own.example]
+        return Query(own.outputs, own.labels, outputs, trained_on, self.loss)
 
     @staticmethod
     def joined(records: Sequence["Records"], reference: ReferenceModels | None) -> "Records":
-        """Records one after another, with these reference models."""
+        """Records one after another, of models with one loss, with these reference models."""
         joined = {name: torch.cat([getattr(each, name) for each in records]) for name in _OF_EACH}
-        return Records(**joined, reference=reference)
+        return Records(**joined, reference=reference, loss=records[0].loss)
 
     @staticmethod
     def none() -> "Records":
@@ -148,7 +154,8 @@ class FittedAttack(Protocol):
 class MembershipAttack(Protocol):
     """An attack before it is fitted: a frozen dataclass of its hyper-parameters.
 
-    To add one: its file, and its name in `shoal.attacks.MembershipAttacks`.
+    One that reads posteriors or predicted classes has a class variable ``needs_classes = True``, and is then refused in
+    a regression. To add one: its file, and its name in `shoal.attacks.MembershipAttacks`.
     """
 
     needs: ClassVar[Needs]
@@ -163,23 +170,32 @@ class MembershipAttack(Protocol):
         ...
 
 
-def losses(outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
-    """Cross-entropy (M,) in nats of outputs (M, C) and labels (M,).
+def needs_classes(attack: MembershipAttack | type) -> bool:
+    """Whether an attack reads posteriors or predicted classes, which a regression does not have."""
+    return bool(getattr(attack, "needs_classes", False))
+
+
+def losses(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> NDArray[np.float64]:
+    """The loss (M,) of outputs (M, C) and labels (M,), of a regression (M, d); cross-entropy in nats.
 
     >>> losses(torch.zeros(1, 4), torch.tensor([2])).round(3)
     array([1.386])
     """
-    return torch.nn.functional.cross_entropy(outputs.double(), labels, reduction="none").numpy()
+    # Losses of a user may hold float32 tensors, such as weights of classes, so they get what they get in training.
+    return loss(outputs.double() if loss is cross_entropy else outputs, labels).detach().double().numpy()
 
 
-def logit_confidence(outputs: Tensor, labels: Tensor) -> Tensor:
+def logit_confidence(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> Tensor:
     """The logit-scaled confidence in the true class, log(p / (1 - p)): (M,) float64 of outputs (M, C), labels (M,).
 
     z_y - log sum_{j != y} exp(z_j), which is finite where p is 1 in floating point (Carlini et al. 2022, equation 3).
+    Of a model with another loss than cross-entropy, minus the loss.
 
     >>> logit_confidence(torch.tensor([[0.0, 0.0], [100.0, 0.0]]), torch.tensor([0, 0]))
     tensor([  0., 100.], dtype=torch.float64)
     """
+    if loss is not cross_entropy:
+        return -torch.from_numpy(losses(outputs, labels, loss))
     outputs = outputs.double()
     true = outputs.gather(1, labels[:, None])
     others = outputs.scatter(1, labels[:, None], -torch.inf)

@@ -130,6 +130,7 @@ def _federated_accuracy(
         rows = theirs.indices.to(theirs.y.device)
         outputs = engine.outputs_at(state.models[k], theirs.x, rows).cpu()
         of_reference = None if reference is None else reference.evaluate(theirs.x, rows, engine)
-        said_member = attack.score(Query.unseen(outputs, theirs.y[rows].cpu(), of_reference)) > attack.threshold
+        query = Query.unseen(outputs, theirs.y[rows].cpu(), of_reference, engine.model.loss)
+        said_member = attack.score(query) > attack.threshold
         rates.append((said_member == members).sum() / len(said_member))
     return float(np.mean(rates))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from shoal.attacks.reference_scores import Bools, Floats, ReferenceAttack, ReferenceScores
-from shoal.core.errors import require
+from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 
 
@@ -14,8 +14,8 @@ def reference_margins(attack: ReferenceAttack, records: ReferenceScores, stream:
     others as its references; the scores of all these attacks, whose right answers are known, are pooled, and the
     threshold is the one of best balanced accuracy. It is one for all records.
 
-    Where that cannot be done (too few reference models for the attack, or none with both members and non-members among
-    the records), the records are halved at random, members and non-members each; a half is judged by the threshold that
+    Where that cannot be done (too few reference models for the attack, or members of too few of them among the
+    records), the records are halved at random, members and non-members each; a half is judged by the threshold that
     is best on the other. The two thresholds differ, so take ranks (AUC) from the scores, not from these margins.
 
     Args:
@@ -68,9 +68,12 @@ def _leave_one_out(attack: ReferenceAttack, records: ReferenceScores) -> tuple[F
     if not known.any() or known.all():
         return None
     attacked = [records.leave_one_out(r) for r in range(records.references)]
-    return np.concatenate([attack.scores(each) for each in attacked]), np.concatenate(
-        [each.member for each in attacked]
-    )
+    try:
+        scores = np.concatenate([attack.scores(each) for each in attacked])
+    except InputError:
+        # One of them may be the only one with members, without which the others say too little.
+        return None
+    return scores, np.concatenate([each.member for each in attacked])
 
 
 def _half(member: Bools, stream: Stream) -> Bools:

@@ -78,7 +78,7 @@ class ShadowModels:
             else:
                 outputs = engine.outputs(model, shadow.take(examples.to(shadow.y.device)).x).cpu()
             number = torch.full((len(examples),), owner % self.number)
-            records[owner] = Records(outputs, labels[examples], member, number, examples)
+            records[owner] = Records(outputs, labels[examples], member, number, examples, loss=engine.model.loss)
         clusters = []
         for k in range(len(state.models)):
             owners = range(k * self.number, (k + 1) * self.number)

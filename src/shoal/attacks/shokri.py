@@ -40,6 +40,7 @@ class ShadowModelAttack:
 
     needs: ClassVar[Needs] = "records"
     title: ClassVar[str] = "shadow models"
+    needs_classes: ClassVar[bool] = True
 
     classifier: Classifier = "logistic"
     per_class: Flag = True

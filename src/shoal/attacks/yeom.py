@@ -34,19 +34,19 @@ class LossThreshold:
     def fit(self, records: Records, stream: Stream) -> "FittedLossThreshold":
         """Set the threshold to minus the mean loss of the members in ``records``; infinite where there are none."""
         del stream
-        of_members = losses(records.outputs, records.labels)[records.member.numpy()]
+        of_members = losses(records.outputs, records.labels, records.loss)[records.member.numpy()]
         return FittedLossThreshold(-float(of_members.mean()) if len(of_members) else np.inf)
 
 
 @dataclass(frozen=True)
 class FittedLossThreshold:
-    """Scores by minus the loss, in nats."""
+    """Scores by minus the loss with which the model was trained; cross-entropy in nats."""
 
     threshold: float
 
     def score(self, query: Query) -> NDArray[np.float64]:
         """Negative losses (M,)."""
-        return -losses(query.outputs, query.labels)
+        return -losses(query.outputs, query.labels, query.loss)
 
 
 @settings
@@ -61,6 +61,7 @@ class Gap:
 
     needs: ClassVar[Needs] = "nothing"
     title: ClassVar[str] = "gap"
+    needs_classes: ClassVar[bool] = True
 
     name: Literal["gap"] = "gap"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from shoal.data.own_data import (
     Columns,
     Examples,
     Table,
+    Task,
     group_names,
     require_finite,
     rows_of,
@@ -29,7 +31,7 @@ from shoal.data.shards import Shards
 class GroupedExamples:
     """M labelled examples, and the index of the group whose distribution each one follows.
 
-    Shapes: x (M, ...), y (M,) int64, group (M,) int64.
+    Shapes: x (M, ...), y (M,) int64 (of a regression (M, d) float32), group (M,) int64.
     """
 
     x: Tensor
@@ -81,7 +83,7 @@ class Federation:
         test: held-out examples of every group, for measuring.
         shadow: the server's own examples, for its red team.
         holdout: N shards that clients keep out of training (empty shards where there are none).
-        classes: C, the number of classes.
+        classes: C, the number of classes; None: labels are the targets of a regression, not classes.
         property_schedule: which examples have a property and when the victim trains on them; None without a property.
     """
 
@@ -93,7 +95,7 @@ class Federation:
     test: GroupedExamples
     shadow: GroupedExamples
     holdout: Shards
-    classes: int
+    classes: int | None
     property_schedule: PropertySchedule | None = None
 
     def __len__(self) -> int:
@@ -133,9 +135,12 @@ class Federation:
         groups = ", ".join(f"{name} {size}" for name, size in zip(self.groups, sizes, strict=True))
         shape = tuple(self.clients.x.shape[1:])
         own, held = int(self.clients.sizes.sum()), int(self.holdout.sizes.sum())
+        labels = f"{self.classes} classes"
+        if self.classes is None:
+            labels = f"regression of {self.clients.y.shape[1]} number{'s' if self.clients.y.shape[1] > 1 else ''}"
         return shortened(
             f"Federation({len(self)} clients ({shortened(groups, 60)}), {own} training examples of shape {shape}, "
-            f"{self.classes} classes; {len(self.test)} test, {len(self.shadow)} shadow, {held} held-out examples)"
+            f"{labels}; {len(self.test)} test, {len(self.shadow)} shadow, {held} held-out examples)"
         )
 
     @staticmethod
@@ -149,19 +154,22 @@ class Federation:
         threshold: Tensor | Sequence[float] | float = 0.65,
         beta: Tensor | Sequence[float] | float = 0.5,
         classes: int | None = None,
+        task: Task = "classification",
     ) -> "Federation":
         """A federation of your own examples: tensors, numpy arrays, lists, or data sets of PyTorch.
 
         Args:
             clients: (x, y) of each client, or a `torch.utils.data.Dataset` of such pairs. x: numbers (m, ...), words of
-                texts as whole numbers. y: (m,) whole numbers from 0, of any type; one-hot rows too.
+                texts as whole numbers. y: (m,) whole numbers from 0, of any type; one-hot rows too. In a regression y:
+                (m,) or (m, d) numbers, kept as (m, d) float32, so that losses and metrics get labels (B, d).
             test: held-out examples; with several groups `Examples(x, y, groups)`, which name the group of each.
             shadow: the server's examples for its red team; None: no red team that needs shadow models.
             groups: name of each client's group; None: one group.
             holdout: (x, y) of each client, kept out of its training.
             threshold: membership-inference accuracy tolerated, in [0.5, 1]; one number or (N,).
             beta: weight of risk in [0, 1]; one number or (N,).
-            classes: number of classes; None: the largest label + 1.
+            classes: number of classes; None: the largest label + 1. A regression has none.
+            task: "classification" or "regression". Labels alone do not say which: prices may be whole numbers.
 
         Raises:
             InputError: examples that cannot be used, a client without examples, or a group without test examples.
@@ -170,37 +178,42 @@ class Federation:
         Federation(3 clients (all 3), 6 training examples of shape (1,), 2 classes; 1 test, 0 shadow, 0 held-out \
 examples)
         """
+        require(task in get_args(Task), f"'task' must be 'classification' or 'regression'; got {task!r}")
+        regression = task == "regression"
+        require(classes is None or not regression, f"a regression has no classes; got classes={classes!r}")
         sequence = isinstance(clients, Sequence) and not isinstance(clients, str)
         require(sequence, f"'clients' must be a list of pairs (x, y), one per client; got {described(clients)}")
         require(len(clients) > 0, "a federation needs at least one client")
-        own = [tensors_of(f"client {i}", each) for i, each in enumerate(clients)]
+        own = [tensors_of(f"client {i}", each, task) for i, each in enumerate(clients)]
         first, labels = own[0]
         for i, (x, y) in enumerate(own):
             require(len(y) > 0, f"client {i} has no examples")
             _require_shape(f"client {i}", x, first)
-        classes = max(int(y.max()) for _, y in own) + 1 if classes is None else classes
-        require(
-            isinstance(classes, int) and classes >= 1, f"'classes' must be a whole number, at least 1; got {classes!r}"
-        )
-        held = [tensors_of(f"the holdout of client {i}", each) for i, each in enumerate(holdout or ())]
+            _require_shape(f"client {i}", y, labels, "labels")
+        if not regression:
+            classes = max(int(y.max()) for _, y in own) + 1 if classes is None else classes
+            whole = isinstance(classes, int) and classes >= 1
+            require(whole, f"'classes' must be a whole number, at least 1; got {classes!r}")
+        held = [tensors_of(f"the holdout of client {i}", each, task) for i, each in enumerate(holdout or ())]
         require(
             holdout is None or len(held) == len(own),
             f"'holdout' must have one (x, y) for each of {len(own)} clients; got {len(held)}",
         )
         held = held or [(first[:0], labels[:0])] * len(own)
-        for i, (x, _) in enumerate(held):
+        for i, (x, y) in enumerate(held):
             _require_shape(f"the holdout of client {i}", x, first)
+            _require_shape(f"the holdout of client {i}", y, labels, "labels")
         group_of = ["all"] * len(own) if groups is None else group_names("'groups'", groups, len(own))
         names = tuple(dict.fromkeys(group_of))
         require(
             isinstance(test, Examples) or len(names) == 1,
             f"with {len(names)} groups, 'test' must be Examples(x, y, groups), which name the group of each example",
         )
-        tested = _grouped("the test set", test, names, first)
+        tested = _grouped("the test set", test, names, own[0], task)
         require(len(tested) > 0, "the test set has no examples; accuracy and non-members come from it")
         without = [name for g, name in enumerate(names) if not bool((tested.group == g).any())]
         require(not without, f"the test set has no examples of the group {quoted(without)}; each group needs some")
-        nothing = GroupedExamples(first[:0], labels[:0], labels[:0])
+        nothing = GroupedExamples(first[:0], labels[:0], torch.empty(0, dtype=torch.int64))
         shards, kept = Shards.from_pairs(own), Shards.from_pairs(held)
         federation = Federation(
             clients=shards,
@@ -211,7 +224,7 @@ examples)
                 _per_client(threshold, len(own), "threshold", 0.5), _per_client(beta, len(own), "beta", 0.0)
             ),
             test=tested,
-            shadow=nothing if shadow is None else _grouped("the shadow set", shadow, names, first),
+            shadow=nothing if shadow is None else _grouped("the shadow set", shadow, names, own[0], task),
             holdout=kept,
             classes=classes,
         )
@@ -228,6 +241,7 @@ examples)
         threshold: Tensor | Sequence[float] | float = 0.65,
         beta: Tensor | Sequence[float] | float = 0.5,
         classes: int | None = None,
+        task: Task = "classification",
     ) -> "Federation":
         """A federation of tables: pandas frames, or Hugging Face `datasets.Dataset`, one row per example.
 
@@ -236,7 +250,7 @@ examples)
             columns: which column names the client, the label, the group, and which are inputs.
             test: held-out examples, a table with the same columns (that of the clients may hold anything).
             shadow: the server's examples, such a table; None: none.
-            threshold, beta, classes: as in `from_tensors`.
+            threshold, beta, classes, task: as in `from_tensors`.
 
         Raises:
             InputError: a column that is missing, a client in several groups, or examples that cannot be used.
@@ -250,7 +264,7 @@ examples)
         rows = rows_of("the table", table, columns)
         clients, groups = [], []
         for name, own in rows.groupby(columns.client, sort=False):
-            clients.append(tensors_of_rows(f"client {name}", own, columns))
+            clients.append(tensors_of_rows(f"client {name}", own, columns, task))
             if columns.group is not None:
                 (group, *more) = own[columns.group].drop_duplicates().tolist()
                 require(not more, f"client {name} is in several groups: {quoted(map(str, (group, *more)))}")
@@ -258,7 +272,7 @@ examples)
 
         def others(name: str, given: Table) -> Examples | Arrays:
             given = rows_of(name, given, columns)
-            x, y = tensors_of_rows(name, given, columns)
+            x, y = tensors_of_rows(name, given, columns, task)
             return (x, y) if columns.group is None else Examples(x, y, given[columns.group].tolist())
 
         return Federation.from_tensors(
@@ -269,18 +283,23 @@ examples)
             threshold=threshold,
             beta=beta,
             classes=classes,
+            task=task,
         )
 
 
-def _require_shape(name: str, x: Tensor, like: Tensor) -> None:
-    shape, expected = tuple(x.shape[1:]), tuple(like.shape[1:])
-    require(shape == expected or len(x) == 0, f"{name} has examples of shape {shape}; client 0's have shape {expected}")
+def _require_shape(name: str, given: Tensor, like: Tensor, kind: str = "examples") -> None:
+    shape, expected = tuple(given.shape[1:]), tuple(like.shape[1:])
+    same = shape == expected or len(given) == 0
+    require(same, f"{name} has {kind} of shape {shape}; client 0's have shape {expected}")
 
 
-def _grouped(name: str, given: Arrays | Examples | Dataset, names: Sequence[str], like: Tensor) -> GroupedExamples:
+def _grouped(
+    name: str, given: Arrays | Examples | Dataset, names: Sequence[str], like: tuple[Tensor, Tensor], task: Task
+) -> GroupedExamples:
     """A test or shadow set with the groups by index; without names, all of the first group."""
-    x, y = tensors_of(name, (given.x, given.y) if isinstance(given, Examples) else given)
-    _require_shape(name, x, like)
+    x, y = tensors_of(name, (given.x, given.y) if isinstance(given, Examples) else given, task)
+    _require_shape(name, x, like[0])
+    _require_shape(name, y, like[1], "labels")
     if not isinstance(given, Examples):
         return GroupedExamples(x, y, torch.zeros(len(y), dtype=torch.int64))
     of_each = group_names(f"the groups of {name}", given.groups, len(y))
@@ -293,10 +312,10 @@ def _grouped(name: str, given: Arrays | Examples | Dataset, names: Sequence[str]
 
 
 def _check(federation: Federation) -> None:
-    """Raise unless all inputs are finite and all labels are in ``range(classes)``."""
+    """Raise unless all inputs are finite, and all labels in ``range(classes)`` or, in a regression, finite."""
     sets = [("client", federation.clients), ("the holdout of client", federation.holdout)]
     for name, shards in sets:
-        outside = (shards.y < 0) | (shards.y >= federation.classes)
+        outside = _outside(shards.y, federation.classes)
         finite = not shards.x.is_floating_point() or bool(torch.isfinite(shards.x.sum()))
         if finite and not bool(outside.any()):
             continue
@@ -309,8 +328,16 @@ def _check(federation: Federation) -> None:
         _require_labels(name, examples.y, federation.classes)
 
 
-def _require_labels(name: str, y: Tensor, classes: int) -> None:
-    wrong = y[(y < 0) | (y >= classes)]
+def _outside(y: Tensor, classes: int | None) -> Tensor:
+    """Whether labels (m,) or (m, d) are none, elementwise."""
+    return ~torch.isfinite(y) if classes is None else (y < 0) | (y >= classes)
+
+
+def _require_labels(name: str, y: Tensor, classes: int | None) -> None:
+    if classes is None:
+        require_finite(name, y, "labels")
+        return
+    wrong = y[_outside(y, classes)]
     require(
         len(wrong) == 0,
         f"{name} has the label {wrong[:1].sum()}; labels must be in 0..{classes - 1} (classes)",

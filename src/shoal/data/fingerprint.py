@@ -25,7 +25,10 @@ def _hash(value: object) -> "hashlib._Hash":
     def feed(value: object) -> None:
         if isinstance(value, Tensor):
             digest.update(repr((value.dtype, tuple(value.shape))).encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            # A copy, since a tensor of one number counts as contiguous with any stride, but is not to `view`.
+            flat = value.detach().cpu().contiguous().flatten()
+            flat = flat.clone(memory_format=torch.contiguous_format) if len(flat) == 1 else flat
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
         elif is_dataclass(value):
             for field in fields(value):
                 digest.update(field.name.encode())

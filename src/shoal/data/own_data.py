@@ -1,11 +1,12 @@
 """A user's own values as tensors: arrays, lists, data sets of PyTorch, tables with a client column.
 
-Whatever cannot be examples is an `InputError` that names the client and says what is allowed.
+Labels are classes, or the targets of a regression. Whatever cannot be examples is an `InputError` that names the client
+and says what is allowed.
 """
 
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,9 @@ from shoal.data.groups import require_group_name
 Arrays = tuple[Any, Any]
 """Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""
 
+Task = Literal["classification", "regression"]
+"""What labels are: classes, or numbers to be predicted. Labels alone do not say which: prices may be whole numbers."""
+
 Table = Any
 """A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
 
@@ -31,7 +35,7 @@ class Examples:
 
     Args:
         x: inputs (M, ...).
-        y: labels (M,), whole numbers from 0.
+        y: labels (M,), whole numbers from 0; of a regression (M,) or (M, d) numbers.
         groups: (M,) names, in any order; a list or a numpy array of strings.
 
     >>> Examples([[0.5], [0.7]], [0, 1], ["north", "south"])
@@ -69,12 +73,16 @@ class Columns:
     __repr__ = one_line
 
 
-def tensors_of(name: str, given: object) -> tuple[Tensor, Tensor]:
-    """Inputs (m, ...) and labels (m,) int64 of examples that an error sentence calls ``name``.
+def tensors_of(name: str, given: object, task: Task = "classification") -> tuple[Tensor, Tensor]:
+    """Inputs (m, ...) and labels of examples that an error sentence calls ``name``.
+
+    Labels are (m,) int64; of a regression (m, d) float32, also where there is one number per example: losses would
+    broadcast (m,) against outputs (m, 1).
 
     Args:
         name: such as "client 3".
         given: a pair (x, y), or a data set of PyTorch that gives pairs.
+        task: what labels are.
 
     Raises:
         InputError: they cannot be converted, or differ in number.
@@ -88,16 +96,17 @@ def tensors_of(name: str, given: object) -> tuple[Tensor, Tensor]:
     pair = isinstance(given, tuple | list) and len(given) == 2
     require(pair, f"{name} must be a pair (x, y) or a torch.utils.data.Dataset of such pairs; got {described(given)}")
     assert isinstance(given, tuple | list)
-    x, y = _inputs(name, given[0]), _labels(name, given[1])
+    x = _inputs(name, given[0])
+    y = _targets(name, given[1]) if task == "regression" else _labels(name, given[1])
     require(len(x) == len(y), f"{name} has {len(x)} examples but {len(y)} labels")
     return x, y
 
 
-def require_finite(name: str, x: Tensor) -> None:
-    """Raise `InputError` where inputs (m, ...) have a number that is not finite."""
+def require_finite(name: str, x: Tensor, kind: str = "inputs") -> None:
+    """Raise `InputError` where ``kind`` (m, ...) have a number that is not finite."""
     if x.is_floating_point() and not bool(torch.isfinite(x.sum())):
         wrong = int((~torch.isfinite(x.flatten(1) if x.dim() > 1 else x[:, None])).any(dim=1).sum())
-        require(wrong == 0, f"{name} has inputs that are NaN or infinite, in {wrong} of {len(x)} examples")
+        require(wrong == 0, f"{name} has {kind} that are NaN or infinite, in {wrong} of {len(x)} examples")
 
 
 def group_names(name: str, given: object, count: int) -> list[str]:
@@ -138,18 +147,20 @@ def rows_of(name: str, table: object, columns: Columns) -> pd.DataFrame:
     return table
 
 
-def tensors_of_rows(name: str, rows: pd.DataFrame, columns: Columns) -> tuple[Tensor, Tensor]:
+def tensors_of_rows(
+    name: str, rows: pd.DataFrame, columns: Columns, task: Task = "classification"
+) -> tuple[Tensor, Tensor]:
     """The inputs and labels of some rows of a table; see `tensors_of`."""
     used = (columns.client, columns.label, columns.group)
     inputs = list(columns.inputs) if columns.inputs is not None else [c for c in rows.columns if c not in used]
     require(bool(inputs), f"{name} has no column of inputs besides {', '.join(map(str, filter(None, used)))}")
     values = rows[inputs]
     if len(inputs) == 1 and pd.api.types.is_object_dtype(values.iloc[:, 0]):
-        return tensors_of(name, (_stacked(name, values.iloc[:, 0].tolist()), rows[columns.label].to_numpy()))
+        return tensors_of(name, (_stacked(name, values.iloc[:, 0].tolist()), rows[columns.label].to_numpy()), task)
     for each in inputs:
         number = pd.api.types.is_numeric_dtype(values[each])
         require(number, f"the column '{each}' of {name} holds no numbers; name the columns of inputs by 'inputs'")
-    return tensors_of(name, (values.to_numpy(dtype=np.float32), rows[columns.label].to_numpy()))
+    return tensors_of(name, (values.to_numpy(dtype=np.float32), rows[columns.label].to_numpy()), task)
 
 
 def _stacked(name: str, values: Sequence[object]) -> Tensor:
@@ -195,9 +206,22 @@ def _labels(name: str, given: object) -> Tensor:
     require(y.dim() == 1, f"the labels of {name} must be one number per example; got shape {tuple(y.shape)}")
     whole = not y.is_complex() and bool((y == y.to(torch.int64)).all())
     require(
-        whole, f"the labels of {name} must be whole numbers from 0; got {y.dtype} such as {y.flatten()[:1].tolist()}"
+        whole,
+        f"the labels of {name} must be whole numbers from 0; got {y.dtype} such as {y.flatten()[:1].tolist()}; numbers "
+        "to be predicted are given with task='regression'",
     )
     return y.to(torch.int64)
+
+
+def _targets(name: str, given: object) -> Tensor:
+    """The labels (m, d) float32 of a regression, from (m,) or (m, d) numbers of any type."""
+    y = given if isinstance(given, Tensor) else _array(f"the labels of {name}", given)
+    require(not y.is_complex(), f"the labels of {name} must be real numbers; got {y.dtype}")
+    require(
+        y.dim() in (1, 2) and (y.dim() == 1 or y.shape[1] > 0),
+        f"the labels of {name} must be one number per example, or (m, d); got shape {tuple(y.shape)}",
+    )
+    return (y[:, None] if y.dim() == 1 else y).detach().to(torch.float32)
 
 
 def _array(name: str, given: object) -> Tensor:

@@ -5,7 +5,7 @@ the rest does not know which. `protocols.py` has what the packages above impleme
 """
 
 from shoal.engine.aggregation import Aggregator, averaging_weights
-from shoal.engine.backend import Backend, check_backend, resolve_backend
+from shoal.engine.backend import Backend, check_backend, check_loss, resolve_backend
 from shoal.engine.engine import DivergenceError, Engine, Precision
 from shoal.engine.gradient_clipping import require_per_example_gradients
 from shoal.engine.linear_term import LinearTerm
@@ -33,6 +33,6 @@ __all__ = [
     "Aggregate", "Aggregator", "Algorithm", "Backend", "ClusterRound", "Cohort", "Deployed", "DivergenceError",
     "Engine", "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining",
     "MaliciousClients", "Precision", "RiskEstimator", "RoundPlan", "RoundReport", "State", "Tensors",
-    "TorchOptimizer", "Training", "UpdateFilter", "averaging_weights", "check_backend",
+    "TorchOptimizer", "Training", "UpdateFilter", "averaging_weights", "check_backend", "check_loss",
     "require_per_example_gradients", "resolve_backend",
 ]  # fmt: skip

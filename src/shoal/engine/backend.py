@@ -2,9 +2,10 @@
 
 from typing import Literal, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from shoal.core.errors import require
+from shoal.core.errors import InputError, require
 from shoal.engine.local_sgd import LocalSGD
 from shoal.engine.vmap_backend import prefers_vmap
 from shoal.models.dropout import seeded_dropouts
@@ -43,3 +44,20 @@ def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None 
     if local is not None:
         require(not local.private, "backend 'vmap' cannot clip the gradients of examples, as DP-SGD needs; use 'loop'")
         require(local.optimizer is None, "backend 'vmap' trains by SGD alone, not by torch.optim; use 'loop'")
+
+
+def check_loss(backend: Backend, model: Model, x: Tensor, y: Tensor) -> None:
+    """Raise `InputError` where a backend cannot compute the loss of ``model`` on a few inputs x (B, ...) with labels y.
+
+    Losses that look at their values, as `torch.nn.functional.gaussian_nll_loss` does, are the loop's.
+    """
+    if backend != "vmap":
+        return
+    with torch.no_grad():
+        outputs = model.network().eval()(x).float()
+    try:
+        torch.vmap(model.loss)(outputs[None], y[None])
+    except RuntimeError as error:
+        raise InputError(
+            "the model's loss cannot be computed for many clients at once, as backend 'vmap' does; use backend='loop'"
+        ) from error

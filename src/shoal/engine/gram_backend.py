@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.engine.local_sgd import LocalSGD
-from shoal.engine.vmap_gradients import GradientInputs, VmapGradients
+from shoal.engine.vmap_gradients import GradientInputs, VmapGradients, zero_labels
 from shoal.models.model import Model
 
 
@@ -44,15 +44,15 @@ class GramTrainer:
         once = 2 * self._inputs * self._outputs + examples * self._inputs
         return once + steps * examples * self._outputs < 2 * steps * self._inputs * self._outputs
 
-    def expect(self, shape: torch.Size, steps: int, device: torch.device) -> None:
-        """As `VmapGradients.expect`, for owners' stored inputs of a shape (n, B, ...)."""
+    def expect(self, shape: torch.Size, steps: int, labels: Tensor, device: torch.device) -> None:
+        """As `VmapGradients.expect`, for owners' stored inputs of a shape (n, B, ...) with labels like these."""
 
         def example() -> GradientInputs:
             rows = torch.zeros(shape[0], self._layout.size, device=device)
             weights, rest = self._tensors(rows)
             weights[self._z] = torch.zeros(*shape[:2], self._outputs, device=device)
-            zeros = torch.zeros(shape[:2], device=device)
-            return weights, rest, torch.zeros(shape, device=device), zeros.long(), zeros
+            y = zero_labels(shape, labels, device)
+            return weights, rest, torch.zeros(shape, device=device), y, torch.zeros(shape[:2], device=device)
 
         self._gradients.expect(shape, steps, example)
 

@@ -16,7 +16,7 @@ from shoal.engine.client_optimizer import CLIP_EPSILON
 from shoal.engine.gram_backend import GramTrainer, gram_trainer
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.vmap_gradients import GradientInputs, VmapGradients
+from shoal.engine.vmap_gradients import GradientInputs, VmapGradients, zero_labels
 from shoal.models.model import Model
 
 _IN_CACHE = 2**21
@@ -45,9 +45,9 @@ class VmapBackend:
             steps = int(local.steps_each(sizes[part]).max())
             gram = self._gram_trainer(shards, local, shape[1], steps)
             if gram is not None:
-                gram.expect(shape, steps, self._device)
+                gram.expect(shape, steps, shards.y, self._device)
             else:
-                self._gradients.expect(shape, steps, lambda shape=shape: self._example(shape, shards.x.dtype))
+                self._gradients.expect(shape, steps, lambda shape=shape: self._example(shape, shards))
         return parts
 
     def train(
@@ -78,7 +78,7 @@ class VmapBackend:
             step(gradients, share)
 
     def _batch(self, shards: Shards, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Stored inputs (n, B, ...), labels (n, B) and shares (n, B) of a step, where they are computed with."""
+        """Stored inputs (n, B, ...), labels (n, B) or (n, B, d), and shares (n, B) of a step, where they are used."""
         stored, there = to_channels_last(shards.x), rows.to(shards.y.device)
         x = to_compute_dtype(stored[there], self._dtype, self._device)
         return x, shards.y[there].to(self._device), share.to(self._device)
@@ -96,12 +96,12 @@ class VmapBackend:
         trained = [slot.name for slot in self._layout.slots if slot.start < self._layout.trainable]
         return {name: rest.pop(name) for name in trained}, rest
 
-    def _example(self, shape: torch.Size, kind: torch.dtype) -> GradientInputs:
-        """Arguments of a gradient for stored inputs of a shape (n, B, ...) and dtype, all zero."""
+    def _example(self, shape: torch.Size, shards: Shards) -> GradientInputs:
+        """Arguments of a gradient for stored inputs of a shape (n, B, ...), like those of ``shards`` but all zero."""
         weights, rest = self._tensors(torch.zeros(shape[0], self._layout.size, device=self._device))
-        zeros = torch.zeros(shape[:2], device=self._device)
-        x = to_compute_dtype(torch.zeros(shape, dtype=kind), self._dtype, self._device)
-        return weights, rest, x, zeros.long(), zeros
+        x = to_compute_dtype(torch.zeros(shape, dtype=shards.x.dtype), self._dtype, self._device)
+        y = zero_labels(shape, shards.y, self._device)
+        return weights, rest, x, y, torch.zeros(shape[:2], device=self._device)
 
 
 class _BatchedStep:

@@ -79,3 +79,8 @@ class VmapGradients:
             return (self.loss(outputs, y) * share).sum()
 
         return vmap(grad(loss))
+
+
+def zero_labels(shape: torch.Size, labels: Tensor, device: torch.device) -> Tensor:
+    """Zeros (n, B), of a regression (n, B, d), like ``labels`` (M, ...), for stored inputs of a shape (n, B, ...)."""
+    return torch.zeros(*shape[:2], *labels.shape[1:], dtype=labels.dtype, device=device)

@@ -4,6 +4,7 @@ May import `core`; knows nothing of models, clients or attacks.
 """
 
 from shoal.metrics.clustering import adjusted_rand_index, exceeds_threshold, is_migrated
+from shoal.metrics.empirical_epsilon import empirical_epsilon, epsilon_lower_bound
 from shoal.metrics.fairness import Fairness, fairness
 from shoal.metrics.intervals import auc_interval, balanced_accuracy_interval, clopper_pearson, effective_size
 from shoal.metrics.membership import (
@@ -25,6 +26,8 @@ __all__ = [
     "balanced_accuracy_interval",
     "clopper_pearson",
     "effective_size",
+    "empirical_epsilon",
+    "epsilon_lower_bound",
     "exceeds_threshold",
     "fairness",
     "gap_accuracy",

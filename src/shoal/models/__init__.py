@@ -5,7 +5,7 @@ May import `core`. To add a network: write it in `networks.py` (texts: `recurren
 
 from shoal.models.catalog import MODELS, Network, Shape, TextShape, VectorShape, create_model
 from shoal.models.dropout import SeededDropout
-from shoal.models.model import Model, cross_entropy
+from shoal.models.model import Loss, Metric, Model, NegativeLoss, accuracy, cross_entropy, metric_name, squared_error
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 from shoal.models.recurrent import ReviewGRU
 
@@ -17,14 +17,20 @@ __all__ = [
     "FacesCNN",
     "FemnistCNN",
     "Logistic",
+    "Loss",
+    "Metric",
     "MnistCNN",
     "Model",
+    "NegativeLoss",
     "Network",
     "ReviewGRU",
     "SeededDropout",
     "Shape",
     "TextShape",
     "VectorShape",
+    "accuracy",
     "create_model",
     "cross_entropy",
+    "metric_name",
+    "squared_error",
 ]

@@ -9,7 +9,7 @@ from functools import cached_property
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.core.errors import InputError, quoted, require
+from shoal.core.errors import InputError, described, quoted, require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream, seeded
 from shoal.core.representation import one_line
@@ -18,12 +18,43 @@ from shoal.models.dropout import SeededDropout
 LOG = logging.getLogger(__name__)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""A function of outputs (B, C) and labels (B,) that returns the loss of each example (B,)."""
+"""A function of outputs (B, C) and labels (B,), of a regression (B, d), that returns the loss of each example (B,)."""
+
+Metric = Callable[[Tensor, Tensor], Tensor]
+"""A function of the same that returns a number for each example (B,), higher where the model is better."""
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy in nats of each example: outputs (B, C), labels (B,) -> (B,)."""
     return functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The loss of a regression: outputs (B, d), labels (B, d) -> (B,), the mean over d of the squared differences.
+
+    Labels of another number of targets are an error, never broadcast.
+
+    >>> import torch
+    >>> squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 4.0]]))
+    tensor([2.])
+    """
+    return (outputs - labels.reshape(outputs.shape)).square().mean(dim=-1)
+
+
+def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A classification's metric: 1 where the largest output is the label's; outputs (B, C), labels (B,) -> (B,)."""
+    return (outputs.argmax(dim=1) == labels).float()
+
+
+@dataclass(frozen=True)
+class NegativeLoss:
+    """The metric of a regression without one of its own: minus the loss of each example."""
+
+    loss: Loss
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Outputs (B, C), labels (B, d) -> (B,)."""
+        return -self.loss(outputs, labels)
 
 
 @dataclass(frozen=True)
@@ -32,8 +63,10 @@ class Model:
 
     Args:
         build: a class or function without arguments that returns a new, randomly initialised `torch.nn.Module` from
-            inputs, such as images (B, C, H, W), to outputs (B, classes).
-        loss: per-example loss.
+            inputs, such as images (B, C, H, W), to outputs (B, classes); of a regression (B, d).
+        loss: per-example loss; of a regression such as `squared_error`.
+        metric: what is reported as accuracy, a number for each example, higher where the model is better. None:
+            `accuracy` where labels are classes, minus the loss in a regression.
 
     >>> model = Model(lambda: nn.Linear(2, 3))
     >>> model.parameters, model.init(Stream(0)).shape
@@ -42,6 +75,7 @@ class Model:
 
     build: Callable[[], nn.Module]
     loss: Loss = cross_entropy
+    metric: Metric | None = None
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -59,6 +93,15 @@ class Model:
             f"a Model's build is called without arguments, but it needs {quoted(missing)}; give them by a lambda or "
             "functools.partial",
         )
+        for name, function in (("loss", self.loss), ("metric", self.metric)):
+            known = callable(function) or (name == "metric" and function is None)
+            require(known, f"a Model's {name} must be a function of outputs and labels; got {described(function)}")
+
+    def metric_for(self, classes: int | None) -> Metric:
+        """The metric on labels of so many classes; None: of a regression."""
+        if self.metric is not None:
+            return self.metric
+        return NegativeLoss(self.loss) if classes is None else accuracy
 
     def network(self) -> nn.Module:
         """A new network, always with the same parameters: it is for its structure."""
@@ -119,6 +162,19 @@ class Model:
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
         """The network's tensors by name, contiguous copies of ``vector`` (P,), for `load_state_dict`."""
         return {name: view.detach().clone().contiguous() for name, view in self.layout.views(vector).items()}
+
+
+def metric_name(metric: Metric) -> str:
+    """What tables call a metric: its function's name in words.
+
+    >>> metric_name(accuracy), metric_name(NegativeLoss(squared_error)), metric_name(lambda outputs, labels: labels)
+    ('accuracy', 'minus squared error', 'metric')
+    """
+    if isinstance(metric, NegativeLoss):
+        name = metric_name(metric.loss)
+        return "minus the loss" if name == "metric" else f"minus {name}"
+    name = getattr(metric, "__name__", type(metric).__name__)
+    return "metric" if name in ("<lambda>", "partial") else name.replace("_", " ").strip()
 
 
 def _arguments_without_default(build: Callable[[], nn.Module]) -> list[str]:

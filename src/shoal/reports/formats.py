@@ -1,7 +1,13 @@
 """Numbers as reports and the command line write them."""
 
+from collections.abc import Callable
+
 DASH = "\N{EN DASH}"
 """Stands for a number that is undefined, such as the exposure of a model without clients."""
+
+
+ACCURACY = "accuracy"
+"""The metric of a classification: the share of examples that are right. Others are numbers of any size."""
 
 
 def percent(value: float) -> str:
@@ -20,6 +26,29 @@ def decimal(value: float) -> str:
     '0.123'
     """
     return f"{value:.3f}"
+
+
+def number(value: float) -> str:
+    """A number of any size, such as a metric other than accuracy.
+
+    >>> number(-0.0123456), number(-1234567.0)
+    ('-0.01235', '-1.235e+06')
+    """
+    return f"{value:.4g}"
+
+
+def metric_format(metric: str) -> Callable[[float], str]:
+    """How the values of a metric are written."""
+    return percent if metric == ACCURACY else number
+
+
+def capitalized(name: str) -> str:
+    """A name at the beginning of a line.
+
+    >>> capitalized("minus squared error"), capitalized("R2")
+    ('Minus squared error', 'R2')
+    """
+    return name[:1].upper() + name[1:]
 
 
 def count(value: float) -> str:

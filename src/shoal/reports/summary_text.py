@@ -3,22 +3,25 @@
 from collections.abc import Mapping
 
 from shoal.config.kinds import algorithm_title
-from shoal.reports.formats import decimal, percent
+from shoal.reports.formats import ACCURACY, decimal, metric_format, percent
 from shoal.simulation.summary import Summary
 
 NOTICEABLE = 0.02
 """Smaller differences of accuracy and exposure count as none: about what another seed changes."""
 
 
-def verdict(summary: Summary) -> str:
-    """A run's accuracy, exposure and violations in a few sentences."""
+def verdict(summary: Summary, metric: str = ACCURACY) -> str:
+    """A run's accuracy, or whatever its ``metric`` is, exposure and violations in a few sentences."""
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     if not {"accuracy.overall", "violations.total"} <= set(overall):
         return "The metrics of this run are incomplete."
-    accuracy = f"{algorithm_title(str(summary.run['algorithm']))} is right on {percent(overall['accuracy.overall'])}"
-    accuracy += " of held-out images"
+    form, title = metric_format(metric), algorithm_title(str(summary.run["algorithm"]))
+    if metric == ACCURACY:
+        accuracy = f"{title} is right on {form(overall['accuracy.overall'])} of held-out images"
+    else:
+        accuracy = f"The metric of {title} on held-out examples, {metric}, is {form(overall['accuracy.overall'])}"
     if len(by_group) > 1:
-        accuracy += f" ({', '.join(f'{percent(value)} for {group}' for group, value in by_group.items())})"
+        accuracy += f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
     sentences = [accuracy, *_worse_than_guessing(summary), *_exposure(summary), *_property(summary), limits(summary)]
     return ". ".join([*sentences, *_epsilon(summary)]) + "."
 
@@ -45,6 +48,8 @@ def of_groups(summary: Summary, metric: str) -> dict[str, float]:
 def _worse_than_guessing(summary: Summary) -> list[str]:
     """Groups and models whose accuracy is below that of always naming the most frequent class; nothing if unknown."""
     accuracy, guess = of_groups(summary, "accuracy"), of_groups(summary, "most_frequent_class")
+    if not guess:
+        return []
     worse = [f"{group} ({percent(accuracy[group])})" for group in accuracy if accuracy[group] < guess.get(group, 0.0)]
     # A model may serve several groups; below the least of their shares it is worse for any mix of them.
     least = min(guess.values(), default=0.0)

@@ -12,9 +12,11 @@ from shoal.config.kinds import algorithm_title
 from shoal.config.schema import SIMULATION, read_config
 from shoal.config.validation import read_toml
 from shoal.core.errors import require
+from shoal.reports.formats import ACCURACY, number
 from shoal.reports.summary_text import NOTICEABLE
 from shoal.runs.differences import decisive_settings
 from shoal.runs.files import read_summary, read_table
+from shoal.runs.record import read_description
 from shoal.simulation.result import CLIENT_COLUMNS
 from shoal.simulation.summary import Summary
 
@@ -66,7 +68,8 @@ def compare(runs: Sequence[Path]) -> Comparison:
     """Compare finished runs.
 
     Raises:
-        InputError: fewer than two runs, one that is not finished or is damaged, or runs of other data.
+        InputError: fewer than two runs, one that is not finished or is damaged, or runs of other data or with
+            another metric.
     """
     require(len(runs) >= 2, f"a comparison takes at least two runs; got {len(runs)}")
     summaries = [_read(path) for path in runs]
@@ -74,13 +77,19 @@ def compare(runs: Sequence[Path]) -> Comparison:
     for path, each in zip(runs[1:], others, strict=True):
         same = list(each.by_group) == list(first.by_group) and each.run["dataset"] == first.run["dataset"]
         require(same, f"{path}: is a run on other data or groups than {runs[0]}; compare runs of the same federation")
+    metrics = [read_description(path).metric for path in runs]
+    for path, metric in zip(runs, metrics, strict=True):
+        require(
+            metric == metrics[0], f"{path}: reports {metric}, but {runs[0]} {metrics[0]}; compare runs of one metric"
+        )
     titles = _titles(runs, summaries)
     asked = _differing([_asked(path / "config.toml") for path in runs])
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
-        metrics=pd.DataFrame.from_dict(_metrics(summaries), orient="index", columns=titles),
+        metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0]), orient="index", columns=titles),
         sentences=tuple(
-            _difference(first, each, titles[0], title) for each, title in zip(others, titles[1:], strict=True)
+            _difference(first, each, titles[0], title, metrics[0])
+            for each, title in zip(others, titles[1:], strict=True)
         ),
     )
 
@@ -123,11 +132,13 @@ def _setting(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _metrics(summaries: Sequence[Summary]) -> dict[str, list[str]]:
+def _metrics(summaries: Sequence[Summary], measured: str) -> dict[str, list[str]]:
+    """The cells by label; ``measured`` is the runs' metric, accuracy or another."""
     first = summaries[0]
     clusters = 1 + max((k for each in summaries for k in each.by_cluster), default=-1)
     table = {}
-    for whose, metric, label in ROWS:
+    for whose, metric, name in ROWS:
+        label = name.replace("accuracy", measured) if "accuracy" in metric else name
         if whose == OVERALL:
             table[label] = [_cell(each.overall.get(metric)) for each in summaries]
         elif whose == BY_GROUP:
@@ -140,10 +151,14 @@ def _metrics(summaries: Sequence[Summary]) -> dict[str, list[str]]:
     return {label: cells for label, cells in table.items() if set("".join(cells)) - {*ABSENT, *" / "}}
 
 
-def _difference(first: Summary, other: Summary, first_title: str, title: str) -> str:
-    """The second run's accuracy, exposure and violations against the first's."""
-    accuracy = "accuracy.overall"
-    parts = [_change("accuracy", first.overall[accuracy], other.overall[accuracy], higher="gains", lower="loses")]
+def _difference(first: Summary, other: Summary, first_title: str, title: str, metric: str) -> str:
+    """The second run's accuracy (or other metric), exposure and violations against the first's."""
+    before, after = (each.overall["accuracy.overall"] for each in (first, other))
+    if metric == ACCURACY:
+        parts = [_change(metric, before, after, higher="gains", lower="loses")]
+    else:
+        # Which difference of it would be noticed depends on its unit.
+        parts = [f"moves {metric} from {number(before)} to {number(after)}"]
     for group, metrics in first.by_group.items():
         # Directories of earlier versions know the configured attack alone.
         known = [key for key in ("exposure", "mia") if key in metrics and key in other.by_group[group]]

@@ -22,6 +22,8 @@ from shoal.data import Group
 from shoal.data.fingerprint import fingerprint, tensors_fingerprint
 from shoal.defenses import Defense
 from shoal.engine import Engine, LocalSGD
+from shoal.models import metric_name
+from shoal.reports.formats import ACCURACY
 from shoal.reports.run.description import RunDescription
 from shoal.simulation.simulation import Simulation
 
@@ -40,6 +42,7 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         engine: that computes it. Its number of threads changes no bit and is left out.
     """
     federation, team, start = simulation.federation, simulation.red_team, simulation.start
+    model, metric = simulation.setup.model, metric_name(simulation.setup.model.metric_for(federation.classes))
     digest = fingerprint(federation)
     settings = {
         "algorithm": _spelled(simulation.algorithm),
@@ -49,8 +52,8 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         "participation": str(simulation.participation),
         "federation": repr(federation),
         "examples": digest,
-        "network": _spelled(simulation.setup.model.network()),
-        "loss": _spelled(simulation.setup.model.loss),
+        "network": _spelled(model.network()),
+        "loss": _spelled(model.loss),
         "start": "" if start is None else tensors_fingerprint(start.models),
         "red_team": _spelled(team),
         "defenses": _spelled(tuple(defenses)),
@@ -58,6 +61,8 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         "malicious_clients": _spelled(simulation.malicious_clients),
         "engine": f"{engine.device}, {str(engine.dtype).removeprefix('torch.')}, {engine.backend}",
     }
+    if model.metric is not None:
+        settings["metric"] = _spelled(model.metric)
     shares = federation.group_fractions.tolist()
     table: dict[str, Any] = {
         "algorithm": name_of(type(simulation.algorithm)),
@@ -68,6 +73,8 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         "settings": settings,
         "groups": dict(zip(federation.groups, shares, strict=True)),
     }
+    if metric != ACCURACY:
+        table["metric"] = metric
     if simulation.property_attack is not None and simulation.malicious_clients is None:
         schedule = federation.property_schedule
         period = PropertyAttackSection().period if schedule is None else schedule.period
@@ -97,14 +104,14 @@ def require_same_simulation(out: Path, described: RunDescription) -> None:
     before = _simulation(out / "config.toml")
     if before is None:
         raise InputError(f"{out}: holds a run of a configuration file; choose another 'out'")
-    now = _simulation_of(described)
-    for key, new in now["settings"].items():
-        old = before.get("settings", {}).get(key)
+    settings, stored = _simulation_of(described)["settings"], before.get("settings", {})
+    for key in {**settings, **stored}:
+        old, new = stored.get(key), settings.get(key)
         if old != new:
             raise InputError(f"{out}: holds a simulation with {_difference(key, old, new)}; choose another 'out'")
 
 
-def _difference(key: str, old: object, new: str) -> str:
+def _difference(key: str, old: object, new: object) -> str:
     if len(f"{old}{new}") > 120 or "\n" in f"{old}{new}":
         return f"another '{key}'"
     return f"{key} = {old}, but this one has {new}"
@@ -131,6 +138,7 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         attack=table["attack"],
         estimator=table["estimator"],
         settings=text,
+        metric=table.get("metric", ACCURACY),
         property_attack=None if attack is None else read(PropertyAttackSection, attack, "property_attack"),
     )
 

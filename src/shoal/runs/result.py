@@ -112,7 +112,7 @@ class Result:
         """
         from shoal.reports.run.overview import plot_rounds  # noqa: PLC0415
 
-        return plot_rounds(self.rounds, self.summary)
+        return plot_rounds(self.rounds, self.summary, self.description.metric)
 
 
 def result_of(outcome: Outcome, simulation: Simulation, description: RunDescription) -> Result:

@@ -31,6 +31,7 @@ from shoal.runs.record import record_of, require_same_simulation
 from shoal.runs.result import Result, load, result_of
 from shoal.simulation.simulation import (
     GAP_AT_THE_END,
+    LOSS_AT_THE_END,
     Simulation,
     Watch,
     initial_state,
@@ -75,7 +76,8 @@ def simulate(
         rounds: number of rounds.
         seed: of every random draw.
         participation: fraction of the clients that take part in a round, in [0, 1].
-        red_team: the membership-inference attack; by default the gap attack at the end, which needs no shadow set.
+        red_team: the membership-inference attack; by default the gap attack at the end, which needs no shadow set. In a
+            regression, where nothing is right or wrong, by default a loss threshold at the end, which needs one.
         member_rounds: a client is a member of each model that it trained, up to so many rounds before that model's last
             training.
         defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping` or your own, applied in order.
@@ -123,7 +125,7 @@ def simulate(
         rounds=rounds if first is None else first.round + rounds,
         seed=seed,
         participation=participation,
-        red_team=GAP_AT_THE_END if red_team is None else red_team,
+        red_team=_red_team(federation) if red_team is None else red_team,
         member_rounds=member_rounds,
         property_attack=property_attack,
         malicious_clients=malicious_clients,
@@ -136,6 +138,12 @@ def simulate(
         if out is None:
             return _in_memory(simulation, engine, description, watch)
         return _in_directory(simulation, engine, description, Path(out), watch)
+
+
+def _red_team(federation: Federation) -> RedTeam:
+    """The red team where none is given."""
+    regression = isinstance(federation, Federation) and federation.classes is None
+    return LOSS_AT_THE_END if regression else GAP_AT_THE_END
 
 
 def _in_memory(simulation: Simulation, engine: Engine, description: RunDescription, watch: Watch | None) -> Result:

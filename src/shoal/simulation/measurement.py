@@ -10,12 +10,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import FittedAttack, Gap, LossThreshold, MembershipAudit, ModelOutputs, RedTeam, evaluate_models
+from shoal.attacks import (
+    FittedAttack,
+    Gap,
+    LossThreshold,
+    MembershipAudit,
+    ModelOutputs,
+    RedTeam,
+    evaluate_models,
+    one_group_mix,
+)
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import accounting
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
+from shoal.models import Metric, accuracy
 from shoal.simulation import membership_metrics, property_metrics
 from shoal.simulation.exposure import exposure_of_clients, title_of
 from shoal.simulation.membership import Membership, is_personal
@@ -36,6 +46,8 @@ class _Final:
     """(N,), of each client's model on all its training examples."""
     outputs: ModelOutputs
     """Of the deployed models."""
+    metric: Metric
+    """What is reported as accuracy."""
 
     @property
     def cluster(self) -> NDArray[np.int64]:
@@ -48,19 +60,20 @@ class _Final:
         return self.deployed.model.numpy()
 
     def test_accuracy(self) -> NDArray[np.float64]:
-        """(S, G), each model on each group's test examples."""
-        test = self.federation.test
-        right = (self.outputs.test.argmax(dim=2) == test.y.cpu()).double()
+        """(S, G), each model on each group's test examples: means of the metric."""
+        test, labels = self.federation.test, self.federation.test.y.cpu()
+        values = torch.stack([self.metric(outputs, labels).double() for outputs in self.outputs.test])
         groups = range(len(self.federation.groups))
-        return torch.stack([right[:, test.group == g].mean(dim=1) for g in groups], dim=1).numpy()
+        return torch.stack([values[:, test.group == g].mean(dim=1) for g in groups], dim=1).numpy()
 
     def train_accuracy(self) -> NDArray[np.float64]:
-        """(N,), each client's model on the client's training examples."""
+        """(N,), each client's model on the client's training examples: means of the metric."""
         total = torch.zeros(len(self.federation), dtype=torch.float64)
         for s, (examples, outputs) in enumerate(zip(self.outputs.training, self.outputs.members, strict=True)):
             owner = self.outputs.owner[examples]
-            right = (outputs.argmax(dim=1) == self.outputs.labels[examples]).double()
-            total.index_add_(0, owner, right * (self.deployed.model[owner] == s))
+            values = self.metric(outputs, self.outputs.labels[examples]).double()
+            # Of others the value may be infinite, so it is left out, not multiplied by zero.
+            total.index_add_(0, owner, torch.where(self.deployed.model[owner] == s, values, 0.0))
         return (total / self.federation.clients.sizes).numpy()
 
 
@@ -98,7 +111,8 @@ def measure(
     outputs = evaluate_models(
         deployed.models, of_deployed.trainers | users, federation, engine, [records[k] for k in cluster]
     )
-    final = _Final(federation, len(state.models), deployed, losses, outputs)
+    metric = engine.model.metric_for(federation.classes)
+    final = _Final(federation, len(state.models), deployed, losses, outputs, metric)
 
     def audited(fitted: Sequence[FittedAttack]) -> MembershipAudit:
         of_each = [fitted[k] for k in cluster]
@@ -110,7 +124,10 @@ def measure(
     if all(len(each) for each in records):
         by_loss = audited([LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)])
         audits.setdefault(LossThreshold.title, by_loss)
-    audits.setdefault(Gap.title, audited([Gap().fit(each, stream("gap")) for each in records]))
+    if federation.classes is None:
+        _warn_of_one_answer(audit, federation)
+    else:
+        audits.setdefault(Gap.title, audited([Gap().fit(each, stream("gap")) for each in records]))
     shared = audit
     if personal:
         of_shared = evaluate_models(state.models, of_clusters.trainers, federation, engine, records)
@@ -118,7 +135,7 @@ def measure(
     clients = _clients(final, audit).assign(**exposure_of_clients(audits, of_deployed.trainers.numpy(), federation))
     summary = (
         _of_clients(final, clients)
-        | Summary(overall=_fairness(final), by_group=_most_frequent_class(federation))
+        | _of_classes(final)
         | membership_metrics.of_groups(audit, by_loss, federation)
         | membership_metrics.of_clusters(shared, state.risks)
         | _of_shadow_models(red_team, state, federation, used=all(len(each) for each in records))
@@ -137,6 +154,24 @@ def measure(
     rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
     state = replace(state, assignment=deployed.assignment)
     return Outcome(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state)
+
+
+def _warn_of_one_answer(audit: MembershipAudit, federation: Federation) -> None:
+    """Say for which groups an attack gives every example the same answer, and so measures nothing.
+
+    Losses without a bound lead to that: a few shadow models that fit badly move the mean loss beyond all others.
+    """
+    same = []
+    for g in federation.groups_with_clients:
+        margins, _, _ = audit.group_scores(g, one_group_mix(g, federation))
+        if (margins > 0).all() or (margins <= 0).all():
+            same.append(federation.groups[g])
+    if same:
+        LOG.warning(
+            "the attack's threshold lies beyond all examples of %s, so its balanced accuracy is 0.5 whatever models "
+            "give away; the AUC (mia_auc) needs no threshold",
+            ", ".join(same),
+        )
 
 
 def _of_shadow_models(red_team: RedTeam, state: State, federation: Federation, *, used: bool) -> Summary:
@@ -178,15 +213,19 @@ def _clients(final: _Final, audit: MembershipAudit) -> pd.DataFrame:
     )
 
 
-def _accuracies(clients: pd.DataFrame) -> dict[str, float]:
-    """Means over clients, each on its own group's test examples and on its own training examples."""
+def _accuracies(clients: pd.DataFrame, metric: Metric) -> dict[str, float]:
+    """Means over clients, each on its own group's test examples and on its own training examples.
+
+    The gap is the balanced accuracy of an attack only where the metric is the share of examples that are right.
+    """
     test, train = float(clients["accuracy"].mean()), float(clients["train_accuracy"].mean())
-    return {"accuracy": test, "train_accuracy": train, "gap": gap_accuracy(train, test)}
+    gap = gap_accuracy(train, test) if metric is accuracy else float("nan")
+    return {"accuracy": test, "train_accuracy": train, "gap": gap}
 
 
 def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
     """Accuracies and sizes, how clusters relate to groups, and whose threshold is exceeded."""
-    federation, everyone = final.federation, _accuracies(clients)
+    federation, everyone = final.federation, _accuracies(clients, final.metric)
     group = federation.group.numpy()
     groups = {name: clients[clients["group"] == name] for name in federation.groups if name in set(clients["group"])}
     clusters = {k: clients[clients["cluster"] == k] for k in range(final.models)}
@@ -200,7 +239,7 @@ def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
         },
         by_group={
             name: {
-                **_accuracies(inside),
+                **_accuracies(inside, final.metric),
                 "violations": int(inside["violated"].sum()),
                 "exceeded": int(inside["exceeded"].sum()),
                 "exposure": float(inside["exposure"].mean()),
@@ -208,10 +247,19 @@ def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
             for name, inside in groups.items()
         },
         by_cluster={
-            k: {"clients": len(inside), "examples": int(inside["examples"].sum()), **_accuracies(inside)}
+            k: {"clients": len(inside), "examples": int(inside["examples"].sum())} | _accuracies(inside, final.metric)
             for k, inside in clusters.items()
         },
     )
+
+
+def _of_classes(final: _Final) -> Summary:
+    """What only a classification has: fairness, and how frequent the most frequent class is."""
+    if final.federation.classes is None:
+        return Summary()
+    # A share of examples, which says nothing beside another metric than accuracy.
+    guess = _most_frequent_class(final.federation) if final.metric is accuracy else {}
+    return Summary(overall=_fairness(final), by_group=guess)
 
 
 def _fairness(final: _Final) -> Metrics:

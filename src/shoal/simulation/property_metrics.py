@@ -117,8 +117,10 @@ def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation
     Args:
         outputs: (K, M, C), of each model for each test example.
         assignment: (N,), each client's model.
-        federation: of these clients and test examples.
+        federation: of these clients and test examples. Without classes there is no AUC.
     """
+    if federation.classes is None:
+        return {}
     labels = federation.test.y.cpu()
     own = torch.zeros(len(federation), federation.classes, dtype=torch.float64)
     clients = federation.clients

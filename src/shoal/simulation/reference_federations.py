@@ -124,6 +124,7 @@ class AttackedRun:
                 engine.outputs_at(deployed.models[s], x, rows).cpu(),
                 self.records.labels[inside],
                 None if of_reference is None else of_reference.evaluate(x, rows, engine),
+                engine.model.loss,
             )
             scores[inside] = torch.from_numpy(fitted[k].score(query))
             margins[inside] = scores[inside] - fitted[k].threshold
@@ -170,7 +171,8 @@ class AttackedRun:
             score[inside] = self._confidence(deployed.models[s], engine, inside)
         models = deployed.models[:0] if is_personal(deployed) else deployed.models
         x, y = self.population.x, self.population.y.cpu()
-        population = [logit_confidence(engine.outputs(each, x).cpu(), y) for each in models if len(y)]
+        loss = engine.model.loss
+        population = [logit_confidence(engine.outputs(each, x).cpu(), y, loss) for each in models if len(y)]
         return FederationScores(
             score=score,
             member=trained_on & (latest >= 0)[client],
@@ -181,7 +183,7 @@ class AttackedRun:
     def _confidence(self, model: Tensor, engine: Engine, which: Tensor | None = None) -> Tensor:
         which = torch.arange(2 * len(self.records)) if which is None else which
         outputs = engine.outputs_at(model, self.records.federation.clients.x, self._rows(which))
-        return logit_confidence(outputs.cpu(), self.records.labels[which])
+        return logit_confidence(outputs.cpu(), self.records.labels[which], engine.model.loss)
 
     def _rows(self, which: Tensor) -> Tensor:
         return self.records.rows[which].to(self.records.federation.clients.y.device)

@@ -22,7 +22,7 @@ def round_metrics(
     Args:
         state: after the round.
         report: of the round.
-        evaluated: whether accuracies are computed; they are NaN otherwise.
+        evaluated: whether accuracies, means of the model's metric, are computed; they are NaN otherwise.
     """
     group = federation.group[report.cohort]
     rows = []
@@ -54,5 +54,6 @@ def not_evaluated(row: Row) -> Row:
 
 
 def _accuracies(model: Tensor, federation: Federation, engine: Engine) -> list[float]:
-    right = (engine.outputs(model, federation.test.x).argmax(dim=1) == federation.test.y).cpu().double()
-    return [float(right[federation.test.group == g].mean()) for g in range(len(federation.groups))]
+    metric = engine.model.metric_for(federation.classes)
+    values = metric(engine.outputs(model, federation.test.x), federation.test.y).cpu().double()
+    return [float(values[federation.test.group == g].mean()) for g in range(len(federation.groups))]

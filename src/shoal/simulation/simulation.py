@@ -4,17 +4,26 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from shoal.attacks import Gap, PropertyAttack, RedTeam, RoundObservation
+from shoal.attacks import (
+    Gap,
+    LossThreshold,
+    MembershipAttacks,
+    PropertyAttack,
+    RedTeam,
+    RoundObservation,
+    needs_classes,
+)
 from shoal.core.errors import described, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data import Federation
 from shoal.defenses import TrainingSetup, accounting
-from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training
+from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training, check_loss
 from shoal.models.validation import require_fits
 from shoal.simulation.measurement import measure
 from shoal.simulation.property_metrics import property_summary, updates_of
@@ -27,6 +36,9 @@ LOG = logging.getLogger(__name__)
 
 GAP_AT_THE_END = RedTeam(every=0, attack=Gap())
 """The red team that needs no shadow set."""
+
+LOSS_AT_THE_END = RedTeam(every=0, attack=LossThreshold())
+"""That of a regression, in which no example is right or wrong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +97,7 @@ class Simulation:
             f"{type(self.algorithm).__name__} is no algorithm: it has no method {', '.join(missing)} "
             "(see shoal.engine.Algorithm)",
         )
+        _require_attack_fits(self.red_team, self.federation)
         self.algorithm.check(self.setup.first_local(), self.red_team.every)
         accounting.check_accountable(self.federation, self.rounds + 1 - self.first_round, self.setup.first_local())
 
@@ -107,6 +120,24 @@ class Simulation:
             defenses=self.setup.defenses,
             malicious_clients=self.malicious_clients,
         )
+
+
+def _require_attack_fits(team: RedTeam, federation: Federation) -> None:
+    """Raise `InputError` where a regression's attack needs classes, or shadow models without a shadow set."""
+    if federation.classes is not None:
+        return
+    working = [each.__name__ for each in get_args(MembershipAttacks) if not needs_classes(each)]
+    require(
+        not needs_classes(team.attack),
+        f"{type(team.attack).__name__} needs classes, which a regression does not have; attacks on the loss work, such "
+        f"as RedTeam(attack={working[0]}()); those shipped are {', '.join(working)}",
+    )
+    shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
+    require(
+        not shadows or len(federation.shadow) >= 2,
+        f"{type(team.attack).__name__} needs a shadow set of at least 2 examples, on which the server trains shadow "
+        f"models; got {len(federation.shadow)}; give 'shadow' to Federation.from_tensors",
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,11 +170,12 @@ def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
     """The simulation with its data where ``engine`` wants it.
 
     Raises:
-        InputError: the model cannot take the data, or has fewer outputs than there are classes.
+        InputError: the model cannot take the data, or has fewer outputs than there are classes or targets.
     """
     ready = engine.prepare(simulation.federation)
     given = simulation.federation.clients
     require_fits(simulation.setup.model, given.x[:2], given.y[:2], simulation.federation.classes)
+    check_loss(engine.backend, simulation.setup.model, given.x[:2], given.y[:2])
     return replace(simulation, federation=ready)
 
 

@@ -6,7 +6,7 @@ from math import isfinite, isnan, nan
 
 import pandas as pd
 
-from shoal.reports.formats import DASH, count, decimal, percent
+from shoal.reports.formats import ACCURACY, DASH, count, decimal, metric_format, percent
 from shoal.reports.run.limits import EXCEEDED, UNCERTAIN, UNKNOWN, WITHIN_LIMIT, has_intervals, with_limits
 
 ALL_ROWS = 200
@@ -66,8 +66,8 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str] | None], ...] = (
 """The columns of the table: of the frame, their heads, and how numbers are written; None: text."""
 
 
-def client_table(clients: pd.DataFrame, attack: str) -> ClientTable:
-    """The table of the rows of clients.csv; ``attack`` is the configured attack's name.
+def client_table(clients: pd.DataFrame, attack: str, metric: str = ACCURACY) -> ClientTable:
+    """The table of the rows of clients.csv; ``attack`` is the configured attack's name, ``metric`` the run's.
 
     Without scripts its rows are sorted by how far the limit is exceeded.
     """
@@ -76,7 +76,9 @@ def client_table(clients: pd.DataFrame, attack: str) -> ClientTable:
     over = known[known["limit"].isin([EXCEEDED, UNCERTAIN])]
     shown = (known if len(known) <= ALL_ROWS else over).head(MOST_ROWS)
     left_out = set() if known["exposure_low"].notna().any() else {"exposure_low"}
-    columns = [each for each in COLUMNS if each[0] in known and each[0] not in left_out]
+    measured = ("accuracy", metric, metric_format(metric))
+    columns = [measured if each[0] == "accuracy" else each for each in COLUMNS]
+    columns = [each for each in columns if each[0] in known and each[0] not in left_out]
     rows = [
         (str(row["limit"]) == EXCEEDED, tuple(_cell(row[name], name, form) for name, _, form in columns))
         for row in shown.to_dict("records")

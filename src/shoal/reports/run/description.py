@@ -7,6 +7,7 @@ from shoal.config.kinds import name_of
 from shoal.config.schema import Config, PropertyAttackSection
 from shoal.core.representation import one_line
 from shoal.data import Group
+from shoal.reports.formats import ACCURACY
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class RunDescription:
         settings: the text of config.toml.
         property_attack: its settings; None where there is none, or they are not known.
         test_examples: of each group, where the summary does not say its numbers of non-members.
+        metric: what the models are measured by, "accuracy" or the name of a model's own.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
     """
 
@@ -35,6 +37,7 @@ class RunDescription:
     settings: str
     property_attack: PropertyAttackSection | None = None
     test_examples: int = 0
+    metric: str = ACCURACY
     task: str | None = None
     __repr__ = one_line
 

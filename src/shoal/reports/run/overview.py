@@ -9,23 +9,26 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from shoal.reports.curves import over_rounds
+from shoal.reports.formats import ACCURACY
 from shoal.reports.plotting import CHANCE_LINE, WIDTH, styled
 from shoal.reports.run.round_curves import curves_by_cluster
 from shoal.simulation.summary import Summary
 
 
-def plot_rounds(rounds: pd.DataFrame, summary: Summary) -> NDArray[Any]:
+def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) -> NDArray[Any]:
     """Draw three axes over the rounds, in a figure of their own; clusters differ by colour and by dashes.
 
-    Accuracy is the share of held-out examples that are right, exposure the balanced accuracy of the membership attack:
-    lines are the red team's estimates, where it made any, and diamonds what was measured on the final models.
+    Accuracy is the share of held-out examples that are right, or the mean of the run's metric; exposure is the balanced
+    accuracy of the membership attack: lines are the red team's estimates, where it made any, and diamonds what was
+    measured on the final models.
 
     Args:
         rounds: the rows of `rounds.csv`.
         summary: of the run.
+        metric: its name.
 
     Returns:
-        (3,) axes: accuracy, exposure, clients.
+        (3,) axes: accuracy or the metric, exposure, clients.
     """
     evaluated = rounds[rounds["round"].isin(rounds.loc[rounds["accuracy"].notna(), "round"])]
     estimated = rounds if bool((rounds["risk"].fillna(0.5) != 0.5).any()) else rounds.assign(risk=np.nan)
@@ -42,9 +45,13 @@ def plot_rounds(rounds: pd.DataFrame, summary: Summary) -> NDArray[Any]:
             if measured is not None:
                 axes[1].plot([last], [measured], "D", color=curve.style.color, markeredgecolor="black", clip_on=False)
         axes[1].axhline(0.5, **CHANCE_LINE)
-        axes[0].set_ylabel("accuracy (%)")
-        axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=""))
-        axes[0].set_title("held-out examples that are right", loc="left")
+        if metric == ACCURACY:
+            axes[0].set_ylabel("accuracy (%)")
+            axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=""))
+            axes[0].set_title("held-out examples that are right", loc="left")
+        else:
+            axes[0].set_ylabel(metric)
+            axes[0].set_title("mean over held-out examples; higher is better", loc="left")
         axes[1].set_ylabel("exposure (balanced accuracy)")
         axes[1].set_title("membership attack; 0.5: guessing; diamonds: measured at the end", loc="left")
         axes[2].set_ylabel("size (clients)")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shoal.config.kinds import algorithm_title
 from shoal.data import Group
-from shoal.reports.formats import DASH, count, decimal, format_duration, percent
+from shoal.reports.formats import ACCURACY, DASH, capitalized, count, decimal, format_duration, metric_format
 from shoal.reports.html import render
 from shoal.reports.plotting import png
 from shoal.reports.run import privacy_figures, round_curves, tables
@@ -45,7 +45,7 @@ def run_page(
     ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
     are rounds.csv, clients.csv, roc.csv and, with a property attack, property.csv.
     """
-    listed, clients = client_table(clients, run.attack), with_limits(clients, run.attack)
+    listed, clients = client_table(clients, run.attack, run.metric), with_limits(clients, run.attack)
     groups = [name for name in run.groups if (clients["group"] == name).any()]
     others = [name for name in run.groups if name not in groups]
     estimated = bool((rounds["risk"].fillna(0.5) != 0.5).any())
@@ -56,21 +56,25 @@ def run_page(
     if run.property_attack is not None and updates is not None:
         section = property_section(run.property_attack, run.task, summary, updates, clusters)
     figures = (
-        round_curves.accuracy_by_cluster(rounds),
-        round_curves.accuracy_by_group(rounds, groups) if len(groups) > 1 or clusters > 1 else None,
+        round_curves.accuracy_by_cluster(rounds, run.metric),
+        round_curves.accuracy_by_group(rounds, groups, run.metric) if len(groups) > 1 or clusters > 1 else None,
         round_curves.risk(rounds, summary, estimated=estimated, estimator=run.estimator),
         round_curves.cluster_sizes(rounds, groups, at_end),
         privacy_figures.violations(clients, groups),
         privacy_figures.roc_curves(roc, groups),
     )
+    # A regression has no fairness between groups; a classification without it is shown dashes.
+    fair = run.metric == ACCURACY or any(key.startswith("fairness.") for key in summary.overall)
     page: dict[str, Any] = {
         "title": f"{algorithm_title(run.algorithm)} on {run.dataset}, seed {run.seed}",
-        "verdict": verdict(summary),
+        "verdict": verdict(summary, run.metric),
         "drained": round_curves.drained(at_end),
-        "key_metrics": _key_metrics(summary, rounds=int(rounds["round"].max()), clients=len(clients)),
+        "key_metrics": _key_metrics(summary, run.metric, rounds=int(rounds["round"].max()), clients=len(clients)),
         "attack": ATTACKS.get(run.attack, f"the attack {run.attack}"),
-        "groups": tables.by_group(summary, clients, groups, others, non_members),
-        "clusters": tables.by_cluster(summary, clients, groups, clusters, non_members, estimated=estimated),
+        "groups": tables.by_group(summary, clients, groups, others, non_members, run.metric),
+        "clusters": tables.by_cluster(
+            summary, clients, groups, clusters, non_members, estimated=estimated, metric=run.metric
+        ),
         "property": section,
         "clients": listed,
         "figures": [figure for figure in figures if figure is not None],
@@ -79,23 +83,29 @@ def run_page(
             for name, group in run.groups.items()
             if name in samples
         ],
-        "overall": tables.overall(summary.overall),
+        "overall": tables.overall(summary.overall, fair=fair),
+        "fair": fair,
         "seconds": tables.seconds(summary.overall),
         "config": run.settings,
     }
     return render("run.html.j2", page)
 
 
-def _key_metrics(summary: Summary, *, rounds: int, clients: int) -> Sequence[tuple[str, str, str]]:
+def _key_metrics(summary: Summary, metric: str, *, rounds: int, clients: int) -> Sequence[tuple[str, str, str]]:
     """What to see first: name, value and a remark."""
     overall, mia = summary.overall, of_groups(summary, "mia")
     worst = max(mia, key=lambda group: mia[group], default=None)
+    held_out = "held-out images" if metric == ACCURACY else "held-out examples; higher is better"
     whose = f"highest of the groups: {worst}" if len(mia) > 1 else "guessing: 0.500"
     everyone, point = f"of {clients} clients", "violations.total"
     certain = "exceeded.total" if "exceeded.total" in overall else point
     by_point = f"{everyone}, certain by the 95 % interval; {cell(overall, point, count)} by the point estimate"
     return (
-        ("Accuracy", cell(overall, "accuracy.overall", percent), "mean over clients, held-out images"),
+        (
+            capitalized(metric),
+            cell(overall, "accuracy.overall", metric_format(metric)),
+            f"mean over clients, {held_out}",
+        ),
         ("MIA accuracy", DASH if worst is None else decimal(mia[worst]), whose),
         ("Limits exceeded", cell(overall, certain, count), everyone if certain == point else by_point),
         ("Migrated", cell(overall, "migrated", count), everyone),

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from shoal.reports.curves import Curve, fit_rounds, over_rounds, round_axes
-from shoal.reports.formats import decimal
+from shoal.reports.formats import ACCURACY, capitalized, decimal
 from shoal.reports.plotting import CHANCE_LINE, Figure, cluster_style, draw_figure, group_style, legend, short
 from shoal.reports.svg import add_named_points, name_points
 from shoal.simulation.summary import Summary
@@ -57,16 +57,24 @@ def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[A
     return panels
 
 
-def accuracy_by_cluster(rounds: pd.DataFrame) -> Figure | None:
-    """Each model's accuracy on test examples, mixed as the groups of those who trained it; None if never measured."""
-    return _accuracy("accuracy-by-cluster", "Accuracy by cluster", curves_by_cluster(_evaluated(rounds), "accuracy"), (
-        "Share of held-out images that each cluster's model gets right, on the mix of groups that trained it in that "
-        "round. A line breaks where no client chose the cluster."
+def accuracy_by_cluster(rounds: pd.DataFrame, metric: str = ACCURACY) -> Figure | None:
+    """Each model's accuracy on test examples, mixed as the groups of those who trained it; None if never measured.
+
+    ``metric`` is what the run reports as accuracy.
+    """
+    what = "Share of held-out images that each cluster's model gets right"
+    if metric != ACCURACY:
+        what = f"Mean {metric} of each cluster's model on held-out examples, higher is better"
+    return _accuracy("cluster", metric, curves_by_cluster(_evaluated(rounds), "accuracy"), (
+        f"{what}, on the mix of groups that trained it in that round. A line breaks where no client chose the cluster."
     ))  # fmt: skip
 
 
-def accuracy_by_group(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
-    """Each group's accuracy with the models that its clients chose; None if never measured."""
+def accuracy_by_group(rounds: pd.DataFrame, groups: Sequence[str], metric: str = ACCURACY) -> Figure | None:
+    """Each group's accuracy with the models that its clients chose; None if never measured.
+
+    ``metric`` is what the run reports as accuracy.
+    """
     rounds, curves = _evaluated(rounds), []
     for g, group in enumerate(groups):
         if {f"clients.{group}", f"accuracy.{group}"} <= set(rounds):
@@ -74,9 +82,10 @@ def accuracy_by_group(rounds: pd.DataFrame, groups: Sequence[str]) -> Figure | N
             right = (rounds[f"accuracy.{group}"] * clients).where(clients > 0)
             means = right.groupby(rounds["round"]).sum(min_count=1) / clients.groupby(rounds["round"]).sum()
             curves.append(Curve(short(group), means, group_style(g)))
-    return _accuracy("accuracy-by-group", "Accuracy by group", curves, (
-        "Share of held-out images of a group that are right, each client with the model that it chose in that round."
-    ))  # fmt: skip
+    what = "Share of held-out images of a group that are right"
+    if metric != ACCURACY:
+        what = f"Mean {metric} on held-out examples of a group, higher is better"
+    return _accuracy("group", metric, curves, f"{what}, each client with the model that it chose in that round.")
 
 
 def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -85,14 +94,16 @@ def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
     return rounds[rounds["round"].isin(rounds.loc[known, "round"])]
 
 
-def _accuracy(name: str, title: str, curves: Sequence[Curve], caption: str) -> Figure | None:
+def _accuracy(by: str, metric: str, curves: Sequence[Curve], caption: str) -> Figure | None:
+    name, title = f"accuracy-by-{by}", f"{capitalized(metric)} by {by}"
     if all(curve.values.isna().all() for curve in curves):
         return None
 
     def draw(figure: MplFigure) -> None:
-        axes = round_axes(figure, "accuracy on held-out images")
-        axes.set_ylim(0, 1.02)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+        axes = round_axes(figure, f"{metric} on held-out {'images' if metric == ACCURACY else 'examples'}")
+        if metric == ACCURACY:
+            axes.set_ylim(0, 1.02)
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
         for curve in curves:
             curve.draw(axes)
         fit_rounds(axes, curves[0].values.index.to_series())

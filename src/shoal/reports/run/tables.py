@@ -8,11 +8,15 @@ import pandas as pd
 
 from shoal.metrics import least_non_members
 from shoal.metrics.membership import FALSE_POSITIVES
-from shoal.reports.formats import DASH, count, decimal, format_duration, percent
+from shoal.reports.formats import ACCURACY, DASH, capitalized, count, decimal, format_duration, number, percent
 from shoal.reports.run.limits import has_intervals
 from shoal.simulation.summary import Metrics, Summary
 
 Format = Callable[[float], str]
+
+
+Rows = tuple[tuple[str, Format, str, str], ...]
+"""The rows of a table: key of the summary, format, name and meaning."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,23 @@ class Table:
     rows: tuple[TableRow, ...]
 
 
+def measured_by(metric: str, rows: Rows) -> Rows:
+    """The rows as those of a run with this metric: of another one than accuracy no gap, and its own name."""
+    if metric == ACCURACY:
+        return rows
+    own = {
+        "accuracy": (capitalized(metric), "Mean over held-out examples of a client's own group; higher is better."),
+        "train_accuracy": (f"Train: {metric}", "On the examples that the clients trained on."),
+    }
+    return tuple((row[0], number, *own[row[0]]) if row[0] in own else row for row in rows if row[0] != "gap")
+
+
 def cell(metrics: Metrics, key: str, form: Format) -> str:
     """A metric as text; a dash where it is undefined."""
     return form(metrics[key]) if key in metrics else DASH
 
 
-BY_GROUP: tuple[tuple[str, Format, str, str], ...] = (
+BY_GROUP: Rows = (
     ("accuracy", percent, "Accuracy", "Held-out images of the group that its clients' models get right."),
     ("train_accuracy", percent, "Train accuracy", "The same on the images that the clients trained on."),
     ("gap", decimal, "Gap attack", (
@@ -97,15 +112,20 @@ def _at_fpr(row: TableRow, key: str, non_members: Sequence[float]) -> TableRow:
 
 
 def by_group(
-    summary: Summary, clients: pd.DataFrame, groups: Sequence[str], others: Sequence[str], non_members: Metrics
+    summary: Summary,
+    clients: pd.DataFrame,
+    groups: Sequence[str],
+    others: Sequence[str],
+    non_members: Metrics,
+    metric: str = ACCURACY,
 ) -> Table:
     """One column for each of ``groups``; of ``others``, which have no clients, there are only non-members.
 
-    ``non_members`` are those of each group.
+    ``non_members`` are those of each group; ``metric`` is the run's.
     """
     metrics = [summary.by_group.get(group, {}) for group in groups]
     rows = [TableRow("Clients", "", tuple(str((clients["group"] == group).sum()) for group in groups))]
-    for key, form, name, meaning in BY_GROUP:
+    for key, form, name, meaning in measured_by(metric, BY_GROUP):
         if key == "exceeded" and not any(key in each for each in metrics):
             continue
         rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in metrics)))
@@ -119,7 +139,7 @@ def by_group(
     return Table("Metrics by group", tuple(groups), tuple(rows))
 
 
-BY_CLUSTER: tuple[tuple[str, Format, str, str], ...] = (
+BY_CLUSTER: Rows = (
     ("examples", count, "Training images", "Of all its clients together."),
     ("accuracy", percent, "Accuracy", "Mean over its clients, each on held-out images of its own group."),
     ("train_accuracy", percent, "Train accuracy", "Mean over its clients, each on its own training images."),
@@ -142,10 +162,11 @@ def by_cluster(
     non_members: Metrics,
     *,
     estimated: bool,
+    metric: str = ACCURACY,
 ) -> Table:
     """One column per cluster, as chosen after the last round; the risk only where it was ever estimated.
 
-    ``non_members`` are those of each group.
+    ``non_members`` are those of each group; ``metric`` is the run's.
     """
 
     def counts(those: pd.DataFrame) -> tuple[str, ...]:
@@ -155,7 +176,7 @@ def by_cluster(
     if len(groups) > 1:
         rows += [TableRow(f"… of {group}", "", counts(clients[clients["group"] == group])) for group in groups]
     metrics = [summary.by_cluster.get(k, {}) for k in range(clusters)]
-    for key, form, name, meaning in BY_CLUSTER:
+    for key, form, name, meaning in measured_by(metric, BY_CLUSTER):
         known = metrics if key != "risk" or estimated else [{}] * clusters
         rows.append(TableRow(name, meaning, tuple(cell(each, key, form) for each in known)))
         if key in RATES:
@@ -186,7 +207,7 @@ def _effective_non_members(clients: pd.DataFrame, non_members: Metrics) -> float
     return 1 / spread if spread else nan
 
 
-OVERALL: tuple[tuple[str, Format, str, str], ...] = (
+OVERALL: Rows = (
     ("fairness.demographic_parity", decimal, "Demographic parity difference", (
         "How differently often two groups are given a class, averaged over classes."
     )),
@@ -211,11 +232,19 @@ SECONDS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def overall(metrics: Metrics) -> Table:
-    """Fairness between the groups, how the clusters relate to them, and what differential privacy guarantees."""
-    rows = tuple(TableRow(name, meaning, (cell(metrics, key, form),)) for key, form, name, meaning in OVERALL)
+def overall(metrics: Metrics, *, fair: bool = True) -> Table:
+    """Fairness between the groups, how the clusters relate to them, and what differential privacy guarantees.
+
+    Without ``fair`` there is no fairness, which is of classes.
+    """
+    rows = tuple(
+        TableRow(name, meaning, (cell(metrics, key, form),))
+        for key, form, name, meaning in OVERALL
+        if fair or not key.startswith("fairness.")
+    )
+    about = "Fairness, grouping" if fair else "Grouping"
     if not {"epsilon", "delta"} & set(metrics):
-        return Table("Fairness and grouping", ("value",), rows)
+        return Table(about.replace(",", " and"), ("value",), rows)
     meaning = (
         f"What differential privacy guarantees, at delta = {cell(metrics, 'delta', '{:g}'.format)}; smaller is more "
         "private. The largest of all clients; of the updates that they send, not of which model they choose."
@@ -223,7 +252,7 @@ def overall(metrics: Metrics) -> Table:
     if "epsilon" not in metrics:
         meaning += " There is none: without noise, nothing is guaranteed."
     epsilon = TableRow("Epsilon", meaning, (cell(metrics, "epsilon", decimal),))
-    return Table("Fairness, grouping and differential privacy", ("value",), (*rows, epsilon))
+    return Table(f"{about} and differential privacy", ("value",), (*rows, epsilon))
 
 
 def seconds(metrics: Metrics) -> Table:

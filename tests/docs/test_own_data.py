@@ -1,0 +1,17 @@
+"""The regression of docs/own-data.md, as a reader would copy it."""
+
+import re
+from pathlib import Path
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_a_regression_finds_both_slopes(capsys):
+    (example,) = (each for each in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "regression" in each)
+    made = {}
+    exec(example, made)
+    result = made["result"]
+    assert result.clients.groupby("group")["cluster"].nunique().tolist() == [1, 1]
+    assert result.clients["cluster"].nunique() == 2
+    assert result.clients["accuracy"].between(-0.05, 0).all()
+    assert "accuracy" in capsys.readouterr().out

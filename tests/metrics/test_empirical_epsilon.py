@@ -1,0 +1,128 @@
+"""The lower bound on epsilon against mechanisms whose epsilon is known."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import binomtest, norm
+
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.metrics import empirical_epsilon, epsilon_lower_bound
+
+DELTA = 1e-5
+
+
+def gaussian_epsilon(distance: float, delta: float) -> float:
+    """Epsilon of N(0, 1) against N(distance, 1): Balle and Wang 2018, arXiv:1805.06530, theorem 8."""
+
+    def excess(epsilon: float) -> float:
+        first = norm.cdf(distance / 2 - epsilon / distance)
+        return first - math.exp(epsilon) * norm.cdf(-distance / 2 - epsilon / distance) - delta
+
+    return brentq(excess, 0, 100)
+
+
+def audit(distance: float, seed: int, size: int = 4000, delta: float = DELTA) -> float:
+    """Of a mechanism that adds N(0, 1) to a value that is ``distance`` higher with the member than without."""
+    rng = np.random.default_rng(seed)
+    is_member = np.arange(2 * size) < size
+    scores = rng.normal(size=2 * size) + distance * is_member
+    return empirical_epsilon(scores, is_member, Stream(seed), delta=delta)
+
+
+@pytest.mark.parametrize("distance", [0.3, 1.0, 3.0])
+def test_no_audit_of_twenty_finds_more_than_the_true_epsilon(distance):
+    truth = gaussian_epsilon(distance, DELTA)
+    found = [audit(distance, seed) for seed in range(20)]
+    assert max(found) <= truth
+    assert np.median(found) > 0.05 * truth, "and the bound is not empty"
+
+
+def test_a_mechanism_with_a_tenth_of_the_noise_that_it_claims_is_caught():
+    claimed = gaussian_epsilon(0.4, DELTA)
+    assert min(audit(4.0, seed) for seed in range(5)) > claimed
+
+
+def test_no_difference_shows_nothing():
+    found = [audit(0.0, seed, size=300) for seed in range(100)]
+    assert min(found) == 0
+    # Each exceeds the true epsilon, 0, with a probability of at most 5 %.
+    assert np.mean(np.array(found) > 0) <= 0.05
+
+
+def test_the_half_that_sets_the_threshold_is_not_judged():
+    """200 and 400 examples without an error: the bound is that of 100 and 200."""
+    is_member = np.arange(600) < 200
+    half = np.arange(300) < 100
+    found = empirical_epsilon(is_member.astype(float), is_member, Stream(0), delta=DELTA)
+    assert found == pytest.approx(epsilon_lower_bound(half, half, delta=DELTA))
+    assert found < epsilon_lower_bound(is_member, is_member, delta=DELTA) - 0.5
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.1])
+def test_the_bound_by_hand(delta):
+    """60 of 100 members and 5 of 80 non-members are called members."""
+    said = np.concatenate([np.arange(100) < 60, np.arange(80) < 5])
+    low = binomtest(60, 100).proportion_ci(0.9, "exact").low
+    high = binomtest(5, 80).proportion_ci(0.9, "exact").high
+    expected = max(math.log((low - delta) / high), math.log((1 - high - delta) / (1 - low)))
+    bound = epsilon_lower_bound(said, np.arange(180) < 100, delta=delta, confidence=0.9)
+    assert bound == pytest.approx(expected)
+
+
+def test_both_answers_count():
+    """Says "no" rightly with hardly an error: the bound comes from the other direction."""
+    is_member = np.arange(2000) < 1000
+    rarely_no = np.concatenate([np.ones(1000, bool), np.arange(1000) >= 200])
+    rarely_yes = ~rarely_no[::-1]
+    bounds = [epsilon_lower_bound(said, is_member, delta=0.0) for said in (rarely_no, rarely_yes)]
+    assert bounds[0] == pytest.approx(bounds[1])
+    assert bounds[0] > 3
+
+
+def test_the_bound_is_never_below_0_and_an_attack_that_is_wrong_shows_nothing():
+    is_member = np.arange(100) < 50
+    assert epsilon_lower_bound(~is_member, is_member, delta=0.0) == 0
+    assert epsilon_lower_bound(is_member, is_member, delta=0.999) == 0
+    assert empirical_epsilon(-is_member.astype(float), is_member, Stream(0), delta=0.0) == 0
+
+
+@pytest.mark.parametrize("is_member", [[True] * 10, [False] * 10, [True] + [False] * 9, [True] * 9 + [False], []])
+def test_too_few_of_a_kind_show_nothing(is_member):
+    scores = np.arange(float(len(is_member)))
+    assert empirical_epsilon(scores, np.array(is_member, dtype=bool), Stream(0), delta=DELTA) == 0
+
+
+def test_equal_scores_show_nothing():
+    assert empirical_epsilon(np.ones(100), np.arange(100) < 50, Stream(0), delta=DELTA) == 0
+
+
+def test_the_bound_falls_with_delta_and_confidence():
+    rng = np.random.default_rng(0)
+    is_member = np.arange(2000) < 1000
+    scores = rng.normal(size=2000) + 2 * is_member
+    plain = empirical_epsilon(scores, is_member, Stream(0), delta=0.0)
+    assert plain > empirical_epsilon(scores, is_member, Stream(0), delta=0.2) > 0
+    assert plain > empirical_epsilon(scores, is_member, Stream(0), delta=0.0, confidence=0.999) > 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("delta", 1.0, "in [0, 1); got 1"),
+        ("delta", -0.1, "in [0, 1); got -0.1"),
+        ("confidence", 1.0, "above 0 and below 1; got 1"),
+    ],
+)
+def test_what_is_outside_its_range_is_one_sentence(key, value, allowed):
+    arguments = {"delta": DELTA, "confidence": 0.95} | {key: value}
+    is_member = np.arange(10) < 5
+    for call in (
+        lambda: epsilon_lower_bound(is_member, is_member, **arguments),
+        lambda: empirical_epsilon(is_member.astype(float), is_member, Stream(0), **arguments),
+    ):
+        with pytest.raises(InputError) as error:
+            call()
+        assert str(error.value) == f"'{key}' must be {allowed}"
