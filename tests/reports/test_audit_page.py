@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from audit_of_any_shape import ACCURACY, attack_row, audit_of, records_frame
 from html_page import PNG, Page, figures_on, page_of
 from shoal.core.errors import InputError
-from shoal.reports.audit.figures import chance_exposure, chance_share, exposure_of_records
+from shoal.reports.audit.figures import chance_exposure, chance_share, drawn_groups, exposure_of_records
 from shoal.reports.audit.findings import findings
 from shoal.reports.audit.page import audit_page
 from shoal.reports.audit.tables import by_model
 from shoal.reports.formats import DASH
+from shoal.reports.plotting import group_style
 from shoal.simulation.audit import Audit
 
 ORDER = ["reading", "by-group", "figures", "by-model", "by-client", "records", "epsilon", "not-tested"]
@@ -115,6 +116,36 @@ def test_groups_and_models_that_are_too_many_are_left_out_and_that_is_said() -> 
     assert "group 29: 400" in page.text
     assert "group 00" not in page.text
     assert "The 6 most exposed of 30 groups are drawn" in page.text
+
+
+def test_groups_without_both_kinds_are_left_out_and_all_records_stand_for_them_where_none_has() -> None:
+    made = [attack_row("lira", "all", "all", 0.7), attack_row("lira", "group", "minority", nan)]
+    page = shown(audit_of(rows=[*made, attack_row("lira", "group", "majority", 0.6)]))
+    assert "minority: 400" not in page.text
+    assert "and so left out: 1 of the groups" in page.text
+    assert "left out" not in usual_page().text
+    alone = shown(audit_of(rows=made))
+    assert "the only attack, LiRA, tells" in alone.text.replace("The only", "the only")
+    assert "all: 400 members" in alone.text
+    assert "and so left out: 1 of the groups" in alone.text
+    assert len(figures_on(alone)) == 2
+
+
+def test_a_group_has_the_same_style_in_both_figures() -> None:
+    """Seven groups, of which the least exposed is the first and is not drawn; the second has no members."""
+    names = tuple(f"group {g}" for g in range(7))
+    audit = audit_of({"lira": 0.9}, groups=names)
+    audit.records["group"] = [names[2 + i % 5] for i in range(len(audit.records))]
+    found = findings(audit, "group")
+    assert drawn_groups(found) == list(names[1:])
+    figure = exposure_of_records(audit.records, drawn_groups(found), 16)
+    assert figure is not None
+    colours = [group_style(g).color.lower() for g in (0, 1)]
+    assert [each in figure.image.lower() for each in colours] == [False, True]
+    assert "The other groups are not drawn" not in figure.caption
+    one = exposure_of_records(audit.records, list(names[2:3]), 16)
+    assert one is not None
+    assert "The other groups are not drawn" in one.caption
 
 
 def test_figures_name_their_values_and_mark_the_mean() -> None:

@@ -126,3 +126,11 @@ def test_the_empirical_epsilon_is_said_with_what_so_many_records_can_show() -> N
         epsilon_sentences(audit_of(members=500), {})
     )
     assert "above about 0.0" in " ".join(epsilon_sentences(audit_of(members=6), {}))
+
+
+def test_a_rate_that_a_group_is_too_small_for_is_said_over_all_records() -> None:
+    made = [attack_row("lira", "all", "all", 0.7, tpr=0.04), attack_row("lira", "group", "few", 0.7, records=120)]
+    audit = audit_of(rows=made)
+    text = verdict(findings(audit, "group"), findings(audit, "all")["all"])
+    assert "too few non-members: 120, 300 are needed; over all records it is 4.0 % (0.0 to 8.0 %)" in text
+    assert "over all records" not in verdict(findings(audit, "group"))

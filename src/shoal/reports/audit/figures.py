@@ -26,12 +26,17 @@ POINTS = 200
 _NORMAL = NormalDist()
 
 
+def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
+    """The most exposed groups, in the order of the audit, which is that of their styles."""
+    exposed = [each.name for each in measured(groups.values())][:MOST_GROUPS]
+    return [name for name in groups if name in exposed]
+
+
 def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | None:
     """The balanced accuracy of each attack on each group, with intervals; None where nothing was measured."""
-    exposed = [each.name for each in measured(groups.values())]
-    if not exposed:
+    shown = drawn_groups(groups)
+    if not shown:
         return None
-    shown = [name for name in groups if name in exposed[:MOST_GROUPS]]
     found = [each for name in shown for each in groups[name] if each.accuracy.known]
     best: dict[str, float] = {}
     for each in found:
@@ -103,7 +108,7 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
 
     Args:
         records: `Audit.records`.
-        names: of the groups, in the order of their styles.
+        names: of the groups that are drawn, in the order of their styles.
         references: R, the number of reference models.
     """
     known = records[records["member"].astype(bool) & records["exposure"].notna()]
@@ -112,23 +117,22 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
     if not of_group:
         return None
     everything = np.concatenate(list(of_group.values()))
-    shown = dict(list(of_group.items())[:MOST_GROUPS])
+    style = {name: group_style(g) for g, name in enumerate(names)}
 
     def draw(figure: MplFigure) -> None:
         axes = figure.subplots()
         # Left of the lowest 2 % the curves are flat.
         left, right = min(0.45, float(np.quantile(everything, 0.02))), max(0.75, float(everything.max()))
-        bottom = 0.7 / max(map(len, shown.values()))
+        bottom = 0.7 / max(map(len, of_group.values()))
         x = np.linspace(max(left, 1e-3), min(right, 1 - 1e-3), 100)
         axes.plot(x, chance_share(x, references), **CHANCE_LINE)
-        for g, (name, values) in enumerate(shown.items()):
-            style = group_style(g)
+        for name, values in of_group.items():
             ranks = np.unique(np.geomspace(1, len(values), min(POINTS, len(values))).round().astype(int))
             exposure, share = values[len(values) - ranks], ranks / len(values)
-            axes.step(exposure, share, where="post", color=style.color, linestyle=style.dashes)
+            axes.step(exposure, share, where="post", color=style[name].color, linestyle=style[name].dashes)
             mean = float(values.mean())
             (dot,) = axes.plot(
-                [mean], [(values >= mean).mean()], marker=style.marker, color=style.color, markersize=9,
+                [mean], [(values >= mean).mean()], marker=style[name].marker, color=style[name].color, markersize=9,
                 markeredgecolor="white", linestyle="", zorder=5,
             )  # fmt: skip
             name_points(dot, [f"{name}: mean {decimal(mean)}"])
@@ -140,24 +144,23 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set(xlabel="exposure", ylabel="members with at least that")
-        handles = []
-        for g, name in enumerate(shown):
-            style = group_style(g)
-            handles.append(
-                Line2D([], [], color=style.color, linestyle=style.dashes, marker=style.marker, label=short(name))
-            )
+        styles = [(name, style[name]) for name in of_group]
+        handles = [
+            Line2D([], [], color=each.color, linestyle=each.dashes, marker=each.marker, label=short(name))
+            for name, each in styles
+        ]
         legend(figure, [*handles, Line2D([], [], **CHANCE_LINE, label="if none were exposed")], columns=2)
 
     means = "; ".join(
-        f"{_of(name, names)}mean {decimal(float(values.mean()))}, {_top(values)}" for name, values in shown.items()
+        f"{_of(name, names)}mean {decimal(float(values.mean()))}, {_top(values)}" for name, values in of_group.items()
     )
     caption = (
         f"Up: the share of members whose exposure is at least what stands below. The mark is the mean ({means}): an "
         "average says nothing of the most exposed, who are at the right end. Dotted: what chance would give with "
         f"{references + 1:,} models if no record were exposed."
     )
-    if len(shown) < len(of_group):
-        caption += f" The first {len(shown)} of {len(of_group):,} groups are drawn."
+    if not records["group"].isin(names).all():
+        caption += " The other groups are not drawn."
     alt = f"Share of members by exposure, on a logarithmic axis. {means}."
     return draw_figure("exposure", "How exposed single records are", caption, alt, draw)
 

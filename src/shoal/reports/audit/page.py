@@ -16,7 +16,7 @@ from shoal.reports.audit.epsilon import (
     loud_sentence,
     stated_epsilon,
 )
-from shoal.reports.audit.figures import accuracy_of_attacks, chance_exposure, exposure_of_records
+from shoal.reports.audit.figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
 from shoal.reports.audit.findings import Finding, findings, measured
 from shoal.reports.audit.tables import MOST_ROWS, at_least, by_client, by_group, by_model, exposure_text, of_records
 from shoal.reports.audit.verdict import verdict
@@ -72,22 +72,26 @@ def audit_page(
             f"pictures: that of record {name!r} must be (channels, height, width) of uint8; "
             f"got {picture.dtype} of shape {picture.shape}",
         )
-    groups = findings(audit, "group") or findings(audit, "all")
+    everything = findings(audit, "all")
+    by_name = findings(audit, "group")
+    groups = {name: found for name, found in by_name.items() if measured([found])} or everything
     strongest, records = next(iter(measured(groups.values())), None), audit.records
+    # Where no single group could be measured, all records are one.
+    grouped = records if set(groups) <= set(by_name) else records.assign(group=next(iter(groups), ""))
     known = bool(records["exposure"].notna().any())
     top = records.head(MOST_ROWS)
     pictured = top["record"].astype(str).isin(list(pictures))
-    figures = (accuracy_of_attacks(groups), exposure_of_records(records, list(groups), audit.references))
-    overall = measured(findings(audit, "all").values())
+    figures = (accuracy_of_attacks(groups), exposure_of_records(grouped, drawn_groups(groups), audit.references))
+    overall = measured(everything.values())
     page: dict[str, Any] = {
         "title": title,
         "kind": kind_of_data,
-        "verdict": verdict(groups),
+        "verdict": verdict(groups, next(iter(everything.values()), [])),
         "loud": loud_sentence(audit, stated),
         "key_metrics": _key_metrics(audit, strongest, groups, stated),
         "references": audit.references,
         "attackers": {name: what for name, what in ATTACKERS.items() if (audit.attacks["attacker"] == name).any()},
-        "groups": by_group(groups),
+        "groups": by_group(groups, left_out=sum(not measured([found]) for found in by_name.values())),
         "figures": [figure for figure in figures if figure is not None],
         "models": by_model(findings(audit, "model")),
         "clients": by_client(findings(audit, "client"), records),

@@ -55,8 +55,11 @@ _METRICS = (
 )
 
 
-def by_group(groups: Mapping[str, Sequence[Finding]]) -> Listing:
-    """Every attack on each group, the most exposed group first, the strongest attack of each first and in bold."""
+def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Listing:
+    """Every attack on each group, the most exposed group first, the strongest attack of each first and in bold.
+
+    ``left_out`` groups are without records of both kinds.
+    """
     exposed = [each.name for each in measured(groups.values())]
     shown = [*exposed, *(name for name in groups if name not in exposed)][:MOST_ROWS]
     sections = []
@@ -70,6 +73,8 @@ def by_group(groups: Mapping[str, Sequence[Finding]]) -> Listing:
         sections.append(Section(f"{name}: {whose}", rows))
     sentences = ["Below each figure its 95 % interval; in bold the attack with the largest balanced accuracy."]
     sentences += _why_no_rate([each for name in shown for each in groups[name]])
+    if left_out > 0:
+        sentences.append(f"Without records of both kinds, and so left out: {left_out:,} of the groups.")
     if len(shown) < len(groups):
         sentences.append(f"Of {len(groups):,} groups these are the {len(shown)} most exposed; all are in audit.csv.")
     return Listing((("attack", "", False), ("attacker", "", False), *_METRICS), tuple(sections), " ".join(sentences))

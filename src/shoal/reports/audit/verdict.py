@@ -22,17 +22,18 @@ def outcome(accuracy: Estimate) -> Outcome:
     return "exposed" if accuracy.low > 0.5 else "guessing"
 
 
-def verdict(groups: Mapping[str, Sequence[Finding]]) -> str:
+def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Finding] = ()) -> str:
     """How exposed the most exposed group is, by the strongest attack, and what weaker attacks would have said.
 
     Args:
         groups: the findings on each group.
+        everything: those on all records, which may be enough for what those of a group are too few for.
     """
     strongest = measured(groups.values())
     if not strongest:
         return "No attack could be measured, so it is open how exposed the records are."
     worst = strongest[0]
-    sentences = [_exposure(worst, groups), _names_members(worst)]
+    sentences = [_exposure(worst, groups), _names_members(worst, everything)]
     certain = next((each for each in strongest[1:] if outcome(each.accuracy) == "exposed"), None)
     if outcome(worst.accuracy) == "open" and certain is not None:
         value = f"balanced accuracy {certain.accuracy.text} ({certain.accuracy.interval})"
@@ -60,16 +61,21 @@ def _exposure(worst: Finding, groups: Mapping[str, Sequence[Finding]]) -> str:
             return _upper(sentence)
 
 
-def _names_members(worst: Finding) -> str:
+def _names_members(worst: Finding, everything: Sequence[Finding]) -> str:
     """The true positive rate at 1 % false positives, which may be high where the accuracy is that of guessing."""
     tpr = worst.tpr[0.01]
     if not tpr.known:
-        return f"Its true positive rate at 1 % false positives is not known: {worst.why_no_tpr(0.01)}"
-    interval = f" ({tpr.percent_interval})" if tpr.percent_interval else ""
-    sentence = f"t a false positive rate of 1 % it names {tpr.percent} of the members{interval}"
+        unknown = f"Its true positive rate at 1 % false positives is not known: {worst.why_no_tpr(0.01)}"
+        over_all = [each.tpr[0.01] for each in everything if each.attack == worst.attack and each.tpr[0.01].known]
+        return unknown + "".join(f"; over all records it is {each.percent}{_in_brackets(each)}" for each in over_all)
+    sentence = f"t a false positive rate of 1 % it names {tpr.percent} of the members{_in_brackets(tpr)}"
     if outcome(worst.accuracy) == "guessing" and tpr.low > 0.01:
         return f"Yet some members are exposed: a{sentence}, more than the 1.0 % of guessing"
     return f"A{sentence}"
+
+
+def _in_brackets(rate: Estimate) -> str:
+    return f" ({rate.percent_interval})" if rate.percent_interval else ""
 
 
 def _weaker(worst: Finding, found: Sequence[Finding]) -> str:
