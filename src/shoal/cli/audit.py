@@ -34,6 +34,9 @@ def in_words(audit: Audit) -> str:
     lines = []
     for name, (scope, of) in {"all": ("all", "all"), **{group: ("group", group) for group in audit.groups}}.items():
         row = audit.strongest(scope, of)
+        if isnan(row["accuracy"]):
+            lines.append(f"{name}: nothing can be said, since its records are of one kind only")
+            continue
         interval = f"{decimal(row['accuracy.low'])} to {decimal(row['accuracy.high'])}"
         line = f"{name}: {row['attack']} has balanced accuracy {decimal(row['accuracy'])} ({interval}), "
         line += f"AUC {decimal(row['auc'])}"
