@@ -17,7 +17,6 @@ from shoal.attacks import (
     UpdateScores,
     audit_updates,
 )
-from shoal.metrics.proportions import exact_interval
 
 ATTACKS = [FedMIALoss(), FedMIACosine(), FedMIACosine(drop_outliers=True), GradCosine(), GradDifference()]
 
@@ -246,11 +245,3 @@ def test_the_cluster_tells_the_group():
     assert (found.right, found.of, found.chance) == (5, 6, 4 / 6)
     scores.assignment[:] = 0
     assert GroupInference().guess(scores).accuracy == 4 / 6, "one model tells nothing beyond the largest group"
-
-
-def test_the_interval_is_scipy_s():
-    from scipy.stats import binomtest  # noqa: PLC0415
-
-    for count, of in [(0, 7), (7, 7), (3, 20), (250, 400)]:
-        expected = binomtest(count, of).proportion_ci(0.95, "exact")
-        assert exact_interval(count, of) == pytest.approx((expected.low, expected.high), abs=1e-9)

@@ -11,7 +11,7 @@ from shoal.attacks import ReferenceScores
 from shoal.cli.app import main
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.runs.audit import audit_run, audit_scores
+from shoal.runs.audit import audit_run, audit_scores, audit_trace
 from shoal.runs.run import run
 from shoal.runs.score_file import read_scores
 from shoal.simulation.audit import AuditRecords, audit_records
@@ -265,3 +265,45 @@ def test_an_exposure_is_the_accuracy_of_the_best_test():
     # Two normal distributions one standard deviation apart are told apart with Phi(1 / 2).
     exposure = audit_records(made_up(np.full(3000, 0.1), references=16), Stream(0)).records["exposure"]
     assert abs(exposure.median() - 0.691) < 0.01
+
+
+@pytest.fixture(scope="module")
+def recorded(toy_config, tmp_path_factory):
+    """A finished toy run of FedAvg with recorded updates."""
+    config = toy_config(algorithm__name="fedavg", record={"updates": 2}, data__clients=6, data__test_examples=60)
+    return run(config, tmp_path_factory.mktemp("recorded") / "run")
+
+
+def test_a_trace_is_audited_as_the_server_sees_it(recorded, tmp_path):
+    found = audit_trace(recorded, out=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"audit.json", "audit.csv", "audit.html"}
+    flat = read(tmp_path)
+    names = {key.split(".")[1] for key in flat if key.startswith("attacks.")}
+    own = {"fedmia-i", "fedmia-ii", "grad-cosine", "grad-diff"}
+    assert names == own | {f"{name}-others" for name in own}
+    assert set(found.audit.attacks["attacker"]) == {"server"}
+    assert 0 <= flat["source-inference.accuracy.low"] <= flat["source-inference.accuracy"] <= 1
+    assert flat["source-inference.chance"] == pytest.approx(1 / 6)
+    assert flat["members"] == 72
+    assert flat["non_members"] == 60
+    assert "references" in flat
+    clients = found.audit.attacks[found.audit.attacks["scope"] == "client"]
+    assert len(clients) == 6
+    assert clients["attack"].nunique() == 1
+
+
+def test_an_audit_of_a_run_with_recorded_updates_has_both_views(recorded, tmp_path):
+    found = audit_run(recorded, references=0, out=tmp_path)
+    assert set(found.audit.attacks["attacker"]) == {"outsider", "server"}
+    alone = audit_trace(recorded, out=tmp_path / "trace")
+    for key, value in alone.flat.items():
+        if key.startswith(("attacks.", "source", "group")):
+            assert found.flat[key] == value, key
+
+
+def test_a_run_without_recorded_updates_is_no_trace(finished, tmp_path, capsys):
+    assert main(["audit", "--trace", str(finished), "--out", str(tmp_path / "audit")]) == 2
+    said = capsys.readouterr().err
+    assert "is no trace" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "audit").exists()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shoal.attacks.update_scores import UpdateScores, mean_over_rounds
 from shoal.core.settings import settings
-from shoal.metrics.proportions import exact_interval
+from shoal.metrics import clopper_pearson
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Guesses:
     @staticmethod
     def counted(right: NDArray[np.bool_], chance: NDArray[np.float64]) -> "Guesses":
         """Guesses (m,) that were right or not, and the chance of each."""
-        low, high = exact_interval(int(right.sum()), len(right))
+        low, high = (float(end) for end in clopper_pearson(right.sum(), len(right)))
         return Guesses(int(right.sum()), len(right), float(chance.mean()) if len(right) else float("nan"), low, high)
 
 

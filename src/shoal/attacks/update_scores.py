@@ -101,6 +101,11 @@ class UpdateScores:
 class UpdateAttack(Protocol):
     """A membership attack of the server on single clients: a frozen dataclass of its settings."""
 
+    @property
+    def name(self) -> str:
+        """Its key in audit.json."""
+        ...
+
     title: ClassVar[str]
     threshold: ClassVar[float]
     """The largest score of a non-member."""

@@ -26,7 +26,7 @@ from shoal.core.errors import InputError, require
 from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
 from shoal.reports.summary_text import verdict
-from shoal.runs.audit import audit_run, audit_scores
+from shoal.runs.audit import audit_run, audit_scores, audit_trace
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
 from shoal.runs.gate import Gate
@@ -151,6 +151,8 @@ def audit(
     require(len(given) == 1, "shoal audit takes one of a run's directory, --scores FILE and --trace DIR")
     if scores is not None:
         outcome = audit_scores(scores, out=out)
+    elif trace is not None:
+        outcome = audit_trace(trace, out=out, data_dir=data_dir)
     else:
         assert run is not None
         with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:

@@ -1,6 +1,7 @@
-"""`shoal audit`: of a run directory, with reference federations trained for it, or of a score file."""
+"""`shoal audit`: of a run, with reference federations trained for it; of a score file; or of clients' updates."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,11 @@ from shoal.runs.files import read_summary
 from shoal.runs.lock import locked
 from shoal.runs.reference_scores import AuditWatch, StoredScores, reference_scores
 from shoal.runs.score_file import read_scores
+from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
 from shoal.simulation.audit import OUTSIDER, AttackScores, Audit, AuditRecords, audit_records
 from shoal.simulation.reference_federations import AttackedRun, FederationScores, join_scores
 from shoal.simulation.round_metrics import Row
+from shoal.simulation.server_audit import audit_server, with_server
 from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
 
 MOST_EXPOSED = 20
@@ -65,11 +68,12 @@ def audit_run(
     backend = None if asked.backend == "auto" else asked.backend
     stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
     title = f"{algorithm_title(config.algorithm.name)} on {config.data.source}, seed {config.seed}"
+    model = simulation.setup.model
     with (
         locked(run),
         logged(run / "run.log"),
         Engine(
-            simulation.setup.model,
+            model,
             device=asked.device,
             threads=asked.threads,
             precision=asked.precision,
@@ -78,8 +82,9 @@ def audit_run(
     ):
         attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows)
         scores = reference_scores(attacked, references, engine, folder=run / "references", watch=watch)
-        seconds = {"seconds.train": round(progress.seconds["train"], 3)}
-        return _audited(attacked, scores, engine, Path(out or run), title, stated, seconds)
+        recorded = trace_of(run, simulation.federation, model) if simulation.record_updates else None
+        about = AboutAudited(title, stated, {"seconds.train": round(progress.seconds["train"], 3)})
+        return _audited(attacked, scores, recorded, engine, Path(out or run), about)
 
 
 def audit_simulation(
@@ -109,24 +114,28 @@ def audit_simulation(
     out = Path(out)
     attacked = AttackedRun.of(move_to_engine(simulation, engine), state, rows)
     scores = reference_scores(attacked, references, engine, folder=out / "references", watch=watch)
-    return _audited(attacked, scores, engine, out, title, stated, {})
+    return _audited(attacked, scores, None, engine, out, AboutAudited(title, stated))
 
 
 def _audited(
     attacked: AttackedRun,
     references: Sequence[StoredScores],
+    recorded: Trace | None,
     engine: Engine,
     out: Path,
-    title: str,
-    stated: Mapping[str, float],
-    seconds: Mapping[str, float],
+    about: AboutAudited,
 ) -> AuditFiles:
-    """Attack the members with what the references say, and write the files."""
+    """Attack the members with what the references say, and with recorded updates, and write the files."""
     records = _records(attacked, [each.scores for each in references], engine)
     audit = audit_records(records, attacked.stream("thresholds"))
+    if recorded is not None:
+        audit = with_server(audit, audit_server(update_scores_of_trace(recorded, engine)))
     spent = {"seconds.references": round(sum(each.seconds for each in references), 3)}
-    about = AboutAudited(
-        title, stated, {**seconds, **spent}, _pictures(attacked, audit, records), attacked.simulation.federation.kind
+    about = replace(
+        about,
+        seconds={**about.seconds, **spent},
+        pictures=_pictures(attacked, audit, records),
+        kind=attacked.simulation.federation.kind,
     )
     return write_audit(out, audit, about, records)
 
@@ -144,6 +153,24 @@ def audit_scores(path: Path, *, out: Path | None = None) -> AuditFiles:
     records = read_scores(path)
     audit = audit_records(records, Stream(0)("thresholds"))
     return write_audit(path.parent if out is None else out, audit, AboutAudited(path.name))
+
+
+def audit_trace(trace: str | Path, *, out: str | Path | None = None, data_dir: Path | None = None) -> AuditFiles:
+    """Audit clients' updates that a server recorded, of a run or of any framework.
+
+    Args:
+        trace: see `shoal.runs.trace.read_trace` and docs/trace.md.
+        out: where the audit's files are written; None: into ``trace``.
+        data_dir: where to look for a run's data first.
+
+    Raises:
+        InputError: the trace cannot be used, or the directory cannot be written.
+    """
+    trace = Path(trace)
+    given = read_trace(trace, data_dir)
+    with Engine(given.model) as engine:
+        audit = audit_server(update_scores_of_trace(given, engine))
+    return write_audit(trace if out is None else Path(out), audit, AboutAudited(trace.name))
 
 
 def _finished(run: Path) -> tuple[Config, SimulationState]:

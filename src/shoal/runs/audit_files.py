@@ -72,9 +72,7 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
         InputError: ``out`` cannot be written.
     """
     flat = {**audit.flat(), **about.stated, **about.seconds}
-    page = audit_page(
-        audit, title=about.title, stated=about.stated, pictures=about.pictures, kind_of_data=about.kind
-    )
+    page = audit_page(audit, title=about.title, stated=about.stated, pictures=about.pictures, kind_of_data=about.kind)
     try:
         out.mkdir(parents=True, exist_ok=True)
         if records is not None:

@@ -25,7 +25,7 @@ from shoal.attacks import (
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
-from shoal.metrics import empirical_epsilon, membership_metrics
+from shoal.metrics import MembershipMetrics, empirical_epsilon, membership_metrics
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -112,6 +112,7 @@ class Audit:
             a record, by the strongest attack; as if the records of one run were independent.
         delta: of that epsilon.
         omitted: attacks that were not computed, and why.
+        guesses: further keys and values of audit.json: what the server guesses beside membership.
     """
 
     attacks: pd.DataFrame
@@ -122,6 +123,7 @@ class Audit:
     empirical_epsilon: float
     delta: float
     omitted: Mapping[str, str] = field(default_factory=dict)
+    guesses: Mapping[str, float] = field(default_factory=dict)
     __repr__ = one_line
 
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
@@ -148,7 +150,7 @@ class Audit:
         flat |= {"references": self.references, "members": self.members, "non_members": self.non_members}
         if not np.isnan(self.empirical_epsilon):
             flat |= {"empirical_epsilon": self.empirical_epsilon, "empirical_epsilon.delta": self.delta}
-        return flat
+        return {**flat, **self.guesses}
 
     def _scopes(self) -> dict[str, tuple[str, str]]:
         return {"all": ("all", "all"), **{name: ("group", name) for name in self.groups}}
@@ -275,8 +277,12 @@ def record_exposure(scores: ReferenceScores, confidence: float = 0.95) -> tuple[
 
 def _row(name: str, attack: AttackScores, scope: str, of: str, which: Bools, member: Bools) -> dict[str, Any]:
     scores, thresholds = attack.scores[which], (attack.scores - attack.margins)[which]
-    measured = membership_metrics(scores, member[which], threshold=thresholds)
-    row: dict[str, Any] = {"attacker": attack.attacker, "attack": name, "scope": scope, "name": of}
+    return attack_row(attack.attacker, name, scope, of, membership_metrics(scores, member[which], threshold=thresholds))
+
+
+def attack_row(attacker: str, attack: str, scope: str, name: str, measured: MembershipMetrics) -> dict[str, Any]:
+    """A row of `Audit.attacks`."""
+    row: dict[str, Any] = {"attacker": attacker, "attack": attack, "scope": scope, "name": name}
     row |= {"members": measured.members, "non_members": measured.non_members}
     for metric, attributes in METRICS.items():
         for end, attribute in zip(("", ".low", ".high"), attributes, strict=True):

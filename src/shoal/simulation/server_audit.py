@@ -1,0 +1,87 @@
+"""What an honest-but-curious server finds in the updates of single clients."""
+
+from dataclasses import replace
+from math import nan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from shoal.attacks import (
+    FedMIACosine,
+    FedMIALoss,
+    GradCosine,
+    GradDifference,
+    GroupInference,
+    Guesses,
+    SourceInference,
+    UpdateAttack,
+    UpdateScores,
+    audit_updates,
+)
+from shoal.core.errors import require
+from shoal.metrics import MembershipMetrics
+from shoal.simulation.audit import ATTACK_COLUMNS, RECORD_COLUMNS, SERVER, Audit, attack_row
+
+UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCosine(), GradDifference())
+"""The attacks on updates that an audit asks."""
+
+OTHERS = "-others"
+"""What follows an attack's name where non-members are other clients' examples, not records that nobody trained on."""
+
+
+def audit_server(scores: UpdateScores) -> Audit:
+    """Attack every client whose updates were recorded.
+
+    In `Audit.attacks` each attack stands twice: against records that nobody trained on, and, with `OTHERS` in its name,
+    against other clients' examples. `Audit.guesses` says whose a record is guessed to be ("source-inference"; and
+    "source-inference-in-cluster", once the cluster is known), and of which group a client ("group-inference").
+
+    Raises:
+        InputError: no record of a client whose updates were recorded, or none that nobody trained on.
+    """
+    require(bool((scores.client >= 0).any()), "no record is of a client whose updates were recorded")
+    require(
+        bool((scores.client < 0).any()),
+        "no record is nobody's; members need records that nobody trained on beside them",
+    )
+    groups = [scores.groups[g] for g in np.unique(scores.group[scores.client >= 0])]
+    rows, strongest = list[dict[str, Any]](), (-np.inf, dict[int, MembershipMetrics](), "")
+    for attack in UPDATE_ATTACKS:
+        for scope, name in (("all", None), *(("group", group) for group in groups)):
+            found = audit_updates(attack, scores, name)
+            rows.append(attack_row(SERVER, attack.name, scope, name or "all", found.unused))
+            rows.append(attack_row(SERVER, attack.name + OTHERS, scope, name or "all", found.others))
+            if name is None and found.unused.accuracy > strongest[0]:
+                strongest = found.unused.accuracy, found.by_client, attack.name
+    _, by_client, best = strongest
+    rows += [attack_row(SERVER, best, "client", str(client), found) for client, found in by_client.items()]
+    guesses = {
+        "source-inference": SourceInference().guess(scores).averaged,
+        "source-inference-in-cluster": SourceInference(among="cluster").guess(scores).averaged,
+        "group-inference": GroupInference().guess(scores),
+    }
+    flat = {f"{name}.{key}": value for name, guess in guesses.items() for key, value in _flat(guess).items()}
+    return Audit(
+        attacks=pd.DataFrame(rows, columns=[*ATTACK_COLUMNS]),
+        records=pd.DataFrame(columns=[*RECORD_COLUMNS]),
+        references=0,
+        members=int((scores.client >= 0).sum()),
+        non_members=int((scores.client < 0).sum()),
+        empirical_epsilon=nan,
+        delta=nan,
+        guesses={key: value for key, value in flat.items() if not np.isnan(value)},
+    )
+
+
+def with_server(audit: Audit, server: Audit) -> Audit:
+    """An audit of released models, and what the server finds in the updates of the same run."""
+    return replace(
+        audit,
+        attacks=pd.concat([audit.attacks, server.attacks], ignore_index=True),
+        guesses={**audit.guesses, **server.guesses},
+    )
+
+
+def _flat(guess: Guesses) -> dict[str, float]:
+    return {"accuracy": guess.accuracy, "accuracy.low": guess.low, "accuracy.high": guess.high, "chance": guess.chance}
