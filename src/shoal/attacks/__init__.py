@@ -11,6 +11,7 @@ from shoal.attacks.audit import MembershipAudit, ModelOutputs, evaluate_models, 
 from shoal.attacks.bavaria import BaVarIA
 from shoal.attacks.difficulty_calibration import DifficultyCalibration
 from shoal.attacks.lira import LiRA, OfflineLiRA
+from shoal.attacks.loss_histograms import LossHistograms
 from shoal.attacks.membership import (
     FittedAttack,
     MembershipAttack,
@@ -24,7 +25,7 @@ from shoal.attacks.other_clusters import OtherClusters
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
 from shoal.attacks.recorded_risks import RecordedRisks
-from shoal.attacks.red_team import RedTeam
+from shoal.attacks.red_team import NEED_HOLDOUT, RedTeam
 from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
 from shoal.attacks.reference_threshold import reference_margins
 from shoal.attacks.rmia import RMIA, OfflineRMIA
@@ -37,6 +38,7 @@ MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 """The membership-inference attacks that a configuration can name."""
 
 __all__ = [
+    "NEED_HOLDOUT",
     "RMIA",
     "ActivePropertyAttacker",
     "BaVarIA",
@@ -44,6 +46,7 @@ __all__ = [
     "FittedAttack",
     "Gap",
     "LiRA",
+    "LossHistograms",
     "LossScore",
     "LossThreshold",
     "MembershipAttack",
