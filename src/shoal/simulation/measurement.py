@@ -10,15 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import FittedAttack, Gap, LossThreshold, MembershipAudit, ModelOutputs, RedTeam, evaluate_models
+from shoal.attacks import MembershipAudit, ModelOutputs, RedTeam
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import accounting
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.simulation import membership_metrics, property_metrics
-from shoal.simulation.exposure import exposure_of_clients, title_of
-from shoal.simulation.membership import Membership, is_personal
+from shoal.simulation.exposure import exposure_of_clients
+from shoal.simulation.final_attacks import attack_final_models
+from shoal.simulation.membership import Membership
+from shoal.simulation.refits import refit_metrics
 from shoal.simulation.result import Outcome
 from shoal.simulation.summary import Metrics, Summary
 
@@ -84,48 +86,26 @@ def measure(
         member_rounds: how many rounds before a model's last training somebody who trained it still is a member.
         first_round: the number of the first round; epsilon is of the rounds from it on.
     """
-    federation, engine = training.federation, training.engine
+    federation = training.federation
     deployed, losses = training.deployed(state)
-    local = training.local_of_clusters(state)
-    attacks, records = red_team.fit(state, federation, engine, local, stream("attack"))
-    number = torch.arange(len(deployed.models))
-    personal = is_personal(deployed)
-    # A personal model is attacked by what was fitted on the model of its client's cluster.
-    cluster = (deployed.assignment if personal else number).tolist()
-    of_clusters = Membership.of_clusters(state, member_rounds)
-    of_deployed = Membership.of_deployed(state, deployed, member_rounds)
-    users = deployed.model[:, None] == number
-    outputs = evaluate_models(
-        deployed.models, of_deployed.trainers | users, federation, engine, [records[k] for k in cluster]
-    )
+    attacked = attack_final_models(state, deployed, training, red_team, stream, member_rounds)
+    outputs, audit = attacked.outputs, attacked.configured.audits[0]
+    by_loss = None if attacked.by_loss is None else attacked.by_loss.audits[0]
     final = _Final(federation, len(state.models), deployed, losses, outputs)
-
-    def audited(fitted: Sequence[FittedAttack]) -> MembershipAudit:
-        of_each = [fitted[k] for k in cluster]
-        return MembershipAudit.of(outputs, of_each, of_deployed.trainers, of_deployed.latest, federation)
-
-    audits = {title_of(red_team.attack): audited(attacks)}
-    audit = next(iter(audits.values()))
-    by_loss = None
-    if all(len(each) for each in records):
-        by_loss = audited([LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)])
-        audits.setdefault(LossThreshold.title, by_loss)
-    audits.setdefault(Gap.title, audited([Gap().fit(each, stream("gap")) for each in records]))
-    shared = audit
-    if personal:
-        of_shared = evaluate_models(state.models, of_clusters.trainers, federation, engine, records)
-        shared = MembershipAudit.of(of_shared, attacks, of_clusters.trainers, of_clusters.latest, federation)
-    clients = _clients(final, audit).assign(**exposure_of_clients(audits, of_deployed.trainers.numpy(), federation))
+    trainers = Membership.of_deployed(state, deployed, member_rounds).trainers.numpy()
+    clients = _clients(final, audit).assign(**exposure_of_clients(attacked.by_attack, trainers, federation))
     summary = (
         _of_clients(final, clients)
         | Summary(overall=_fairness(final), by_group=_most_frequent_class(federation))
         | membership_metrics.of_groups(audit, by_loss, federation)
-        | membership_metrics.of_clusters(shared, state.risks)
-        | _of_shadow_models(red_team, state, federation, used=all(len(each) for each in records))
+        | membership_metrics.of_clusters(attacked.shared.audits[0], state.risks)
+        | refit_metrics(attacked.configured, attacked.shared, federation)
+        | _of_shadow_models(red_team, state, federation, used=attacked.used_shadow_models)
     )
     if federation.property_schedule is not None:
         main = property_metrics.main_task_metrics(outputs.test, final.model, federation)
         summary |= Summary(overall=main)
+    local = training.local_of_clusters(state)
     rule = accounting.private_rule(local[0])
     if rule is not None:
         cohorts = [training.cohort(number) for number in range(first_round, state.round + 1)]
