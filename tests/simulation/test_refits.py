@@ -18,7 +18,7 @@ LOCAL = LocalSGD(epochs=12, batch_size=4, learning_rate=0.2)
 SHADOWS = ShadowModels(number=2)
 
 
-def ended(mlp, build, team, algorithm=IFCA(2)):
+def ended(mlp, build, team, algorithm):
     """With random labels, which a model can only know by heart: otherwise every attack of such a toy is at 0.5."""
     federation = build()
 
@@ -63,7 +63,7 @@ def test_one_fit_has_no_spread(build):
 @pytest.mark.parametrize("attack", [LossThreshold(), CalibratedConfidence()], ids=repr)
 def test_exposure_is_by_the_mean_and_all_else_by_the_first_fit(mlp, build, attack):
     once, often = (
-        ended(mlp, build, RedTeam(0, attack=attack, shadow_models=SHADOWS, refits=refits)) for refits in (1, 3)
+        ended(mlp, build, RedTeam(0, attack=attack, shadow_models=SHADOWS, refits=refits), IFCA(2)) for refits in (1, 3)
     )
     assert once.state.models.equal(often.state.models)
     new = {"mia_mean", "mia_spread"}
@@ -93,7 +93,7 @@ def test_personal_models_too(mlp, build):
 
 def test_an_attack_that_is_fitted_on_nothing_is_fitted_once(mlp, build):
     team = RedTeam(0, attack=Gap(), refits=5)
-    metrics = ended(mlp, build, team).summary.by_group["rows"]
+    metrics = ended(mlp, build, team, IFCA(2)).summary.by_group["rows"]
     assert "mia_mean" not in metrics
     assert "mia_spread" not in metrics
 
