@@ -82,6 +82,19 @@ MEMBERS_LOW, MEMBERS_HIGH = np.array([[4.0, 0.0], [0.0, 4.0]]), np.array([[0.0, 
 NOTHING = np.zeros((2, 2))
 
 
+@pytest.mark.parametrize("epsilon", [None, 1.0])
+def test_where_nothing_is_memorised_the_estimate_is_a_guess(epsilon):
+    """Chosen and judged on the same clients, the threshold would be above 0.5 by chance alone."""
+    generator, estimates, half = np.random.default_rng(1), [], np.arange(10) % 2
+    for _ in range(400):
+        counts = generator.multinomial(20, np.full(8, 1 / 8), (10, 2)).astype(np.float64)
+        if epsilon is not None:
+            counts += discrete_laplace(epsilon, counts.shape, generator)
+        estimates.append(cross_fitted_accuracy(counts, half, NOTHING.repeat(4, axis=1)))
+    assert abs(np.mean(estimates) - 0.5) < 4 * np.std(estimates) / np.sqrt(len(estimates))
+    assert min(estimates) < 0.48, "below 0.5 it is not clipped"
+
+
 def test_a_threshold_that_does_not_carry_over_is_worse_than_guessing():
     """What is learnt from the first client is wrong for the second; the second teaches to call nobody a member."""
     counts, half = np.stack([MEMBERS_LOW, MEMBERS_HIGH]), np.array([0, 1])
