@@ -75,6 +75,7 @@ VALUES = {
     "Ditto": lambda: shoal.Ditto(shoal.IFCA(clusters=9), 0.3, LOCAL),
     "LocalSGD": lambda: LOCAL,
     "RedTeam": lambda: RED_TEAM,
+    "LossHistograms": lambda: shoal.LossHistograms(epsilon=0.123456789),
     "Columns": lambda: shoal.Columns("client", "label", "group", tuple(LONG)),
     "Examples": lambda: shoal.Examples(BIG, MANY, LONG * 10),
     "Federation": lambda: FEDERATION,

@@ -7,6 +7,7 @@ everything is.
 from shoal.algorithms import IFCA, IFCAMIR, Ditto, FedAvg, FedOpt, FedProx, Redraw, Scaffold
 from shoal.attacks import (
     Gap,
+    LossHistograms,
     LossThreshold,
     PropertyAttack,
     RedTeam,
@@ -62,6 +63,7 @@ __all__ = [
     "ImageDataset",
     "InputError",
     "LocalSGD",
+    "LossHistograms",
     "LossThreshold",
     "MislabelledCanaries",
     "Model",

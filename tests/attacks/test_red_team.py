@@ -306,7 +306,7 @@ def test_bad_shadow_models_are_refused(wrong, sentence):
     ("wrong", "sentence"),
     [
         ({"every": -1}, "'every' must be at least 0; got -1"),
-        ({"estimator": "guess"}, "'estimator' must be 'shadow', 'federated' or 'audit'; got 'guess'"),
+        ({"estimator": "guess"}, "'estimator' must be 'shadow', 'federated', 'histogram' or 'audit'; got 'guess'"),
         ({"attack": "gap"}, "'attack' must be an instance of MembershipAttack; got 'gap'"),
     ],
 )

@@ -131,8 +131,10 @@ def test_what_a_red_team_or_an_algorithm_needs_of_the_clients(table):
     assert "'data.shadow_fraction' must give the server at least 2 examples; 0.0 gives 0" in refused(
         table, red_team=shadows
     )
-    federated = {"every": 1, "attack": "gap", "estimator": "federated"}
-    assert "needs 'data.holdout_fraction' to be above 0; got 0" in refused(table, red_team=federated)
+    for estimator in ("federated", "histogram"):
+        team = {"every": 1, "attack": "gap", "estimator": estimator}
+        sentence = f"'red_team.estimator' = \"{estimator}\" needs 'data.holdout_fraction' to be above 0; got 0"
+        assert sentence in refused(table, red_team=team)
     ifca = {"name": "ifca", "clusters": 5, "rounds": 1}
     assert "'algorithm.clusters' must be at most 4, the number of clients of" in refused(table, algorithm=ifca)
     assert "'property_attack' needs a source with a 'task'; 'table' has none" in refused(table, property_attack={})

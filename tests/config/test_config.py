@@ -432,6 +432,16 @@ CONTRADICTIONS = {
         ["red_team.estimator=federated"],
         r"'red_team.estimator' = \"federated\" needs 'data.holdout_examples' to be at least 1; got 0",
     ),
+    "histograms without holdout": (
+        ["red_team.estimator=histogram"],
+        r"'red_team.estimator' = \"histogram\" needs 'data.holdout_examples' to be at least 1; got 0",
+    ),
+    "histograms without privacy": (["red_team.histogram_epsilon=0"], r"'red_team.histogram_epsilon' must be .*; got 0"),
+    "an attack that is never fitted": (["red_team.refits=0"], r"'red_team.refits' must be at least 1; got 0"),
+    "shadow models of another kind": (
+        ["red_team.shadow_training=warm"],
+        r"'red_team.shadow_training' must be 'pooled' or 'federated'; got 'warm'",
+    ),
     "risk that nobody estimates": (
         ["red_team.every=0"],
         r"\[algorithm\]: IFCA-MIR chooses by risk, so the red team's 'every' must be at least 1; got 0",

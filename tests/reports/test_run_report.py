@@ -1,6 +1,7 @@
 """The report: what is on the page, for runs of any shape, and what it says of damaged ones."""
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -18,11 +19,12 @@ from run_of_any_shape import (
     summary_of,
     usual_page,
 )
+from shoal.attacks.red_team import Estimator
 from shoal.core.errors import InputError
 from shoal.reports.formats import DASH
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.page import run_page
-from shoal.reports.run.round_curves import accuracy_by_group
+from shoal.reports.run.round_curves import ESTIMATORS, accuracy_by_group
 from shoal.runs.report import report_of
 from shoal.simulation.summary import Summary, parse_summary
 
@@ -184,3 +186,7 @@ def test_damaged_file_is_an_error(tmp_path: Path, name: str, content: bytes) -> 
 def test_directory_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a finished run"):
         report_of(tmp_path / "nowhere")
+
+
+def test_every_estimator_has_words():
+    assert set(ESTIMATORS) == set(get_args(Estimator))

@@ -21,6 +21,7 @@ from shoal.attacks.fedmia import FedMIACosine, FedMIALoss
 from shoal.attacks.gradient_alignment import GradCosine, GradDifference
 from shoal.attacks.label_only import ImageChanges, NoiseChanges, augmentation_votes, boundary_distance
 from shoal.attacks.lira import LiRA, OfflineLiRA
+from shoal.attacks.loss_histograms import LossHistograms
 from shoal.attacks.membership import (
     FittedAttack,
     MembershipAttack,
@@ -36,7 +37,7 @@ from shoal.attacks.other_clusters import OtherClusters
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
 from shoal.attacks.recorded_risks import RecordedRisks
-from shoal.attacks.red_team import RedTeam
+from shoal.attacks.red_team import NEED_HOLDOUT, RedTeam
 from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
 from shoal.attacks.reference_threshold import reference_margins
 from shoal.attacks.rmia import RMIA, OfflineRMIA
@@ -56,6 +57,7 @@ UpdateAttacks = FedMIALoss | FedMIACosine | GradCosine | GradDifference
 """The server's membership attacks on the updates of single clients."""
 
 __all__ = [
+    "NEED_HOLDOUT",
     "RMIA",
     "ActivePropertyAttacker",
     "BaVarIA",
@@ -72,6 +74,7 @@ __all__ = [
     "Guesses",
     "ImageChanges",
     "LiRA",
+    "LossHistograms",
     "LossScore",
     "LossThreshold",
     "LossTrajectory",

@@ -1,8 +1,9 @@
 """The red team: the server attacks each model, and so estimates how exposed its members are.
 
 Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which does not say on which data the accuracy is computed.
-The server holds no members, so there are three estimators. For "federated", it sends the attack, with the reference
-models that it needs; each client scores its own examples on the model it chose, and only counts come back.
+The server holds no members, so there are four estimators. For "federated", it sends the attack, with the reference
+models that it needs; each client scores its own examples on the model it chose, and only counts come back. For
+"histogram", it sends nothing, and gets histograms of losses (`loss_histograms`).
 """
 
 from dataclasses import replace
@@ -13,17 +14,21 @@ import torch
 from torch import Tensor
 
 from shoal.attacks.audit import MembershipAudit, evaluate_models
+from shoal.attacks.loss_histograms import LossHistograms, require_holdout
 from shoal.attacks.membership import FittedAttack, MembershipAttack, Query, Records, ReferenceModels
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.core.settings import Count, Inline, settings
+from shoal.core.settings import Count, Inline, Positive, settings
 from shoal.data.federation import Federation
 from shoal.engine import Engine, LocalSGD, State
 from shoal.metrics import balanced_accuracy
 
-Estimator = Literal["shadow", "federated", "audit"]
+Estimator = Literal["shadow", "federated", "histogram", "audit"]
+
+NEED_HOLDOUT: tuple[Estimator, ...] = ("federated", "histogram")
+"""The estimators that need clients' hold-out examples."""
 
 
 @settings
@@ -33,15 +38,22 @@ class RedTeam:
     Args:
         every: rounds from one estimate to the next (IFCA-MIR: 5); 0: never.
         estimator: "shadow": on shadow models left out in turn; "federated": the clients count, on their training and
-            hold-out examples; "audit": on all training and test examples, which only a simulator knows.
+            hold-out examples; "histogram": by the best threshold on the loss, from the clients' histograms of their
+            losses on both, whatever the attack; "audit": on all training and test examples, which only a simulator
+            knows.
         attack: what each model is attacked with, also at the end of a run.
         shadow_models: the training of the shadow models that the attack needs.
+        histograms: what clients send for the "histogram" estimator.
+        refits: how many times the attack at the end of a run is fitted, each time on newly drawn and newly trained
+            shadow models. Exposure is by the mean over them; ``mia`` stays that of the first.
     """
 
     every: Count = 5
     estimator: Estimator = "shadow"
     attack: Annotated[MembershipAttack, Inline()] = ShadowModelAttack()
     shadow_models: Annotated[ShadowModels, Inline()] = ShadowModels()
+    histograms: Annotated[LossHistograms, Inline()] = LossHistograms()
+    refits: Positive = 1
 
     def __post_init__(self) -> None:
         # To fit an attack with reference models, one of them takes the place of the attacked model; the "shadow"
@@ -64,6 +76,9 @@ class RedTeam:
             records = self._records(state, federation, engine, local, stream)
             estimates = [self._cross_validated_accuracy(each, stream("attack", k)) for k, each in enumerate(records)]
             return torch.tensor(estimates, dtype=torch.float64)
+        if self.estimator == "histogram":
+            estimates = self.histograms.accuracies(state, federation, engine, stream("histograms"))
+            return _known(estimates, state)
         attacks, records = self.fit(state, federation, engine, local, stream)
         if self.estimator == "federated":
             estimates = [
@@ -75,8 +90,7 @@ class RedTeam:
             outputs = evaluate_models(state.models, members, federation, engine, records)
             audit = MembershipAudit.of(outputs, attacks, members, state.assignment, federation)
             estimates = [audit.of_cluster(k).accuracy for k in range(len(attacks))]
-        measured = torch.tensor(estimates, dtype=torch.float64)
-        return torch.where(measured.isnan(), state.risks, measured)
+        return _known(estimates, state)
 
     def fit(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
@@ -108,6 +122,12 @@ class RedTeam:
         return float(np.mean(accuracies))
 
 
+def _known(estimates: list[float], state: State) -> Tensor:
+    """Estimates (K,) float64, and the last ones in the place of NaN."""
+    measured = torch.tensor(estimates, dtype=torch.float64)
+    return torch.where(measured.isnan(), state.risks, measured)
+
+
 def _federated_accuracy(
     k: int,
     attack: FittedAttack,
@@ -117,10 +137,7 @@ def _federated_accuracy(
     engine: Engine,
 ) -> float:
     """Balanced accuracy from the counts of all clients of model k; NaN without training or hold-out examples."""
-    require(
-        len(federation.holdout.indices) > 0,
-        "the 'federated' estimator needs hold-out examples of the clients ('holdout_examples'); got none",
-    )
+    require_holdout(federation, "federated")
     rates = []
     clients = torch.nonzero(state.assignment == k).flatten()
     for shards, members in ((federation.clients, True), (federation.holdout, False)):

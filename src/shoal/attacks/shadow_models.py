@@ -1,6 +1,7 @@
 """Shadow models: models that the server trains on examples of its own, so that it knows their members.
 
-Source: Shokri et al. 2017, arXiv:1610.05820, section V-C; IFCA-MIR, Algorithm 2, lines 1 to 6.
+Source: Shokri et al. 2017, arXiv:1610.05820, section V-C; IFCA-MIR, Algorithm 2, lines 1 to 6, which trains each of
+them on one pool of examples. Shokri et al. ask for shadow models trained like the target: see `shadow_federations`.
 """
 
 import logging
@@ -13,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from shoal.attacks.membership import Records, ReferenceModels
+from shoal.attacks.shadow_federations import ShadowFederation, split_between_owners, train_shadow_federations
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, Positive, settings
@@ -25,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 @settings
 class ShadowModels:
-    """The training of shadow models. All of one evaluation are trained together, as clients of the engine.
+    """The training of shadow models. All of one estimate are trained together, as clients of the engine.
 
     Each shadow model of a cluster samples twice its size from the shadow set, without replacement; it is trained on one
     half, and the other half are its non-members.
@@ -35,14 +37,20 @@ class ShadowModels:
         size: examples that each is trained on; "cluster": as many as the cluster's clients have together (at least as
             many as an average client has), since the estimated risk could not depend on the cluster's size otherwise.
             At most half the shadow set either way.
-        epochs: passes over these examples; "round": as many as a client makes in a round.
-        warm_start: start from the federation's model; otherwise from random parameters.
+        epochs: passes over these examples, with "federated" training in each round; "round": as many as a client makes
+            in a round.
+        warm_start: start from the federation's model; otherwise from random parameters. Of "pooled" training.
+        training: "pooled": the shadow model is trained on all its examples for one round, as one client (IFCA-MIR);
+            "federated": they are split between as many owners as the cluster has clients, who train it from random
+            parameters by federated averaging for as many rounds as the run has done, all of them in each. That costs as
+            much as the rounds of the run so far, times the number of shadow models, for every estimate.
     """
 
     number: Annotated[Positive, Field(alias="shadow_models")] = 3
     size: Annotated[Positive | Literal["cluster"], Field(alias="shadow_size")] = "cluster"
     epochs: Annotated[Positive | Literal["round"], Field(alias="shadow_epochs")] = "round"
     warm_start: Flag = True
+    training: Annotated[Literal["pooled", "federated"], Field(alias="shadow_training")] = "pooled"
 
     def __post_init__(self) -> None:
         require(self.number > 1 or self.size != 1, "a single shadow model must train on at least 2 examples; got 1")
@@ -91,7 +99,7 @@ class ShadowModels:
     def _trained(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Train the ``K * number`` shadow models; only a few are in memory at a time.
+        """Train the ``K * number`` shadow models; with "pooled" training only a few are in memory at a time.
 
         Yields:
             The number of a shadow model among all, its parameters (P,), and the positions in the shadow set of the
@@ -106,10 +114,14 @@ class ShadowModels:
                 generator = stream("model", k, "shadow", r).generator()
                 samples.append(torch.randperm(len(shadow), generator=generator)[: 2 * size])
                 inside.append(samples[-1][:size])
+        owners = torch.arange(clusters * self.number)
+        if self.training == "federated":
+            ends = self._trained_federated(state, federation, engine, local, stream, inside)
+            yield from zip(owners.tolist(), ends, samples, strict=True)
+            return
         shards = Shards.from_indices(
             shadow.x, shadow.y, torch.cat(inside), torch.tensor([len(each) for each in inside])
         )
-        owners = torch.arange(clusters * self.number)
         if self.warm_start:
             starts, which = state.models, owners // self.number
         else:
@@ -124,6 +136,27 @@ class ShadowModels:
             for trained, ends in engine.train(starts, which[some], shards.take(some), randomness, training):
                 for owner, end in zip(some[trained].tolist(), ends, strict=True):
                     yield owner, end, samples[owner]
+
+    def _trained_federated(
+        self,
+        state: State,
+        federation: Federation,
+        engine: Engine,
+        local: tuple[LocalSGD, ...],
+        stream: Stream,
+        inside: list[Tensor],
+    ) -> Tensor:
+        """The shadow models (K * number, P), each trained by federated averaging on its examples ``inside``."""
+        sizes, federations = federation.clients.sizes, []
+        for s, examples in enumerate(inside):
+            k = s // self.number
+            of_cluster = sizes[state.assignment == k]
+            # An empty cluster is attacked as if one average client had joined it.
+            owners = split_between_owners(len(examples), of_cluster if len(of_cluster) else sizes[:1])
+            passes = local[k] if self.epochs == "round" else replace(local[k], epochs=self.epochs, steps=None)
+            start = engine.model.init(stream("start", s))
+            federations.append(ShadowFederation(start, examples, owners, passes))
+        return train_shadow_federations(federations, federation.shadow, state.round, engine, stream)
 
     def size_of(self, state: State, federation: Federation, k: int) -> int:
         """How many examples a shadow model of cluster k trains on: as many as the cluster's clients, where half the

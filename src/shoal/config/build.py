@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shoal.attacks import active_property_attacker
+from shoal.attacks import NEED_HOLDOUT, active_property_attacker
 from shoal.config.client_data import Reading, check_sizes, decided_data, draw_split, load_client_data, reading_of
 from shoal.config.kinds import load, name_of
 from shoal.config.schema import Config, DataSection
@@ -302,8 +302,8 @@ def _check_partition(config: Config, clusters: int, *, shadows: bool) -> None:
         f"models, so 'data.shadow_examples' must be at least 2; got {data.shadow_examples}",
     )
     require(
-        team.estimator != "federated" or data.holdout_examples > 0 or team.every == 0,
-        "'red_team.estimator' = \"federated\" needs 'data.holdout_examples' to be at least 1; got 0",
+        team.estimator not in NEED_HOLDOUT or data.holdout_examples > 0 or team.every == 0,
+        f"'red_team.estimator' = \"{team.estimator}\" needs 'data.holdout_examples' to be at least 1; got 0",
     )
     require(
         clusters <= data.clients,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from shoal.attacks import NEED_HOLDOUT
 from shoal.config.schema import Config, DataSection
 from shoal.config.tables import in_table
 from shoal.core.errors import InputError, require
@@ -93,8 +94,8 @@ def check_sizes(
         f"{spelled(split.shadow_fraction)} gives {len(indices.shadow)}",
     )
     require(
-        team.estimator != "federated" or len(torch.cat(indices.holdout)) > 0 or team.every == 0,
-        "'red_team.estimator' = \"federated\" needs 'data.holdout_fraction' to be above 0; got 0",
+        team.estimator not in NEED_HOLDOUT or len(torch.cat(indices.holdout)) > 0 or team.every == 0,
+        f"'red_team.estimator' = \"{team.estimator}\" needs 'data.holdout_fraction' to be above 0; got 0",
     )
     require(
         clusters <= clients,

@@ -147,7 +147,8 @@ class ClientSplit:
     Args:
         test_fraction: of each client's examples, for measuring; rounded, and at least one example. A group's test
             examples are those of its clients.
-        holdout_fraction: kept by the client for the ``federated`` estimator of risk; above 0 at least one example.
+        holdout_fraction: kept by the client for the estimators of risk ``federated`` and ``histogram``; above 0 at
+            least one example.
         shadow_fraction: given to the server as its shadow set; above 0 at least one example. A federation in use would
             need such examples from elsewhere.
 

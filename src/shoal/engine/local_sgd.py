@@ -71,6 +71,7 @@ class LocalSGD:
         optimizer: any optimizer of `torch.optim` instead of SGD, by a general and slower path; left out: SGD.
         gradient_privacy: makes the steps differentially private (a defence sets it); None: nothing does.
         dropout: rate of the network's `SeededDropout` layers (a defence sets it); None: their own.
+        round_decay: the factor by which the learning rate came down in each round before this one (`at` sets it).
 
     Raises:
         InputError: a value outside its range, both ``epochs`` and ``steps``, or momentum beside an optimizer.
@@ -90,6 +91,10 @@ class LocalSGD:
     optimizer: TorchOptimizer | None = None
     gradient_privacy: Annotated[GradientPrivacy | None, Internal()] = field(default=None, kw_only=True)
     dropout: Annotated[float | None, Internal(), Field(ge=0, lt=1)] = field(default=None, kw_only=True)
+    # No part of what a client does in this round, so two that differ in it alone are equal.
+    round_decay: Annotated[float, Internal(), Field(gt=0, le=1)] = field(
+        default=1.0, kw_only=True, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         require(
@@ -115,7 +120,16 @@ class LocalSGD:
         >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at(3).learning_rate
         0.05
         """
-        return replace(self, learning_rate=self.learning_rate * self.decay ** (round_number - 1), decay=1.0)
+        rate = self.learning_rate * self.decay ** (round_number - 1)
+        return replace(self, learning_rate=rate, decay=1.0, round_decay=self.decay)
+
+    def before(self, rounds: int) -> "LocalSGD":
+        """Of what `at` gave: the same at the learning rate of so many rounds earlier.
+
+        >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at(3).before(2).learning_rate
+        0.2
+        """
+        return replace(self, learning_rate=self.learning_rate / self.round_decay**rounds)
 
     def batch(self, size: int) -> int:
         """Examples in a full batch of an owner of ``size`` examples."""

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.attacks import MembershipAttack, MembershipAudit
+from shoal.attacks import MembershipAttack
 from shoal.data import Federation
+from shoal.simulation.refits import Refits
 
 CONFIDENCE = 0.95
 """Of a client's interval. It is of the largest of several attacks' accuracies, so each attack's interval is of
@@ -19,16 +20,17 @@ def title_of(attack: MembershipAttack) -> str:
 
 
 def exposure_of_clients(
-    audits: Mapping[str, MembershipAudit], trainers: NDArray[np.bool_], federation: Federation
+    audits: Mapping[str, Refits], trainers: NDArray[np.bool_], federation: Federation
 ) -> dict[str, NDArray]:
     """Columns of `clients.csv`, (N,) each.
 
-    ``exposure``: the largest balanced accuracy of an attack on a model that the client trained, so that who leaves an
-    exposed model late is not called safe; NaN for a client that never trained. ``exposure_low``: the lower end of its
-    interval. ``attack``: which attack. ``exceeded``: whether ``exposure_low`` is above the client's threshold.
+    ``exposure``: the largest balanced accuracy of an attack, each averaged over its fits, on a model that the client
+    trained, so that who leaves an exposed model late is not called safe; NaN for a client that never trained.
+    ``exposure_low``: the lower end of its interval. ``attack``: which attack. ``exceeded``: whether ``exposure_low`` is
+    above the client's threshold.
 
     Args:
-        audits: of the same models, by the attacks' names.
+        audits: of the same models, by the attacks' names; each attack's fits.
         trainers: (N, S) bool, who trained which model.
         federation: that was audited.
     """

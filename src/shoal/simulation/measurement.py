@@ -10,25 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import (
-    FittedAttack,
-    Gap,
-    LossThreshold,
-    MembershipAudit,
-    ModelOutputs,
-    RedTeam,
-    evaluate_models,
-    one_group_mix,
-)
+from shoal.attacks import MembershipAudit, ModelOutputs, RedTeam, one_group_mix
 from shoal.core.randomness import Stream
 from shoal.data import Canaries, Federation
 from shoal.defenses import accounting
-from shoal.engine import Deployed, LocalSGD, State, Training
+from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.models import Metric, accuracy
 from shoal.simulation import canary_metrics, membership_metrics, property_metrics
-from shoal.simulation.exposure import exposure_of_clients, title_of
-from shoal.simulation.membership import Membership, is_personal
+from shoal.simulation.exposure import exposure_of_clients
+from shoal.simulation.final_attacks import attack_final_models
+from shoal.simulation.membership import Membership
+from shoal.simulation.refits import refit_metrics
 from shoal.simulation.result import Outcome
 from shoal.simulation.summary import Metrics, Summary
 
@@ -102,56 +95,33 @@ def measure(
     """
     federation, engine = training.federation, training.engine
     deployed, losses = training.deployed(state)
-    local = training.local_of_clusters(state)
-    attacks, records = red_team.fit(state, federation, engine, local, stream("attack"))
-    number = torch.arange(len(deployed.models))
-    personal = is_personal(deployed)
-    # A personal model is attacked by what was fitted on the model of its client's cluster.
-    cluster = (deployed.assignment if personal else number).tolist()
-    of_clusters = Membership.of_clusters(state, member_rounds)
-    of_deployed = Membership.of_deployed(state, deployed, member_rounds)
-    users = deployed.model[:, None] == number
-    outputs = evaluate_models(
-        deployed.models, of_deployed.trainers | users, federation, engine, [records[k] for k in cluster]
-    )
-    metric = engine.model.metric_for(federation.classes)
-    final = _Final(federation, len(state.models), deployed, losses, outputs, metric)
-
-    def audited(fitted: Sequence[FittedAttack]) -> MembershipAudit:
-        of_each = [fitted[k] for k in cluster]
-        return MembershipAudit.of(outputs, of_each, of_deployed.trainers, of_deployed.latest, federation)
-
-    audits = {title_of(red_team.attack): audited(attacks)}
-    audit = next(iter(audits.values()))
-    by_loss = None
-    if all(len(each) for each in records):
-        by_loss = audited([LossThreshold().fit(each, stream("loss threshold", k)) for k, each in enumerate(records)])
-        audits.setdefault(LossThreshold.title, by_loss)
+    attacked = attack_final_models(state, deployed, training, red_team, stream, member_rounds)
+    outputs, audit = attacked.outputs, attacked.configured.audits[0]
+    by_loss = None if attacked.by_loss is None else attacked.by_loss.audits[0]
     if federation.classes is None:
         _warn_of_one_answer(audit, federation)
-    else:
-        audits.setdefault(Gap.title, audited([Gap().fit(each, stream("gap")) for each in records]))
-    shared = audit
-    if personal:
-        of_shared = evaluate_models(state.models, of_clusters.trainers, federation, engine, records)
-        shared = MembershipAudit.of(of_shared, attacks, of_clusters.trainers, of_clusters.latest, federation)
-    clients = _clients(final, audit).assign(**exposure_of_clients(audits, of_deployed.trainers.numpy(), federation))
+    metric = engine.model.metric_for(federation.classes)
+    final = _Final(federation, len(state.models), deployed, losses, outputs, metric)
+    members = Membership.of_deployed(state, deployed, member_rounds)
+    exposure = exposure_of_clients(attacked.by_attack, members.trainers.numpy(), federation)
+    clients = _clients(final, audit).assign(**exposure)
     if federation.names is not None:
         clients = clients.assign(name=list(federation.names))
     summary = (
         _of_clients(final, clients)
         | _of_classes(final)
         | membership_metrics.of_groups(audit, by_loss, federation)
-        | membership_metrics.of_clusters(shared, state.risks)
-        | _of_shadow_models(red_team, state, federation, used=all(len(each) for each in records))
+        | membership_metrics.of_clusters(attacked.shared.audits[0], state.risks)
+        | refit_metrics(attacked.configured, attacked.shared, federation)
+        | _of_shadow_models(red_team, state, federation, used=attacked.used_shadow_models)
     )
     if federation.property_schedule is not None:
         main = property_metrics.main_task_metrics(outputs.test, final.model, federation)
         summary |= Summary(overall=main)
-    summary |= _of_privacy(training, state, local[0], first_round, clients)
+    summary |= _of_privacy(training, state, first_round, clients)
     table = None
     if canaries is not None and len(canaries):
-        table = canary_metrics.table_of_canaries(canaries, federation, deployed.models, of_deployed.latest, engine)
+        table = canary_metrics.table_of_canaries(canaries, federation, deployed.models, members.latest, engine)
         summary |= canary_metrics.canary_summary(table, summary.overall.get("delta", canary_metrics.DELTA))
         clients = clients.assign(**canary_metrics.canaries_of_clients(table, federation))
     rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
@@ -159,8 +129,9 @@ def measure(
     return Outcome(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state, canaries=table)
 
 
-def _of_privacy(training: Training, state: State, local: LocalSGD, first_round: int, clients: pd.DataFrame) -> Summary:
+def _of_privacy(training: Training, state: State, first_round: int, clients: pd.DataFrame) -> Summary:
     """What differential privacy guarantees where local steps are private; adds the column "epsilon" to ``clients``."""
+    local = training.local_of_clusters(state)[0]
     rule = accounting.private_rule(local)
     if rule is None:
         return Summary()

@@ -26,6 +26,7 @@ FEW = 3
 ESTIMATORS = {
     "shadow": "taken on shadow models, since the server holds no members",
     "federated": "counted by the clients on their own images",
+    "histogram": "taken from the clients' histograms of their losses",
     "audit": "taken on the members themselves, which only a simulator knows",
 }
 """The red team's estimators of risk, in words."""

@@ -1,0 +1,150 @@
+"""Risk from clients' histograms of their losses, without shadow models.
+
+Every client sends two histograms of the loss of the model that it trains: of its training examples, which are members,
+and of its hold-out examples. The server adds them up, takes the threshold on the loss that tells the two apart best on
+half of the clients, and judges it on the other half (cross-fitting), so that the threshold is not judged on what it was
+chosen by. Source of the attack: Yeom et al. 2018, arXiv:1709.01604, Adversary 1, with another threshold; of the noise:
+Ghosh, Roughgarden, Sundararajan 2009, arXiv:0811.2841 (the geometric mechanism).
+
+What the server learns of a client is its histograms: how many training and hold-out examples it has, and how well the
+model fits them. With noise it learns that with differential privacy, epsilon an estimate for one example more or less;
+estimates add up. That covers the histograms alone, not the updates that the client sends.
+"""
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from shoal.attacks.membership import losses
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import PositiveFloat, settings
+from shoal.data.federation import Federation
+from shoal.data.shards import Shards
+from shoal.engine import Engine, State
+
+EDGES: NDArray[np.float64] = np.geomspace(1e-4, 20.0, 33)
+"""Of 32 bins of the loss, in nats; one more bin on each side takes what is smaller and larger."""
+
+Counts = NDArray[np.float64]
+
+
+@settings
+class LossHistograms:
+    """The histograms that clients send for the "histogram" estimator.
+
+    Args:
+        epsilon: of the noise that each client adds to each bin, discrete Laplace noise P(x) ~ exp(-epsilon |x|), anew
+            for each estimate; left out: no noise.
+    """
+
+    epsilon: Annotated[PositiveFloat | None, Field(alias="histogram_epsilon")] = None
+
+    def accuracies(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> list[float]:
+        """The balanced accuracy of the cross-fitted loss threshold on each of K models, in [0, 1].
+
+        An estimate below 0.5 is one, of a threshold that does not carry over to other clients. NaN for a model of which
+        there are no histograms to judge by, and for one that a single client trains while there is no other model.
+
+        Raises:
+            InputError: no client has hold-out examples.
+        """
+        require_holdout(federation, "histogram")
+        counts = self.received(state, federation, engine, stream("noise"))
+        return [
+            cross_fitted_accuracy(
+                counts[state.assignment.numpy() == k],
+                _halves(federation.ids[state.assignment == k], stream("halves", k)),
+                elsewhere=counts[((state.assignment >= 0) & (state.assignment != k)).numpy()].sum(axis=0),
+            )
+            for k in range(len(state.models))
+        ]
+
+    def received(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> Counts:
+        """What the server receives: (N, 2, B) histograms of each client's members and hold-outs.
+
+        A client that has not yet trained a model sends nothing, which is zeros.
+        """
+        counts = np.zeros((len(federation), 2, len(EDGES) + 1))
+        for k, model in enumerate(state.models):
+            clients = torch.nonzero(state.assignment == k).flatten()
+            for kind, shards in enumerate((federation.clients, federation.holdout)):
+                counts[clients.numpy(), kind] = _histograms(model, shards.take(clients), engine)
+        if self.epsilon is not None:
+            some = torch.nonzero(state.assignment >= 0).flatten()
+            for i, seed in zip(some.tolist(), stream.seeds(federation.ids[some]).tolist(), strict=True):
+                counts[i] += discrete_laplace(self.epsilon, counts[i].shape, np.random.default_rng(seed))
+        return counts
+
+
+def require_holdout(federation: Federation, estimator: str) -> None:
+    """Raise `InputError` unless some client has hold-out examples."""
+    require(
+        len(federation.holdout.indices) > 0,
+        f"the '{estimator}' estimator needs hold-out examples of the clients ('holdout_examples'); got none",
+    )
+
+
+def cross_fitted_accuracy(counts: Counts, half: NDArray[np.int64], elsewhere: Counts) -> float:
+    """The balanced accuracy of a threshold that each half of the clients takes from the other; NaN without one.
+
+    Args:
+        counts: (n, 2, B), of n clients.
+        half: (n,) 0 or 1.
+        elsewhere: (2, B), of other models' clients, where the other half has no members or no hold-outs.
+    """
+    right, total = np.zeros(2), np.zeros(2)
+    for judged in (0, 1):
+        own = counts[half == judged].sum(axis=0)
+        others = counts[half != judged].sum(axis=0)
+        if not own.any():
+            continue
+        usable = [each for each in (others, elsewhere) if (each.sum(axis=1) > 0).all()]
+        if not usable:
+            return float("nan")
+        cut = best_cut(usable[0])
+        right += own[0, :cut].sum(), own[1, cut:].sum()
+        total += own.sum(axis=1)
+    # Noise can leave a total without examples, and rates outside [0, 1].
+    return float(np.clip((right / total).mean(), 0, 1)) if (total > 0).all() else float("nan")
+
+
+def best_cut(counts: Counts) -> int:
+    """How many of the lowest bins are called members so that members and hold-outs (2, B) are told apart best.
+
+    The lowest of equally good ones.
+
+    >>> best_cut(np.array([[3.0, 1.0, 0.0], [0.0, 1.0, 2.0]]))
+    1
+    """
+    called = np.concatenate([np.zeros((2, 1)), counts.cumsum(axis=1)], axis=1)
+    members, holdouts = called[:, -1]
+    # The difference of the rates, times both totals: whole numbers, so that equally good cuts are equal.
+    return int(np.argmax(called[0] * holdouts - called[1] * members))
+
+
+def discrete_laplace(epsilon: float, shape: tuple[int, ...], generator: np.random.Generator) -> Counts:
+    """Whole numbers with P(x) in proportion to exp(-epsilon |x|), as the difference of two geometric ones."""
+    success = -np.expm1(-epsilon)
+    first, second = (generator.geometric(success, shape).astype(np.float64) for _ in range(2))
+    return first - second
+
+
+def _histograms(model: Tensor, shards: Shards, engine: Engine) -> Counts:
+    """(n, B) how many of each owner's examples have a loss in each bin."""
+    counts = np.zeros((len(shards), len(EDGES) + 1))
+    if len(shards.indices):
+        rows = shards.indices.to(shards.y.device)
+        loss = losses(engine.outputs_at(model, shards.x, rows).cpu(), shards.y[rows].cpu(), engine.model.loss)
+        np.add.at(counts, (shards.owners().numpy(), np.searchsorted(EDGES, loss, side="right")), 1)
+    return counts
+
+
+def _halves(ids: Tensor, stream: Stream) -> NDArray[np.int64]:
+    """(n,) 0 or 1, for each client at random, as many of one as of the other; whatever the order of clients."""
+    rank = stream.seeds(ids).argsort().argsort()
+    return (rank % 2).numpy()

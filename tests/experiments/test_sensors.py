@@ -1,0 +1,102 @@
+"""The comparison of sensors: its formulas on cases whose answer is known, and a small run that is taken up again."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from shoal.core.errors import InputError
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "sensors"
+SMALL = [
+    'data.source="digits"', "data.clients=6", "data.examples_per_client=10", "data.holdout_examples=6",
+    "data.shadow_examples=60", "data.test_examples=60", "model.hidden=8", "algorithm.rounds=2", "red_team.every=1",
+    'red_team.attack="loss-threshold"', "red_team.shadow_models=2", "local.batch_size=5", "local.epochs=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("compare", FOLDER / "compare.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows_of(**sensors):
+    """Two seeds, two rounds, two models, whose true risks are 0.5 to 0.57."""
+    rows = []
+    for i in range(8):
+        place = {"run": "a", "seed": i // 4, "round": 5 + i // 2 % 2, "cluster": i % 2}
+        for name, risk in sensors.items():
+            rows.append(place | {"sensor": name, "risk": risk(0.5 + 0.01 * i, i), "seconds": 2.0 + i % 2})
+    return pd.DataFrame(rows)
+
+
+def test_a_sensor_is_judged_by_error_by_rank_and_by_which_model_is_safer(script):
+    rows = rows_of(
+        audit=lambda truth, _: truth, high=lambda truth, _: truth + 0.1, mirrored=lambda truth, _: 1 - truth,
+        constant=lambda *_: 0.5, some=lambda truth, i: truth if i < 6 else np.nan,
+    )  # fmt: skip
+    lines = script.judged(rows, "audit").set_index("sensor")
+    assert lines.loc["audit", ["error", "bias", "rank_correlation", "safer_right"]].tolist() == [0, 0, 1, 1]
+    assert lines.loc["high", ["error", "bias"]].tolist() == pytest.approx([0.1, 0.1])
+    assert lines.loc["high", ["rank_correlation", "safer_right"]].tolist() == [1, 1]
+    assert lines.loc["mirrored", ["rank_correlation", "safer_right"]].tolist() == [-1, 0]
+    assert np.isnan(lines.loc["constant", "rank_correlation"])
+    assert lines.loc["constant", "safer_right"] == 0.5, "a tie is a guess"
+    assert lines["models"].to_dict() == {"audit": 8, "high": 8, "mirrored": 8, "constant": 8, "some": 6}
+    assert lines.loc["some", "error"] == 0
+    assert lines.loc["high", "seconds"] == 2.5
+
+
+def test_ranks_are_within_a_round(script):
+    """A sensor that knows the round alone, by which all risks rise, knows nothing of the models."""
+    rows = rows_of(audit=lambda truth, i: truth + i // 2 % 2, late=lambda _, i: i // 2 % 2 + 0.001 * (-1) ** i)
+    late = script.judged(rows, "audit").set_index("sensor").loc["late"]
+    assert late["rank_correlation"] < 0
+    assert late["safer_right"] == 0
+
+
+def test_the_strongest_audit_is_another_truth(script):
+    rows = rows_of(**{"audit": lambda truth, _: truth, "audit, other": lambda truth, _: truth + 0.02})
+    lines = script.judged(rows, "strongest").set_index("sensor")
+    assert lines["bias"].to_dict() == pytest.approx({"audit": -0.02, "audit, other": 0.0})
+
+
+def test_clients_give_their_first_hold_outs_only(script, build):
+    federation = build()
+    few = script.with_holdouts(federation, 1)
+    assert few.holdout.sizes.tolist() == [1] * 6
+    assert few.holdout.indices.tolist() == [int(federation.holdout.owned(i)[0]) for i in range(6)]
+    assert torch.equal(script.with_holdouts(federation, 25).holdout.indices, federation.holdout.indices)
+
+
+def test_a_comparison_is_taken_up_where_it_stopped(script, tmp_path, monkeypatch):
+    ran, run = [], script.run
+    monkeypatch.setattr(script, "run", lambda config: (ran.append(config.seed), run(config))[1])
+    script.compare(tmp_path, [0], SMALL)
+    lines = script.compare(tmp_path, [0, 1], SMALL)
+    assert ran == [0, 1]
+    rows = pd.read_csv(tmp_path / "estimates.csv")
+    assert set(rows["round"]) == {1, 2}
+    assert rows["seed"].nunique() == 2
+    per_model = rows.groupby(["seed", "round", "cluster"])["sensor"].nunique()
+    assert (per_model == 11).all(), "every sensor judges every model"
+    assert rows["risk"].between(0, 1).all()
+    assert set(lines["truth"]) == {"audit", "strongest"}
+    assert (lines.loc[(lines["truth"] == "audit") & (lines["sensor"] == "audit"), "error"] == 0).all()
+    # With another setting beside them, no run is taken for another.
+    script.compare(tmp_path, [0], [*SMALL, "local.learning_rate=0.05"])
+    assert ran == [0, 1, 0]
+    assert len(list((tmp_path / "runs").glob("*.csv"))) == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "estimates.csv", "sensors.csv", "sensors.md"}
+
+
+def test_a_wrong_setting_is_one_sentence_and_nothing_is_left(script, tmp_path):
+    with pytest.raises(InputError, match="did you mean 'hidden'"):
+        script.compare(tmp_path, [0], ["model.hiden=3"])
+    assert not list((tmp_path / "runs").iterdir())
