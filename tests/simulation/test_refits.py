@@ -1,7 +1,7 @@
 """The attack at the end of a run, fitted several times: what is averaged, what is drawn anew, and what stays."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -38,7 +38,9 @@ class Audit:
 
     def of_cluster(self, k, *, confidence=0.95):
         accuracy, half = self.of_models[k], 1 - confidence
-        return MembershipMetrics(accuracy, accuracy - half, accuracy + half, accuracy, 0.1, 0.1, 10, 20)
+        rates = dict.fromkeys((each.name for each in fields(MembershipMetrics)), 0.1)
+        own = {"accuracy": accuracy, "low": accuracy - half, "high": accuracy + half, "auc": accuracy}
+        return MembershipMetrics(**{**rates, **own, "members": 10, "non_members": 20})
 
     def of_group(self, g, mix):
         assert mix[g] == 1

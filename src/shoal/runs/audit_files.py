@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.core.representation import one_line
-from shoal.reports.audit.page import audit_page
 from shoal.runs.score_file import write_scores
 from shoal.simulation.audit import Audit, AuditRecords
 
@@ -71,6 +70,9 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
     Raises:
         InputError: ``out`` cannot be written.
     """
+    # Here, so that what writes no page does not load matplotlib and jinja2.
+    from shoal.reports.audit.page import audit_page  # noqa: PLC0415
+
     flat = {**audit.flat(), **about.stated, **about.seconds}
     page = audit_page(audit, title=about.title, stated=about.stated, pictures=about.pictures, kind_of_data=about.kind)
     try:
