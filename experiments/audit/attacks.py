@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import differences, spread, table
 
 REFERENCES = (1, 4, 16)
-"""Numbers of reference federations that are compared."""
+"""Numbers of reference federations that are compared, where as many are trained."""
 
 WITHOUT = ("gap", "posterior", "loss-threshold", "loss", "other-clusters")
 """Attacks that need no reference federation, in the order of the table; `loss` has its threshold from them, though."""
@@ -39,8 +39,8 @@ FIGURES = ("accuracy", "auc", "tpr_at_fpr_0.01")
 TITLES = ("balanced accuracy", "AUC", "TPR at 1 % FPR")
 
 
-def audited(sweep: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The attacks on every run of a sweep, and its violations by each attack."""
+def audited(sweep: Path, most: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The attacks on every run of a sweep with at most ``most`` references, and its violations by each attack."""
     asked = read_sweep(sweep / "sweep.toml")
     runs = read_results(sweep, asked.axes)
     attacks, violations = [], []
@@ -48,13 +48,13 @@ def audited(sweep: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
         out = sweep / "runs" / str(run["run"])
         place = {"algorithm": run["algorithm"], "seed": run["seed"]}
         began = time.perf_counter()
-        full = audit_run(out, references=max(REFERENCES))
-        cost = full.flat["seconds.references"] / full.flat["seconds.train"] / max(REFERENCES)
+        full = audit_run(out, references=most)
+        cost = full.flat["seconds.references"] / full.flat["seconds.train"] / most
         records = read_scores(out / "scores.csv")
-        for count in REFERENCES:
+        for count in sorted({*(each for each in REFERENCES if each < most), most}):
             some = replace(records, scores=records.scores.only(range(count)))
             rows = full.audit.attacks
-            if count < max(REFERENCES):
+            if count < most:
                 rows = audit_records(some, Stream(0)("thresholds")).attacks
             rows = rows[rows["scope"].isin(["all", "group"])]
             attacks.append(rows.assign(references=count, cost=cost, **place))
@@ -82,7 +82,8 @@ def compared(attacks: pd.DataFrame, group: str) -> str:
     for algorithm, of_algorithm in attacks[attacks["name"] == group].groupby("algorithm", sort=False):
         rows = []
         for name, mine in of_algorithm.groupby("attack", sort=False):
-            for count in REFERENCES if name not in WITHOUT else (max(REFERENCES),):
+            counts = sorted(mine["references"].unique())
+            for count in counts if name not in WITHOUT else counts[-1:]:
                 here = mine[mine["references"] == count]
                 if len(here) == 0:
                     continue
@@ -99,7 +100,7 @@ def compared(attacks: pd.DataFrame, group: str) -> str:
 def stronger(attacks: pd.DataFrame, group: str) -> str:
     """The strongest attack with most references against today's posterior attack, paired by seed."""
     rows = []
-    most = attacks[(attacks["references"] == max(REFERENCES)) & (attacks["name"] == group)]
+    most = attacks[(attacks["references"] == attacks["references"].max()) & (attacks["name"] == group)]
     for algorithm, mine in most.groupby("algorithm", sort=False):
         for figure, title in zip(FIGURES, TITLES, strict=True):
             by = mine.pivot_table(index="seed", columns="attack", values=figure)
@@ -128,8 +129,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path, help="the directory of a finished sweep")
     parser.add_argument("out", type=Path, help="where the tables are written")
+    parser.add_argument("--references", type=int, default=max(REFERENCES), help="reference federations of each run")
     arguments = parser.parse_args()
-    attacks, violations = audited(arguments.sweep)
+    attacks, violations = audited(arguments.sweep, arguments.references)
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_text(arguments.out / "attacks.csv", attacks.to_csv(index=False))
     write_text(arguments.out / "violations.csv", violations.to_csv(index=False))

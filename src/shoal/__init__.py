@@ -9,11 +9,14 @@ from shoal.attacks import (
     Gap,
     LossHistograms,
     LossThreshold,
+    Population,
     PropertyAttack,
     RedTeam,
+    ReferenceScores,
     ShadowModelAttack,
     ShadowModels,
     active_property_attacker,
+    logit_confidence,
 )
 from shoal.config.schema import Config, read_config
 from shoal.core.errors import InputError, ShoalError
@@ -38,15 +41,19 @@ from shoal.data import (
 from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
 from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
 from shoal.models import Model, Shape, TextShape, VectorShape, create_model, squared_error
+from shoal.runs.audit import audit_run, audit_scores, audit_trace
 from shoal.runs.result import Result, load
 from shoal.runs.run import run
 from shoal.runs.simulate import simulate
+from shoal.simulation.audit import Audit, AuditRecords, audit_records
 
 __all__ = [
     "DPSGD",
     "IFCA",
     "IFCAMIR",
     "L2",
+    "Audit",
+    "AuditRecords",
     "Columns",
     "Config",
     "Defense",
@@ -69,12 +76,14 @@ __all__ = [
     "Model",
     "NormClipping",
     "Partition",
+    "Population",
     "Preferences",
     "PropertyAttack",
     "PropertyPartition",
     "PropertySchedule",
     "RedTeam",
     "Redraw",
+    "ReferenceScores",
     "Result",
     "Scaffold",
     "ShadowModelAttack",
@@ -88,10 +97,15 @@ __all__ = [
     "Training",
     "VectorShape",
     "active_property_attacker",
+    "audit_records",
+    "audit_run",
+    "audit_scores",
+    "audit_trace",
     "create_model",
     "draw_preferences",
     "load",
     "load_dataset",
+    "logit_confidence",
     "partition_by_property",
     "partition_dataset",
     "read_config",

@@ -9,11 +9,14 @@ import pytest
 
 from shoal.attacks import ReferenceScores
 from shoal.cli.app import main
+from shoal.config.build import build
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.runs.audit import audit_run, audit_scores, audit_trace
+from shoal.runs.result import load
 from shoal.runs.run import run
 from shoal.runs.score_file import read_scores
+from shoal.runs.simulate import simulate
 from shoal.simulation.audit import AuditRecords, audit_records
 from shoal.simulation.reference_federations import AttackedRun
 
@@ -307,3 +310,27 @@ def test_a_run_without_recorded_updates_is_no_trace(finished, tmp_path, capsys):
     assert "is no trace" in said
     assert said.count("\n") == 1
     assert not (tmp_path / "audit").exists()
+
+
+def test_a_result_is_audited_as_the_run_of_its_directory_is(toy_config, tmp_path):
+    config = toy_config(algorithm__name="ifca", algorithm__participation=0.7)
+    from_file = audit_run(run(config, tmp_path / "run"), references=3)
+    _, simulation = build(config)
+    result = simulate(
+        simulation.federation,
+        simulation.setup.model,
+        simulation.algorithm,
+        simulation.setup.local,
+        rounds=simulation.rounds,
+        seed=simulation.seed,
+        participation=simulation.participation,
+        red_team=simulation.red_team,
+        member_rounds=simulation.member_rounds,
+    )
+    audit = result.audit(tmp_path / "audit", references=3)
+    assert {path.name for path in (tmp_path / "audit").iterdir()} == FILES
+    assert audit.flat() == from_file.audit.flat()
+    with pytest.raises(InputError, match="was read from a directory"):
+        load(result.save(tmp_path / "saved")).audit(tmp_path / "again")
+    with pytest.raises(InputError, match="was made from Python"):
+        audit_run(tmp_path / "saved")

@@ -125,6 +125,13 @@ class Engine:
     ) -> None:
         self.close()
 
+    def reopened(self) -> "Engine":
+        """A new engine with these settings, also of one that is closed."""
+        precision: Precision = "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        return Engine(
+            self.model, device=self.device, threads=self.threads, precision=precision, backend=self._requested
+        )
+
     def close(self) -> None:
         """End the worker threads and give PyTorch its settings back; work not yet begun is dropped."""
         self._pool.close()

@@ -1,6 +1,6 @@
 """`shoal audit`: of a run, with reference federations trained for it; of a score file; or of clients' updates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,20 +16,20 @@ from shoal.config.validation import read_toml
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.engine import Engine, State
+from shoal.engine import Engine
 from shoal.runs.audit_files import AboutAudited, AuditFiles, write_audit
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import logged
 from shoal.runs.files import read_summary
 from shoal.runs.lock import locked
 from shoal.runs.reference_scores import AuditWatch, StoredScores, reference_scores
+from shoal.runs.result import Result
 from shoal.runs.score_file import read_scores
 from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
 from shoal.simulation.audit import OUTSIDER, AttackScores, Audit, AuditRecords, audit_records
 from shoal.simulation.reference_federations import AttackedRun, FederationScores, join_scores
-from shoal.simulation.round_metrics import Row
 from shoal.simulation.server_audit import audit_server, with_server
-from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
+from shoal.simulation.simulation import SimulationState, move_to_engine
 
 MOST_EXPOSED = 20
 """Records that the page shows as pictures."""
@@ -87,34 +87,30 @@ def audit_run(
         return _audited(attacked, scores, recorded, engine, Path(out or run), about)
 
 
-def audit_simulation(
-    simulation: Simulation,
-    engine: Engine,
-    state: State,
-    rows: Sequence[Row],
-    *,
-    title: str,
-    stated: Mapping[str, float],
-    references: int = 16,
-    out: str | Path,
-    watch: AuditWatch | None = None,
+def audit_result(
+    result: Result, out: str | Path, *, references: int = 16, watch: AuditWatch | None = None
 ) -> AuditFiles:
-    """Audit a simulation of this process, as `audit_run` does with one of a file; see `shoal.Result.audit`.
-
-    Args:
-        simulation: that has ended.
-        engine: with its network.
-        state: after its last round.
-        rows: of `rounds.csv`.
-        title: of the page.
-        stated: "epsilon" and "delta", where it states them.
-        references, watch: as in `audit_run`.
-        out: where the audit's files, and the reference federations' scores, are written.
-    """
-    out = Path(out)
-    attacked = AttackedRun.of(move_to_engine(simulation, engine), state, rows)
-    scores = reference_scores(attacked, references, engine, folder=out / "references", watch=watch)
-    return _audited(attacked, scores, None, engine, out, AboutAudited(title, stated))
+    """See `shoal.Result.audit`."""
+    simulation, state = result.simulation, result.state
+    require(
+        simulation is not None,
+        "the result was read from a directory, which does not have the examples of every run; give the directory of a "
+        "configuration's run to shoal.audit_run",
+    )
+    assert simulation is not None
+    assert state is not None
+    assert result.engine is not None
+    trained = state.trained.max(dim=1)
+    # What each client trained last; the result's own assignment is what clients chose after the last round.
+    state = replace(state, assignment=torch.where(trained.values > 0, trained.indices, -1))
+    out, run = Path(out), result.summary.run
+    stated = {key: value for key, value in result.summary.overall.items() if key in {"epsilon", "delta"}}
+    about = AboutAudited(f"{algorithm_title(str(run['algorithm']))}, seed {run['seed']}", stated)
+    rows = [{str(name): value for name, value in row.items()} for row in result.rounds.to_dict("records")]
+    with result.engine.reopened() as engine:
+        attacked = AttackedRun.of(move_to_engine(simulation, engine), state, rows)
+        scores = reference_scores(attacked, references, engine, folder=out / "references", watch=watch)
+        return _audited(attacked, scores, None, engine, out, about)
 
 
 def _audited(

@@ -16,7 +16,7 @@ from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, require
 from shoal.core.representation import shortened
 from shoal.data import Federation
-from shoal.engine import State
+from shoal.engine import Engine, State
 from shoal.reports.run.description import RunDescription
 from shoal.runs.files import read_models, read_samples, read_summary, read_table
 from shoal.runs.record import read_description
@@ -28,6 +28,9 @@ from shoal.simulation.summary import Summary, flatten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from shoal.runs.reference_scores import AuditWatch
+    from shoal.simulation.audit import Audit
 
 SAMPLES = 8
 """Images of each group in the report."""
@@ -49,6 +52,8 @@ class Result:
             directory, which has no tensors of the algorithm.
         updates: one row per aggregated update, as in `property.csv`; None without a property attack.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
+        simulation: that it came out of, with its examples; None where it was read from a directory.
+        engine: that computed it, perhaps closed; None like ``simulation``.
     """
 
     summary: Summary
@@ -61,6 +66,8 @@ class Result:
     state: State | None = None
     updates: pd.DataFrame | None = None
     canaries: pd.DataFrame | None = None
+    simulation: Simulation | None = None
+    engine: Engine | None = None
 
     def __repr__(self) -> str:
         known = {**self.summary.run, **self.summary.overall}
@@ -107,6 +114,22 @@ class Result:
             raise InputError(f"{path}: cannot be written: {error.strerror}; give the path of a file") from error
         return path
 
+    def audit(self, out: str | Path, *, references: int = 16, watch: "AuditWatch | None" = None) -> "Audit":
+        """Attack the members with every attack, as `shoal audit` does; writes its files into the directory ``out``.
+
+        Args:
+            out: made where it is missing. The scores of reference federations are kept there, so that an audit goes on
+                where it was interrupted.
+            references: federations that are trained again, each with other examples in the place of half of its own.
+            watch: called before the first and after each of them, with the number that are done and of all.
+
+        Raises:
+            InputError: the result was read from a directory, had a property attack, or ``out`` cannot be written.
+        """
+        from shoal.runs.audit import audit_result  # noqa: PLC0415
+
+        return audit_result(self, out, references=references, watch=watch).audit
+
     def plot(self) -> "NDArray[Any] | list[Axes]":
         """Draw accuracy, exposure and size of each cluster by round.
 
@@ -118,8 +141,8 @@ class Result:
         return plot_rounds(self.rounds, self.summary, self.description.metric)
 
 
-def result_of(outcome: Outcome, simulation: Simulation, description: RunDescription) -> Result:
-    """What came out of ``simulation``, which ``description`` describes."""
+def result_of(outcome: Outcome, simulation: Simulation, engine: Engine, description: RunDescription) -> Result:
+    """What came out of ``simulation`` on ``engine``, which ``description`` describes."""
     model = simulation.setup.model
     of_run = Summary(run={"algorithm": description.algorithm, "dataset": description.dataset})
     return Result(
@@ -133,6 +156,8 @@ def result_of(outcome: Outcome, simulation: Simulation, description: RunDescript
         state=outcome.state,
         updates=outcome.updates,
         canaries=outcome.canaries,
+        simulation=simulation,
+        engine=engine,
     )
 
 

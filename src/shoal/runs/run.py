@@ -114,7 +114,7 @@ def run(
                 watch(simulation, progress, None)
             progress = train(simulation, engine, progress, checkpoints, every=decided.checkpoint.every, watch=watch)
             outcome = measure_final(simulation, engine, progress, stored_observations(checkpoints))
-            finish(out, result_of(outcome, simulation, RunDescription.of(decided)))
+            finish(out, result_of(outcome, simulation, engine, RunDescription.of(decided)))
     return out
 
 

@@ -171,7 +171,7 @@ def _in_memory(simulation: Simulation, engine: Engine, description: RunDescripti
         observations += [] if now.observation is None else [now.observation]
         if watch is not None:
             watch(simulation, now, report)
-    return result_of(measure_final(simulation, engine, now, observations), simulation, description)
+    return result_of(measure_final(simulation, engine, now, observations), simulation, engine, description)
 
 
 def _in_directory(
@@ -195,7 +195,7 @@ def _in_directory(
             watch(simulation, now, None)
         now = train(simulation, engine, now, checkpoints, every=1, watch=watch)
         outcome = measure_final(simulation, engine, now, stored_observations(checkpoints))
-        result = result_of(outcome, simulation, description)
+        result = result_of(outcome, simulation, engine, description)
         finish(out, result)
     return result
 
