@@ -32,7 +32,7 @@ from paired_differences import differences, spread, table
 REFERENCES = (1, 4, 16)
 """Numbers of reference federations that are compared, where as many are trained."""
 
-WITHOUT = ("gap", "posterior", "loss-threshold", "loss", "other-clusters")
+WITHOUT = ("gap", "posterior", "label-only", "loss-threshold", "loss", "other-clusters")
 """Attacks that need no reference federation, in the order of the table; `loss` has its threshold from them, though."""
 
 FIGURES = ("accuracy", "auc", "tpr_at_fpr_0.01")
@@ -76,6 +76,11 @@ def exceeded(out: Path, attacks: pd.DataFrame) -> dict[str, float]:
     return counts
 
 
+def measured(values: pd.Series) -> str:
+    """Mean and standard deviation over seeds; a dash where it was not measured, with too few non-members for a rate."""
+    return "–" if values.isna().all() else spread(values)
+
+
 def compared(attacks: pd.DataFrame, group: str) -> str:
     """A table for each algorithm: mean and standard deviation over seeds, by attack and number of references."""
     parts = []
@@ -88,7 +93,7 @@ def compared(attacks: pd.DataFrame, group: str) -> str:
                 if len(here) == 0:
                     continue
                 number = "" if name in WITHOUT else str(count)
-                rows.append([str(name), number, *(spread(here[figure]) for figure in FIGURES)])
+                rows.append([str(name), number, *(measured(here[figure]) for figure in FIGURES)])
         rows.sort(key=lambda row: (row[0] not in WITHOUT, row[2]))
         runs = of_algorithm["seed"].nunique()
         members = of_algorithm["members"].iloc[0]
@@ -104,6 +109,8 @@ def stronger(attacks: pd.DataFrame, group: str) -> str:
     for algorithm, mine in most.groupby("algorithm", sort=False):
         for figure, title in zip(FIGURES, TITLES, strict=True):
             by = mine.pivot_table(index="seed", columns="attack", values=figure)
+            if by.empty:  # Too few non-members for the rate.
+                continue
             best = by.mean().idxmax()
             rows.append([
                 str(algorithm), title, spread(by["posterior"]), f"{best}: {spread(by[best])}",

@@ -21,7 +21,9 @@ from shoal.simulation.audit import AuditRecords, audit_records
 from shoal.simulation.reference_federations import AttackedRun
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
-ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "other-clusters", "gap"}
+ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "gap"} | {
+    "other-clusters", "label-only",
+}  # fmt: skip
 PARTS = (r"attacks\.([a-z-]+)\.(all|minority|majority)\.(auc|accuracy|tpr_at_fpr_0\.0?01)(\.low|\.high)?",)
 
 
@@ -122,7 +124,7 @@ def test_references_of_other_models_are_not_used_again(toy_config, tmp_path, mon
 def test_without_reference_federations_the_other_attacks_remain(finished, tmp_path):
     found = audit_run(finished, references=0, out=tmp_path)
     attacks = set(found.audit.attacks["attack"])
-    assert attacks == {"loss", "gap", "loss-threshold", "other-clusters"}
+    assert attacks == {"loss", "gap", "loss-threshold", "other-clusters", "label-only"}
     assert found.audit.omitted["lira"] == "needs 3 reference models; there are 0"
 
 

@@ -39,7 +39,7 @@ from shoal.attacks.property_classifier import classify_updates
 from shoal.attacks.recorded_risks import RecordedRisks
 from shoal.attacks.red_team import NEED_HOLDOUT, RedTeam
 from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
-from shoal.attacks.reference_threshold import reference_margins
+from shoal.attacks.reference_threshold import halved_margins, reference_margins
 from shoal.attacks.rmia import RMIA, OfflineRMIA
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
@@ -117,6 +117,7 @@ __all__ = [
     "estimate_client_epsilon",
     "evaluate_models",
     "extract_features",
+    "halved_margins",
     "logit_confidence",
     "loss_trajectory",
     "needs_classes",

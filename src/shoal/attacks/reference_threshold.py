@@ -31,8 +31,21 @@ def reference_margins(attack: ReferenceAttack, records: ReferenceScores, stream:
     pooled = _leave_one_out(attack, records)
     if pooled is not None:
         return scores - best_threshold(*pooled)
-    margins, member = np.empty(len(scores)), records.member
-    first = _half(member, stream)
+    return halved_margins(scores, records.member, stream)
+
+
+def halved_margins(scores: Floats, member: Bools, stream: Stream) -> Floats:
+    """Scores minus threshold (M,), where the threshold of each half of the records is the best on the other half.
+
+    Args:
+        scores: (M,), higher for members.
+        member: (M,) bool; members and non-members are halved each.
+        stream: of the halves.
+
+    Raises:
+        InputError: fewer than two members or two non-members.
+    """
+    margins, first = np.empty(len(scores)), _half(member, stream)
     for judged in (first, ~first):
         margins[judged] = scores[judged] - best_threshold(scores[~judged], member[~judged])
     return margins

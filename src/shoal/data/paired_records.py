@@ -46,6 +46,10 @@ class PairedRecords:
         """(2 Q,) int64, where each record is in ``federation.clients.x``."""
         return torch.cat([self.federation.clients.indices[self.entry], self.first_test + self.test])
 
+    def rows_on_device(self, which: Tensor) -> Tensor:
+        """`rows` of some records (m,), where the labels are."""
+        return self.rows[which].to(self.federation.clients.y.device)
+
     @property
     def labels(self) -> Tensor:
         """(2 Q,), of each record; of a regression (2 Q, d)."""

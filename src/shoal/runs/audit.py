@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shoal.attacks import Gap, ShadowModelAttack
 from shoal.config.build import load_data, resolve
-from shoal.config.kinds import algorithm_title, name_of
+from shoal.config.kinds import algorithm_title
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.validation import read_toml
 from shoal.core.errors import require
@@ -26,7 +25,8 @@ from shoal.runs.reference_scores import AuditWatch, StoredScores, reference_scor
 from shoal.runs.result import Result
 from shoal.runs.score_file import read_scores
 from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
-from shoal.simulation.audit import OUTSIDER, AttackScores, Audit, AuditRecords, audit_records
+from shoal.simulation.attacks_without_references import attacks_without_references
+from shoal.simulation.audit import Audit, AuditRecords, audit_records
 from shoal.simulation.reference_federations import AttackedRun, FederationScores, join_scores
 from shoal.simulation.server_audit import audit_server, with_server
 from shoal.simulation.simulation import SimulationState, move_to_engine
@@ -194,12 +194,6 @@ def _records(attacked: AttackedRun, references: Sequence[FederationScores], engi
     paired, federation = attacked.records, attacked.simulation.federation
     client = paired.client
     target, names = attacked.scores(engine), _client_names(federation)
-    team = attacked.simulation.red_team
-    further = {}
-    for attack in (team.attack, *(() if federation.classes is None else (Gap(),))):
-        name = "posterior" if isinstance(attack, ShadowModelAttack) else name_of(type(attack))
-        scores, margins = attacked.fitted_attack(attack, target.model, engine)
-        further[name] = AttackScores(OUTSIDER, scores.numpy(), margins.numpy())
     places = [*(f"client-{i}" for i in paired.entry.tolist()), *(f"test-{i}" for i in paired.test.tolist())]
     return AuditRecords(
         scores=join_scores(target, references, client),
@@ -207,7 +201,7 @@ def _records(attacked: AttackedRun, references: Sequence[FederationScores], engi
         client=np.array([names[i] for i in client.tolist()], dtype=object),
         group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
         all_models=attacked.all_models(engine).numpy(),
-        further=further,
+        further=attacks_without_references(attacked, target.model, target.member, engine),
     )
 
 

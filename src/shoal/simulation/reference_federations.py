@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import MembershipAttack, Population, Query, RecordedRisks, ReferenceScores, logit_confidence
+from shoal.attacks import Population, RecordedRisks, ReferenceScores, logit_confidence
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
@@ -101,35 +101,6 @@ class AttackedRun:
         """(2 Q, K) float64, the logit-scaled confidence of every cluster's model on every record."""
         return torch.stack([self._confidence(model, engine) for model in self.state.models], dim=1)
 
-    def fitted_attack(self, attack: MembershipAttack, model: Tensor, engine: Engine) -> tuple[Tensor, Tensor]:
-        """Scores and margins, (2 Q,) float64 each, of an attack that is fitted on shadow models of each cluster.
-
-        Args:
-            attack: such as the one of the run's red team.
-            model: (N,) int64, the model of each client; see `FederationScores.model`.
-            engine: with the run's network.
-        """
-        training, state = self.simulation.on(engine), self.state
-        team, local = replace(self.simulation.red_team, attack=attack), training.local_of_clusters(state)
-        # The streams of the attack at the end of the run, so that it is the same attack.
-        fitted, records = team.fit(state, training.federation, engine, local, training.stream("final", "attack"))
-        deployed, _ = training.deployed(state)
-        client, scores, margins = self.records.client, *torch.empty(2, 2 * len(self.records), dtype=torch.float64)
-        for s in model[client].unique().tolist():
-            inside = torch.nonzero(model[client] == s).flatten()
-            k = int(deployed.assignment[s]) if is_personal(deployed) else s
-            x, rows = self.records.federation.clients.x, self._rows(inside)
-            of_reference = records[k].reference
-            query = Query.unseen(
-                engine.outputs_at(deployed.models[s], x, rows).cpu(),
-                self.records.labels[inside],
-                None if of_reference is None else of_reference.evaluate(x, rows, engine),
-                engine.model.loss,
-            )
-            scores[inside] = torch.from_numpy(fitted[k].score(query))
-            margins[inside] = scores[inside] - fitted[k].threshold
-        return scores, margins
-
     def exchanged(self, number: int) -> Tensor:
         """(Q,) bool, in which pairs reference federation ``number``, counted from 0, trains on the second record.
 
@@ -182,11 +153,8 @@ class AttackedRun:
 
     def _confidence(self, model: Tensor, engine: Engine, which: Tensor | None = None) -> Tensor:
         which = torch.arange(2 * len(self.records)) if which is None else which
-        outputs = engine.outputs_at(model, self.records.federation.clients.x, self._rows(which))
+        outputs = engine.outputs_at(model, self.records.federation.clients.x, self.records.rows_on_device(which))
         return logit_confidence(outputs.cpu(), self.records.labels[which], engine.model.loss)
-
-    def _rows(self, which: Tensor) -> Tensor:
-        return self.records.rows[which].to(self.records.federation.clients.y.device)
 
 
 def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:

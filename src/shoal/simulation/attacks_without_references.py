@@ -1,0 +1,77 @@
+"""Attacks on an audit's records without reference federations: fitted on shadow models, or by labels alone."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shoal.attacks import Gap, MembershipAttack, Query, ShadowModelAttack, augmentation_votes, halved_margins
+from shoal.engine import Engine
+from shoal.simulation.audit import OUTSIDER, AttackScores
+from shoal.simulation.membership import is_personal
+from shoal.simulation.reference_federations import AttackedRun
+
+
+def attacks_without_references(
+    attacked: AttackedRun, model: Tensor, member: Tensor, engine: Engine
+) -> dict[str, AttackScores]:
+    """The run's own attack, the gap attack, and of images the votes of changed copies; by their keys in audit.json.
+
+    Args:
+        attacked: the run.
+        model: (N,) int64, the model of each client; see `FederationScores.model`.
+        member: (2 Q,) bool, which records were trained on: on one half of them the votes' threshold is set, for the
+            other.
+        engine: with the run's network.
+    """
+    federation, own = attacked.simulation.federation, attacked.simulation.red_team.attack
+    name = "posterior" if isinstance(own, ShadowModelAttack) else str(getattr(own, "name", type(own).__name__))
+    found = {name: _fitted(attacked, own, model, engine)}
+    if federation.classes is None:
+        return found
+    found["gap"] = _fitted(attacked, Gap(), model, engine)
+    if federation.clients.x.dim() == 4:
+        votes = _votes(attacked, model, engine).double().numpy()
+        margins = halved_margins(votes, member.numpy(), attacked.stream("thresholds", "label-only"))
+        found["label-only"] = AttackScores(OUTSIDER, votes, margins)
+    return found
+
+
+def _fitted(attacked: AttackedRun, attack: MembershipAttack, model: Tensor, engine: Engine) -> AttackScores:
+    """An attack that is fitted on shadow models of each cluster."""
+    training, state = attacked.simulation.on(engine), attacked.state
+    team, local = replace(attacked.simulation.red_team, attack=attack), training.local_of_clusters(state)
+    # The streams of the attack at the end of the run, so that it is the same attack.
+    fitted, shadows = team.fit(state, training.federation, engine, local, training.stream("final", "attack"))
+    records = attacked.records
+    x, (scores, margins) = records.federation.clients.x, torch.empty(2, 2 * len(records), dtype=torch.float64)
+    for k, parameters, inside in _models_in_use(attacked, model, engine):
+        rows, of_reference = records.rows_on_device(inside), shadows[k].reference
+        query = Query.unseen(
+            engine.outputs_at(parameters, x, rows).cpu(),
+            records.labels[inside],
+            None if of_reference is None else of_reference.evaluate(x, rows, engine),
+            engine.model.loss,
+        )
+        scores[inside] = torch.from_numpy(fitted[k].score(query))
+        margins[inside] = scores[inside] - fitted[k].threshold
+    return AttackScores(OUTSIDER, scores.numpy(), margins.numpy())
+
+
+def _votes(attacked: AttackedRun, model: Tensor, engine: Engine) -> Tensor:
+    """(2 Q,) how many changed copies of each record get its label."""
+    clients, votes = attacked.records.federation.clients, torch.empty(2 * len(attacked.records), dtype=torch.int64)
+    for _, parameters, inside in _models_in_use(attacked, model, engine):
+        rows = attacked.records.rows_on_device(inside)
+        votes[inside] = augmentation_votes(engine, parameters, clients.x, clients.y, rows)
+    return votes
+
+
+def _models_in_use(attacked: AttackedRun, model: Tensor, engine: Engine) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """The cluster of each model that a record is asked of, its parameters (P,), and these records (m,) int64."""
+    deployed, _ = attacked.simulation.on(engine).deployed(attacked.state)
+    of_record, personal = model[attacked.records.client], is_personal(deployed)
+    for s in of_record.unique().tolist():
+        k = int(deployed.assignment[s]) if personal else s
+        yield k, deployed.models[s], torch.nonzero(of_record == s).flatten()
