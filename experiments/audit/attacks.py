@@ -18,6 +18,7 @@ import pandas as pd
 
 from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
+from shoal.reports.formats import DASH
 from shoal.runs.audit import audit_run
 from shoal.runs.files import read_table
 from shoal.runs.score_file import read_scores
@@ -78,7 +79,7 @@ def exceeded(out: Path, attacks: pd.DataFrame) -> dict[str, float]:
 
 def measured(values: pd.Series) -> str:
     """Mean and standard deviation over seeds; a dash where it was not measured, with too few non-members for a rate."""
-    return "–" if values.isna().all() else spread(values)
+    return DASH if values.isna().all() else spread(values)
 
 
 def compared(attacks: pd.DataFrame, group: str) -> str:
