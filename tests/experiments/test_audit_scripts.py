@@ -1,0 +1,84 @@
+"""The scripts of experiments/audit on small results."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from shoal.runs.audit import audit_run
+from shoal.sweeps import Workers, read_sweep, run_sweep
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "audit"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"audit_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def sweep(toy_sweep, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audits")
+    path = toy_sweep(
+        folder,
+        'base = "base.toml"\nseeds = [0, 1]\n[grid.algorithm]\n'
+        '"IFCA" = { "algorithm.name" = "ifca" }\n"IFCA-MIR" = { "algorithm.name" = "ifca-mir" }\n',
+        algorithm__rounds=2,
+        red_team__attack="shadow",
+    )
+    run_sweep(read_sweep(path), folder / "out", workers=Workers(1))
+    return folder / "out"
+
+
+def test_the_runs_of_a_sweep_are_audited_and_compared(sweep, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["attacks.py", str(sweep), str(tmp_path), "--references", "3"])
+    script("attacks").main()
+    attacks = pd.read_csv(tmp_path / "attacks.csv")
+    assert set(attacks["references"]) == {1, 3}
+    assert set(attacks["name"]) == {"all", "minority", "majority"}
+    assert "lira" not in set(attacks.loc[attacks["references"] == 1, "attack"])
+    violations = pd.read_csv(tmp_path / "violations.csv")
+    assert len(violations) == 4
+    # The strongest attack on a client's model exceeds at least what any one of them does.
+    names = [name for name in violations if name not in {"algorithm", "seed", "strongest"}]
+    assert (violations["strongest"] >= violations[names].max(axis=1)).all()
+    page = (tmp_path / "attacks.md").read_text()
+    assert "**Clients whose threshold is exceeded, by the attack that judges**" in page
+    assert "IFCA-MIR, minority: 2 seeds" in page
+
+
+def test_fewer_references_are_the_first_of_many(sweep, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["attacks.py", str(sweep), str(tmp_path), "--references", "3"])
+    script("attacks").main()
+    attacks = pd.read_csv(tmp_path / "attacks.csv")
+    (first, *_) = sorted(path for path in (sweep / "runs").iterdir() if path.is_dir())
+    alone = audit_run(first, references=1, out=tmp_path / "one").flat["attacks.calibration.all.auc"]
+    one = attacks[(attacks["references"] == 1) & (attacks["attack"] == "calibration") & (attacks["name"] == "all")]
+    assert alone in set(one["auc"])
+
+
+def test_a_power_law_is_recovered(tmp_path, monkeypatch):
+    rows = [
+        {"algorithm": name, "seed": seed, "attack": attack, "references": 4, "name": "all", "members": members,
+         "accuracy": 0.5 + 0.5 * 1.5 * (members / 10) ** -0.5}
+        for name, members in (("Alone, 100", 100), ("Alone, 400", 400), ("FedAvg", 900))
+        for seed in (0, 1)
+        for attack in ("lira", "calibration", "loss", "posterior")
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows)
+    for folder, inside in (("alone", frame["algorithm"] != "FedAvg"), ("mlp", frame["algorithm"] == "FedAvg")):
+        (tmp_path / folder).mkdir()
+        frame[inside].to_csv(tmp_path / folder / "attacks.csv", index=False)
+    sizes = script("sizes")
+    assert np.allclose(sizes.law(sizes.advantages(frame[frame["attack"] == "lira"])), (1.5, 0.5))
+    monkeypatch.setattr(sys, "argv", ["sizes.py", *(str(tmp_path / each) for each in ("alone", "mlp", "out"))])
+    sizes.main()
+    table = (tmp_path / "out" / "sizes.md").read_text()
+    predicted = 0.5 + 0.75 * 90**-0.5
+    assert f"| lira | 1.50 | 0.50 | 90 | {predicted:.3f} | {predicted:.3f} ± 0.000 |" in table
+    assert (tmp_path / "out" / "sizes.svg").stat().st_size > 1000
