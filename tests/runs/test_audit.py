@@ -2,10 +2,14 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 
 from shoal.attacks import ReferenceScores
 from shoal.cli.app import main
@@ -22,7 +26,7 @@ from shoal.simulation.reference_federations import AttackedRun
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
 ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "gap"} | {
-    "other-clusters", "label-only",
+    "other-clusters", "label-only", "trajectory",
 }  # fmt: skip
 PARTS = (r"attacks\.([a-z-]+)\.(all|minority|majority)\.(auc|accuracy|tpr_at_fpr_0\.0?01)(\.low|\.high)?",)
 
@@ -104,6 +108,22 @@ def test_an_audit_goes_on_where_it_was_interrupted(finished, audited, tmp_path, 
     (out / "references" / "001.safetensors").write_bytes(b"damaged")
     audit_run(out, references=5)
     assert trained == [2, 3, 1, 4], "a damaged file is made anew, and one more federation is all that is trained"
+
+
+def test_the_trajectory_is_of_the_run_itself_and_left_out_where_it_cannot_be(audited, finished, tmp_path, caplog):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    audit_run(out, references=2)
+    stored = load_file(out / "references" / "attacked.safetensors")
+    assert torch.equal(stored["trajectory"][-1], stored["score"]), "its last look is at the models that are attacked"
+    assert len(stored["trajectory"]) == 4, "after each of four rounds"
+    with safe_open(out / "references" / "attacked.safetensors", framework="pt") as file:
+        about = file.metadata()
+    changed = stored | {"score": stored["score"] + 1}
+    (out / "references" / "attacked.safetensors").write_bytes(save(changed, about))
+    found = audit_run(out, references=2)
+    assert "trajectory" not in set(found.audit.attacks["attack"])
+    assert "cannot be played again" in caplog.text
 
 
 def test_references_of_other_models_are_not_used_again(toy_config, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import logged
 from shoal.runs.files import read_summary
 from shoal.runs.lock import locked
-from shoal.runs.reference_scores import AuditWatch, StoredScores, reference_scores
+from shoal.runs.reference_scores import AuditWatch, StoredScores, reference_scores, replayed_scores
 from shoal.runs.result import Result
 from shoal.runs.score_file import read_scores
 from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
@@ -30,6 +30,7 @@ from shoal.simulation.audit import Audit, AuditRecords, audit_records
 from shoal.simulation.reference_federations import AttackedRun, FederationScores, join_scores
 from shoal.simulation.server_audit import audit_server, with_server
 from shoal.simulation.simulation import SimulationState, move_to_engine
+from shoal.simulation.trajectory import trajectory_attack
 
 MOST_EXPOSED = 20
 """Records that the page shows as pictures."""
@@ -82,9 +83,10 @@ def audit_run(
     ):
         attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows)
         scores = reference_scores(attacked, references, engine, folder=run / "references", watch=watch)
+        replayed = replayed_scores(attacked, engine, folder=run / "references") if references else None
         recorded = trace_of(run, simulation.federation, model) if simulation.record_updates else None
         about = AboutAudited(title, stated, {"seconds.train": round(progress.seconds["train"], 3)})
-        return _audited(attacked, scores, recorded, engine, Path(out or run), about)
+        return _audited(attacked, scores, replayed, recorded, engine, Path(out or run), about)
 
 
 def audit_result(
@@ -110,19 +112,25 @@ def audit_result(
     with result.engine.reopened() as engine:
         attacked = AttackedRun.of(move_to_engine(simulation, engine), state, rows)
         scores = reference_scores(attacked, references, engine, folder=out / "references", watch=watch)
-        return _audited(attacked, scores, None, engine, out, about)
+        replayed = replayed_scores(attacked, engine, folder=out / "references") if references else None
+        return _audited(attacked, scores, replayed, None, engine, out, about)
 
 
 def _audited(
     attacked: AttackedRun,
     references: Sequence[StoredScores],
+    replayed: FederationScores | None,
     recorded: Trace | None,
     engine: Engine,
     out: Path,
     about: AboutAudited,
 ) -> AuditFiles:
     """Attack the members with what the references say, and with recorded updates, and write the files."""
-    records = _records(attacked, [each.scores for each in references], engine)
+    found = [each.scores for each in references]
+    records = _records(attacked, found, engine)
+    over_rounds = None if replayed is None else trajectory_attack(replayed, found)
+    if over_rounds is not None:
+        records = replace(records, further={**records.further, "trajectory": over_rounds})
     audit = audit_records(records, attacked.stream("thresholds"))
     if recorded is not None:
         audit = with_server(audit, audit_server(update_scores_of_trace(recorded, engine)))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
@@ -21,7 +22,7 @@ LOG = logging.getLogger("shoal")
 AuditWatch = Callable[[int, int], None]
 """Called with the number of reference federations that are done, and of all."""
 
-_FIELDS = ("score", "member", "model", "population")
+_FIELDS = ("score", "member", "model", "population", "trajectory")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,27 @@ def reference_scores(
     return found
 
 
+def replayed_scores(attacked: AttackedRun, engine: Engine, *, folder: Path) -> FederationScores | None:
+    """The scores of the attacked run played once more, with their trajectory; None where it was not the same again.
+
+    Args:
+        attacked: the run.
+        engine: with its network.
+        folder: where they are kept; made where it is missing.
+    """
+    digest, path = _digest(attacked), folder / "attacked.safetensors"
+    stored = _read(path, digest)
+    if stored is None:
+        began = time.perf_counter()
+        stored = StoredScores(attacked.replay(engine), time.perf_counter() - began)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(path, digest, stored)
+    if not torch.equal(stored.scores.score, attacked.scores(engine).score):
+        LOG.warning("the run cannot be played again bit for bit here, so the trajectory attack is left out")
+        return None
+    return stored.scores
+
+
 def _digest(attacked: AttackedRun) -> str:
     """A name for the attacked models and records: scores of references for others are of no use."""
     state, records = attacked.state, attacked.records
@@ -95,6 +117,8 @@ def _read(path: Path, attacked: str) -> StoredScores | None:
         if about.get("attacked") != attacked:
             return None
         tensors = load_file(path)
+        # Files of earlier versions have no trajectory.
+        tensors.setdefault("trajectory", torch.empty(0, len(tensors["score"]), dtype=torch.float64))
         return StoredScores(FederationScores(**{name: tensors[name] for name in _FIELDS}), float(about["seconds"]))
     except (SafetensorError, KeyError, ValueError):
         return None

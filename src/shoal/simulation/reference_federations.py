@@ -25,6 +25,9 @@ from shoal.simulation.membership import Membership, is_personal
 from shoal.simulation.round_metrics import Row
 from shoal.simulation.simulation import Simulation, initial_state
 
+LOOKS = 8
+"""Rounds, at most, after which a trajectory has a score."""
+
 POPULATION = 1_000
 """Examples of the shadow set, at most, that all models score too: no federation trains on them."""
 
@@ -39,12 +42,15 @@ class FederationScores:
         member: (2 Q,) bool, whether that model was trained on the record.
         model: (N,) int64, that model of each client.
         population: (S, Z) float64, of every model; S is 0 where clients have models of their own.
+        trajectory: (T, 2 Q) float64, the score by that cluster's model after each of `AttackedRun.looks`; T is 0 where
+            clients have models of their own, where the number of models changed, or where nobody looked.
     """
 
     score: Tensor
     member: Tensor
     model: Tensor
     population: Tensor
+    trajectory: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +100,11 @@ class AttackedRun:
 
     def scores(self, engine: Engine) -> FederationScores:
         """Those of the attacked models: the first of each pair was trained on."""
-        first = torch.arange(2 * len(self.records)) < len(self.records)
-        return self._scores(self.simulation.on(engine), self.state, first, engine)
+        return self._scores(self.simulation.on(engine), self.state, self._first, engine)
 
     def all_models(self, engine: Engine) -> Tensor:
         """(2 Q, K) float64, the logit-scaled confidence of every cluster's model on every record."""
-        return torch.stack([self._confidence(model, engine) for model in self.state.models], dim=1)
+        return self._of_all(self.state.models, engine).T
 
     def exchanged(self, number: int) -> Tensor:
         """(Q,) bool, in which pairs reference federation ``number``, counted from 0, trains on the second record.
@@ -110,6 +115,17 @@ class AttackedRun:
         coins = self.stream("exchanged", number // 2)
         heads = torch.rand(len(self.records), generator=coins.generator()) < 0.5
         return heads if number % 2 == 0 else ~heads
+
+    @property
+    def looks(self) -> list[int]:
+        """The rounds after which models are scored for a trajectory: evenly spaced, the last one too."""
+        first, last = self.simulation.first_round, self.simulation.rounds
+        return sorted({round(each) for each in np.linspace(first, last, LOOKS + 1)[1:]})
+
+    def replay(self, engine: Engine) -> FederationScores:
+        """The attacked run once more, bit for bit on the same machine, with the trajectory of its scores."""
+        training = replace(self.simulation.on(engine), risk_estimator=self.risks)
+        return self._train(training, self.simulation, self._first, engine)
 
     def train_reference(self, number: int, engine: Engine) -> FederationScores:
         """Train reference federation ``number`` and score the records; nothing is evaluated on the way.
@@ -122,15 +138,31 @@ class AttackedRun:
         """
         exchange = self.exchanged(number)
         replay = replace(self.simulation, federation=self.records.exchanged(exchange))
-        state = initial_state(replay, engine).state
         training = replace(
             replay.on(engine),
             stream=self.stream("reference federation", number),
             risk_estimator=self.risks,
         )
-        for after, _ in training.rounds(state, replay.rounds):
+        return self._train(training, replay, torch.cat([~exchange, exchange]), engine)
+
+    @property
+    def _first(self) -> Tensor:
+        """(2 Q,) bool, the first record of each pair."""
+        return torch.arange(2 * len(self.records)) < len(self.records)
+
+    def _train(
+        self, training: Training, simulation: Simulation, trained_on: Tensor, engine: Engine
+    ) -> FederationScores:
+        state, seen = initial_state(simulation, engine).state, list[Tensor]()
+        for after, _ in training.rounds(state, simulation.rounds):
             state = after
-        return self._scores(training, state, torch.cat([~exchange, exchange]), engine)
+            if state.round in self.looks:
+                seen.append(self._of_all(state.models, engine))
+        scores = self._scores(training, state, trained_on, engine)
+        if not len(scores.population) or {len(each) for each in seen} != {len(state.models)}:
+            return scores
+        own = scores.model[self.records.client], torch.arange(2 * len(self.records))
+        return replace(scores, trajectory=torch.stack([each[own] for each in seen]))
 
     def _scores(self, training: Training, state: State, trained_on: Tensor, engine: Engine) -> FederationScores:
         deployed, _ = training.deployed(state)
@@ -149,7 +181,12 @@ class AttackedRun:
             member=trained_on & (latest >= 0)[client],
             model=model,
             population=torch.stack(population) if population else torch.empty(0, 0, dtype=torch.float64),
+            trajectory=torch.empty(0, 2 * len(self.records), dtype=torch.float64),
         )
+
+    def _of_all(self, models: Tensor, engine: Engine) -> Tensor:
+        """(K, 2 Q)."""
+        return torch.stack([self._confidence(model, engine) for model in models])
 
     def _confidence(self, model: Tensor, engine: Engine, which: Tensor | None = None) -> Tensor:
         which = torch.arange(2 * len(self.records)) if which is None else which
