@@ -62,6 +62,13 @@ def trend(results: pd.DataFrame, axis: str, keys: tuple[str, ...], title: str) -
     print(table(title, heads, rows))
 
 
+def angles(results: pd.DataFrame) -> None:
+    """The algorithms under an angle per image and under one per client, and the first against the second."""
+    for angle, mine in results.groupby("angle", sort=False):
+        algorithms(mine, f"angle, {angle}")
+    trend(results, "angle", FIGURES, "angle: per image against per client")
+
+
 def readings(results: pd.DataFrame, axis: str, title: str) -> None:
     """Figure 1 under each reading of "non-members", and how far that is from the paper's four numbers.
 
@@ -97,6 +104,8 @@ def main() -> None:
     for name in ("figure-2", "figure-3", "overlap", "overtrained", "informed"):
         if name in read:
             algorithms(read[name], name)
+    if "angle" in read:
+        angles(read["angle"])
     keys = ("model.minority.mia", "mia.minority", "loss_threshold.minority", "mia.majority", "violations.total")
     for name, axis in (("figure-2", SHARE), ("overtrained", SHARE)):
         if name in read:
