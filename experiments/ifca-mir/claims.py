@@ -63,10 +63,11 @@ def trend(results: pd.DataFrame, axis: str, keys: tuple[str, ...], title: str) -
 
 
 def angles(results: pd.DataFrame) -> None:
-    """The algorithms under an angle per image and under one per client, and the first against the second."""
+    """The algorithms under an angle per image and under one per client, and the second against the first."""
     for angle, mine in results.groupby("angle", sort=False):
         algorithms(mine, f"angle, {angle}")
-    trend(results, "angle", FIGURES, "angle: per image against per client")
+    keys = (*FIGURES, "loss_threshold.minority", "loss_threshold.majority", "gap.minority", "gap.majority")
+    trend(results.sort_values("angle", kind="stable"), "angle", keys, "angle: per client against per image")
 
 
 def readings(results: pd.DataFrame, axis: str, title: str) -> None:
