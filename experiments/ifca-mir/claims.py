@@ -62,6 +62,14 @@ def trend(results: pd.DataFrame, axis: str, keys: tuple[str, ...], title: str) -
     print(table(title, heads, rows))
 
 
+def angles(results: pd.DataFrame) -> None:
+    """The algorithms under an angle per image and under one per client, and the second against the first."""
+    for angle, mine in results.groupby("angle", sort=False):
+        algorithms(mine, f"angle, {angle}")
+    keys = (*FIGURES, "loss_threshold.minority", "loss_threshold.majority", "gap.minority", "gap.majority")
+    trend(results.sort_values("angle", kind="stable"), "angle", keys, "angle: per client against per image")
+
+
 def readings(results: pd.DataFrame, axis: str, title: str) -> None:
     """Figure 1 under each reading of "non-members", and how far that is from the paper's four numbers.
 
@@ -97,6 +105,8 @@ def main() -> None:
     for name in ("figure-2", "figure-3", "overlap", "overtrained", "informed"):
         if name in read:
             algorithms(read[name], name)
+    if "angle" in read:
+        angles(read["angle"])
     keys = ("model.minority.mia", "mia.minority", "loss_threshold.minority", "mia.majority", "violations.total")
     for name, axis in (("figure-2", SHARE), ("overtrained", SHARE)):
         if name in read:

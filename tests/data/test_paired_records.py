@@ -5,7 +5,7 @@ import torch
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Examples, Federation
+from shoal.data import Examples, Federation, Group, ImageDataset, Partition, Preferences, partition_dataset
 from shoal.data.paired_records import pair_records
 
 
@@ -78,3 +78,28 @@ def test_without_any_test_example_like_a_training_example_there_is_no_pair():
     federation = Federation.from_tensors([(x, [0, 0, 0, 0])], test=(x, [1, 1, 1, 1]), classes=2)
     with pytest.raises(InputError, match="no training example has a test example of its group and label"):
         pair_records(federation, Stream(0))
+
+
+def test_clients_with_an_angle_of_their_own_are_paired_by_group_and_label_too():
+    """The test images keep their angles on their way into a client, and the client's others keep its own."""
+    groups = [
+        Group(name, 0.5, brightness=(low, low + 0.4), shift_per="client") for name, low in (("a", 0.1), ("b", 0.5))
+    ]
+    images = ImageDataset("white", torch.full((90, 1, 1, 1), 255, dtype=torch.uint8), 255, torch.arange(90) % 3, 90, 3)
+    nothing = torch.zeros(4, dtype=torch.float64)
+    plan = Partition(4, 12, test_examples=40)
+    federation = partition_dataset(images, plan, groups, Preferences(nothing + 0.6, nothing), Stream(0))
+    records = pair_records(federation, Stream(0))
+    pairs = len(records)
+    assert pairs >= 30
+    assert torch.equal(records.labels[:pairs], records.labels[pairs:])
+    after = records.exchanged(torch.arange(pairs) % 2 == 0).clients
+    exchanged = torch.zeros(48, dtype=torch.bool)
+    exchanged[records.entry[::2]] = True
+    for i in range(4):
+        factors, moved = after.x[after.owned(i)].flatten(), exchanged[after.owners() == i]
+        own = federation.clients.x[federation.clients.owned(i)].flatten()
+        assert (own == own[0]).all()
+        assert (factors[~moved] == own[0]).all()
+        assert (factors[moved] != own[0]).all()
+    assert torch.equal(after.x[after.indices[records.entry[::2]]], federation.test.x[records.test[::2]])

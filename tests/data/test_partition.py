@@ -226,6 +226,33 @@ def test_an_image_s_shift_does_not_depend_on_where_it_is() -> None:
         torch.testing.assert_close(by_number[0][number], by_number[1][number], atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("more", [{}, {"dirichlet_alpha": 0.5}, {"reuse_images": True}], ids=["even", "skew", "reused"])
+def test_a_client_s_training_and_hold_out_images_are_shifted_alike_where_its_group_says_so(more: Any) -> None:
+    each, shared = Group("each", 0.4, brightness=(0.1, 0.3)), Group("shared", 0.6, brightness=(0.5, 0.9))
+    images = ImageDataset("white", torch.full((700, 1, 2, 2), 16, dtype=torch.uint8), 16, torch.arange(700), 700, 700)
+    plan = partition(10, 20, 100, 100, holdout_examples=5, **more)
+    per_image, found = (
+        federation_of(images, plan, (each, replace(shared, shift_per=per))) for per in ("image", "client")
+    )
+    factors = []
+    for i in range(10):
+        own, out = (shards.x[shards.owned(i)][:, 0, 0, 0] for shards in (found.clients, found.holdout))
+        if found.group[i] == 1:
+            factors.append(own[0])
+            assert (torch.cat([own, out]) == own[0]).all()
+        else:
+            assert len(own.unique()) > 0.8 * len(own)
+    assert len(set(map(float, factors))) == 6
+    assert min(factors) >= 0.5
+    assert max(factors) <= 0.9
+    # Who has which images, all of the other group, and what belongs to no client, is as it was, bit for bit.
+    assert torch.equal(found.clients.y, per_image.clients.y)
+    other = per_image.group[per_image.clients.owners()] == 0
+    assert torch.equal(found.clients.x[other], per_image.clients.x[other])
+    assert torch.equal(found.test.x, per_image.test.x)
+    assert torch.equal(found.shadow.x, per_image.shadow.x)
+
+
 def test_the_server_s_sets_do_not_change_what_clients_hold() -> None:
     group = (Group("turned", 1.0, rotation=(0, 90)),)
     plain, more = (

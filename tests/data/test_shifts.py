@@ -8,8 +8,8 @@ from torch import Tensor
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Group
-from shoal.data.shifts import brighten, rotate
+from shoal.data import Group, ImageDataset
+from shoal.data.shifts import brighten, rotate, shifted_inputs
 
 SQUARE, WIDE, TALL = (3, 1, 28, 28), (2, 3, 9, 16), (2, 1, 12, 7)
 SHAPES = pytest.mark.parametrize("shape", [SQUARE, WIDE, TALL], ids=["square", "wide", "tall"])
@@ -112,6 +112,93 @@ def test_a_group_without_a_shift_leaves_pictures_as_they_are() -> None:
     assert torch.equal(Group("a", 1.0).shift(images, torch.rand(3, 2)), images)
 
 
+# --- shifts per image and per client ------------------------------------------------------------------------------
+
+
+def copies(image: Tensor, count: int) -> ImageDataset:
+    """``count`` images that are all ``image`` (C, H, W) of bytes, so that they differ by their shift alone."""
+    return ImageDataset("copies", image.expand(count, -1, -1, -1), 255, torch.zeros(count).long(), count, 1)
+
+
+WHITE = torch.full((1, 1, 1), 255, dtype=torch.uint8)
+MARKER = torch.zeros(1, 21, 21, dtype=torch.uint8)
+MARKER[0, 10, 15:20] = 255  # a line from near the centre to the right, at 0 degrees
+
+
+def angles(x: Tensor) -> Tensor:
+    """The degrees by which each marker in x (m, 1, 21, 21) is turned counter-clockwise."""
+    place = torch.arange(21) - 10.0
+    mass = x.sum((1, 2, 3))
+    right, down = (x[:, 0].sum(1) * place).sum(1) / mass, (x[:, 0].sum(2) * place).sum(1) / mass
+    return torch.rad2deg(torch.atan2(-down, right))
+
+
+def shifted(group: Group, client: Tensor | None, image: Tensor = WHITE, seed: int = 0) -> Tensor:
+    count = 40 if client is None else len(client)
+    everybody = torch.zeros(count).long()
+    return shifted_inputs(copies(image, count), torch.arange(count), [group], everybody, Stream(seed), client)
+
+
+@pytest.mark.parametrize("client", [None, torch.arange(40) // 8], ids=["of nobody", "of clients"])
+def test_a_shift_per_image_is_drawn_by_its_index(client: Tensor | None) -> None:
+    group, images = Group("a", 1.0, rotation=(5, 70), brightness=(0.2, 0.9)), 255 * random_images(40, 2, 8, 8)
+    dataset = ImageDataset("any", images.byte(), 255, torch.zeros(40).long(), 40, 1)
+    indices = torch.randperm(40, generator=Stream(1).generator())
+    drawn = torch.rand(40, 2, generator=Stream(3)("shift").generator())[indices]
+    found = shifted_inputs(dataset, indices, [group], torch.zeros(40).long(), Stream(3), client)
+    assert torch.equal(found, group.shift(dataset.pixels[indices].float() / 255, drawn))
+
+
+def test_the_images_of_a_client_have_one_angle_and_another_client_another() -> None:
+    client = torch.arange(60) % 12
+    found = angles(shifted(Group("a", 1.0, rotation=(10, 80), shift_per="client"), client, MARKER))
+    by_client = [found[client == i] for i in range(12)]
+    assert all(each.max() - each.min() < 0.01 for each in by_client)
+    firsts = torch.stack([each[0] for each in by_client])
+    assert firsts.sort().values.diff().min() > 0.02
+    assert firsts.min() > 10 - 0.5
+    assert firsts.max() < 80 + 0.5
+    assert firsts.max() - firsts.min() > 30
+    # Beside it, the same with an angle per image.
+    each = angles(shifted(Group("a", 1.0, rotation=(10, 80)), client, MARKER))
+    assert all(each[client == i].max() - each[client == i].min() > 5 for i in range(12))
+
+
+def test_a_client_s_shift_is_its_id_s_wherever_and_beside_whomever_it_stands() -> None:
+    group = Group("a", 1.0, brightness=(0.2, 0.9), shift_per="client")
+    factors = shifted(group, torch.arange(40)).flatten()
+    order = torch.randperm(40, generator=Stream(1).generator())
+    assert torch.equal(shifted(group, order).flatten(), factors[order])
+    assert torch.equal(shifted(group, torch.tensor([7, 3, 7])).flatten(), factors[[7, 3, 7]])
+    assert not torch.equal(shifted(group, torch.arange(40), seed=1).flatten(), factors)
+
+
+def test_clients_angles_and_factors_are_uniform_and_independent() -> None:
+    client = torch.arange(1000)
+    turned = (angles(shifted(Group("a", 1.0, rotation=(0, 80), shift_per="client"), client, MARKER)) / 80).numpy()
+    bright = shifted(Group("a", 1.0, brightness=(0, 1), shift_per="client"), client).flatten().numpy()
+    even = (np.arange(1000) + 0.5) / 1000
+    for drawn, error in ((turned, 0.01), (bright, 0)):
+        # Kolmogorov and Smirnov's distance of 1,000 uniform draws is above 0.06 in one of 600 cases.
+        assert np.abs(np.sort(drawn) - even).max() < 0.06 + error
+    assert abs(np.corrcoef(turned, bright)[0, 1]) < 0.1  # three standard deviations
+
+
+def test_images_of_nobody_have_a_shift_of_their_own_in_every_group() -> None:
+    per_client = shifted(Group("a", 1.0, brightness=(0.2, 0.9), shift_per="client"), None)
+    assert torch.equal(per_client, shifted(Group("a", 1.0, brightness=(0.2, 0.9)), None))
+    assert len(per_client.unique()) == 40
+
+
+def test_groups_side_by_side_are_shifted_each_in_its_way() -> None:
+    groups = [Group("own", 0.5, brightness=(0, 1)), Group("shared", 0.5, brightness=(0, 1), shift_per="client")]
+    group, client = torch.arange(40) % 2, torch.arange(40) // 4
+    x = shifted_inputs(copies(WHITE, 40), torch.arange(40), groups, group, Stream(0), client).flatten()
+    assert torch.equal(x[group == 0], shifted(groups[0], client).flatten()[group == 0])
+    assert torch.equal(x[group == 1], shifted(groups[1], client).flatten()[group == 1])
+    assert len(x[group == 1].unique()) == 10
+
+
 BAD = {
     "negative share": ({"share": -0.1}, r"'share' must be at least 0.*; got -0.1"),
     "infinite share": ({"share": float("-inf")}, r"'share' .* got -inf"),
@@ -125,6 +212,11 @@ BAD = {
     "factors": ({"brightness": (1.2, 0.9)}, r"'brightness' .* got \[1.2, 0.9\]"),
     "negative factor": ({"brightness": (-0.5, 0.9)}, r"'brightness' must be at least 0.*; got"),
     "large angle": ({"rotation": (0.0, 1e300)}, r"'rotation' must be at most 360.*; got"),
+    "a shift of nothing": ({"shift_per": "client"}, "'shift_per' = \"client\" of group 'few' needs 'rotation' or"),
+    "a shift of something else": (
+        {"rotation": (0.0, 20.0), "shift_per": "round"},
+        "'shift_per' must be .*image.*client.*; got 'round'",
+    ),
     "no name": ({"name": ""}, "'' cannot be a group's name"),
     "a name of all groups": (
         {"name": "overall"},

@@ -82,6 +82,26 @@ def test_the_population_s_non_members_are_a_mixture(capsys):
     assert float(population[-1]) == pytest.approx(np.sqrt(((expected - claims.PAPER) ** 2).mean()), abs=5e-4)
 
 
+def test_angles_are_compared_within_an_algorithm_and_algorithms_within_an_angle(capsys):
+    claims = script("claims")
+    others = ("loss_threshold.minority", "loss_threshold.majority", "gap.minority", "gap.majority")
+    effect = {("IFCA", "per image"): 0.5, ("IFCA", "per client"): 0.6, ("IFCA-MIR", "per image"): 0.4,
+              ("IFCA-MIR", "per client"): 0.45}  # fmt: skip
+    rows = [
+        {"algorithm": algorithm, "angle": angle, "seed": seed, "share": share}
+        | dict.fromkeys((*claims.FIGURES, *others), value + 0.1 * seed * (1 + seed) + share)
+        for (algorithm, angle), value in effect.items() for seed in (0, 1) for share in (0.1, 0.3)
+    ]  # fmt: skip
+    claims.angles(pd.DataFrame(rows))
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if "mia.minority " in line]
+    per_image, per_client, ifca, mir = [line for line in lines if "mia.minority" in line]
+    assert per_image[3:] == ["-0.100", "-0.100 to -0.100", "0 of 2"]
+    assert per_client[3:] == ["-0.150", "-0.150 to -0.150", "0 of 2"]
+    assert (ifca[0], mir[0]) == ("IFCA", "IFCA-MIR")
+    assert ifca[2:] == ["0.900 ± 0.141", "0.800 ± 0.141", "+0.100", "+0.100 to +0.100", "2 of 2"]
+    assert mir[4:] == ["+0.050", "+0.050 to +0.050", "2 of 2"]
+
+
 def test_property_claims_are_paired_by_seed(capsys):
     rows = [
         {"task": "A", "algorithm": name, "seed": seed, "property.auc": auc + 0.01 * seed, "main.auc": 0.9}

@@ -1,5 +1,6 @@
 """The report: what is on the page, for runs of any shape, and what it says of damaged ones."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -56,6 +57,17 @@ def test_metrics_are_shown_with_their_meaning() -> None:
     assert "taken on shadow models" in text
     assert "held-out images of the same group" in text
     assert "Clusters that end with at most 3 clients: 0 (3), 1 (3)" in text
+
+
+def test_a_group_that_is_shifted_by_client_says_so() -> None:
+    names = ["a", "b"]
+    config, summary = config_of(names, 2), parse_summary(summary_of(names, 2))
+    groups = config.data.groups | {"a": replace(config.data.groups["a"], shift_per="client")}
+    description = RunDescription.of(replace(config, data=replace(config.data, groups=groups)))
+    text = page_of(run_page(description, summary, samples_of(names), **frames_of(names, 2))).text
+    assert "rotated by 0 to 25 degrees; drawn for each client" in text
+    assert text.count("drawn for each client") == 1
+    assert "drawn for each client" not in page_of(usual_page()).text
 
 
 def test_labels_say_how_it_ended() -> None:

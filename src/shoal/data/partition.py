@@ -167,11 +167,12 @@ def partitioned(
 ) -> Federation:
     """The federation of a data set whose partition is drawn already."""
     shares = [group.share for group in groups]
-    group = _by_group(apportion(shares, partition.clients))
+    ids, group = torch.arange(partition.clients), _by_group(apportion(shares, partition.clients))
 
     def shards(by_client: list[Tensor]) -> Shards:
         indices, sizes = torch.cat(by_client), torch.tensor([len(each) for each in by_client])
-        x = shifted_inputs(dataset, indices, groups, torch.repeat_interleave(group, sizes), stream)
+        owners = torch.repeat_interleave(ids, sizes)
+        x = shifted_inputs(dataset, indices, groups, group[owners], stream, owners)
         return Shards.from_contiguous(x, dataset.labels[indices], sizes)
 
     def examples(indices: Tensor, counts: list[int]) -> GroupedExamples:
@@ -183,7 +184,7 @@ def partitioned(
         holdout=shards(indices.holdout),
         shadow=examples(indices.shadow, apportion(shares, len(indices.shadow))),
         test=examples(indices.test, _equal_counts(len(indices.test), len(groups))),
-        ids=torch.arange(partition.clients),
+        ids=ids,
         group=group,
         groups=tuple(group.name for group in groups),
         preferences=preferences,

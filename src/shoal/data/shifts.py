@@ -1,7 +1,7 @@
 """Groups of clients that differ by a shift of their images: rotation and brightness."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -28,18 +28,22 @@ class Group:
     Args:
         name: the group's name in tables and summary keys.
         share: fraction of the clients, in [0, 1]; 0: no client, only test images.
-        rotation: [low, high] in degrees, counter-clockwise, bilinear, 0 outside; one angle per image. None: no
-            rotation.
-        brightness: [low, high] of factors, clipped to [0, 1]; one factor per image. None: unchanged.
+        rotation: [low, high] in degrees, counter-clockwise, bilinear, 0 outside; one angle per image, or per client
+            with ``shift_per``. None: no rotation.
+        brightness: [low, high] of factors, clipped to [0, 1]; drawn as angles are. None: unchanged.
+        shift_per: ``image``: each image has an angle and a factor of its own; ``client``: all training and hold-out
+            images of a client have the client's. Test and shadow images belong to no client and always have their own.
 
     Raises:
-        InputError: a value outside its range, a range whose low is above its high, or a reserved name.
+        InputError: a value outside its range, a range whose low is above its high, a reserved name, or an angle per
+            client without a range to draw it from.
     """
 
     name: str
     share: Fraction
     rotation: Annotated[tuple[_Angle, _Angle], Field(strict=False)] | None = None
     brightness: Annotated[tuple[_Factor, _Factor], Field(strict=False)] | None = None
+    shift_per: Literal["image", "client"] = "image"
 
     def __post_init__(self) -> None:
         require_group_name(self.name)
@@ -47,6 +51,10 @@ class Group:
             if bounds is not None:
                 low, high = bounds
                 require(low <= high, f"'{name}' must be [low, high] with low <= high; got [{low:g}, {high:g}]")
+        require(
+            self.shift_per == "image" or self.rotation is not None or self.brightness is not None,
+            f"'shift_per' = \"client\" of group '{self.name}' needs 'rotation' or 'brightness' as a range to draw from",
+        )
 
     def shift(self, images: Tensor, uniform: Tensor) -> Tensor:
         """Shifted copies of ``images`` (B, C, H, W) in [0, 1].
@@ -61,11 +69,17 @@ class Group:
 
 
 def shifted_inputs(
-    dataset: LabelledDataset, indices: Tensor, groups: Sequence[Group], group: Tensor, stream: Stream
+    dataset: LabelledDataset,
+    indices: Tensor,
+    groups: Sequence[Group],
+    group: Tensor,
+    stream: Stream,
+    client: Tensor | None = None,
 ) -> Tensor:
     """Examples as inputs of a network: images scaled to [0, 1] and shifted, texts as they are.
 
-    An image's shift depends on its index in the data set, its group and the stream only.
+    An image's shift depends on its index in the data set, its group and the stream only; in a group that is shifted by
+    client, on the id of its client in the place of the index.
 
     Args:
         dataset: the examples.
@@ -73,6 +87,8 @@ def shifted_inputs(
         groups: how images are shifted.
         group: (m,) int64, the group of each, as its index in ``groups``.
         stream: of the angles and factors.
+        client: (m,) int64, the id of each image's client; None: they belong to no client, and each has a shift of its
+            own in every group.
 
     Returns:
         (m, C, H, W) float32, channels last; of texts the words, (m, L) int64.
@@ -80,12 +96,14 @@ def shifted_inputs(
     if isinstance(dataset, TextDataset):
         return dataset.words[indices]
     uniform = torch.rand(len(dataset.labels), 2, generator=stream("shift").generator())
+    own = uniform[indices]
+    of_client = own if client is None else _uniform_of_clients(client, stream("shift"))
     _, channels, height, width = dataset.pixels.shape
     shifted = torch.empty(len(indices), height, width, channels).permute(0, 3, 1, 2)
     for g, kind in enumerate(groups):
         of_group = torch.nonzero(group == g).squeeze(1)
         images = dataset.pixels[indices[of_group]].float() / dataset.white
-        shifted[of_group] = kind.shift(images, uniform[indices[of_group]])
+        shifted[of_group] = kind.shift(images, (own if kind.shift_per == "image" else of_client)[of_group])
     return shifted
 
 
@@ -118,6 +136,12 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
 def brighten(images: Tensor, factors: Tensor) -> Tensor:
     """Multiply each image (B, C, H, W) by its factor (B,), clipped to [0, 1]."""
     return (images * factors.float()[:, None, None, None]).clamp(0, 1)
+
+
+def _uniform_of_clients(client: Tensor, stream: Stream) -> Tensor:
+    """(m, 2) float32 in [0, 1]; row i depends on ``client[i]``, an id, and the stream only."""
+    draws = [stream("client", name).seeds(client).double() / 2**63 for name in ("rotation", "brightness")]
+    return torch.stack(draws, dim=1).float()
 
 
 def _interpolate(bounds: tuple[float, float], uniform: Tensor) -> Tensor:
