@@ -35,27 +35,34 @@ def sweep(toy_sweep, tmp_path_factory):
     return folder / "out"
 
 
-def test_the_runs_of_a_sweep_are_audited_and_compared(sweep, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["attacks.py", str(sweep), str(tmp_path), "--references", "3"])
-    script("attacks").main()
-    attacks = pd.read_csv(tmp_path / "attacks.csv")
+@pytest.fixture(scope="module")
+def compared(sweep, tmp_path_factory):
+    """The folder that attacks.py writes, with three reference federations for each run."""
+    out = tmp_path_factory.mktemp("compared")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["attacks.py", str(sweep), str(out), "--references", "3"])
+        patched.setattr("shoal.reports.audit.page.audit_page", lambda *_, **__: "")
+        script("attacks").main()
+    return out
+
+
+def test_the_runs_of_a_sweep_are_audited_and_compared(compared):
+    attacks = pd.read_csv(compared / "attacks.csv")
     assert set(attacks["references"]) == {1, 3}
     assert set(attacks["name"]) == {"all", "minority", "majority"}
     assert "lira" not in set(attacks.loc[attacks["references"] == 1, "attack"])
-    violations = pd.read_csv(tmp_path / "violations.csv")
+    violations = pd.read_csv(compared / "violations.csv")
     assert len(violations) == 4
     # The strongest attack on a client's model exceeds at least what any one of them does.
     names = [name for name in violations if name not in {"algorithm", "seed", "strongest"}]
     assert (violations["strongest"] >= violations[names].max(axis=1)).all()
-    page = (tmp_path / "attacks.md").read_text()
+    page = (compared / "attacks.md").read_text()
     assert "**Clients whose threshold is exceeded, by the attack that judges**" in page
     assert "IFCA-MIR, minority: 2 seeds" in page
 
 
-def test_fewer_references_are_the_first_of_many(sweep, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["attacks.py", str(sweep), str(tmp_path), "--references", "3"])
-    script("attacks").main()
-    attacks = pd.read_csv(tmp_path / "attacks.csv")
+def test_fewer_references_are_the_first_of_many(sweep, compared, tmp_path):
+    attacks = pd.read_csv(compared / "attacks.csv")
     (first, *_) = sorted(path for path in (sweep / "runs").iterdir() if path.is_dir())
     alone = audit_run(first, references=1, out=tmp_path / "one").flat["attacks.calibration.all.auc"]
     one = attacks[(attacks["references"] == 1) & (attacks["attack"] == "calibration") & (attacks["name"] == "all")]

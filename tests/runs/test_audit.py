@@ -43,6 +43,12 @@ def audited(finished, tmp_path_factory):
     return audit_run(finished, references=4, out=tmp_path_factory.mktemp("audits") / "audit")
 
 
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    """Only `audited` has its page, since drawing it takes half of an audit's time."""
+    monkeypatch.setattr("shoal.reports.audit.page.audit_page", lambda *_, **__: "")
+
+
 def read(out):
     return json.loads((out / "audit.json").read_text())
 

@@ -16,12 +16,17 @@ from shoal.simulation.reference_federations import AttackedRun, join_scores
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def attacked(toy_config):
-    """Makes a toy run and gives it with its engine; the keywords change its configuration."""
-    engines = []
+    """Makes a toy run, once, and gives it with its engine; the keywords change its configuration."""
+    engines, made = [], {}
 
     def make(**changes):
+        if repr(changes) not in made:
+            made[repr(changes)] = play(**changes)
+        return made[repr(changes)]
+
+    def play(**changes):
         _, simulation = build(toy_config(**changes))
         engine = Engine(simulation.setup.model, threads=1)
         engines.append(engine)
@@ -149,5 +154,5 @@ def test_a_run_with_a_property_attack_is_refused(attacked):
 
 def test_the_population_is_no_larger_than_it_says(attacked, monkeypatch):
     monkeypatch.setattr(reference_federations, "POPULATION", 7)
-    run, _ = attacked()
+    run, _ = attacked(algorithm__rounds=1, algorithm__name="fedavg")
     assert len(run.population) == 7
