@@ -19,6 +19,8 @@ TYPES = ("lr", "rf", "nn")
 def main() -> None:
     """Fit each type on the shadow models' records, with its defaults, and score the target's."""
     outputs, scores, seed = sys.argv[1:]
+    # Its networks are small: more threads would wait for each other.
+    torch.set_num_threads(1)
     with np.load(outputs) as file:
         given = dict(file)
     classes, inside = given["shadow_posteriors"].shape[1], given["shadow_member"]
