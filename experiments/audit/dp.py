@@ -18,8 +18,8 @@ know that number here, as a server does, and the accountant's epsilon takes it f
 
 Two attackers. "outsider": has the final model alone, and scores a canary by the logit of its wrong label, as
 `canaries.epsilon_low` of a run does. "server": has the updates and knows all examples but the coins. In a round of one
-step an update is linear in the coins, `-(rate / batch) * (sum of clipped gradients + noise)`, so it estimates them by
-least squares over all rounds, shrunk towards 1/2 by the noise that it finds in them.
+step an update is linear in the coins, `-(learning rate / batch) * (sum of clipped gradients + noise)`, so it takes the
+best linear estimate of them over all rounds, with the noise that it finds in the updates, not the one that it is told.
 
 A bound holds with 95 % confidence each, so among 40 right ones two may be above a tight epsilon by chance. The
 family-wise bounds hold all at once with 95 % (Bonferroni): one above epsilon means that the promise is broken.
@@ -46,7 +46,7 @@ from shoal.attacks.one_run_audit import default_guesses, epsilon_lower_bound
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, require
 from shoal.defenses import DPSGD
 from shoal.engine import Engine, RoundUpdates
 from shoal.engine.bound_network import BoundNetwork
@@ -129,6 +129,9 @@ class CoinEstimates:
     Args:
         simulation: of rounds of one private step, with canaries.
         client: its id.
+
+    Raises:
+        InputError: more than one step a round.
     """
 
     def __init__(self, simulation: Simulation, client: int) -> None:
@@ -137,6 +140,8 @@ class CoinEstimates:
         position = simulation.federation.ids.tolist().index(client)
         self.own = torch.nonzero(canaries.client == client).flatten()
         self.size = len(owned := shards.owned(position))
+        steps = self.local.steps_of(self.size)
+        require(steps == 1, f"'local.steps' must be 1, for an update to be one noised sum; got {steps} steps a round")
         self.rate = self.local.batch(self.size) / self.size
         # Positions among the examples before any was left out: those trained on, and of these the ones without a coin.
         left_out = canaries.record[self.own][~canaries.member[self.own]]

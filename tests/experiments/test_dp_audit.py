@@ -113,6 +113,11 @@ def test_an_audit_catches_the_fraud_alone_and_is_taken_up_where_it_stopped(scrip
     assert len(pd.read_csv(tmp_path / "dp.csv")) == 2
 
 
+def test_rounds_of_several_steps_are_refused(script):
+    with pytest.raises(InputError, match="got 2 steps a round"):
+        updates_of(script, script.Case(script.HONEST, "full", 1, 0), "local.steps=2", "algorithm.rounds=1")
+
+
 def test_a_wrong_setting_is_one_sentence_and_nothing_is_left(script, tmp_path):
     with pytest.raises(InputError, match="did you mean 'rounds'"):
         script.audit(tmp_path, script.CASES[:1], ["algorithm.roundz=3"])
