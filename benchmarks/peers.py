@@ -9,7 +9,12 @@ from pathlib import Path
 import numpy as np
 
 HOME = Path(__file__).resolve().parents[1] / ".bench"
-PACKAGES = {"pfl": ("pfl==0.6.0",), "flower": ("flwr[simulation]==1.41.0",)}
+PACKAGES = {
+    "pfl": ("pfl==0.6.0",),
+    "flower": ("flwr[simulation]==1.41.0",),
+    # It imports packaging, and does not say so.
+    "art": ("adversarial-robustness-toolbox==1.20.1", "packaging==26.3"),
+}
 _TORCH = "torch==2.13.0"
 """Exactly, as an open range could bring another build for the peers than for Shoal."""
 

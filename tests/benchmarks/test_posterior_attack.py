@@ -1,0 +1,126 @@
+"""The comparison of posterior attacks: its own side, without the other's packages."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import ttest_rel
+from sklearn.metrics import roc_auc_score
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import peers
+import posterior_attack
+
+from shoal.attacks.membership import Query, Records
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+
+SMALL = [
+    'data.source="digits"', "data.clients=3", "data.examples_per_client=10", "data.shadow_examples=80",
+    "data.test_examples=20", "model.hidden=8", "algorithm.rounds=1", "local.epochs=1",
+]  # fmt: skip
+
+
+def given(count=300, classes=3):
+    """Records whose posteriors are surer where they are members."""
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for of in ("shadow", "target"):
+        labels, member = draw.integers(0, classes, count), draw.random(count) < 0.5
+        logits = draw.normal(size=(count, classes)) + 3 * member[:, None] * np.eye(classes)[labels]
+        posteriors = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        arrays |= {f"{of}_posteriors": posteriors, f"{of}_labels": labels, f"{of}_member": member}
+    return arrays
+
+
+def test_from_posteriors_the_scores_are_those_of_the_attack_on_outputs():
+    """Logits that differ by a constant a record are the same posteriors."""
+    arrays = given()
+    count = len(arrays["shadow_labels"])
+    shadow, target = (
+        torch.from_numpy(arrays[f"{of}_posteriors"]).log() + torch.arange(count)[:, None] % 5
+        for of in ("shadow", "target")
+    )
+    labels, member = torch.from_numpy(arrays["shadow_labels"]), torch.from_numpy(arrays["shadow_member"])
+    records = Records(shadow, labels, member, torch.zeros(count).long(), torch.arange(count))
+    found = posterior_attack.our_scores(arrays, 7)
+    assert set(found) == set(posterior_attack.OURS)
+    for name, attack in posterior_attack.OURS.items():
+        fitted = attack.fit(records, Stream(7)("ours")(name))
+        scores = fitted.score(Query(target, torch.from_numpy(arrays["target_labels"])))
+        assert found[name] == pytest.approx(scores, abs=1e-6)
+        assert roc_auc_score(arrays["target_member"], found[name]) > 0.7
+
+
+def test_a_posterior_of_zero_is_no_error():
+    arrays = given()
+    for of in ("shadow", "target"):
+        arrays[f"{of}_posteriors"][:5] = [1.0, 0.0, 0.0]
+    assert all(np.isfinite(each).all() for each in posterior_attack.our_scores(arrays, 0).values())
+
+
+def test_attacks_are_judged_at_one_half():
+    member = np.array([True, True, False, False])
+    (row,) = posterior_attack.measured({"a": np.array([0.9, 0.4, 0.3, 0.2])}, member, 3)
+    assert row == {"seed": 3, "attack": "a", "accuracy": 0.75, "auc": 1.0}
+
+
+def test_differences_are_paired_by_seed():
+    first, draw = next(iter(posterior_attack.OURS)), np.random.default_rng(1)
+    ours, theirs = draw.random((2, 5)).round(3)
+    rows = pd.DataFrame([
+        {"seed": seed, "attack": name, "accuracy": float(value), "auc": 0.5}
+        for name, values in ((first, ours), ("ART, random forest", theirs))
+        for seed, value in enumerate(values)
+    ])  # fmt: skip
+    low, high = ttest_rel(ours, theirs).confidence_interval(0.95)
+    line = next(line for line in posterior_attack.report(rows).splitlines() if line.startswith("| balanced accuracy |"))
+    assert line.split("|")[3].strip() == f"{(ours - theirs).mean():+.3f}"
+    assert line.split("|")[4].strip() == f"{low:+.3f} to {high:+.3f}"
+    assert "neural" not in posterior_attack.report(rows), "an attack that did not run is left out"
+
+
+def test_both_sides_get_the_same_outputs_and_a_seed_is_trained_once(tmp_path, monkeypatch):
+    first = next(iter(posterior_attack.OURS))
+    monkeypatch.setattr(posterior_attack, "OURS", {first: posterior_attack.OURS[first]})
+    seen, trained, outputs_of = [], [], posterior_attack.outputs_of
+    monkeypatch.setattr(posterior_attack, "outputs_of", lambda config: (trained.append(1), outputs_of(config))[1])
+
+    def art(path, seed):
+        with np.load(path) as file:
+            arrays = dict(file)
+        seen.append((seed, arrays))
+        return {"ART, random forest": arrays["target_posteriors"].max(axis=1)}
+
+    for _ in range(2):
+        rows = posterior_attack.compare(tmp_path, [0, 1], SMALL, art=art)
+    assert len(trained) == 2
+    assert [seed for seed, _ in seen] == [0, 1, 0, 1]
+    assert rows.groupby("seed")["attack"].nunique().tolist() == [2, 2]
+    arrays = seen[0][1]
+    assert arrays["target_posteriors"].shape == (50, 10)
+    assert arrays["target_posteriors"].sum(axis=1) == pytest.approx(1)
+    assert arrays["target_member"].sum() == 30
+    assert arrays["shadow_posteriors"].shape == (3 * 60, 10)
+    assert arrays["shadow_member"].sum() == 3 * 30
+    assert not np.array_equal(arrays["target_labels"], seen[1][1]["target_labels"])
+    assert len(pd.read_csv(tmp_path / "posterior_attack.csv")) == 4
+
+
+def test_what_the_other_side_says_is_in_its_error_and_no_scores_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "python_of", lambda _: Path(sys.executable))
+    monkeypatch.setattr(posterior_attack, "SIDE", tmp_path / "side.py")
+    (tmp_path / "side.py").write_text("raise SystemExit('no such attack')")
+    with pytest.raises(RuntimeError, match=r"^no such attack$|no such attack"):
+        posterior_attack.art_scores(tmp_path / "a-0.npz", 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["side.py"]
+
+
+def test_a_wrong_setting_is_one_sentence_and_nothing_is_left(tmp_path):
+    with pytest.raises(InputError, match="did you mean 'hidden'"):
+        posterior_attack.compare(tmp_path, [0], ["model.hiden=3"])
+    assert not list(tmp_path.iterdir())
