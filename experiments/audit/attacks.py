@@ -122,13 +122,15 @@ def stronger(attacks: pd.DataFrame, group: str) -> str:
 
 
 def in_violation(violations: pd.DataFrame) -> str:
-    """Clients whose threshold an attack exceeds, under IFCA and under IFCA-MIR, paired by seed."""
+    """Clients whose threshold an attack exceeds, under IFCA and under IFCA-MIR, paired by seed; empty without both."""
     rows = []
     for attack in [name for name in violations if name not in {"algorithm", "seed"}]:
         by = violations.pivot_table(index="seed", columns="algorithm", values=attack)
         if {"IFCA", "IFCA-MIR"} <= set(by):
             change = differences(by["IFCA-MIR"] - by["IFCA"])
             rows.append([attack, spread(by["IFCA"]), spread(by["IFCA-MIR"]), *change])
+    if not rows:
+        return ""
     heads = ["attack", "IFCA", "IFCA-MIR", "difference", "95 % interval", "seeds above"]
     return table("Clients whose threshold is exceeded, by the attack that judges", heads, rows)
 

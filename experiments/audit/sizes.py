@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import spread, table
 
 CLASSES = 10
-ATTACKS = ("lira", "calibration", "loss", "posterior")
+ATTACKS = ("rmia", "calibration", "loss", "posterior")
 
 
 def advantages(attacks: pd.DataFrame) -> pd.DataFrame:
@@ -58,10 +58,11 @@ def draw(known: pd.DataFrame, others: pd.DataFrame, laws: dict[str, tuple[float,
         x = np.geomspace(ends.min(), ends.max(), 50)
         axes.plot(x, a * x**-b, color=style.color, dashes=(4, 2) if i else (), linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="training examples per class of the model", ylabel="advantage, 2 A - 1")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("")
+    sizes = sorted(pd.concat([known, others])["per_class"].unique())
+    axes.set_xticks(sizes, labels=[f"{each:.0f}" for each in sizes])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], labels=["0.02", "0.05", "0.1", "0.2", "0.5"])
+    axes.set_yticks([], minor=True)
     axes.legend(frameon=False)
 
 

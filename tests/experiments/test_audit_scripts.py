@@ -75,17 +75,17 @@ def test_a_power_law_is_recovered(tmp_path, monkeypatch):
          "accuracy": 0.5 + 0.5 * 1.5 * (members / 10) ** -0.5}
         for name, members in (("Alone, 100", 100), ("Alone, 400", 400), ("FedAvg", 900))
         for seed in (0, 1)
-        for attack in ("lira", "calibration", "loss", "posterior")
+        for attack in ("rmia", "calibration", "loss", "posterior")
     ]  # fmt: skip
     frame = pd.DataFrame(rows)
     for folder, inside in (("alone", frame["algorithm"] != "FedAvg"), ("mlp", frame["algorithm"] == "FedAvg")):
         (tmp_path / folder).mkdir()
         frame[inside].to_csv(tmp_path / folder / "attacks.csv", index=False)
     sizes = script("sizes")
-    assert np.allclose(sizes.law(sizes.advantages(frame[frame["attack"] == "lira"])), (1.5, 0.5))
+    assert np.allclose(sizes.law(sizes.advantages(frame[frame["attack"] == "rmia"])), (1.5, 0.5))
     monkeypatch.setattr(sys, "argv", ["sizes.py", *(str(tmp_path / each) for each in ("alone", "mlp", "out"))])
     sizes.main()
     table = (tmp_path / "out" / "sizes.md").read_text()
     predicted = 0.5 + 0.75 * 90**-0.5
-    assert f"| lira | 1.50 | 0.50 | 90 | {predicted:.3f} | {predicted:.3f} ± 0.000 |" in table
+    assert f"| rmia | 1.50 | 0.50 | 90 | {predicted:.3f} | {predicted:.3f} ± 0.000 |" in table
     assert (tmp_path / "out" / "sizes.svg").stat().st_size > 1000
