@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -66,8 +67,27 @@ def result():
     return shoal.Result(SUMMARY, frame, frame, frame, {0: {"w": BIG}}, described, {}, STATE)
 
 
+def population():
+    zeros = np.zeros(1000)
+    return shoal.Population(zeros, np.zeros((1000, 16)), zeros.astype(int))
+
+
+def scores():
+    zeros, references = np.zeros(1000), np.zeros((1000, 16))
+    return shoal.ReferenceScores(zeros, zeros > 0, references, references > 0, zeros.astype(int), population())
+
+
+def audit():
+    frame = pd.DataFrame({"attack": LONG})
+    return shoal.Audit(frame, frame, 16, 1000, 1000, 1.2345, 1e-5, dict.fromkeys(LONG, "too few"))
+
+
 VALUES = {
     "Config": config,
+    "Audit": audit,
+    "AuditRecords": lambda: shoal.AuditRecords(scores(), *[np.array(LONG, dtype=object)] * 3),
+    "Population": population,
+    "ReferenceScores": scores,
     "Result": result,
     "IFCA": lambda: shoal.IFCA(clusters=9, averaging="gradient", redraw=shoal.Redraw(share=0.1)),
     "IFCAMIR": lambda: shoal.IFCAMIR(shoal.IFCA(clusters=9)),
