@@ -362,3 +362,14 @@ def test_a_result_is_audited_as_the_run_of_its_directory_is(toy_config, tmp_path
         load(result.save(tmp_path / "saved")).audit(tmp_path / "again")
     with pytest.raises(InputError, match="was made from Python"):
         audit_run(tmp_path / "saved")
+
+
+def test_reference_models_that_never_saw_the_records_leave_the_offline_attacks(tmp_path):
+    text = SCORES.replace(",0.5,1\n", ",0.5,0\n")
+    frame = pd.read_csv(written(tmp_path, text)).assign(member_ref_0=0, member_ref_1=0)
+    twice = pd.concat([frame, frame.assign(score=frame["score"] + 0.1)], ignore_index=True)
+    twice.assign(score_ref_2=0.3, member_ref_2=0).to_csv(tmp_path / "scores.csv", index=False)
+    found = audit_scores(tmp_path / "scores.csv", out=tmp_path / "audit").audit
+    assert set(found.attacks["attack"]) == {"loss", "calibration", "lira-offline", "rmia-offline"}
+    assert "needs records that some reference model trained on" in found.omitted["lira"]
+    assert set(found.omitted) == {"lira", "rmia", "bavaria", "other-clusters"}

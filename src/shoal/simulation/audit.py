@@ -22,7 +22,7 @@ from shoal.attacks import (
     ReferenceScores,
     reference_margins,
 )
-from shoal.core.errors import require
+from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.metrics import MembershipMetrics, empirical_epsilon, membership_metrics
@@ -214,7 +214,12 @@ def _asked(
         if scores.references < attack.least:
             omitted[attack.name] = f"needs {attack.least} reference models; there are {scores.references}"
             continue
-        margins = reference_margins(attack, scores, stream(attack.name))
+        try:
+            margins = reference_margins(attack, scores, stream(attack.name))
+        except InputError as error:
+            # Such as an attack that needs models that trained on a record, where none did.
+            omitted[attack.name] = str(error)
+            continue
         found[attack.name] = AttackScores(OUTSIDER, attack.scores(scores), margins)
     if records.all_models is not None and records.all_models.shape[1] > 1:
         attack, alone = OtherClusters(records.all_models), scores.only([])
