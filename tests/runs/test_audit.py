@@ -187,6 +187,13 @@ def test_a_negative_number_of_references_is_refused(finished):
         audit_run(finished, references=-1)
 
 
+def test_a_directory_that_cannot_be_made_is_found_before_anything_is_trained(finished, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(AttackedRun, "train_reference", lambda *_: pytest.fail("a federation was trained"))
+    with pytest.raises(InputError, match="cannot be written"):
+        audit_run(finished, references=1, out=tmp_path / "file" / "audit")
+
+
 def test_a_run_without_its_checkpoint_is_refused(toy_config, tmp_path):
     out = run(toy_config(algorithm__rounds=2), tmp_path / "run")
     for path in (out / "checkpoint").iterdir():

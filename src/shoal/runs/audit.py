@@ -16,7 +16,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import Engine
-from shoal.runs.audit_files import AboutAudited, AuditFiles, write_audit
+from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, write_audit
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import logged
 from shoal.runs.files import read_summary
@@ -81,6 +81,7 @@ def audit_run(
             backend=backend,
         ) as engine,
     ):
+        make_directory(Path(out or run))
         attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows)
         scores = reference_scores(attacked, references, engine, folder=run / "references", watch=watch)
         replayed = replayed_scores(attacked, engine, folder=run / "references") if references else None

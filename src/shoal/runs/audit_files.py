@@ -58,6 +58,18 @@ class AboutAudited:
     __repr__ = one_line
 
 
+def make_directory(out: Path) -> None:
+    """Make the directory of an audit, before anything is trained for it.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+
+
 def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditRecords | None = None) -> AuditFiles:
     """Write the files of an audit into ``out``, which is made where it is missing; each whole or not at all.
 
@@ -76,7 +88,7 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
     flat = {**audit.flat(), **about.stated, **about.seconds}
     page = audit_page(audit, title=about.title, stated=about.stated, pictures=about.pictures, kind_of_data=about.kind)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_directory(out)
         if records is not None:
             write_scores(out / "scores.csv", records)
         write_text(out / "audit.csv", audit.attacks.to_csv(index=False))
