@@ -36,6 +36,7 @@ from shoal.attacks.one_run_audit import OneRunAudit, one_run_audit
 from shoal.attacks.other_clusters import OtherClusters
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
+from shoal.attacks.record_exposure import record_exposure
 from shoal.attacks.recorded_risks import RecordedRisks
 from shoal.attacks.red_team import NEED_HOLDOUT, RedTeam
 from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
@@ -123,6 +124,7 @@ __all__ = [
     "needs_classes",
     "one_group_mix",
     "one_run_audit",
+    "record_exposure",
     "reference_margins",
     "update_scores",
 ]
