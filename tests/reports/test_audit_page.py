@@ -179,8 +179,7 @@ def test_members_alone_are_in_the_figure_of_exposure() -> None:
 @pytest.mark.parametrize("references", [3, 16])
 def test_chance_gives_what_the_formula_says_where_no_record_is_exposed(references: int) -> None:
     """Scores that do not depend on membership, and each record in half of the models."""
-    from shoal.attacks import ReferenceScores  # noqa: PLC0415 - of this test alone
-    from shoal.attacks import record_exposure  # noqa: PLC0415
+    from shoal.attacks import ReferenceScores, record_exposure  # noqa: PLC0415 - of this test alone
 
     generator, count = np.random.default_rng(0), 10_000
     member = np.argsort(generator.random((count, references + 1)), axis=1) < (references + 1) // 2
