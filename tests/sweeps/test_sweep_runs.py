@@ -246,6 +246,23 @@ def test_a_worker_whose_sweep_is_gone_ends_in_its_next_round(written, tmp_path, 
     assert not list(tmp_path.glob("*/checkpoint/round-*"))
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_worker_whose_sweep_is_gone_after_its_last_round_waits_for_no_other_run(tmp_path, monkeypatch, gone):
+    class Ended(BaseException):
+        pass
+
+    def end(code):
+        raise Ended(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(workers, "run_one", lambda config, digest, *_: (digest, None))
+    if gone:
+        with pytest.raises(Ended, match="1"):
+            workers.run_one_for_parent(-1, None, "a", tmp_path, None)
+    else:
+        assert workers.run_one_for_parent(os.getppid(), None, "a", tmp_path, None) == ("a", None)
+
+
 @pytest.mark.usefixtures("_no_run_pages")
 def test_a_run_that_two_sweeps_want_at_once_is_done_once(two_runs, tmp_path):
     first, outcomes, others = plan.plan_runs(read_sweep(two_runs))[0], [], []

@@ -123,10 +123,14 @@ def run_one_for_parent(
             raise SystemExit(1)
 
     try:
-        return run_one(config, digest, runs, data_dir, watch)
+        ended = run_one(config, digest, runs, data_dir, watch)
     except SystemExit:
         # joblib would catch the exception, and start the next run although nobody waits for it.
         os._exit(1)
+    if parent is not None and os.getppid() != parent:
+        # The sweep was killed after this run's last round: joblib would wait for another run for minutes.
+        os._exit(1)
+    return ended
 
 
 def _threads(config: Config, most: int) -> Config:
