@@ -54,9 +54,6 @@ from shoal.attacks.yeom import Gap, LossScore, LossThreshold
 MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 """The membership-inference attacks that a configuration can name."""
 
-UpdateAttacks = FedMIALoss | FedMIACosine | GradCosine | GradDifference
-"""The server's membership attacks on the updates of single clients."""
-
 __all__ = [
     "NEED_HOLDOUT",
     "RMIA",
@@ -105,7 +102,6 @@ __all__ = [
     "SourceGuesses",
     "SourceInference",
     "UpdateAttack",
-    "UpdateAttacks",
     "UpdateAudit",
     "UpdateScores",
     "active_property_attacker",

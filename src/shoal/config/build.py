@@ -32,7 +32,7 @@ from shoal.data import (
 )
 from shoal.data.property_partition import PartitionIndices, federation_of
 from shoal.defenses import TrainingSetup, defended
-from shoal.engine import LocalSGD, MaliciousClients, check_backend, resolve_backend
+from shoal.engine import Engine, LocalSGD, MaliciousClients, check_backend, resolve_backend
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
 from shoal.simulation.simulation import Simulation
 
@@ -142,6 +142,18 @@ def build(
     """
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     return resolved.config, resolved.simulation()
+
+
+def engine_of(config: Config, model: Model) -> Engine:
+    """The engine that [engine] asks for, with the network of the run.
+
+    Raises:
+        InputError: a device that is not there, or a backend that cannot train the network.
+    """
+    asked = config.engine
+    backend = None if asked.backend == "auto" else asked.backend
+    with in_table("engine"):
+        return Engine(model, device=asked.device, threads=asked.threads, precision=asked.precision, backend=backend)
 
 
 def load_data(section: DataSection, data_dir: Path | None = None) -> LabelledDataset | ClientDataset:

@@ -1,6 +1,8 @@
 """Inputs in memory: images as (M, H, W, C), the layout that the fast kernels read, and texts as integers."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -25,6 +27,11 @@ def gather(x: Tensor, indices: Tensor) -> Tensor:
 def concatenate(first: Tensor, second: Tensor) -> Tensor:
     """The inputs of one tensor and then those of the other, in the memory format of both."""
     return to_channels_first(torch.cat([to_channels_last(first), to_channels_last(second)]))
+
+
+def to_pixels(images: Tensor) -> NDArray[np.uint8]:
+    """Images (B, C, H, W) with values from 0 to 1 as (B, C, H, W) uint8, for a picture."""
+    return (images.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous().numpy()
 
 
 def to_compute_dtype(x: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.core.errors import require
+from shoal.metrics.intervals import clopper_pearson
 from shoal.metrics.membership import Bools, Floats
 
 
@@ -49,8 +50,6 @@ def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0, confidence:
     >>> rate.tpr, rate.found, round(rate.low, 3), round(rate.high, 3)
     (0.5, 1, 0.013, 0.987)
     """
-    from scipy import stats  # noqa: PLC0415 - takes half a second to import
-
     require(0 <= max_fpr < 1, f"'max_fpr' must be at least 0 and below 1; got {max_fpr:g}")
     require(0 <= confidence < 1, f"'confidence' must be at least 0 and below 1; got {confidence:g}")
     members, others = int(member.sum()), np.sort(scores[~member])[::-1]
@@ -60,10 +59,8 @@ def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0, confidence:
         return CanaryRate(nan, nan, nan, nan, 0, members, len(others))
     threshold = others[allowed]
     found, false = int((scores[member] > threshold).sum()), int((others > threshold).sum())
-    interval = stats.binomtest(found, members).proportion_ci(confidence, method="exact")
-    of_others = stats.binomtest(false, len(others)).proportion_ci(confidence, method="exact")
-    low, high, fpr_high = float(interval.low), float(interval.high), float(of_others.high)
-    return CanaryRate(found / members, low, high, fpr_high, found, members, len(others))
+    low, high = clopper_pearson([found, false], [members, len(others)], confidence)
+    return CanaryRate(found / members, float(low[0]), float(high[0]), float(high[1]), found, members, len(others))
 
 
 def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:

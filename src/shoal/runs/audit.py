@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shoal.config.build import load_data, resolve
+from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.kinds import algorithm_title
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.validation import read_toml
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import Federation
+from shoal.data.memory_format import to_pixels
 from shoal.engine import Engine
 from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, write_audit
 from shoal.runs.checkpoint import load_checkpoint
@@ -65,22 +66,10 @@ def audit_run(
     resolved = resolve(config, load_data(config.data, data_dir))
     simulation = resolved.simulation()
     del resolved  # and with it the data set, which the federation has copied
-    asked = config.engine
-    backend = None if asked.backend == "auto" else asked.backend
     stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
     title = f"{algorithm_title(config.algorithm.name)} on {config.data.source}, seed {config.seed}"
     model = simulation.setup.model
-    with (
-        locked(run),
-        logged(run / "run.log"),
-        Engine(
-            model,
-            device=asked.device,
-            threads=asked.threads,
-            precision=asked.precision,
-            backend=backend,
-        ) as engine,
-    ):
+    with locked(run), logged(run / "run.log"), engine_of(config, model) as engine:
         make_directory(Path(out or run))
         attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows)
         scores = reference_scores(attacked, references, engine, folder=run / "references", watch=watch)
@@ -226,5 +215,4 @@ def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dic
     shown = audit.records["record"].head(MOST_EXPOSED).tolist()
     place = {name: i for i, name in enumerate(records.record.tolist())}
     rows = attacked.records.rows[[place[name] for name in shown]]
-    images = x[rows.to(x.device)].float().clamp(0, 1).mul(255).round().to(torch.uint8).cpu().contiguous().numpy()
-    return dict(zip(shown, images, strict=True))
+    return dict(zip(shown, to_pixels(x[rows.to(x.device)]), strict=True))

@@ -16,6 +16,7 @@ from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, require
 from shoal.core.representation import shortened
 from shoal.data import Federation
+from shoal.data.memory_format import to_pixels
 from shoal.engine import Engine, State
 from shoal.reports.run.description import RunDescription
 from shoal.runs.files import read_models, read_samples, read_summary, read_table
@@ -214,5 +215,5 @@ def _samples(federation: Federation) -> dict[str, NDArray[Any]]:
     for g, name in enumerate(federation.groups):
         images = federation.test.of_group(g).x[:SAMPLES]
         if images.dim() == 4:
-            samples[name] = (images.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous().numpy()
+            samples[name] = to_pixels(images)
     return samples

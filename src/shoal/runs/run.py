@@ -19,13 +19,11 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.config.build import load_data, resolve
+from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.schema import Config, read_config
-from shoal.config.tables import in_table
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.data import ClientDataset, LabelledDataset
-from shoal.engine import Engine
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.differences import differences
@@ -87,14 +85,7 @@ def run(
         require_room(simulation, decided.record.max_megabytes, "record.max_megabytes")
     if resume and out.exists() and _same_run(out, decided) == simulation.rounds and is_finished(out):
         return out
-    with in_table("engine"):
-        engine = Engine(
-            simulation.setup.model,
-            device=decided.engine.device,
-            threads=decided.engine.threads,
-            precision=decided.engine.precision,
-            backend=None if decided.engine.backend == "auto" else decided.engine.backend,
-        )
+    engine = engine_of(decided, simulation.setup.model)
     with engine, opened(out, decided.toml(), lambda: _same_run(out, decided), resume=resume) as checkpoints:
         rounds_before = read_config(out / "config.toml").algorithm.rounds
         if is_finished(out) and rounds_before == simulation.rounds:

@@ -14,8 +14,6 @@ TITLES: Mapping[str, str] = {
     "gap": "Gap attack",
     "posterior": "Posterior attack",
     "other-clusters": "Other clusters' models",
-    "fedmia-1": "FedMIA-I",
-    "fedmia-2": "FedMIA-II",
     "fedmia-i": "FedMIA-I",
     "fedmia-ii": "FedMIA-II",
     "grad-cosine": "Gradient cosine",
