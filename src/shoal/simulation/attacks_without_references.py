@@ -1,6 +1,6 @@
 """Attacks on an audit's records without reference federations: fitted on shadow models, or by labels alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +11,9 @@ from shoal.engine import Engine
 from shoal.simulation.audit import OUTSIDER, AttackScores
 from shoal.simulation.membership import is_personal
 from shoal.simulation.reference_federations import AttackedRun
+
+_Used = tuple[int, Tensor, Tensor]
+"""The cluster of a model, its parameters (P,), and the records that are asked of it (m,) int64."""
 
 
 def attacks_without_references(
@@ -27,18 +30,19 @@ def attacks_without_references(
     """
     federation, own = attacked.simulation.federation, attacked.simulation.red_team.attack
     name = "posterior" if isinstance(own, ShadowModelAttack) else str(getattr(own, "name", type(own).__name__))
-    found = {name: _fitted(attacked, own, model, engine)}
+    used = list(_models_in_use(attacked, model, engine))
+    found = {name: _fitted(attacked, own, used, engine)}
     if federation.classes is None:
         return found
-    found["gap"] = _fitted(attacked, Gap(), model, engine)
+    found["gap"] = _fitted(attacked, Gap(), used, engine)
     if federation.clients.x.dim() == 4:
-        votes = _votes(attacked, model, engine).double().numpy()
+        votes = _votes(attacked, used, engine).double().numpy()
         margins = halved_margins(votes, member.numpy(), attacked.stream("thresholds", "label-only"))
         found["label-only"] = AttackScores(OUTSIDER, votes, margins)
     return found
 
 
-def _fitted(attacked: AttackedRun, attack: MembershipAttack, model: Tensor, engine: Engine) -> AttackScores:
+def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_Used], engine: Engine) -> AttackScores:
     """An attack that is fitted on shadow models of each cluster."""
     training, state = attacked.simulation.on(engine), attacked.state
     team, local = replace(attacked.simulation.red_team, attack=attack), training.local_of_clusters(state)
@@ -46,7 +50,7 @@ def _fitted(attacked: AttackedRun, attack: MembershipAttack, model: Tensor, engi
     fitted, shadows = team.fit(state, training.federation, engine, local, training.stream("final", "attack"))
     records = attacked.records
     x, (scores, margins) = records.federation.clients.x, torch.empty(2, 2 * len(records), dtype=torch.float64)
-    for k, parameters, inside in _models_in_use(attacked, model, engine):
+    for k, parameters, inside in used:
         rows, of_reference = records.rows_on_device(inside), shadows[k].reference
         query = Query.unseen(
             engine.outputs_at(parameters, x, rows).cpu(),
@@ -59,17 +63,17 @@ def _fitted(attacked: AttackedRun, attack: MembershipAttack, model: Tensor, engi
     return AttackScores(OUTSIDER, scores.numpy(), margins.numpy())
 
 
-def _votes(attacked: AttackedRun, model: Tensor, engine: Engine) -> Tensor:
+def _votes(attacked: AttackedRun, used: Sequence[_Used], engine: Engine) -> Tensor:
     """(2 Q,) how many changed copies of each record get its label."""
     clients, votes = attacked.records.federation.clients, torch.empty(2 * len(attacked.records), dtype=torch.int64)
-    for _, parameters, inside in _models_in_use(attacked, model, engine):
+    for _, parameters, inside in used:
         rows = attacked.records.rows_on_device(inside)
         votes[inside] = augmentation_votes(engine, parameters, clients.x, clients.y, rows)
     return votes
 
 
-def _models_in_use(attacked: AttackedRun, model: Tensor, engine: Engine) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The cluster of each model that a record is asked of, its parameters (P,), and these records (m,) int64."""
+def _models_in_use(attacked: AttackedRun, model: Tensor, engine: Engine) -> Iterator[_Used]:
+    """The models that records are asked of."""
     deployed, _ = attacked.simulation.on(engine).deployed(attacked.state)
     of_record, personal = model[attacked.records.client], is_personal(deployed)
     for s in of_record.unique().tolist():
