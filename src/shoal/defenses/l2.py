@@ -42,3 +42,7 @@ class L2:
         """Local training with that weight decay, the same in every round."""
         del at
         return replace(local, weight_decay=self.penalty)
+
+    def scaled(self, strength: float) -> "L2":
+        """The penalty times ``strength``."""
+        return L2(strength * self.penalty)

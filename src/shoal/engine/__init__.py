@@ -15,6 +15,7 @@ from shoal.engine.protocols import (
     Algorithm,
     ClusterRound,
     Cohort,
+    Coordinator,
     Deployed,
     LocalDefense,
     LocalTraining,
@@ -22,6 +23,7 @@ from shoal.engine.protocols import (
     RiskEstimator,
     RoundPlan,
     RoundReport,
+    ScalableDefense,
     State,
     Tensors,
     UpdateFilter,
@@ -31,9 +33,9 @@ from shoal.engine.rounds import Training
 from shoal.engine.torch_optimizer import TorchOptimizer
 
 __all__ = [
-    "Aggregate", "Aggregator", "Algorithm", "Backend", "ClusterRound", "Cohort", "Deployed", "DivergenceError",
-    "Engine", "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining",
-    "MaliciousClients", "Precision", "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates", "State", "Tensors",
-    "TorchOptimizer", "Training", "UpdateFilter", "averaging_weights", "check_backend", "check_loss",
-    "require_per_example_gradients", "resolve_backend",
+    "Aggregate", "Aggregator", "Algorithm", "Backend", "ClusterRound", "Cohort", "Coordinator", "Deployed",
+    "DivergenceError", "Engine", "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD",
+    "LocalTraining", "MaliciousClients", "Precision", "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates",
+    "ScalableDefense", "State", "Tensors", "TorchOptimizer", "Training", "UpdateFilter", "averaging_weights",
+    "check_backend", "check_loss", "require_per_example_gradients", "resolve_backend",
 ]  # fmt: skip

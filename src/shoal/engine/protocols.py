@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class State:
         directives: what the server asks of the local training of each cluster, by name; (K,) float64 each. A
             `LocalDefense` reads them.
         adversary: the malicious clients' own tensors, by name.
+        control: the coordinator's own tensors, by name.
         trained: (N, K) int64, the last round in which each client's update moved each model; 0: none did. The engine
             writes it. Where an algorithm changes K without it, only the clients of that round are known.
     """
@@ -50,6 +51,7 @@ class State:
     clients: Tensors = field(default_factory=dict)
     directives: Tensors = field(default_factory=dict)
     adversary: Tensors = field(default_factory=dict)
+    control: Tensors = field(default_factory=dict)
     trained: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     __repr__ = one_line
 
@@ -299,6 +301,38 @@ class LocalDefense(Protocol):
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """The local training of that cluster's clients in that round."""
+        ...
+
+
+@runtime_checkable
+class ScalableDefense(LocalDefense, Protocol):
+    """A defence of local training that can be applied at any share of its strength, as a directive may ask."""
+
+    def scaled(self, strength: float) -> Self:
+        """The same defence at ``strength`` of its full strength.
+
+        Args:
+            strength: in [0, 1]; at 0 local training stays what it is, bit for bit, and at 1 it is this defence itself.
+
+        Raises:
+            InputError: a strength outside [0, 1].
+        """
+        ...
+
+
+@runtime_checkable
+class Coordinator(Protocol):
+    """Steers the local training of every cluster by directives, which follow from the risks that are estimated."""
+
+    def start(self, state: State, federation: Federation, engine: Engine) -> State:
+        """``state`` before the first round with its first directives and what the coordinator remembers."""
+        ...
+
+    def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
+        """``state`` after an estimate of its risks, with new directives and with what the coordinator remembers now.
+
+        It changes nothing else of the state.
+        """
         ...
 
 

@@ -22,6 +22,7 @@ from shoal.engine.protocols import (
     Algorithm,
     ClusterRound,
     Cohort,
+    Coordinator,
     Deployed,
     LocalDefense,
     MaliciousClients,
@@ -51,6 +52,7 @@ class Training:
         update_filter: applied by the server to every update; None: none.
         defenses: change local training, in order, anew for each cluster in each round.
         malicious_clients: train in their own way; None: nobody does.
+        coordinator: turns risks into directives, after each estimate; None: nobody does.
         record_every: rounds from one whose report has the updates that the server received to the next; 0: none has.
     """
 
@@ -64,6 +66,7 @@ class Training:
     update_filter: UpdateFilter | None = None
     defenses: tuple[LocalDefense, ...] = ()
     malicious_clients: MaliciousClients | None = None
+    coordinator: Coordinator | None = None
     record_every: int = 0
     __repr__ = one_line
 
@@ -75,6 +78,8 @@ class Training:
     def start(self) -> State:
         """The state before the first round."""
         state = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
+        if self.coordinator is not None:
+            state = self.coordinator.start(state, self.federation, self.engine)
         if self.malicious_clients is None:
             return state
         return replace(state, adversary=self.malicious_clients.start(state, self.stream("insider")))
@@ -113,6 +118,9 @@ class Training:
             try:
                 risks = estimator.risks(after, self.federation, self.engine, self.local_of_clusters(after), stream)
                 after = replace(after, risks=risks)
+                if self.coordinator is not None:
+                    stream = self.stream("coordinator", number)
+                    after = self.coordinator.update(after, self.federation, self.engine, stream)
             except DivergenceError:
                 LOG.warning("round %d: a shadow model's loss became NaN; risks stay what they were", number)
             seconds["red_team"] = time.perf_counter() - began

@@ -20,7 +20,7 @@ from shoal.simulation.simulation import SimulationState
 
 LOG = logging.getLogger(__name__)
 
-_OWN = ("server", "clients", "directives", "adversary")
+_OWN = ("server", "clients", "directives", "adversary", "control")
 """The fields of a state that are tensors by name."""
 
 KEPT = 2
@@ -146,6 +146,7 @@ def _read(path: Path) -> SimulationState | None:
         clients=own["clients"],
         directives=own["directives"],
         adversary=own["adversary"],
+        control=own["control"],
         trained=tensors.get("trained", torch.zeros(0, 0, dtype=torch.int64)),
     )
     return SimulationState(state, rows, json.loads(about["seconds"]), tensors.get("updates"))

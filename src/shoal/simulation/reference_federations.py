@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks import Population, RecordedRisks, ReferenceScores, logit_confidence
+from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
@@ -61,6 +62,7 @@ class AttackedRun:
         simulation: that was run, with its data where the engine wants them (`move_to_engine`).
         state: after its last round.
         risks: that it published, by round.
+        directives: that its coordinator gave, by round; None without one.
         records: whose membership is asked.
         population: examples that nobody trained on.
     """
@@ -68,6 +70,7 @@ class AttackedRun:
     simulation: Simulation
     state: State
     risks: RecordedRisks
+    directives: RecordedDirectives | None
     records: PairedRecords
     population: GroupedExamples
 
@@ -84,11 +87,13 @@ class AttackedRun:
             "reference federations cannot replay a run with a property attack; audit a run without [property_attack]",
         )
         stream, shadow = Stream(simulation.seed)("audit"), simulation.federation.shadow
+        coordinator = simulation.coordinator
         drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
         return AttackedRun(
             simulation=simulation,
             state=state,
             risks=RecordedRisks.of_rows(simulation.red_team.every, rows),
+            directives=None if coordinator is None else RecordedDirectives.of_rows(coordinator, rows),
             records=pair_records(simulation.federation, stream("records")),
             population=shadow.take(drawn.to(shadow.y.device)),
         )
@@ -124,14 +129,14 @@ class AttackedRun:
 
     def replay(self, engine: Engine) -> FederationScores:
         """The attacked run once more, bit for bit on the same machine, with the trajectory of its scores."""
-        training = replace(self.simulation.on(engine), risk_estimator=self.risks)
+        training = replace(self.simulation.on(engine), risk_estimator=self.risks, coordinator=self.directives)
         return self._train(training, self.simulation, self._first, engine)
 
     def train_reference(self, number: int, engine: Engine) -> FederationScores:
         """Train reference federation ``number`` and score the records; nothing is evaluated on the way.
 
         It begins with the same initial models, which every client of the attacked run was sent, and offers the same
-        risks in the same rounds. Cohorts, batches and noise are drawn anew.
+        risks and directives in the same rounds. Cohorts, batches and noise are drawn anew.
 
         Raises:
             InputError: its training diverged.
@@ -142,6 +147,7 @@ class AttackedRun:
             replay.on(engine),
             stream=self.stream("reference federation", number),
             risk_estimator=self.risks,
+            coordinator=self.directives,
         )
         return self._train(training, replay, torch.cat([~exchange, exchange]), engine)
 

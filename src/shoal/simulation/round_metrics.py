@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.control import COLUMN, SHOWN
 from shoal.data import Federation
 from shoal.engine import Engine, RoundReport, State
 
@@ -44,6 +45,8 @@ def round_metrics(
         for g, name in enumerate(federation.groups):
             row[f"accuracy.{name}"] = float(accuracies[g])
             row[f"clients.{name}"] = int(by_group[g])
+        row |= {f"{COLUMN}{name}": float(values[k]) for name, values in state.directives.items()}
+        row |= {name: float(state.control[name][k]) for name in SHOWN if name in state.control}
         rows.append(row)
     return tuple(rows)
 

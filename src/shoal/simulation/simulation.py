@@ -18,6 +18,7 @@ from shoal.attacks import (
     RoundObservation,
     needs_classes,
 )
+from shoal.control import Coordinator
 from shoal.core.errors import described, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
@@ -57,6 +58,7 @@ class Simulation:
         member_rounds: a client counts as a member of a model up to so many rounds before the model's last training.
         property_attack: an attack on a federation with a `PropertySchedule`; None: none.
         malicious_clients: train in their own way; None: nobody does.
+        coordinator: turns the red team's estimates into directives; None: nobody does.
         tsne: whether the updates that the property attack saw are embedded in the plane at the end.
         canaries: of ``federation``, which is trained on some of them; they are measured at the end. None: none.
         start: trained models to go on from; see `warm_start.started`. None: the algorithm's initial models.
@@ -74,6 +76,7 @@ class Simulation:
     member_rounds: int = 5
     property_attack: PropertyAttack | None = None
     malicious_clients: MaliciousClients | None = None
+    coordinator: Coordinator | None = None
     tsne: bool = False
     canaries: Canaries | None = None
     start: State | None = None
@@ -112,6 +115,15 @@ class Simulation:
         )
         _require_attack_fits(self.red_team, self.federation)
         self.algorithm.check(self.setup.first_local(), self.red_team.every)
+        if self.coordinator is not None:
+            require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
+            require(
+                self.red_team.every > 0,
+                "a coordinator steers by the red team's estimates, so its 'every' must be at least 1; got 0",
+            )
+            for knob in self.coordinator.knobs.values():
+                # Asked for what it would refuse; what it applies to all clusters and rounds is left.
+                getattr(knob.defense, "applied", lambda setup: setup)(self.setup)
         accounting.check_accountable(self.federation, self.rounds + 1 - self.first_round, self.setup.first_local())
 
     @property
@@ -130,8 +142,9 @@ class Simulation:
             participation=self.participation,
             risk_estimator=self.red_team,
             update_filter=self.setup.update_filter,
-            defenses=self.setup.defenses,
+            defenses=self.setup.defenses if self.coordinator is None else (*self.setup.defenses, self.coordinator),
             malicious_clients=self.malicious_clients,
+            coordinator=self.coordinator,
             record_every=self.record_updates,
         )
 

@@ -12,8 +12,8 @@ from shoal.engine import State
 def started(initial: State, start: State) -> State:
     """``initial`` with the models, risks and number of rounds of ``start``.
 
-    The assignment and the tensors of the algorithm and the malicious clients come from ``start`` where it has them, by
-    name and shape; others, such as those of clients where there are more now, stay as in ``initial``.
+    The assignment and the tensors of the algorithm, the coordinator and the malicious clients come from ``start`` where
+    it has them, by name and shape; others, such as those of clients where there are more now, stay as in ``initial``.
 
     Args:
         initial: what the algorithm begins with.
@@ -38,6 +38,7 @@ def started(initial: State, start: State) -> State:
         clients=_kept(initial.clients, start.clients),
         directives=_kept(initial.directives, start.directives),
         adversary=_kept(initial.adversary, start.adversary),
+        control=_kept(initial.control, start.control),
     )
 
 

@@ -1,0 +1,12 @@
+"""Closing the loop: a coordinator that turns measured risk into directives for the local training of each cluster.
+
+May import `engine` and below, never `algorithms`, `attacks` or `defenses`: the defences that a coordinator steers are
+values that it is given (`Knob`).
+"""
+
+from shoal.control.coordinator import SHOWN, Coordinator
+from shoal.control.knob import Knob
+from shoal.control.recorded_directives import COLUMN, RecordedDirectives
+from shoal.control.risk_prediction import RiskPrediction
+
+__all__ = ["COLUMN", "SHOWN", "Coordinator", "Knob", "RecordedDirectives", "RiskPrediction"]

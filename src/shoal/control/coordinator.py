@@ -1,0 +1,244 @@
+"""A coordinator at the server: integral control of each cluster's risk by the cheapest knob first.
+
+The paper's future work is a server that "acts as a coordinator" between accuracy and exposure (IFCA-MIR, section 7).
+The loop is ours; `docs/coordinator.md` has its drawing, and what of it is proven and what only measured.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from shoal.control.allocation import allocate
+from shoal.control.feedback import over_limit_shares, utilities
+from shoal.control.knob import Knob
+from shoal.control.risk_prediction import RiskPrediction
+from shoal.control.sensitivity import Sensitivity
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import Fraction, NonNegativeFloat, PositiveFloat, settings
+from shoal.data.federation import Federation
+from shoal.engine import ClusterRound, Engine, LocalSGD, State, Tensors
+
+LOG = logging.getLogger(__name__)
+
+GUESSING = 0.5
+"""The balanced accuracy of guessing, below which no limit can be kept by any training."""
+
+LEAST = 0.25
+"""The least part of a knob's believed relief that measurements may leave of it."""
+
+SHOWN = ("over_limit", "heldout_accuracy", "limit_unmet")
+"""What a coordinator remembers of each cluster that rounds.csv shows."""
+
+
+@settings
+class Coordinator:
+    """Turns each estimate of risk into a strength of every knob for every cluster.
+
+    Clients answer one bit: whether their model's risk is above what they tolerate. The server's set point is the share
+    of a model's members that may say so. Of cluster k, with share s_k of its members over their limit:
+
+        error   e_k = s_k - target, and 0 where it is within ``hysteresis`` below the target
+        demand  d_k <- d_k + gain * e_k where e_k > 0, d_k + release * e_k where e_k < 0 (relief of risk that is wanted)
+        price   d_k <- d_k / 2 instead, where held-out accuracy lies below its best so far by more than ``max_cost`` and
+                one standard error
+        knobs   u_k: the cheapest strengths that relieve d_k, of which the costs add up to ``max_cost`` at most
+
+    and d_k is kept in [0, what these knobs can relieve], so that nothing is wound up which they could not answer. What
+    each knob relieves and costs is first believed (`Knob`) and then learned from the clusters (`Sensitivity`).
+
+    With gain 0, or where nobody is over its limit, no directive is ever given, and training is that of the algorithm
+    alone, bit for bit.
+
+    Args:
+        knobs: by the name of the directive.
+        target: share of a model's members that may be over their limit.
+        hysteresis: by how much the share must fall below the target before knobs are released.
+        gain: relief (of balanced accuracy) that is asked for at an estimate, for each unit of e_k.
+        release: as ``gain``, on the way back.
+        max_cost: held-out accuracy that knobs may cost.
+        audit_factor: what clients are asked about is ``0.5 + audit_factor * (risk - 0.5)``: how many times the
+            advantage that the estimator sees a strong attack has, by an audit.
+        vote_epsilon: clients answer by randomised response; None: truly.
+        prediction: of the risk before the first round, which sets the first directives; None: these are 0.
+    """
+
+    knobs: Mapping[str, Knob]
+    target: Fraction = 0.1
+    hysteresis: Fraction = 0.05
+    gain: NonNegativeFloat = 0.1
+    release: NonNegativeFloat = 0.02
+    max_cost: NonNegativeFloat = 0.01
+    audit_factor: PositiveFloat = 1.0
+    vote_epsilon: PositiveFloat | None = None
+    prediction: RiskPrediction | None = None
+
+    def __post_init__(self) -> None:
+        require(len(self.knobs) > 0, "a coordinator needs at least one knob; got none")
+
+    def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
+        """Local training of a cluster under its directive; implements the engine's `LocalDefense`."""
+        for name, knob in self.knobs.items():
+            strength = at.directive.get(name, 0.0)
+            if strength > 0:
+                local = knob.defense.scaled(strength).local(local, at)
+        return local
+
+    def start(self, state: State, federation: Federation, engine: Engine) -> State:
+        """``state`` with the first directives: nothing, or what the predicted risk asks for.
+
+        A predicted cluster has the federation's examples divided by the number of models.
+        """
+        del engine
+        hopeless = int((federation.preferences.threshold <= GUESSING).sum())
+        if hopeless:
+            LOG.warning(
+                "the limit of %d clients is at most %g, the accuracy of guessing, which no training can keep",
+                hopeless,
+                GUESSING,
+            )
+        memory = _Memory.empty(len(state.models), self.knobs)
+        if self.prediction is not None:
+            each = int(federation.clients.sizes.sum()) / len(state.models) / (federation.classes or 1)
+            risk = self.prediction.risk(each)
+            share = float((federation.preferences.threshold < risk).double().mean())
+            relief, cost = self._sensitivities(memory)
+            wanted = max(0.0, self.gain * (share - self.target))
+            demand = min(wanted, self._most(relief, cost))
+            strengths = allocate(demand, relief, cost, self.max_cost).repeat(len(state.models), 1)
+            memory = replace(memory, demand=torch.full_like(memory.demand, demand), strengths=strengths)
+        return self._told(state, memory)
+
+    def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
+        """``state`` with the directives that its risks ask for."""
+        memory = _Memory.of(state, self.knobs)
+        told = GUESSING + self.audit_factor * (state.risks - GUESSING)
+        shares = over_limit_shares(told, state.assignment, federation, self.vote_epsilon, stream)
+        utility, error = utilities(state, federation, engine)
+        changed = memory.strengths - memory.strengths_before
+        memory = replace(
+            memory,
+            relief=memory.relief.observed(changed, memory.risk - state.risks),
+            cost=memory.cost.observed(changed, memory.heldout_accuracy - utility),
+            risk=state.risks,
+            heldout_accuracy=utility,
+            best=torch.where(utility.isnan(), memory.best, torch.fmax(memory.best, utility)),
+            over_limit=shares,
+            strengths_before=memory.strengths,
+        )
+        relief, cost = self._sensitivities(memory)
+        most = self._most(relief, cost)
+        demand, strengths, unmet = memory.demand.clone(), memory.strengths.clone(), torch.zeros_like(memory.demand)
+        for k in range(len(state.models)):
+            if bool(shares[k].isnan()):
+                continue  # Nobody's model: its directive stays what it was.
+            fell = float(memory.best[k] - utility[k])
+            wanted = self._demand(float(demand[k]), float(shares[k]), fell, float(error[k]))
+            demand[k] = min(wanted, most)
+            strengths[k] = allocate(float(demand[k]), relief, cost, self.max_cost)
+            unmet[k] = float(wanted >= most > 0 and float(shares[k]) > self.target)
+            if unmet[k]:
+                LOG.info(
+                    "round %d: cluster %d cannot be brought within its members' limits: %.0f %% of them say that its "
+                    "risk of %.3f is too high, with knobs at the most that %.3f of accuracy allows",
+                    state.round, k, 100 * float(shares[k]), float(told[k]), self.max_cost,
+                )  # fmt: skip
+        return self._told(state, replace(memory, demand=demand, strengths=strengths, limit_unmet=unmet))
+
+    def _demand(self, demand: float, share: float, fell: float, error: float) -> float:
+        """The relief that is wanted of a cluster, before it is bounded by what knobs can relieve."""
+        if fell > self.max_cost + error:
+            return demand / 2
+        if share > self.target:
+            return demand + self.gain * (share - self.target)
+        if share < self.target - self.hysteresis:
+            return max(0.0, demand - self.release * (self.target - share))
+        return demand
+
+    def _sensitivities(self, memory: "_Memory") -> tuple[Tensor, Tensor]:
+        """What full strength of each knob relieves and costs, (J,) each.
+
+        The relief is never taken to be less than ``LEAST`` of what was believed at the start: one unlucky estimate
+        would otherwise switch a knob off for good, since of a knob that does not move nothing is learned.
+        """
+        return memory.relief.effect().maximum(LEAST * memory.relief.prior), memory.cost.effect().clamp(min=0)
+
+    def _most(self, relief: Tensor, cost: Tensor) -> float:
+        """What all knobs together can relieve at the cost that is allowed."""
+        return float(relief @ allocate(float(relief.sum()), relief, cost, self.max_cost)) if self.gain else 0.0
+
+    def _told(self, state: State, memory: "_Memory") -> State:
+        """``state`` with the directives, and what the coordinator remembers."""
+        directives = {name: memory.strengths[:, j].clone() for j, name in enumerate(self.knobs)}
+        return replace(state, directives={**state.directives, **directives}, control=memory.tensors())
+
+
+@dataclass(frozen=True, eq=False)
+class _Memory:
+    """What the coordinator knows of K clusters and J knobs; `State.control` as a value.
+
+    Args:
+        demand, risk, heldout_accuracy, best, over_limit, limit_unmet: (K,), the relief that is wanted; at the last
+            estimate the risk, the held-out accuracy and its best so far, the share of members over their limit, and
+            whether knobs were at the most that is allowed and members still over their limit.
+        strengths, strengths_before: (K, J), those of now and of the last estimate.
+        relief, cost: what knobs do to the risk and to the held-out accuracy.
+    """
+
+    demand: Tensor
+    risk: Tensor
+    heldout_accuracy: Tensor
+    best: Tensor
+    over_limit: Tensor
+    limit_unmet: Tensor
+    strengths: Tensor
+    strengths_before: Tensor
+    relief: Sensitivity = field(repr=False)
+    cost: Sensitivity = field(repr=False)
+
+    _OF_CLUSTERS = (
+        "demand", "risk", "heldout_accuracy", "best", "over_limit", "limit_unmet", "strengths", "strengths_before",
+    )  # fmt: skip
+
+    @staticmethod
+    def empty(clusters: int, knobs: Mapping[str, Knob]) -> "_Memory":
+        """Before anything was measured."""
+        unknown = torch.full((clusters,), torch.nan, dtype=torch.float64)
+        none = torch.zeros(clusters, len(knobs), dtype=torch.float64)
+        nothing = torch.zeros(clusters, dtype=torch.float64)
+        return _Memory(
+            nothing, unknown, unknown, unknown, unknown, nothing, none, none, _believed(knobs, "relief"),
+            _believed(knobs, "cost"),
+        )  # fmt: skip
+
+    @staticmethod
+    def of(state: State, knobs: Mapping[str, Knob]) -> "_Memory":
+        """What ``state`` remembers; of another number of clusters than now, what was learned of the knobs alone."""
+        kept, clusters = state.control, len(state.models)
+        if "demand" not in kept:
+            return _Memory.empty(clusters, knobs)
+        learned = [
+            replace(_believed(knobs, name), information=kept[f"{name}_information"], evidence=kept[f"{name}_evidence"])
+            for name in ("relief", "cost")
+        ]
+        same = len(kept["demand"]) == clusters
+        own = {name: kept[name] for name in _Memory._OF_CLUSTERS if same}
+        return replace(_Memory.empty(clusters, knobs), relief=learned[0], cost=learned[1], **own)
+
+    def tensors(self) -> Tensors:
+        """As `State.control`."""
+        learned = {
+            f"{name}_{part}": getattr(getattr(self, name), part)
+            for name in ("relief", "cost")
+            for part in ("information", "evidence")
+        }
+        return {**{name: getattr(self, name) for name in self._OF_CLUSTERS}, **learned}
+
+
+def _believed(knobs: Mapping[str, Knob], what: str) -> Sensitivity:
+    """The sensitivity to the knobs that is believed at the start."""
+    prior = torch.tensor([getattr(each, what) for each in knobs.values()], dtype=torch.float64)
+    return Sensitivity(prior, torch.zeros(len(prior), len(prior), dtype=torch.float64), torch.zeros_like(prior))

@@ -1,0 +1,64 @@
+"""What the server is told of each cluster: how many members are over their limit, and how good their model is."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from shoal.core.randomness import Stream
+from shoal.data.federation import Federation
+from shoal.engine import Engine, State
+
+
+def over_limit_shares(
+    risks: Tensor, assignment: Tensor, federation: Federation, epsilon: float | None, stream: Stream
+) -> Tensor:
+    """The share (K,) of each model's members who say that its risk is above the threshold they tolerate; NaN without.
+
+    Thresholds stay with the clients: each answers one bit. With ``epsilon`` it is by randomised response (Warner 1965),
+    true with probability p = e^epsilon / (1 + e^epsilon), which is epsilon-differentially private an estimate; the
+    server corrects the share s that it receives to (s - (1 - p)) / (2 p - 1), kept in [0, 1].
+
+    Args:
+        risks: (K,), as clients are told.
+        assignment: (N,) each client's model; -1: none, and it says nothing.
+        federation: the clients.
+        epsilon: None: they answer truly.
+        stream: of the answers that are not true.
+    """
+    asked = torch.nonzero(assignment >= 0).flatten()
+    model = assignment[asked]
+    answers = risks[model] > federation.preferences.threshold[asked]
+    lies = 0.0 if epsilon is None else 1 / (1 + math.exp(epsilon))
+    coins = stream("answers").seeds(federation.ids[asked]).double() / 2**63
+    answers = answers ^ (coins < lies)
+    members = torch.bincount(model, minlength=len(risks)).double()
+    said = torch.zeros(len(risks), dtype=torch.float64).index_add_(0, model, answers.double())
+    return ((said / members - lies) / (1 - 2 * lies)).clamp(0, 1)
+
+
+def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Tensor, Tensor]:
+    """How good each model is for its members, and that figure's standard error, (K,) float64 each; NaN without any.
+
+    The accuracy on the hold-out examples of its members, who send counts; where clients have none, on the server's
+    shadow set. Of a regression minus the mean loss.
+    """
+    values, errors = [], []
+    for k, model in enumerate(state.models):
+        held = federation.holdout.take(torch.nonzero(state.assignment == k).flatten())
+        if len(held.indices):
+            rows = held.indices.to(held.y.device)
+            outputs, labels = engine.outputs_at(model, held.x, rows).cpu(), held.y[rows].cpu()
+        elif bool((state.assignment == k).any()) and len(federation.shadow):
+            outputs, labels = engine.outputs(model, federation.shadow.x).cpu(), federation.shadow.y.cpu()
+        else:
+            values.append(math.nan)
+            errors.append(math.nan)
+            continue
+        if federation.classes is None:
+            each = -engine.model.loss(outputs, labels).double()
+        else:
+            each = (outputs.argmax(dim=1) == labels).double()
+        values.append(float(each.mean()))
+        errors.append(float(each.std(correction=0)) / math.sqrt(len(each)))
+    return torch.tensor(values, dtype=torch.float64), torch.tensor(errors, dtype=torch.float64)

@@ -1,0 +1,22 @@
+"""A defence that a coordinator steers, and what it is believed to buy and to cost before anything was measured."""
+
+from shoal.core.settings import PositiveFloat, settings
+from shoal.engine import ScalableDefense
+
+
+@settings
+class Knob:
+    """A defence of local training whose strength u in [0, 1] is decided anew for each cluster.
+
+    Args:
+        defense: at full strength.
+        relief: by how much full strength lowers a model's risk, in balanced accuracy as the risk estimator gives it.
+        cost: by how much full strength lowers accuracy on held-out examples.
+
+    Both are beliefs that measured changes correct (`sensitivity`). What matters at the start is their ratio, which
+    decides the defence that moves first.
+    """
+
+    defense: ScalableDefense
+    relief: PositiveFloat = 0.05
+    cost: PositiveFloat = 0.01

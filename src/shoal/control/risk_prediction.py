@@ -1,0 +1,23 @@
+"""The risk of a cluster before anything is trained, from how many examples it will have."""
+
+from shoal.core.settings import PositiveFloat, settings
+
+
+@settings
+class RiskPrediction:
+    """Advantage of the strongest attack, ``2 A - 1 = factor * n ** -exponent`` with n training examples of a class.
+
+    A power law of this kind is known for centralised training; its two numbers hang on network, data and training, and
+    must be measured (`docs/audit.md`: 1.09 and 0.28 by RMIA, a small network on Fashion-MNIST).
+    """
+
+    factor: PositiveFloat = 1.09
+    exponent: PositiveFloat = 0.28
+
+    def risk(self, examples_per_class: float) -> float:
+        """Balanced accuracy A in [0.5, 1].
+
+        >>> round(RiskPrediction().risk(25), 3)
+        0.721
+        """
+        return 0.5 + min(1.0, self.factor * max(examples_per_class, 1.0) ** -self.exponent) / 2

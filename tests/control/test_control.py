@@ -1,0 +1,270 @@
+"""The parts of the coordinator: votes, utilities, what knobs do, and how strong each is."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+
+from shoal.control import Coordinator, Knob, RecordedDirectives, RiskPrediction
+from shoal.control.allocation import allocate
+from shoal.control.feedback import over_limit_shares, utilities
+from shoal.control.sensitivity import Sensitivity
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Federation
+from shoal.defenses import L2
+from shoal.engine import ClusterRound, Engine, LocalSGD, State
+
+FLOAT = torch.float64
+
+
+def federation_of(thresholds: list[float], **further) -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(3, 1, 6, 6, generator=generator), torch.tensor([0, 1, 2])) for _ in thresholds]
+    return Federation.from_tensors(clients, test=clients[0], threshold=thresholds, **further)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_allocation_is_the_solution_of_the_linear_program(seed):
+    random = np.random.default_rng(seed)
+    relief, cost = random.uniform(0.01, 0.1, 4), random.uniform(0.0, 0.05, 4)
+    demand, budget = random.uniform(0.0, 0.3), random.uniform(0.0, 0.1)
+    found = allocate(demand, torch.tensor(relief), torch.tensor(cost), budget).numpy()
+    most = -linprog(-relief, A_ub=[cost], b_ub=[budget], bounds=[(0, 1)] * 4).fun
+    least = linprog(cost, A_eq=[relief], b_eq=[min(demand, most)], bounds=[(0, 1)] * 4).fun
+    assert found.min() >= 0
+    assert found.max() <= 1
+    assert relief @ found == pytest.approx(min(demand, most))
+    assert cost @ found == pytest.approx(least, abs=1e-9)
+
+
+def test_a_knob_without_relief_stays_off():
+    assert allocate(1.0, torch.tensor([0.0, 0.1]), torch.tensor([0.0, 0.1]), 1.0).tolist() == [0.0, 1.0]
+
+
+def sensitivity(prior: list[float], ratio: float = 1.0) -> Sensitivity:
+    count = len(prior)
+    return Sensitivity(
+        torch.tensor(prior, dtype=FLOAT), torch.zeros(count, count, dtype=FLOAT), torch.zeros(count, dtype=FLOAT), ratio
+    )
+
+
+def test_effects_are_found_whatever_the_trend():
+    true, learned, generator = (
+        torch.tensor([0.3, -0.2], dtype=FLOAT),
+        sensitivity([0.0, 0.1], 0.01),
+        Stream(1).generator(),
+    )
+    for trend in (0.5, -1.0, 2.0, 0.1):
+        strengths = torch.rand(3, 2, generator=generator, dtype=FLOAT)
+        learned = learned.observed(strengths, strengths @ true + trend)
+    torch.testing.assert_close(learned.effect(), true, atol=1e-3, rtol=0)
+
+
+def test_nothing_is_learned_from_one_cluster_or_equal_changes():
+    before = sensitivity([0.3, 0.1])
+    alone = before.observed(torch.ones(1, 2, dtype=FLOAT), torch.tensor([5.0], dtype=FLOAT))
+    alike = before.observed(torch.ones(3, 2, dtype=FLOAT), torch.tensor([5.0, 4.0, 6.0], dtype=FLOAT))
+    unknown = before.observed(torch.eye(2, dtype=FLOAT), torch.tensor([5.0, math.nan], dtype=FLOAT))
+    for after in (alone, alike, unknown):
+        torch.testing.assert_close(after.effect(), before.prior)
+
+
+def test_a_single_observation_moves_the_belief_by_ridge_regression():
+    strengths, change, prior = torch.eye(2, dtype=FLOAT), torch.tensor([0.4, 0.0], dtype=FLOAT), [0.1, 0.2]
+    x, y = np.array([[0.5, -0.5], [-0.5, 0.5]]), np.array([0.2, -0.2])
+    ridge = np.array(prior) + np.linalg.solve(x.T @ x + 4 * np.eye(2), x.T @ (y - x @ np.array(prior)))
+    found = sensitivity(prior, 2.0).observed(strengths, change).effect()
+    np.testing.assert_allclose(found.numpy(), ridge)
+
+
+def test_votes_are_counted_by_model_and_nobody_else_is_asked():
+    federation = federation_of([0.5, 0.6, 0.7, 0.8, 0.5])
+    shares = over_limit_shares(
+        torch.tensor([0.65, 0.75, 0.9], dtype=FLOAT), torch.tensor([0, 0, 1, 1, -1]), federation, None, Stream(0)
+    )
+    assert shares[:2].tolist() == [1.0, 0.5]
+    assert math.isnan(shares[2]), "a model without members has no share"
+
+
+def test_randomised_answers_are_unbiased_and_go_with_the_client():
+    many = 4000
+    federation = federation_of([0.6] * many)
+    half = torch.arange(many) % 4 == 0
+    federation.preferences.threshold[half] = 0.5
+    risks, assignment = torch.tensor([0.55], dtype=FLOAT), torch.zeros(many, dtype=torch.int64)
+    found = [over_limit_shares(risks, assignment, federation, 1.0, Stream(seed)) for seed in range(20)]
+    lies = 1 / (1 + math.e)
+    deviation = math.sqrt(lies * (1 - lies) / many) / (1 - 2 * lies)
+    assert abs(float(torch.stack(found).mean()) - 0.25) < 4 * deviation / math.sqrt(20)
+    assert len({float(each) for each in found}) > 10
+    order = torch.randperm(many, generator=torch.Generator().manual_seed(1))
+    again = over_limit_shares(risks, assignment, federation.permuted(order), 1.0, Stream(0))
+    assert float(again) == float(found[0])
+
+
+def test_utilities_are_of_the_members_hold_outs_or_else_of_the_shadow_set(mlp):
+    generator = torch.Generator().manual_seed(3)
+    own = [(torch.randn(20, 1, 6, 6, generator=generator), torch.arange(20) % 3) for _ in range(4)]
+    models = torch.stack([mlp.init(Stream(k)) for k in range(3)])
+    assignment = torch.tensor([0, 0, 1, -1])
+    held = Federation.from_tensors(own, test=own[0], holdout=own, shadow=own[3])
+    with Engine(mlp) as engine:
+        state = State(1, models, torch.full((3,), 0.5, dtype=FLOAT), assignment)
+        for federation, examples in (
+            (held, [(torch.cat([own[0][0], own[1][0]]), torch.cat([own[0][1], own[1][1]])), own[2]]),
+            (Federation.from_tensors(own, test=own[0], shadow=own[3]), [own[3], own[3]]),
+        ):
+            values, errors = utilities(state, federation, engine)
+            for k, (x, y) in enumerate(examples):
+                right = (engine.outputs(models[k], x).argmax(dim=1) == y).double()
+                assert float(values[k]) == float(right.mean())
+                assert float(errors[k]) == pytest.approx(float((right.mean() * (1 - right.mean()) / len(y)).sqrt()))
+            assert math.isnan(values[2])
+
+
+def coordinator(**changes) -> Coordinator:
+    return Coordinator({"l2": Knob(L2(0.1), relief=0.1, cost=0.01)}, **{"gain": 0.1, "max_cost": 0.02, **changes})
+
+
+def updated(asked: Coordinator, risks: list[list[float]], thresholds: list[float], mlp) -> list[State]:
+    """The states after estimates of these risks (K,), one after another; clients are dealt out in turn."""
+    federation = federation_of(thresholds)
+    models = torch.stack([mlp.init(Stream(k)) for k in range(len(risks[0]))])
+    with Engine(mlp) as engine:
+        state = State.initial(models, len(thresholds))
+        state = asked.start(state, federation, engine)
+        states = [state]
+        for number, each in enumerate(risks, start=1):
+            assignment = torch.arange(len(thresholds)) % len(each)
+            state = State(
+                number,
+                models,
+                torch.tensor(each, dtype=FLOAT),
+                assignment,
+                directives=state.directives,
+                control=state.control,
+            )
+            state = asked.update(state, federation, engine, Stream(number))
+            states.append(state)
+    return states
+
+
+def strengths(states: list[State]) -> list[list[float]]:
+    return [each.directives["l2"].tolist() for each in states]
+
+
+def test_integral_action_moves_only_the_cluster_over_its_limit_and_stops_at_full_strength(mlp):
+    # Of model 0 all members are over their limit (e = 0.9), of model 1 nobody.
+    found = strengths(updated(coordinator(), [[0.7, 0.5]] * 3, [0.6] * 6, mlp))
+    assert [each[1] for each in found] == [0.0] * 4
+    assert [each[0] for each in found] == pytest.approx([0.0, 0.9, 1.0, 1.0])
+
+
+def test_demand_is_not_wound_up_and_is_released_slowly(mlp):
+    states = updated(coordinator(release=0.05), [[0.7]] * 10 + [[0.5]] * 3, [0.6] * 4, mlp)
+    # After ten estimates at full strength the first one below the limit already moves it: by release * target / relief.
+    assert [each[0] for each in strengths(states)][-4:] == pytest.approx([1.0, 0.95, 0.9, 0.85])
+
+
+def test_within_the_hysteresis_nothing_moves(mlp):
+    # One of ten over: exactly the target. Then none, with a hysteresis as wide as the target.
+    states = updated(coordinator(hysteresis=0.1), [[0.7]] + [[0.55]] * 2 + [[0.5]] * 2, [0.52] + [0.6] * 9, mlp)
+    assert len({each[0] for each in strengths(states)[1:]}) == 1
+
+
+def test_the_budget_bounds_strength_and_what_cannot_be_kept_is_said(mlp, caplog):
+    with caplog.at_level("INFO"):
+        states = updated(coordinator(max_cost=0.004), [[0.7]] * 2, [0.6] * 4, mlp)
+    assert strengths(states)[-1] == pytest.approx([0.4])
+    assert states[-1].control["limit_unmet"].tolist() == [1.0]
+    assert "cannot be brought within its members' limits" in caplog.text
+
+
+def test_a_fall_of_accuracy_halves_the_demand(mlp):
+    asked, federation = coordinator(), federation_of([0.6] * 4)
+    models = mlp.init(Stream(0))[None]
+    with Engine(mlp) as engine:
+        state = State.initial(models, 4)
+        state = asked.start(state, federation, engine)
+        control = {
+            **state.control,
+            "demand": torch.tensor([0.08], dtype=FLOAT),
+            "best": torch.tensor([2.0], dtype=FLOAT),
+        }
+        holdout = Federation.from_tensors(
+            [(torch.zeros(3, 1, 6, 6), torch.arange(3))] * 4, test=(torch.zeros(3, 1, 6, 6), torch.arange(3)),
+            holdout=[(torch.zeros(3, 1, 6, 6), torch.arange(3))] * 4, threshold=0.6,
+        )  # fmt: skip
+        state = State(1, models, torch.tensor([0.7], dtype=FLOAT), torch.zeros(4, dtype=torch.int64), control=control)
+        state = asked.update(state, holdout, engine, Stream(1))
+    assert state.control["demand"].tolist() == pytest.approx([0.04])
+
+
+@pytest.mark.parametrize("asked", [coordinator(gain=0.0), coordinator(target=1.0)])
+def test_no_gain_or_no_set_point_gives_no_directive(asked, mlp):
+    assert all(each == [0.0, 0.0] for each in strengths(updated(asked, [[0.9, 0.9]] * 3, [0.5] * 6, mlp)))
+
+
+def test_a_predicted_risk_sets_the_first_directives(mlp):
+    asked = coordinator(prediction=RiskPrediction(factor=0.5, exponent=0.01))
+    within, over = (updated(asked, [[0.5]], [limit] * 4, mlp)[0] for limit in (0.8, 0.6))
+    assert within.directives["l2"].tolist() == [0.0]
+    assert over.directives["l2"].tolist() == pytest.approx([0.9])
+
+
+def test_limits_of_guessing_are_said_to_be_impossible_and_training_goes_on(mlp, caplog):
+    states = updated(coordinator(), [[0.6]], [0.5, 0.5, 0.7], mlp)
+    assert "the limit of 2 clients is at most 0.5" in caplog.text
+    assert len(states) == 2
+
+
+def test_another_number_of_models_begins_anew_and_keeps_what_was_learned(mlp):
+    asked = coordinator()
+    state = updated(asked, [[0.7, 0.5], [0.6, 0.5]], [0.6] * 6, mlp)[-1]
+    federation, models = federation_of([0.6] * 6), torch.stack([mlp.init(Stream(k)) for k in range(3)])
+    with Engine(mlp) as engine:
+        split = State(3, models, torch.tensor([0.5, 0.7, 0.5], dtype=FLOAT), torch.arange(6) % 3, control=state.control)
+        after = asked.update(split, federation, engine, Stream(3))
+    # The risk of model 0 fell by 0.1 at strength 0.9, against 0.1 at full strength as believed.
+    x = 0.45
+    relief = 0.1 + 2 * x * (0.05 - x * 0.1) / (1 + 2 * x * x)
+    assert after.directives["l2"].tolist() == pytest.approx([0.0, 0.09 / relief, 0.0], rel=0.01)
+
+
+def test_local_training_is_the_same_object_without_a_directive():
+    asked, local = coordinator(), LocalSGD(epochs=2)
+    assert asked.local(local, ClusterRound(1, 0)) is local
+    assert asked.local(local, ClusterRound(1, 0, directive={"l2": 0.0})) is local
+    assert asked.local(local, ClusterRound(1, 0, directive={"l2": 0.5})).weight_decay == pytest.approx(0.05)
+
+
+def test_recorded_directives_come_back_round_by_round(mlp):
+    rows = [{"round": r, "cluster": k, "directive.l2": r + k / 10} for r in (2, 4) for k in range(2)]
+    recorded = RecordedDirectives.of_rows(coordinator(), rows)
+    models = torch.stack([mlp.init(Stream(k)) for k in range(2)])
+    with Engine(mlp) as engine:
+        for number, expected in ((2, [2.0, 2.1]), (3, [9.0, 9.0]), (4, [4.0, 4.1])):
+            state = State(
+                number, models, torch.full((2,), 0.5, dtype=FLOAT), torch.zeros(2, dtype=torch.int64),
+                directives={"l2": torch.full((2,), 9.0, dtype=FLOAT)},
+            )  # fmt: skip
+            after = recorded.update(state, federation_of([0.6, 0.6]), engine, Stream(0))
+            assert after.directives["l2"].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"target": 1.5}, "'target' must be at most 1"),
+        ({"gain": -1.0}, "'gain' must be at least 0"),
+        ({"audit_factor": 0.0}, "'audit_factor' must be above 0"),
+        ({"vote_epsilon": 0.0}, "'vote_epsilon' must be above 0"),
+        ({"max_cost": -0.1}, "'max_cost' must be at least 0"),
+    ],
+)
+def test_wrong_values_are_one_sentence(change, sentence):
+    with pytest.raises(InputError, match=sentence):
+        coordinator(**change)
