@@ -129,7 +129,9 @@ WITHIN = {
     "State": lambda: STATE,
     "Shards": lambda: FEDERATION.clients,
     "GroupedExamples": lambda: GroupedExamples(BIG, MANY, MANY),
-    "Cohort": lambda: Cohort(1, MANY, MANY, shoal.Preferences(EACH, EACH), LOCAL, Layout((), 0), lambda *_: EACH),
+    "Cohort": lambda: Cohort(
+        1, MANY, MANY, shoal.Preferences(EACH, EACH), LOCAL, Layout((), 0), lambda *_: EACH, shoal.Stream(0)
+    ),
     "LocalTraining": lambda: PLAN.trainings[0],
     "RoundPlan": lambda: PLAN,
     "Aggregate": lambda: Aggregate(BIG, (BIG,) * 50),
