@@ -93,6 +93,7 @@ VALUES = {
     "IFCAMIR": lambda: shoal.IFCAMIR(shoal.IFCA(clusters=9)),
     "FedOpt": lambda: shoal.FedOpt(shoal.FedProx(shoal.IFCAMIR(shoal.IFCA(clusters=9))), "yogi", 0.123, 0.8, 0.9, 0.1),
     "Ditto": lambda: shoal.Ditto(shoal.IFCA(clusters=9), 0.3, LOCAL),
+    "Pooling": lambda: shoal.Pooling(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 0.123),
     "LocalSGD": lambda: LOCAL,
     "RedTeam": lambda: RED_TEAM,
     "LossHistograms": lambda: shoal.LossHistograms(epsilon=0.123456789),

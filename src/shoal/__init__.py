@@ -4,7 +4,17 @@ The names below are the public interface; the command ``shoal`` is built on the 
 everything is.
 """
 
-from shoal.algorithms import IFCA, IFCAMIR, Ditto, FedAvg, FedOpt, FedProx, Redraw, Scaffold
+from shoal.algorithms import (
+    IFCA,
+    IFCAMIR,
+    Ditto,
+    FedAvg,
+    FedOpt,
+    FedProx,
+    Pooling,
+    Redraw,
+    Scaffold,
+)
 from shoal.attacks import (
     Gap,
     LossHistograms,
@@ -76,6 +86,7 @@ __all__ = [
     "Model",
     "NormClipping",
     "Partition",
+    "Pooling",
     "Population",
     "Preferences",
     "PropertyAttack",

@@ -9,9 +9,22 @@ from shoal.algorithms.fedopt import FedOpt
 from shoal.algorithms.fedprox import FedProx
 from shoal.algorithms.ifca import IFCA, Redraw
 from shoal.algorithms.ifca_mir import IFCAMIR
+from shoal.algorithms.pooling import Pooling
 from shoal.algorithms.scaffold import Scaffold
 
-Algorithms = FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto
+Algorithms = (
+    FedAvg
+    | IFCA
+    | IFCAMIR
+    | FedOpt
+    | FedProx
+    | Scaffold
+    | Ditto
+    | Pooling
+)
 """What the key 'algorithm.name' of a configuration may name."""
 
-__all__ = ["IFCA", "IFCAMIR", "Algorithms", "Ditto", "FedAvg", "FedOpt", "FedProx", "Redraw", "Scaffold"]
+__all__ = [
+    "IFCA", "IFCAMIR", "Algorithms", "Ditto", "FedAvg", "FedOpt", "FedProx",
+    "Pooling", "Redraw", "Scaffold",
+]  # fmt: skip
