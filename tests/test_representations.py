@@ -94,6 +94,7 @@ VALUES = {
     "FedOpt": lambda: shoal.FedOpt(shoal.FedProx(shoal.IFCAMIR(shoal.IFCA(clusters=9))), "yogi", 0.123, 0.8, 0.9, 0.1),
     "Ditto": lambda: shoal.Ditto(shoal.IFCA(clusters=9), 0.3, LOCAL),
     "Pooling": lambda: shoal.Pooling(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 0.123),
+    "PricedChoice": lambda: shoal.PricedChoice(shoal.IFCA(clusters=9), (0.123,) * 9),
     "LocalSGD": lambda: LOCAL,
     "RedTeam": lambda: RED_TEAM,
     "LossHistograms": lambda: shoal.LossHistograms(epsilon=0.123456789),

@@ -12,6 +12,7 @@ from shoal.algorithms import (
     FedOpt,
     FedProx,
     Pooling,
+    PricedChoice,
     Redraw,
     Scaffold,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "Pooling",
     "Population",
     "Preferences",
+    "PricedChoice",
     "PropertyAttack",
     "PropertyPartition",
     "PropertySchedule",

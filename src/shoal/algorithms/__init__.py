@@ -10,6 +10,7 @@ from shoal.algorithms.fedprox import FedProx
 from shoal.algorithms.ifca import IFCA, Redraw
 from shoal.algorithms.ifca_mir import IFCAMIR
 from shoal.algorithms.pooling import Pooling
+from shoal.algorithms.priced_choice import PricedChoice
 from shoal.algorithms.scaffold import Scaffold
 
 Algorithms = (
@@ -21,10 +22,11 @@ Algorithms = (
     | Scaffold
     | Ditto
     | Pooling
+    | PricedChoice
 )
 """What the key 'algorithm.name' of a configuration may name."""
 
 __all__ = [
     "IFCA", "IFCAMIR", "Algorithms", "Ditto", "FedAvg", "FedOpt", "FedProx",
-    "Pooling", "Redraw", "Scaffold",
+    "Pooling", "PricedChoice", "Redraw", "Scaffold",
 ]  # fmt: skip
