@@ -95,6 +95,7 @@ VALUES = {
     "Ditto": lambda: shoal.Ditto(shoal.IFCA(clusters=9), 0.3, LOCAL),
     "Pooling": lambda: shoal.Pooling(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 0.123),
     "PricedChoice": lambda: shoal.PricedChoice(shoal.IFCA(clusters=9), (0.123,) * 9),
+    "IFCAWithinLimit": lambda: shoal.IFCAWithinLimit(shoal.IFCA(clusters=9)),
     "LocalSGD": lambda: LOCAL,
     "RedTeam": lambda: RED_TEAM,
     "LossHistograms": lambda: shoal.LossHistograms(epsilon=0.123456789),

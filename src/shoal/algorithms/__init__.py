@@ -12,6 +12,7 @@ from shoal.algorithms.ifca_mir import IFCAMIR
 from shoal.algorithms.pooling import Pooling
 from shoal.algorithms.priced_choice import PricedChoice
 from shoal.algorithms.scaffold import Scaffold
+from shoal.algorithms.within_limit import IFCAWithinLimit
 
 Algorithms = (
     FedAvg
@@ -23,10 +24,11 @@ Algorithms = (
     | Ditto
     | Pooling
     | PricedChoice
+    | IFCAWithinLimit
 )
 """What the key 'algorithm.name' of a configuration may name."""
 
 __all__ = [
-    "IFCA", "IFCAMIR", "Algorithms", "Ditto", "FedAvg", "FedOpt", "FedProx",
+    "IFCA", "IFCAMIR", "Algorithms", "Ditto", "FedAvg", "FedOpt", "FedProx", "IFCAWithinLimit",
     "Pooling", "PricedChoice", "Redraw", "Scaffold",
 ]  # fmt: skip
