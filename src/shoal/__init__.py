@@ -15,6 +15,7 @@ from shoal.algorithms import (
     Pooling,
     PricedChoice,
     Redraw,
+    RRCluster,
     Scaffold,
 )
 from shoal.attacks import (
@@ -96,6 +97,7 @@ __all__ = [
     "PropertyAttack",
     "PropertyPartition",
     "PropertySchedule",
+    "RRCluster",
     "RedTeam",
     "Redraw",
     "ReferenceScores",

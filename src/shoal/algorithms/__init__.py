@@ -11,6 +11,7 @@ from shoal.algorithms.ifca import IFCA, Redraw
 from shoal.algorithms.ifca_mir import IFCAMIR
 from shoal.algorithms.pooling import Pooling
 from shoal.algorithms.priced_choice import PricedChoice
+from shoal.algorithms.rr_cluster import RRCluster
 from shoal.algorithms.scaffold import Scaffold
 from shoal.algorithms.within_limit import IFCAWithinLimit
 
@@ -25,10 +26,11 @@ Algorithms = (
     | Pooling
     | PricedChoice
     | IFCAWithinLimit
+    | RRCluster
 )
 """What the key 'algorithm.name' of a configuration may name."""
 
 __all__ = [
     "IFCA", "IFCAMIR", "Algorithms", "Ditto", "FedAvg", "FedOpt", "FedProx", "IFCAWithinLimit",
-    "Pooling", "PricedChoice", "Redraw", "Scaffold",
+    "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold",
 ]  # fmt: skip
