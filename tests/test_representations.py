@@ -97,6 +97,7 @@ VALUES = {
     "PricedChoice": lambda: shoal.PricedChoice(shoal.IFCA(clusters=9), (0.123,) * 9),
     "IFCAWithinLimit": lambda: shoal.IFCAWithinLimit(shoal.IFCA(clusters=9)),
     "RRCluster": lambda: shoal.RRCluster(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 12),
+    "SharedBody": lambda: shoal.SharedBody(shoal.IFCA(clusters=9), "output"),
     "LocalSGD": lambda: LOCAL,
     "RedTeam": lambda: RED_TEAM,
     "LossHistograms": lambda: shoal.LossHistograms(epsilon=0.123456789),

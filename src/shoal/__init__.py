@@ -17,6 +17,7 @@ from shoal.algorithms import (
     Redraw,
     RRCluster,
     Scaffold,
+    SharedBody,
 )
 from shoal.attacks import (
     Gap,
@@ -106,6 +107,7 @@ __all__ = [
     "ShadowModelAttack",
     "ShadowModels",
     "Shape",
+    "SharedBody",
     "ShoalError",
     "Stream",
     "TextDataset",

@@ -13,6 +13,7 @@ from shoal.algorithms.pooling import Pooling
 from shoal.algorithms.priced_choice import PricedChoice
 from shoal.algorithms.rr_cluster import RRCluster
 from shoal.algorithms.scaffold import Scaffold
+from shoal.algorithms.shared_body import SharedBody
 from shoal.algorithms.within_limit import IFCAWithinLimit
 
 Algorithms = (
@@ -27,10 +28,11 @@ Algorithms = (
     | PricedChoice
     | IFCAWithinLimit
     | RRCluster
+    | SharedBody
 )
 """What the key 'algorithm.name' of a configuration may name."""
 
 __all__ = [
     "IFCA", "IFCAMIR", "Algorithms", "Ditto", "FedAvg", "FedOpt", "FedProx", "IFCAWithinLimit",
-    "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold",
+    "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold", "SharedBody",
 ]  # fmt: skip
