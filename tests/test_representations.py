@@ -98,6 +98,7 @@ VALUES = {
     "IFCAWithinLimit": lambda: shoal.IFCAWithinLimit(shoal.IFCA(clusters=9)),
     "RRCluster": lambda: shoal.RRCluster(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 12),
     "SharedBody": lambda: shoal.SharedBody(shoal.IFCA(clusters=9), "output"),
+    "EarlyStopping": lambda: shoal.EarlyStopping(shoal.IFCA(clusters=9), 12),
     "LocalSGD": lambda: LOCAL,
     "RedTeam": lambda: RED_TEAM,
     "LossHistograms": lambda: shoal.LossHistograms(epsilon=0.123456789),

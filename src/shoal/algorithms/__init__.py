@@ -4,6 +4,7 @@ May import `engine` and below, never `attacks`. To add one: a new file, and its 
 """
 
 from shoal.algorithms.ditto import Ditto
+from shoal.algorithms.early_stopping import EarlyStopping
 from shoal.algorithms.fedavg import FedAvg
 from shoal.algorithms.fedopt import FedOpt
 from shoal.algorithms.fedprox import FedProx
@@ -29,10 +30,11 @@ Algorithms = (
     | IFCAWithinLimit
     | RRCluster
     | SharedBody
+    | EarlyStopping
 )
 """What the key 'algorithm.name' of a configuration may name."""
 
 __all__ = [
-    "IFCA", "IFCAMIR", "Algorithms", "Ditto", "FedAvg", "FedOpt", "FedProx", "IFCAWithinLimit",
+    "IFCA", "IFCAMIR", "Algorithms", "Ditto", "EarlyStopping", "FedAvg", "FedOpt", "FedProx", "IFCAWithinLimit",
     "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold", "SharedBody",
 ]  # fmt: skip
