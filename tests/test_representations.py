@@ -93,6 +93,12 @@ VALUES = {
     "IFCAMIR": lambda: shoal.IFCAMIR(shoal.IFCA(clusters=9)),
     "FedOpt": lambda: shoal.FedOpt(shoal.FedProx(shoal.IFCAMIR(shoal.IFCA(clusters=9))), "yogi", 0.123, 0.8, 0.9, 0.1),
     "Ditto": lambda: shoal.Ditto(shoal.IFCA(clusters=9), 0.3, LOCAL),
+    "Pooling": lambda: shoal.Pooling(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 0.123),
+    "PricedChoice": lambda: shoal.PricedChoice(shoal.IFCA(clusters=9), (0.123,) * 9),
+    "IFCAWithinLimit": lambda: shoal.IFCAWithinLimit(shoal.IFCA(clusters=9)),
+    "RRCluster": lambda: shoal.RRCluster(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 12),
+    "SharedBody": lambda: shoal.SharedBody(shoal.IFCA(clusters=9), "output"),
+    "EarlyStopping": lambda: shoal.EarlyStopping(shoal.IFCA(clusters=9), 12),
     "LocalSGD": lambda: LOCAL,
     "RedTeam": lambda: RED_TEAM,
     "LossHistograms": lambda: shoal.LossHistograms(epsilon=0.123456789),
@@ -129,7 +135,9 @@ WITHIN = {
     "State": lambda: STATE,
     "Shards": lambda: FEDERATION.clients,
     "GroupedExamples": lambda: GroupedExamples(BIG, MANY, MANY),
-    "Cohort": lambda: Cohort(1, MANY, MANY, shoal.Preferences(EACH, EACH), LOCAL, Layout((), 0), lambda *_: EACH),
+    "Cohort": lambda: Cohort(
+        1, MANY, MANY, shoal.Preferences(EACH, EACH), LOCAL, Layout((), 0), lambda *_: EACH, shoal.Stream(0)
+    ),
     "LocalTraining": lambda: PLAN.trainings[0],
     "RoundPlan": lambda: PLAN,
     "Aggregate": lambda: Aggregate(BIG, (BIG,) * 50),

@@ -146,4 +146,5 @@ def _cohort(losses: Tensor, examples: int, beta: float) -> Cohort:
         local=LocalSGD(steps=1, batch_size="all"),
         layout=Layout((), 0),
         scores=lambda *_: losses,
+        stream=Stream(0),
     )

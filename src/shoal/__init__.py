@@ -4,7 +4,22 @@ The names below are the public interface; the command ``shoal`` is built on the 
 everything is.
 """
 
-from shoal.algorithms import IFCA, IFCAMIR, Ditto, FedAvg, FedOpt, FedProx, Redraw, Scaffold
+from shoal.algorithms import (
+    IFCA,
+    IFCAMIR,
+    Ditto,
+    EarlyStopping,
+    FedAvg,
+    FedOpt,
+    FedProx,
+    IFCAWithinLimit,
+    Pooling,
+    PricedChoice,
+    Redraw,
+    RRCluster,
+    Scaffold,
+    SharedBody,
+)
 from shoal.attacks import (
     Gap,
     LossHistograms,
@@ -59,6 +74,7 @@ __all__ = [
     "Defense",
     "Ditto",
     "Dropout",
+    "EarlyStopping",
     "Engine",
     "Examples",
     "FedAvg",
@@ -67,6 +83,7 @@ __all__ = [
     "Federation",
     "Gap",
     "Group",
+    "IFCAWithinLimit",
     "ImageDataset",
     "InputError",
     "LocalSGD",
@@ -76,11 +93,14 @@ __all__ = [
     "Model",
     "NormClipping",
     "Partition",
+    "Pooling",
     "Population",
     "Preferences",
+    "PricedChoice",
     "PropertyAttack",
     "PropertyPartition",
     "PropertySchedule",
+    "RRCluster",
     "RedTeam",
     "Redraw",
     "ReferenceScores",
@@ -89,6 +109,7 @@ __all__ = [
     "ShadowModelAttack",
     "ShadowModels",
     "Shape",
+    "SharedBody",
     "ShoalError",
     "Stream",
     "TextDataset",

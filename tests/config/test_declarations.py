@@ -107,6 +107,7 @@ CANDIDATES: list[Any] = [
     False,
     {},
     {"name": "ifca"},
+    {"name": "ifca-mir"},
     {"name": "Adam"},
     [0.5],
     [0, 1],
@@ -194,6 +195,41 @@ def test_an_algorithm_s_base_is_any_other_s_table(cls, tmp_path):
     assert written_again(config, tmp_path / "config.toml") == config
     with pytest.raises(InputError, match=r"'algorithm.clusters' must be at most 'data.clients' = 6; got 9"):
         build(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"algorithm": {"name": "shared-body", "head": "outputs"}},
+            "[algorithm]: 'head' must be 'last' or a layer of the network, ",
+        ),
+        (
+            {"algorithm": {"name": "fedopt", "base": {"name": "shared-body"}}, "model": {"name": "logistic"}},
+            "[algorithm]: a shared body needs a network of several layers with parameters",
+        ),
+        (
+            {"algorithm": {"name": "priced-choice", "prices": [0.1], "base": {"name": "ifca-mir", "clusters": 3}}},
+            "[algorithm]: 'prices' must be one number for each of 3 models, or left out; got 1",
+        ),
+        (
+            {"algorithm": {"name": "rr-cluster", "base": {"name": "fedavg"}}},
+            "[algorithm]: RR-Cluster's 'base' must be IFCA, ",
+        ),
+        (
+            {"algorithm": {"name": "ifca-within-limit"}},
+            "[algorithm]: IFCA within limits chooses by risk, so the red team's 'every' must be at least 1; got 0",
+        ),
+    ],
+    ids=str,
+)
+def test_what_an_algorithm_cannot_do_is_told_before_anything_is_written(changes, sentence, tmp_path):
+    algorithm = {"rounds": 2} | changes["algorithm"]
+    with pytest.raises(InputError) as refused:
+        run(config_of(**changes | {"algorithm": algorithm}), tmp_path / "run")
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("where", ["local", "algorithm.local"])

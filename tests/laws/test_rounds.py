@@ -7,7 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.algorithms import IFCA, IFCAMIR, Ditto, FedAvg, FedOpt, FedProx, Redraw, Scaffold
+from shoal.algorithms import (
+    IFCA,
+    IFCAMIR,
+    Ditto,
+    EarlyStopping,
+    FedAvg,
+    FedOpt,
+    FedProx,
+    IFCAWithinLimit,
+    Pooling,
+    PricedChoice,
+    Redraw,
+    RRCluster,
+    Scaffold,
+    SharedBody,
+)
 from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModelAttack, ShadowModels
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences
@@ -27,6 +42,12 @@ ALGORITHMS = [
     Scaffold(),
     Ditto(IFCAMIR(), 0.5),
     Ditto(local=LocalSGD(steps=1, batch_size=4)),
+    Pooling(FedOpt(IFCA(3))),
+    PricedChoice(IFCAMIR(IFCA(3)), (0.1, 0.0, -0.1)),
+    IFCAWithinLimit(IFCA(3)),
+    RRCluster(IFCAMIR(), 3),
+    SharedBody(IFCA(2)),
+    EarlyStopping(Ditto(IFCA(2)), after=2),
 ]
 STRUCTURES = {"server", "clients", "directives", "adversary"}
 RED_TEAM = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))

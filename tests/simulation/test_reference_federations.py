@@ -41,8 +41,17 @@ def attacked(toy_config):
         engine.close()
 
 
-def test_recorded_risks_replay_the_run_bit_for_bit(attacked):
-    run, engine = attacked(algorithm__rounds=6)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {},
+        # Who is moved is drawn at random: the same clients in the replay.
+        {"algorithm__name": "rr-cluster", "algorithm__base": {"name": "ifca-mir"}, "algorithm__min_clients": 4},
+    ],
+    ids=["ifca-mir", "rr-cluster"],
+)
+def test_recorded_risks_replay_the_run_bit_for_bit(attacked, algorithm):
+    run, engine = attacked(algorithm__rounds=6, **algorithm)
     replay = replace(run.simulation, federation=run.records.exchanged(torch.zeros(len(run.records), dtype=torch.bool)))
     training = replace(replay.on(engine), risk_estimator=run.risks)
     for state, _ in training.rounds(initial_state(replay, engine).state, replay.rounds):

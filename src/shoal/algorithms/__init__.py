@@ -4,14 +4,37 @@ May import `engine` and below, never `attacks`. To add one: a new file, and its 
 """
 
 from shoal.algorithms.ditto import Ditto
+from shoal.algorithms.early_stopping import EarlyStopping
 from shoal.algorithms.fedavg import FedAvg
 from shoal.algorithms.fedopt import FedOpt
 from shoal.algorithms.fedprox import FedProx
 from shoal.algorithms.ifca import IFCA, Redraw
 from shoal.algorithms.ifca_mir import IFCAMIR
+from shoal.algorithms.pooling import Pooling
+from shoal.algorithms.priced_choice import PricedChoice
+from shoal.algorithms.rr_cluster import RRCluster
 from shoal.algorithms.scaffold import Scaffold
+from shoal.algorithms.shared_body import SharedBody
+from shoal.algorithms.within_limit import IFCAWithinLimit
 
-Algorithms = FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto
+Algorithms = (
+    FedAvg
+    | IFCA
+    | IFCAMIR
+    | FedOpt
+    | FedProx
+    | Scaffold
+    | Ditto
+    | Pooling
+    | PricedChoice
+    | IFCAWithinLimit
+    | RRCluster
+    | SharedBody
+    | EarlyStopping
+)
 """What the key 'algorithm.name' of a configuration may name."""
 
-__all__ = ["IFCA", "IFCAMIR", "Algorithms", "Ditto", "FedAvg", "FedOpt", "FedProx", "Redraw", "Scaffold"]
+__all__ = [
+    "IFCA", "IFCAMIR", "Algorithms", "Ditto", "EarlyStopping", "FedAvg", "FedOpt", "FedProx", "IFCAWithinLimit",
+    "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold", "SharedBody",
+]  # fmt: skip

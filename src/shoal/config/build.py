@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shoal.algorithms.shared_body import SharedBody, head_of
 from shoal.attacks import NEED_HOLDOUT, active_property_attacker
 from shoal.config.client_data import Reading, check_sizes, decided_data, draw_split, load_client_data, reading_of
 from shoal.config.kinds import load, name_of
@@ -211,6 +212,8 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
             check_backend(None if backend == "auto" else backend, setup.model, each)
     with in_table("algorithm"):
         config.algorithm.value.check(setup.first_local(), config.red_team.every)
+        for head in _heads(config.algorithm.value):
+            head_of(setup.model.layout, head)
     with in_table("privacy"):
         thresholds, beta = config.privacy.thresholds, config.privacy.beta
         clients = len(data.client_names) if isinstance(data, ClientDataset) else _partition(config).clients
@@ -277,6 +280,15 @@ def _own_trainings(algorithm: object) -> Iterator[LocalSGD]:
         yield own
     if base is not None:
         yield from _own_trainings(base)
+
+
+def _heads(algorithm: object) -> Iterator[str]:
+    """The heads of the shared bodies in an algorithm, which the network of [model] must have."""
+    if isinstance(algorithm, SharedBody):
+        yield algorithm.head
+    base = getattr(algorithm, "base", None)
+    if base is not None:
+        yield from _heads(base)
 
 
 def _clusters(algorithm: dict[str, Any]) -> Iterator[int]:

@@ -131,12 +131,13 @@ class CohortTrainer:
 
     def _by_local(self, plan: RoundPlan, training: LocalTraining) -> Iterator[tuple[LocalSGD, Tensor]]:
         """The clients (u,) that train in the same way, in order; usually all of them."""
-        clusters = plan.assignment.unique().tolist()
+        trains = torch.ones(len(self.ids), dtype=torch.bool) if training.trains is None else training.trains
+        clusters = plan.assignment[trains].unique().tolist()
         locals_ = [self.local_of(k, training.local) for k in clusters]
         different = [each for i, each in enumerate(locals_) if each not in locals_[:i]]
         for local in different:
             alike = torch.tensor([k for k, each in zip(clusters, locals_, strict=True) if each == local])
-            yield local, torch.nonzero(torch.isin(plan.assignment, alike)).flatten()
+            yield local, torch.nonzero(torch.isin(plan.assignment, alike) & trains).flatten()
 
 
 _Update = tuple[Tensor, PartialSum | None, Tensor | None]
@@ -182,10 +183,10 @@ class _Receiver:
             self._kept.append((clients, kept))
 
     def kept(self, count: int) -> Tensor | None:
-        """What was kept of all ``count`` clients (count, d); None where nothing was."""
+        """What was kept of all ``count`` clients (count, d), 0 of those who did not train; None where nothing was."""
         if not self._kept:
             return None
-        everything = self._kept[0][1].new_empty(count, *self._kept[0][1].shape[1:])
+        everything = self._kept[0][1].new_zeros(count, *self._kept[0][1].shape[1:])
         for clients, kept in self._kept:
             everything[clients] = kept
         return everything

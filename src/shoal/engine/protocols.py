@@ -7,6 +7,7 @@ from typing import Literal, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
+from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
@@ -35,8 +36,8 @@ class State:
         assignment: (N,) int64, each client's last cluster; -1 for a client that has not yet taken part.
         server: the algorithm's own tensors at the server, by name.
         clients: the algorithm's own tensors of the clients, by name; the first axis is N.
-        directives: what the server asks of the local training of each cluster, by name; (K,) float64 each. A
-            `LocalDefense` reads them.
+        directives: what the server asks of each cluster, by name; (K,) float64 each. A `LocalDefense` reads them for
+            local training, and an algorithm for what the server itself does (`strength`).
         adversary: the malicious clients' own tensors, by name.
         control: the coordinator's own tensors, by name.
         trained: (N, K) int64, the last round in which each client's update moved each model; 0: none did. The engine
@@ -64,6 +65,24 @@ class State:
             return self.assignment[:, None] == torch.arange(len(self.models))
         return (self.trained > 0) & (self.trained > self.trained.amax(dim=0) - within)
 
+    def strength(self, name: str) -> Tensor:
+        """(K,) float64 in [0, 1], how much of what an algorithm does the directive ``name`` asks for in each cluster.
+
+        Without that directive it is 1 for every cluster.
+
+        Raises:
+            InputError: the directive is not one number in [0, 1] for each cluster.
+        """
+        clusters = len(self.models)
+        found = self.directives.get(name)
+        if found is None:
+            return torch.ones(clusters, dtype=torch.float64)
+        require(
+            found.shape == (clusters,) and bool(((found >= 0) & (found <= 1)).all()),
+            f"the directive '{name}' must be a number in [0, 1] for each of {clusters} clusters; got {found.tolist()}",
+        )
+        return found.double()
+
     @staticmethod
     def initial(models: Tensor, clients: int) -> "State":
         """The state before the first round: ``models`` (K, P), no risk known, none of N ``clients`` assigned."""
@@ -84,6 +103,8 @@ class Cohort:
         local: local training in this round, at its learning rate.
         layout: of a model's parameter vector.
         scores: computes losses (n, K); see `losses`.
+        stream: for the server's own random draws in this round. Clients of a round come in the order of their ids, so
+            draws by position do not depend on the order of clients in the federation.
     """
 
     round: int
@@ -93,6 +114,7 @@ class Cohort:
     local: LocalSGD
     layout: Layout
     scores: Callable[[Tensor, Literal["all", "batch"]], Tensor]
+    stream: Stream
     __repr__ = one_line
 
     def __len__(self) -> int:
@@ -120,6 +142,8 @@ class LocalTraining:
             keeps it, without the client does.
         term: one further linear term in every local step; None: none.
         local: local training; None: the run's.
+        trains: (n,) bool, who takes part; None: everybody. The others do not train and send nothing: their ``weights``
+            must be 0, and what is kept of them is 0.
     """
 
     starts: Tensor
@@ -128,6 +152,7 @@ class LocalTraining:
     keep: Callable[[Tensor], Tensor] | None = None
     term: LinearTerm | None = None
     local: LocalSGD | None = None
+    trains: Tensor | None = None
     __repr__ = one_line
 
 

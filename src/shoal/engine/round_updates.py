@@ -53,12 +53,15 @@ class UpdateCollector:
         chosen = [assignment] if len(weights) == 1 else [each.argmax(dim=0) for each in weights]
         self._assignment = torch.cat([*chosen, assignment[:0]])
         self._ends = torch.zeros(len(self._clients), models.shape[1])
+        self._sent = torch.zeros(len(self._clients), dtype=torch.bool)
 
     def add(self, rows: Tensor, ends: Tensor) -> None:
         """Copy the parameters ``ends`` (u, P) that were sent; ``rows`` (u,) count the cohort once for each training."""
         self._ends[rows] = ends.to(self._ends)
+        self._sent[rows] = True
 
     def updates(self, number: int) -> RoundUpdates:
-        """The updates of round ``number``, once everybody has sent."""
-        updates = self._ends - self._models[self._assignment]
-        return RoundUpdates(number, self._clients, self._assignment, self._models, updates)
+        """The updates of round ``number``, once everybody who trained has sent."""
+        sent = self._sent
+        clients, assignment = self._clients[sent], self._assignment[sent]
+        return RoundUpdates(number, clients, assignment, self._models, self._ends[sent] - self._models[assignment])

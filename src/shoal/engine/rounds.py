@@ -213,7 +213,7 @@ class Training:
         for position in torch.nonzero(self.federation.ids[report.cohort] == client).flatten():
             one = position[None]
             for index, training in enumerate(report.plan.trainings):
-                if training.weights is None:
+                if training.weights is None or not (training.trains is None or bool(training.trains[position])):
                     continue
                 alone = replace(
                     training,
@@ -221,6 +221,7 @@ class Training:
                     weights=training.weights[:, one],
                     keep=lambda update: update,
                     term=None if training.term is None else training.term.of(one),
+                    trains=None,
                 )
                 trainer = self._trainer(before, report.cohort[one])
                 update = trainer.train(before, RoundPlan(report.assignment[one], (alone,)), index)[0].kept[0]
@@ -286,6 +287,7 @@ class Training:
             local=self.local.at(state.round + 1),
             layout=self.engine.model.layout,
             scores=scores,
+            stream=self.stream("round", state.round + 1, "server"),
         )
 
     def _losses(self, models: Tensor, shards: Shards, clients: Tensor, number: int) -> Tensor:

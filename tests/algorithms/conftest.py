@@ -1,0 +1,48 @@
+"""Rounds of a toy federation, with the directives that a server would set."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.core.randomness import Stream
+from shoal.engine import Engine, LocalSGD, RoundReport, State, Training
+
+SEED = 8
+"""Of whose initial models each is chosen by some of the six clients, and by unequally many, whether two or three."""
+
+
+@pytest.fixture
+def play(mlp, build) -> Callable[..., tuple[list[State], list[RoundReport]]]:
+    """Plays rounds on the dense network: the states, the initial one first, and the reports.
+
+    Numbers by name are directives, one for each cluster; ``risks`` are what was measured, and ``federation`` may be
+    another one.
+    """
+
+    def made(
+        algorithm: Any,
+        rounds: int = 3,
+        *,
+        federation: Any = None,
+        risks: Sequence[float] | None = None,
+        training: dict[str, Any] | None = None,
+        **directives: Sequence[float],
+    ) -> tuple[list[State], list[RoundReport]]:
+        local = LocalSGD(steps=2, batch_size=4, learning_rate=0.1)
+        with Engine(mlp, threads=1) as engine:
+            given = federation or build()
+            run = Training(engine.prepare(given), algorithm, local, engine, Stream(SEED), **(training or {}))
+            first = replace(run.start(), directives={name: numbers(each) for name, each in directives.items()})
+            first = first if risks is None else replace(first, risks=numbers(risks))
+            played = list(run.rounds(first, rounds))
+        return [first, *(state for state, _ in played)], [report for _, report in played]
+
+    return made
+
+
+def numbers(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
