@@ -60,7 +60,8 @@ from shoal.runs.audit import audit_run, audit_scores, audit_trace
 from shoal.runs.result import Result, load
 from shoal.runs.run import run
 from shoal.runs.simulate import simulate
-from shoal.simulation.audit import Audit, AuditRecords, audit_records
+from shoal.simulation.attacked_records import AuditRecords
+from shoal.simulation.audit import Audit, audit_records
 
 __all__ = [
     "DPSGD",

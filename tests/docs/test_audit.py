@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.simulation.audit import METRICS, REFERENCE_ATTACKS
+from shoal.simulation.attacked_records import REFERENCE_ATTACKS
+from shoal.simulation.audit import METRICS
 from shoal.simulation.server_audit import UPDATE_ATTACKS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")

@@ -21,7 +21,8 @@ from shoal.runs.result import load
 from shoal.runs.run import run
 from shoal.runs.score_file import read_scores
 from shoal.runs.simulate import simulate
-from shoal.simulation.audit import AuditRecords, audit_records
+from shoal.simulation.attacked_records import AuditRecords
+from shoal.simulation.audit import audit_records
 from shoal.simulation.reference_federations import AttackedRun
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}

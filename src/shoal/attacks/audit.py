@@ -166,7 +166,7 @@ class MembershipAudit:
             counts = self._counts(examples[inside])
         return _metrics([margins[inside]], [self.non_members[k]], [self._weights(counts)], confidence)
 
-    def of_group(self, g: int, mix: Floats) -> MembershipMetrics:
+    def of_group(self, g: int, mix: Floats, *, confidence: float = 0.95) -> MembershipMetrics:
         """The clients of group g: their training examples against test examples, each on the model its client trained
         last.
 
@@ -174,9 +174,10 @@ class MembershipAudit:
             g: whose training examples.
             mix: (G,) the proportions of the groups among the test examples. `one_group_mix` of g measures memorisation
                 alone; with others, an attack that only recognises groups has an advantage too.
+            confidence: of the intervals.
         """
         members, non_members, weights = self._of_group(g, mix)
-        return _metrics(members, non_members, weights, 0.95)
+        return _metrics(members, non_members, weights, confidence)
 
     def group_scores(self, g: int, mix: Floats) -> tuple[Floats, Bools, Floats]:
         """The margins, their membership and their weights from which `of_group` computes its metrics."""

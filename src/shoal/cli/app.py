@@ -80,7 +80,14 @@ def run(
         f"{directory}: there is nothing to resume; the run starts anew" if resume and not directory.exists() else ""
     )
     with Display(Console(stderr=True, quiet=quiet), notice) as display:
-        run_config(given, directory, resume=resume, data_dir=data_dir, watch=display)
+        run_config(
+            given,
+            directory,
+            resume=resume,
+            data_dir=data_dir,
+            watch=display,
+            watch_references=display.reference_federations,
+        )
     page = report_of(directory)
     typer.echo(verdict(read_summary(directory), read_description(directory).kind))
     typer.echo(f"Report: {page}")

@@ -1,12 +1,11 @@
 """The progress of an audit, and what it prints."""
 
-import time
 from math import isnan
 
 from rich.console import Console
 
 from shoal.cli.progress import LiveBar
-from shoal.reports.formats import decimal, format_duration, percent
+from shoal.reports.formats import decimal, percent
 from shoal.runs.gate import Gate
 from shoal.simulation.audit import Audit
 
@@ -19,14 +18,7 @@ class AuditDisplay(LiveBar):
 
     def __call__(self, done: int, count: int) -> None:
         """Show where the audit stands; the signature is `shoal.runs.audit.AuditWatch`."""
-        if done == 0:
-            self._began = time.perf_counter()
-        each = (time.perf_counter() - self._began) / max(1, done)
-        left = f"about {format_duration(each * (count - done))} left" if 0 < done < count else ""
-        self._bar.update(self._task, total=count, completed=done, left=left)
-        if not self._console.is_terminal and done > 0:
-            line = f"reference federation {done} of {count}{f'; {left}' if left else ''}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.reference_federations(done, count)
 
 
 def in_words(audit: Audit) -> str:

@@ -1,4 +1,6 @@
-"""The progress of a run: live on a terminal, with each cluster's size, accuracy and risk; elsewhere a line a round."""
+"""The progress of a run: live on a terminal, with each cluster's size, accuracy and risk; elsewhere a line a
+round; then the reference federations, where there are some.
+"""
 
 import math
 import time
@@ -22,8 +24,8 @@ class LiveBar:
         self, console: Console, unit: str, refresh_per_second: int, current: Callable[[], Progress] | None = None
     ) -> None:
         self._console = console
-        left = TextColumn("{task.fields[left]}")
-        self._bar = Progress(TextColumn(unit), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left)
+        what, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
+        self._bar = Progress(what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left)
         self._task = self._bar.add_task(unit, total=None, left="")
         self._live = Live(
             self._bar, get_renderable=current, console=console, transient=True, refresh_per_second=refresh_per_second
@@ -39,6 +41,21 @@ class LiveBar:
     def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._live.stop()
+
+    def reference_federations(self, done: int, count: int) -> None:
+        """Show how many are trained, as `shoal.runs.reference_scores.AuditWatch`."""
+        if done == 0:
+            self._began = time.perf_counter()
+            # After the rounds of a run the bar is theirs.
+            self._bar.reset(self._task, total=count, description="reference federation", left="")
+        each = (time.perf_counter() - self._began) / max(1, done)
+        left = f"about {format_duration(each * (count - done))} left" if 0 < done < count else ""
+        self._bar.update(self._task, completed=done, left=left)
+        if not self._console.is_terminal and done > 0:
+            self._print(f"reference federation {done} of {count}{f'; {left}' if left else ''}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class Display(LiveBar):
@@ -64,14 +81,13 @@ class Display(LiveBar):
             return
         each = (time.perf_counter() - self._began) / max(1, done - self._before)
         left = f"about {format_duration(each * (simulation.rounds - done))} left"
+        if simulation.reference_federations:
+            left += f", and {simulation.reference_federations} reference federations"
         self._bar.update(self._task, completed=done, left=left)
         if self._console.is_terminal:
             self._live.update(Group(self._bar, _clusters(simulation, progress)))
         else:
             self._print(f"round {done} of {simulation.rounds}: {_in_words(progress)}; {left}")
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _in_words(progress: SimulationState) -> str:

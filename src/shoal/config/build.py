@@ -35,7 +35,7 @@ from shoal.data.property_partition import PartitionIndices, federation_of
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, MaliciousClients, check_backend, resolve_backend
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
-from shoal.simulation.simulation import Simulation
+from shoal.simulation.simulation import Simulation, check_references
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,8 @@ class Resolved:
         if config.canaries is not None and config.canaries.per_client > 0:
             with in_table("canaries"):
                 federation, canaries = config.canaries.insert(federation, Stream(config.seed, ("data", "canaries")))
+        with in_table("evaluation"):
+            check_references(config.evaluation.reference_federations, federation, replayable=section is None)
         if section is not None:
             with in_table("property_attack"):
                 section.attack.auxiliary_examples(federation)
@@ -79,6 +81,7 @@ class Resolved:
             malicious_clients=self._malicious_clients(federation),
             tsne=section is not None and section.tsne,
             record_updates=0 if config.record is None else config.record.updates,
+            reference_federations=config.evaluation.reference_federations,
             canaries=canaries,
         )
 
@@ -300,6 +303,12 @@ def _clusters(algorithm: dict[str, Any]) -> Iterator[int]:
 
 def _check_tables(config: Config, data: LabelledDataset | ClientDataset, own: PartitionIndices | None) -> None:
     """Raise `InputError` where keys of several tables contradict each other; ``own``: the split of `ClientDataset`."""
+    references = config.evaluation.reference_federations
+    require(
+        references == 0 or config.property_attack is None,
+        f"'evaluation.reference_federations' must be 0 with [property_attack], whose run cannot be replayed; got "
+        f"{references}",
+    )
     team, clusters = config.red_team, max(_clusters(table_of(config.algorithm.value)))
     shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
     if isinstance(data, ClientDataset):

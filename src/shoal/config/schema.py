@@ -235,10 +235,14 @@ class EvaluationSection:
         every: rounds between evaluations on the test set.
         member_rounds: a client's examples count as members of each model that it trained, up to so many rounds before
             that model's last training.
+        reference_federations: how many are trained after the last round, each about as long as the rounds; with the
+            attacks that they make possible (see [audits](audit.md#in-the-run-itself)) the strongest of all attacks then
+            decides ``mia``, ``violations`` and ``exceeded``. 0: none.
     """
 
     every: Positive = 1
     member_rounds: Positive = 5
+    reference_federations: Count = 0
 
 
 @settings

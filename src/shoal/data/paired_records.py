@@ -75,6 +75,20 @@ def pair_records(federation: Federation, stream: Stream) -> PairedRecords:
         InputError: there is no pair.
     """
     clients, test = federation.clients, federation.test
+    entry, other = _drawn_pairs(federation, stream)
+    require(len(entry) > 0, "no training example has a test example of its group and label; give a larger test set")
+    joined = replace(clients, x=concatenate(clients.x, test.x), y=torch.cat([clients.y, test.y]))
+    return PairedRecords(replace(federation, clients=joined), entry, other, len(clients.x))
+
+
+def number_of_pairs(federation: Federation) -> int:
+    """How many pairs `pair_records` makes; no example is copied."""
+    return len(_drawn_pairs(federation, Stream(0))[0])
+
+
+def _drawn_pairs(federation: Federation, stream: Stream) -> tuple[Tensor, Tensor]:
+    """`PairedRecords.entry` and `PairedRecords.test`."""
+    clients, test = federation.clients, federation.test
     group = federation.group[clients.owners()]
     label, test_label = clients.y[clients.indices.to(clients.y.device)].cpu(), test.y.cpu()
     if federation.classes is None:
@@ -88,6 +102,4 @@ def pair_records(federation: Federation, stream: Stream) -> PairedRecords:
             entries.append(members[torch.randperm(len(members), generator=draw("members").generator())[:count]])
             tests.append(others[torch.randperm(len(others), generator=draw("test").generator())[:count]])
     entry, order = torch.cat(entries).sort()
-    require(len(entry) > 0, "no training example has a test example of its group and label; give a larger test set")
-    joined = replace(clients, x=concatenate(clients.x, test.x), y=torch.cat([clients.y, test.y]))
-    return PairedRecords(replace(federation, clients=joined), entry, torch.cat(tests)[order], len(clients.x))
+    return entry, torch.cat(tests)[order]

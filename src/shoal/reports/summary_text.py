@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from shoal.config.kinds import algorithm_title
 from shoal.reports.formats import ACCURACY, decimal, metric_format, percent
+from shoal.reports.strongest import accuracies_by_attack, reference_federations, strongest_attacks
 from shoal.simulation.summary import Summary
 
 NOTICEABLE = 0.02
@@ -46,8 +47,9 @@ def limits(summary: Summary) -> str:
     sentence = f"{whose} {'limits are' if exceeded > 1 else 'limit is'} exceeded"
     if "exceeded.total" not in summary.overall:
         return sentence
+    which = "strongest" if reference_federations(summary) else "configured"
     return (
-        f"{sentence} for certain (the 95 % interval of an attack's accuracy lies above the limit); by the configured "
+        f"{sentence} for certain (the 95 % interval of an attack's accuracy lies above the limit); by the {which} "
         f"attack's point estimate, {violations or 'none'} {'are' if violations > 1 else 'is'}"
     )
 
@@ -94,11 +96,22 @@ def _exposure(summary: Summary) -> list[str]:
     mia, by_loss = of_groups(summary, "mia"), of_groups(summary, "loss_threshold")
     if not mia:
         return ["No attack was measured"]
+    references, names = reference_federations(summary), strongest_attacks(summary)
     better = {group: by_loss[group] for group in mia if by_loss.get(group, 0.0) >= mia[group] + NOTICEABLE}
 
     def values(by_group: Mapping[str, float]) -> str:
-        return "; ".join(decimal(each) + (f" for {name}" if len(mia) > 1 else "") for name, each in by_group.items())
+        whose = {name: f" for {name}" if len(mia) > 1 else "" for name in by_group}
+        by = {name: f" by {names[name]}" if name in names else "" for name in by_group}
+        return "; ".join(f"{decimal(each)}{whose[name]}{by[name]}" for name, each in by_group.items())
 
+    if references:
+        count = max(len(accuracies_by_attack(each)) for each in summary.by_group.values())
+        guessing = max(mia.values()) < 0.5 + NOTICEABLE
+        told = "from others no better than guessing (0.500)" if guessing else "from others (guessing: 0.500)"
+        asked = f"{references} reference federation{'s' if references > 1 else ''}"
+        return [
+            f"The strongest of {count} attacks, with {asked}, tells members {told}: balanced accuracy {values(mia)}"
+        ]
     if max(mia.values()) < 0.5 + NOTICEABLE:
         sentences = [f"The attack tells members from others no better than guessing (0.500): {values(mia)}"]
     else:

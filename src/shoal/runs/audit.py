@@ -14,7 +14,6 @@ from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.validation import read_toml
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
 from shoal.engine import Engine
 from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, write_audit
@@ -26,9 +25,10 @@ from shoal.runs.reference_scores import AuditWatch, StoredScores, reference_scor
 from shoal.runs.result import Result
 from shoal.runs.score_file import read_scores
 from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
-from shoal.simulation.attacks_without_references import attacks_without_references
-from shoal.simulation.audit import Audit, AuditRecords, audit_records
-from shoal.simulation.reference_federations import AttackedRun, FederationScores, join_scores
+from shoal.simulation.attacked_records import AuditRecords
+from shoal.simulation.audit import Audit, audit_records
+from shoal.simulation.reference_federations import AttackedRun, FederationScores
+from shoal.simulation.run_records import records_of_run
 from shoal.simulation.server_audit import audit_server, with_server
 from shoal.simulation.simulation import SimulationState, move_to_engine
 from shoal.simulation.trajectory import trajectory_attack
@@ -117,7 +117,7 @@ def _audited(
 ) -> AuditFiles:
     """Attack the members with what the references say, and with recorded updates, and write the files."""
     found = [each.scores for each in references]
-    records = _records(attacked, found, engine)
+    records = records_of_run(attacked, found, engine)
     over_rounds = None if replayed is None else trajectory_attack(replayed, found)
     if over_rounds is not None:
         records = replace(records, further={**records.further, "trajectory": over_rounds})
@@ -185,26 +185,6 @@ def _finished(run: Path) -> tuple[Config, SimulationState]:
     )
     assert progress is not None
     return config, progress
-
-
-def _records(attacked: AttackedRun, references: Sequence[FederationScores], engine: Engine) -> AuditRecords:
-    """The records with their names: where each lies among the clients' examples or in the test set."""
-    paired, federation = attacked.records, attacked.simulation.federation
-    client = paired.client
-    target, names = attacked.scores(engine), _client_names(federation)
-    places = [*(f"client-{i}" for i in paired.entry.tolist()), *(f"test-{i}" for i in paired.test.tolist())]
-    return AuditRecords(
-        scores=join_scores(target, references, client),
-        record=np.array(places, dtype=object),
-        client=np.array([names[i] for i in client.tolist()], dtype=object),
-        group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
-        all_models=attacked.all_models(engine).numpy(),
-        further=attacks_without_references(attacked, target.model, target.member, engine),
-    )
-
-
-def _client_names(federation: Federation) -> list[str]:
-    return [str(i) for i in federation.ids.tolist()] if federation.names is None else list(federation.names)
 
 
 def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:

@@ -19,7 +19,8 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.core.representation import one_line
 from shoal.runs.score_file import write_scores
-from shoal.simulation.audit import Audit, AuditRecords
+from shoal.simulation.attacked_records import AuditRecords
+from shoal.simulation.audit import Audit
 
 
 @dataclass(frozen=True, eq=False)

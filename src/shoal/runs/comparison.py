@@ -26,6 +26,7 @@ ROWS = (
     (OVERALL, "accuracy.overall", "accuracy, all clients"),
     (BY_GROUP, "accuracy", "accuracy, {}"),
     (BY_GROUP, "train_accuracy", "train accuracy, {}"),
+    (OVERALL, "references", "reference federations"),
     (BY_GROUP, "mia", "MIA accuracy, {}"),
     (BY_GROUP, "mia_population", "MIA, population non-members, {}"),
     (BY_GROUP, "mia_auc", "MIA AUC, {}"),
@@ -165,6 +166,12 @@ def _difference(first: Summary, other: Summary, first_title: str, title: str, me
         if known:
             before, after = metrics[known[0]], other.by_group[group][known[0]]
             parts.append(_change(f"the exposure of {group}", before, after, higher="raises", lower="lowers"))
+    asked = [int(each.overall.get("references", 0)) for each in (first, other)]
+    if asked[0] != asked[1]:
+        parts.append(
+            f"has {asked[1]} reference federations (against {asked[0]}), so exposure and limits are not by the same "
+            "attacks"
+        )
     limits = (
         "exceeded.total" if all("exceeded.total" in each.overall for each in (first, other)) else "violations.total"
     )

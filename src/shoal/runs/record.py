@@ -65,6 +65,8 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         settings["metric"] = _spelled(model.metric)
     if simulation.record_updates:
         settings["record_updates"] = str(simulation.record_updates)
+    if simulation.reference_federations:
+        settings["reference_federations"] = str(simulation.reference_federations)
     shares = federation.group_fractions.tolist()
     table: dict[str, Any] = {
         "algorithm": name_of(type(simulation.algorithm)),
@@ -78,6 +80,8 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
     }
     if metric != ACCURACY:
         table["metric"] = metric
+    if simulation.reference_federations:
+        table["reference_federations"] = simulation.reference_federations
     if simulation.property_attack is not None and simulation.malicious_clients is None:
         schedule = federation.property_schedule
         period = PropertyAttackSection().period if schedule is None else schedule.period
@@ -144,6 +148,7 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         metric=table.get("metric", ACCURACY),
         # Directories of earlier versions do not say it.
         kind=table.get("kind", "images"),
+        reference_federations=table.get("reference_federations", 0),
         property_attack=None if attack is None else read(PropertyAttackSection, attack, "property_attack"),
     )
 

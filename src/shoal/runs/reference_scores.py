@@ -1,10 +1,10 @@
-"""Scores of reference federations in a folder: one file each, so that an audit can be killed and resumed."""
+"""Scores of reference federations in a folder: one file each, so that an audit or a run can be killed and resumed."""
 
 import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +15,10 @@ from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.engine import Engine
+from shoal.simulation.attacked_records import AttackedRecords
 from shoal.simulation.reference_federations import AttackedRun, FederationScores
+from shoal.simulation.run_records import records_of_run
+from shoal.simulation.simulation import Simulation, SimulationState
 
 LOG = logging.getLogger("shoal")
 
@@ -35,7 +38,7 @@ class StoredScores:
 
 
 def reference_scores(
-    attacked: AttackedRun, count: int, engine: Engine, *, folder: Path, watch: AuditWatch | None = None
+    attacked: AttackedRun, count: int, engine: Engine, *, folder: Path | None, watch: AuditWatch | None = None
 ) -> list[StoredScores]:
     """The scores of the first ``count`` reference federations; those that are not in ``folder`` are trained.
 
@@ -43,7 +46,7 @@ def reference_scores(
         attacked: the run that they replay.
         count: R.
         engine: with its network.
-        folder: where they are; made where it is missing.
+        folder: where they are; made where it is missing. None: they are kept in memory alone.
         watch: called before the first and after each.
 
     Raises:
@@ -52,18 +55,20 @@ def reference_scores(
     require(count >= 0, f"'references' must be at least 0; got {count}")
     digest, found = _digest(attacked), list[StoredScores]()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(folder)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(folder)
         for number in range(count):
             if watch is not None and number == 0:
                 watch(0, count)
-            path = folder / f"{number:03d}.safetensors"
-            stored = _read(path, digest)
+            path = None if folder is None else folder / f"{number:03d}.safetensors"
+            stored = None if path is None else _read(path, digest)
             if stored is None:
                 began = time.perf_counter()
                 scores = attacked.train_reference(number, engine)
                 stored = StoredScores(scores, time.perf_counter() - began)
-                _write(path, digest, stored)
+                if path is not None:
+                    _write(path, digest, stored)
                 LOG.info("reference federation %d of %d: %.1f s", number + 1, count, stored.seconds)
             found.append(stored)
             if watch is not None:
@@ -71,6 +76,53 @@ def reference_scores(
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror}") from error
     return found
+
+
+def attack_with_references(
+    simulation: Simulation,
+    engine: Engine,
+    progress: SimulationState,
+    *,
+    folder: Path | None = None,
+    watch: AuditWatch | None = None,
+) -> tuple[SimulationState, AttackedRecords | None]:
+    """Train the reference federations of a simulation after its last round, and attack its members with their scores.
+
+    The simulation's own models, rounds and streams are left as they are.
+
+    Args:
+        simulation: with its data where the engine wants them.
+        engine: with its network.
+        progress: after the last round.
+        folder, watch: see `reference_scores`.
+
+    Returns:
+        ``progress`` with the seconds that it took, and the records with what each attack says; None where no reference
+        federation is asked for, or where hardly anybody trained, so that there are no members to tell.
+
+    Raises:
+        InputError: a folder that cannot be written, or training that diverged.
+    """
+    if simulation.reference_federations == 0:
+        return progress, None
+    attacked = AttackedRun.of(simulation, progress.state, progress.rows)
+    members = int(attacked.scores(engine).member.sum())
+    if members < 2:
+        LOG.warning(
+            "no reference federation is trained: an attack is measured on at least two members, and only %d of the "
+            "examples that could be exchanged was trained on lately", members,
+        )  # fmt: skip
+        return progress, None
+    stored = reference_scores(attacked, simulation.reference_federations, engine, folder=folder, watch=watch)
+    began = time.perf_counter()
+    records = records_of_run(attacked, [each.scores for each in stored], engine)
+    found = AttackedRecords.of(records, attacked.stream("thresholds"))
+    attacking = time.perf_counter() - began
+    # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
+    spent = sum(each.seconds for each in stored)
+    LOG.info("reference federations: %d in %.1f s; attacks in %.1f s", len(stored), spent, attacking)
+    total = progress.seconds["total"] + spent + attacking
+    return replace(progress, seconds=progress.seconds | {"references": spent, "total": total}), found
 
 
 def replayed_scores(attacked: AttackedRun, engine: Engine, *, folder: Path) -> FederationScores | None:

@@ -1,6 +1,7 @@
 """A run is a directory: what was asked, how far it got, and what came out. It can be killed and resumed.
 
 config.toml          the complete configuration; running it again gives the same results
+references/          where they are trained, the scores of each reference federation
 updates/             where they are recorded, each recorded round's updates as the server received them
 checkpoint/          the last two rounds' states; of a finished run the last, from which it can be prolonged
 rounds.csv           a row a round and cluster
@@ -28,6 +29,7 @@ from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.differences import differences
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train
+from shoal.runs.reference_scores import AuditWatch, attack_with_references
 from shoal.runs.result import result_of
 from shoal.runs.updates import require_room
 from shoal.simulation.round_metrics import not_evaluated
@@ -56,6 +58,7 @@ def run(
     data_dir: Path | None = None,
     dataset: LabelledDataset | ClientDataset | None = None,
     watch: Watch | None = None,
+    watch_references: AuditWatch | None = None,
 ) -> Path:
     """Run ``config`` in the directory ``out``, from its last checkpoint if ``resume``; returns ``out``.
 
@@ -69,6 +72,7 @@ def run(
         data_dir: where to look for data first.
         dataset: the examples of [data], where they are loaded already.
         watch: called before the first round and after each.
+        watch_references: called before the first and after each reference federation.
 
     Raises:
         InputError: a configuration that cannot be run, or a directory that exists, cannot be written, holds
@@ -104,7 +108,10 @@ def run(
             if watch is not None:
                 watch(simulation, progress, None)
             progress = train(simulation, engine, progress, checkpoints, every=decided.checkpoint.every, watch=watch)
-            outcome = measure_final(simulation, engine, progress, stored_observations(checkpoints))
+            progress, references = attack_with_references(
+                simulation, engine, progress, folder=out / "references", watch=watch_references
+            )
+            outcome = measure_final(simulation, engine, progress, stored_observations(checkpoints), references)
             finish(out, result_of(outcome, simulation, engine, RunDescription.of(decided)))
     return out
 

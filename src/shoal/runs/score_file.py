@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shoal.attacks import Population, ReferenceScores
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
-from shoal.simulation.audit import AuditRecords
+from shoal.simulation.attacked_records import AuditRecords
 
 COLUMNS = ("record", "client", "group", "member", "score")
 """Those that every score file has."""

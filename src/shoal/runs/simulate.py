@@ -28,6 +28,7 @@ from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, train
 from shoal.runs.record import record_of, require_same_simulation
+from shoal.runs.reference_scores import attack_with_references
 from shoal.runs.result import Result, load, result_of
 from shoal.runs.updates import MAX_MEGABYTES, require_room
 from shoal.simulation.simulation import (
@@ -63,6 +64,7 @@ def simulate(
     out: str | Path | None = None,
     resume: bool = False,
     record_updates: int = 0,
+    reference_federations: int = 0,
     record_max_megabytes: int = MAX_MEGABYTES,
     device: str = "cpu",
     threads: int = 2,
@@ -101,6 +103,9 @@ def simulate(
             server received it into ``updates/`` of ``out``, for attacks of the server (docs/trace.md); it changes no
             bit of training.
         record_max_megabytes: what the updates may take.
+        reference_federations: R, how many are trained after the last round (docs/audit.md), each for about the time of
+            the rounds; the strongest of all attacks then decides how exposed the models are. Their scores are kept in
+            ``references/`` of ``out``.
         device, threads, precision, backend: see `Engine`.
         watch: called before the first round and after each.
 
@@ -145,6 +150,7 @@ def simulate(
         canaries=canaries,
         start=first,
         record_updates=record_updates,
+        reference_federations=reference_federations,
     )
     require_room(simulation, record_max_megabytes, "record_max_megabytes")
     chosen = resolve_backend(setup.model, setup.first_local()) if backend is None else backend
@@ -171,7 +177,9 @@ def _in_memory(simulation: Simulation, engine: Engine, description: RunDescripti
         observations += [] if now.observation is None else [now.observation]
         if watch is not None:
             watch(simulation, now, report)
-    return result_of(measure_final(simulation, engine, now, observations), simulation, engine, description)
+    now, references = attack_with_references(simulation, engine, now)
+    outcome = measure_final(simulation, engine, now, observations, references)
+    return result_of(outcome, simulation, engine, description)
 
 
 def _in_directory(
@@ -194,7 +202,8 @@ def _in_directory(
         if watch is not None:
             watch(simulation, now, None)
         now = train(simulation, engine, now, checkpoints, every=1, watch=watch)
-        outcome = measure_final(simulation, engine, now, stored_observations(checkpoints))
+        now, references = attack_with_references(simulation, engine, now, folder=out / "references")
+        outcome = measure_final(simulation, engine, now, stored_observations(checkpoints), references)
         result = result_of(outcome, simulation, engine, description)
         finish(out, result)
     return result

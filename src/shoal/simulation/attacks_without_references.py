@@ -6,9 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.attacks import Gap, MembershipAttack, Query, ShadowModelAttack, augmentation_votes, halved_margins
+from shoal.attacks import Gap, MembershipAttack, Query, augmentation_votes, halved_margins
 from shoal.engine import Engine
-from shoal.simulation.audit import OUTSIDER, AttackScores
+from shoal.simulation.attack_metrics import attack_key
+from shoal.simulation.attacked_records import OUTSIDER, AttackScores
 from shoal.simulation.membership import is_personal
 from shoal.simulation.reference_federations import AttackedRun
 
@@ -29,9 +30,8 @@ def attacks_without_references(
         engine: with the run's network.
     """
     federation, own = attacked.simulation.federation, attacked.simulation.red_team.attack
-    name = "posterior" if isinstance(own, ShadowModelAttack) else str(getattr(own, "name", type(own).__name__))
     used = list(_models_in_use(attacked, model, engine))
-    found = {name: _fitted(attacked, own, used, engine)}
+    found = {attack_key(own): _fitted(attacked, own, used, engine)}
     if federation.classes is None:
         return found
     found["gap"] = _fitted(attacked, Gap(), used, engine)

@@ -6,38 +6,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from shoal.attacks import (
-    RMIA,
-    BaVarIA,
-    DifficultyCalibration,
-    LiRA,
-    LossScore,
-    OfflineLiRA,
-    OfflineRMIA,
-    OtherClusters,
-    ReferenceAttack,
-    ReferenceScores,
-    record_exposure,
-    reference_margins,
-)
-from shoal.core.errors import InputError, require
+from shoal.attacks import ReferenceAttack, record_exposure
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
-from shoal.metrics import MembershipMetrics, empirical_epsilon, membership_metrics
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Names = NDArray[np.object_]
-
-OUTSIDER, CLIENT, SERVER = "outsider", "client", "server"
-"""Attackers: who has the released models; a client, who is sent those of all clusters; the server, who sees updates."""
-
-REFERENCE_ATTACKS: tuple[ReferenceAttack, ...] = (
-    LossScore(), DifficultyCalibration(), OfflineLiRA(), LiRA(), OfflineRMIA(), RMIA(), BaVarIA(),
-)  # fmt: skip
-"""The attacks on a matrix of scores that an audit asks."""
+from shoal.metrics import MembershipMetrics, empirical_epsilon
+from shoal.simulation.attacked_records import (
+    REFERENCE_ATTACKS,
+    AttackedRecords,
+    AttackScores,
+    AuditRecords,
+    Bools,
+)
 
 METRICS = {
     "auc": ("auc", "auc_low", "auc_high"),
@@ -55,46 +35,6 @@ ATTACK_COLUMNS = (
 
 RECORD_COLUMNS = ("record", "client", "group", "member", "score", "exposure", "exposure.low")
 """The columns of `Audit.records`."""
-
-
-@dataclass(frozen=True, eq=False)
-class AttackScores:
-    """What an attack says of M records.
-
-    Args:
-        attacker: who could carry it out.
-        scores: (M,), higher for members.
-        margins: (M,) score minus threshold, positive where it says member.
-    """
-
-    attacker: str
-    scores: Floats
-    margins: Floats
-    __repr__ = one_line
-
-
-@dataclass(frozen=True, eq=False)
-class AuditRecords:
-    """Records whose membership is attacked, and what models say of them.
-
-    Args:
-        scores: by the attacked and by reference models, M records.
-        record, client, group: (M,) names of each record, of the client that it belongs or would belong to, and of that
-            client's group.
-        all_models: (M, K) logit-scaled confidence of every cluster's model; None: only one model is known.
-        further: attacks that need more than this, computed elsewhere, by their key in audit.json.
-    """
-
-    scores: ReferenceScores
-    record: Names
-    client: Names
-    group: Names
-    all_models: Floats | None = None
-    further: Mapping[str, AttackScores] = field(default_factory=dict)
-    __repr__ = one_line
-
-    def __len__(self) -> int:
-        return len(self.record)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,12 +117,10 @@ def audit_records(
     Raises:
         InputError: too few members or non-members.
     """
-    member = records.scores.member
-    for kind, count in (("members", int(member.sum())), ("non-members", int((~member).sum()))):
-        require(count >= 2, f"an attack is measured on at least two {kind}; got {count}")
-    found, omitted = _asked(records, stream, attacks)
+    attacked = AttackedRecords.of(records, stream, attacks)
+    member, found = records.scores.member, attacked.found
     everybody = np.ones(len(records), dtype=bool)
-    rows = [_row(name, found[name], "all", "all", everybody, member) for name in found]
+    rows = [_row(attacked, name, "all", "all", everybody) for name in found]
     best = str(max(rows, key=lambda row: row["accuracy"])["attack"])
     model = records.scores.model.astype(str)
     for scope, label, asked in (
@@ -191,7 +129,7 @@ def audit_records(
         ("client", records.client, (best,)),
     ):
         for each in pd.unique(label):
-            rows += [_row(name, found[name], scope, str(each), label == each, member) for name in asked]
+            rows += [_row(attacked, name, scope, str(each), label == each) for name in asked]
     strongest = found[best]
     return Audit(
         attacks=pd.DataFrame(rows, columns=[*ATTACK_COLUMNS]),
@@ -201,33 +139,8 @@ def audit_records(
         non_members=int((~member).sum()),
         empirical_epsilon=empirical_epsilon(strongest.scores, member, stream("epsilon"), delta=delta),
         delta=delta,
-        omitted=omitted,
+        omitted=attacked.omitted,
     )
-
-
-def _asked(
-    records: AuditRecords, stream: Stream, attacks: Sequence[ReferenceAttack]
-) -> tuple[dict[str, AttackScores], dict[str, str]]:
-    """What each attack says, by name; and why the others were not asked."""
-    scores, found, omitted = records.scores, dict[str, AttackScores](), dict[str, str]()
-    for attack in attacks:
-        if scores.references < attack.least:
-            omitted[attack.name] = f"needs {attack.least} reference models; there are {scores.references}"
-            continue
-        try:
-            margins = reference_margins(attack, scores, stream(attack.name))
-        except InputError as error:
-            # Such as an attack that needs models that trained on a record, where none did.
-            omitted[attack.name] = str(error)
-            continue
-        found[attack.name] = AttackScores(OUTSIDER, attack.scores(scores), margins)
-    if records.all_models is not None and records.all_models.shape[1] > 1:
-        attack, alone = OtherClusters(records.all_models), scores.only([])
-        margins = reference_margins(attack, alone, stream(attack.name))
-        found[attack.name] = AttackScores(CLIENT, attack.scores(alone), margins)
-    else:
-        omitted[OtherClusters.name] = "there is only one model"
-    return {**found, **records.further}, omitted
 
 
 def _records(records: AuditRecords, strongest: AttackScores) -> pd.DataFrame:
@@ -248,9 +161,8 @@ def _records(records: AuditRecords, strongest: AttackScores) -> pd.DataFrame:
     return listed.sort_values(by, ascending=False, kind="stable", ignore_index=True)
 
 
-def _row(name: str, attack: AttackScores, scope: str, of: str, which: Bools, member: Bools) -> dict[str, Any]:
-    scores, thresholds = attack.scores[which], (attack.scores - attack.margins)[which]
-    return attack_row(attack.attacker, name, scope, of, membership_metrics(scores, member[which], threshold=thresholds))
+def _row(attacked: AttackedRecords, name: str, scope: str, of: str, which: Bools) -> dict[str, Any]:
+    return attack_row(attacked.found[name].attacker, name, scope, of, attacked.measured(name, which))
 
 
 def attack_row(attacker: str, attack: str, scope: str, name: str, measured: MembershipMetrics) -> dict[str, Any]:

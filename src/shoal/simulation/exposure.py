@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from shoal.attacks import MembershipAttack
 from shoal.data import Federation
-from shoal.simulation.refits import Refits
+from shoal.simulation.attack_metrics import AttackMetrics
 
 CONFIDENCE = 0.95
 """Of a client's interval. It is of the largest of several attacks' accuracies, so each attack's interval is of
@@ -20,7 +20,7 @@ def title_of(attack: MembershipAttack) -> str:
 
 
 def exposure_of_clients(
-    audits: Mapping[str, Refits], trainers: NDArray[np.bool_], federation: Federation
+    audits: Mapping[str, AttackMetrics], trainers: NDArray[np.bool_], federation: Federation
 ) -> dict[str, NDArray]:
     """Columns of `clients.csv`, (N,) each.
 
@@ -30,7 +30,7 @@ def exposure_of_clients(
     above the client's threshold.
 
     Args:
-        audits: of the same models, by the attacks' names; each attack's fits.
+        audits: what each attack finds about the same models, by the attacks' names.
         trainers: (N, S) bool, who trained which model.
         federation: that was audited.
     """

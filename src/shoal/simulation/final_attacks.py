@@ -18,6 +18,7 @@ from shoal.attacks import (
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import Deployed, Engine, State, Training
+from shoal.simulation.attack_metrics import attack_key
 from shoal.simulation.exposure import title_of
 from shoal.simulation.membership import Membership, is_personal
 from shoal.simulation.refits import Refits
@@ -29,7 +30,8 @@ class FinalAttacks:
 
     Args:
         outputs: of the deployed models.
-        by_attack: of the deployed models by the attacks' names, the configured one first.
+        by_attack: of the deployed models by the attacks' titles, the configured one first.
+        keys: the attacks' keys in audit.json by their titles.
         by_loss: of the deployed models by a threshold on the loss; None where there were no records to set it by.
         shared: of the clusters' models by the configured attack.
         used_shadow_models: whether the attacks were fitted on shadow models.
@@ -37,6 +39,7 @@ class FinalAttacks:
 
     outputs: ModelOutputs
     by_attack: Mapping[str, Refits]
+    keys: Mapping[str, str]
     by_loss: Refits | None
     shared: Refits
     used_shadow_models: bool
@@ -45,6 +48,11 @@ class FinalAttacks:
     def configured(self) -> Refits:
         """Of the deployed models, by the configured attack."""
         return next(iter(self.by_attack.values()))
+
+    @property
+    def by_key(self) -> Mapping[str, Refits]:
+        """Of the deployed models by the attacks' keys in audit.json, the configured one first."""
+        return {self.keys[title]: audits for title, audits in self.by_attack.items()}
 
 
 def attack_final_models(
@@ -90,6 +98,7 @@ def attack_final_models(
     return FinalAttacks(
         outputs=first,
         by_attack=by_attack,
+        keys={title_of(each): attack_key(each) for each in (Gap(), LossThreshold(), red_team.attack)},
         by_loss=Refits(loss_fits) if loss_fits else None,
         shared=Refits(shared_fits or fits),
         used_shadow_models=used,

@@ -18,9 +18,11 @@ from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.models import Metric, accuracy
 from shoal.simulation import canary_metrics, membership_metrics, property_metrics
+from shoal.simulation.attack_metrics import attacks_on_records
+from shoal.simulation.attacked_records import AttackedRecords
 from shoal.simulation.exposure import exposure_of_clients
 from shoal.simulation.final_attacks import attack_final_models
-from shoal.simulation.membership import Membership
+from shoal.simulation.membership import Membership, is_personal
 from shoal.simulation.refits import refit_metrics
 from shoal.simulation.result import Outcome
 from shoal.simulation.summary import Metrics, Summary
@@ -80,6 +82,7 @@ def measure(
     member_rounds: int,
     first_round: int = 1,
     canaries: Canaries | None = None,
+    references: AttackedRecords | None = None,
 ) -> Outcome:
     """Measure the final ``state``: every client chooses among the final models, and these are attacked.
 
@@ -92,6 +95,8 @@ def measure(
         member_rounds: how many rounds before a model's last training somebody who trained it still is a member.
         first_round: the number of the first round; epsilon is of the rounds from it on.
         canaries: of the federation; None: none.
+        references: records of the run, with what attacks by reference federations say of them; then the strongest of
+            all attacks decides how exposed a model is. None: there are none.
     """
     federation, engine = training.federation, training.engine
     deployed, losses = training.deployed(state)
@@ -103,18 +108,27 @@ def measure(
     metric = engine.model.metric_for(federation.classes)
     final = _Final(federation, len(state.models), deployed, losses, outputs, metric)
     members = Membership.of_deployed(state, deployed, member_rounds)
-    exposure = exposure_of_clients(attacked.by_attack, members.trainers.numpy(), federation)
-    clients = _clients(final, audit).assign(**exposure)
+    judged_by = None
+    if references is not None:
+        judged_by = attacks_on_records(references, federation.groups, attacked.by_key)
+    every_attack = attacked.by_attack if judged_by is None else judged_by
+    exposure = exposure_of_clients(every_attack, members.trainers.numpy(), federation)
+    clients = _clients(final, membership_metrics.of_models(audit, judged_by)).assign(**exposure)
     if federation.names is not None:
         clients = clients.assign(name=list(federation.names))
     summary = (
         _of_clients(final, clients)
         | _of_classes(final)
-        | membership_metrics.of_groups(audit, by_loss, federation)
-        | membership_metrics.of_clusters(attacked.shared.audits[0], state.risks)
+        | membership_metrics.of_groups(audit, by_loss, federation, judged_by)
+        # Clients with models of their own are attacked on those, and the clusters' models by the configured attack.
+        | membership_metrics.of_clusters(
+            attacked.shared.audits[0], state.risks, None if is_personal(deployed) else judged_by
+        )
         | refit_metrics(attacked.configured, attacked.shared, federation)
         | _of_shadow_models(red_team, state, federation, used=attacked.used_shadow_models)
     )
+    if references is not None:
+        summary |= Summary(overall={"references": references.records.scores.references})
     if federation.property_schedule is not None:
         main = property_metrics.main_task_metrics(outputs.test, final.model, federation)
         summary |= Summary(overall=main)
@@ -176,10 +190,9 @@ def _of_shadow_models(red_team: RedTeam, state: State, federation: Federation, *
     return Summary(by_cluster={k: {"shadow_examples": size} for k, size in sizes.items()})
 
 
-def _clients(final: _Final, audit: MembershipAudit) -> pd.DataFrame:
-    """One row per client."""
+def _clients(final: _Final, of_models: NDArray[np.float64]) -> pd.DataFrame:
+    """One row per client; ``of_models`` (S,) is the balanced accuracy on each model."""
     federation, group = final.federation, final.federation.group
-    of_models = np.array([audit.of_cluster(s).accuracy for s in range(len(final.deployed.models))])
     threshold, mia = federation.preferences.threshold.numpy(), of_models[final.model]
     return pd.DataFrame(
         {

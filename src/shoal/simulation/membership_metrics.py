@@ -10,23 +10,42 @@ from torch import Tensor
 from shoal.attacks import MembershipAudit, one_group_mix
 from shoal.data import Federation
 from shoal.metrics import MembershipMetrics, roc
+from shoal.simulation.attack_metrics import AttackMetrics, accuracy_key, strongest
 from shoal.simulation.summary import Metrics, Summary
 
 Floats = NDArray[np.float64]
+
+Attacks = Mapping[str, AttackMetrics]
+"""What attacks find, by their keys in audit.json."""
 
 ROC_POINTS = 400
 """Points kept of each ROC curve; more than a figure can show."""
 
 
-def of_groups(audit: MembershipAudit, by_loss: MembershipAudit | None, federation: Federation) -> Summary:
+def of_groups(
+    audit: MembershipAudit,
+    by_loss: MembershipAudit | None,
+    federation: Federation,
+    judged_by: Attacks | None = None,
+) -> Summary:
     """Each group with clients: its training examples against each kind of non-members.
 
     Args:
         audit: by the configured attack.
         by_loss: by a threshold on the loss; None where there were no records to set it by.
+        judged_by: attacks of which the strongest decides about members and non-members of the group itself, each also
+            told by itself; None: the configured one decides.
     """
-    groups = federation.groups_with_clients
-    return Summary(by_group={federation.groups[g]: _of_group(g, audit, by_loss, federation) for g in groups})
+    by_group = {g: _of_group(g, audit, by_loss, federation) for g in federation.groups_with_clients}
+    if judged_by is not None:
+        by_group = {g: {**metrics, **_judged_group(g, judged_by)} for g, metrics in by_group.items()}
+    return Summary(by_group={federation.groups[g]: metrics for g, metrics in by_group.items()})
+
+
+def _judged_group(g: int, attacks: Attacks) -> Metrics:
+    found = strongest(attacks, lambda attack: attack.of_group(g))
+    metrics = _attack(found) | {"members": found.members, "non_members": found.non_members}
+    return metrics | {accuracy_key(name): attack.of_group(g).accuracy for name, attack in attacks.items()}
 
 
 def _of_group(g: int, audit: MembershipAudit, by_loss: MembershipAudit | None, federation: Federation) -> Metrics:
@@ -46,19 +65,32 @@ def _of_group(g: int, audit: MembershipAudit, by_loss: MembershipAudit | None, f
     return metrics
 
 
-def of_clusters(audit: MembershipAudit, risks: Tensor) -> Summary:
+def of_clusters(audit: MembershipAudit, risks: Tensor, judged_by: Attacks | None = None) -> Summary:
     """Each cluster's model.
 
     Args:
         audit: of the clusters' models, by the configured attack.
         risks: (K,) the red team's last estimates.
+        judged_by: attacks on these models of which the strongest decides about non-members with the members' mix of
+            groups; None: the configured one decides.
     """
     clusters: dict[int, Metrics] = {}
     for k in range(len(risks)):
-        own = audit.of_cluster(k)
+        own = audit.of_cluster(k) if judged_by is None else _strongest_on(k, judged_by)
         population = audit.of_cluster(k, population=True)
         clusters[k] = {**_attack(own), **_attack(population, "_population"), "risk": float(risks[k])}
     return Summary(by_cluster=clusters)
+
+
+def of_models(audit: MembershipAudit, judged_by: Attacks | None = None) -> Floats:
+    """(S,) balanced accuracy on each model, by the configured attack, or by the strongest of ``judged_by``."""
+    models = range(audit.trainers.shape[1])
+    found = [audit.of_cluster(s) if judged_by is None else _strongest_on(s, judged_by) for s in models]
+    return np.array([each.accuracy for each in found])
+
+
+def _strongest_on(k: int, attacks: Attacks) -> MembershipMetrics:
+    return strongest(attacks, lambda attack: attack.of_cluster(k))
 
 
 def roc_curves(audit: MembershipAudit, federation: Federation) -> pd.DataFrame:

@@ -13,7 +13,10 @@ from shoal.simulation.summary import Metrics, Summary
 
 @dataclass(frozen=True, eq=False)
 class Refits:
-    """The audits of one attack's fits on the same models, at least one, with the same members and non-members."""
+    """The audits of one attack's fits on the same models, at least one, with the same members and non-members.
+
+    It implements `AttackMetrics`.
+    """
 
     audits: Sequence[MembershipAudit]
 
@@ -22,9 +25,17 @@ class Refits:
 
         The intervals are of the same members, so their mean is no narrower than that of the mean accuracy.
         """
-        fits = [audit.of_cluster(k, confidence=confidence) for audit in self.audits]
-        means = {name: float(np.mean([getattr(each, name) for each in fits])) for name in ("accuracy", "low", "high")}
-        return replace(fits[0], **means)
+        return _mean([audit.of_cluster(k, confidence=confidence) for audit in self.audits])
+
+    def of_group(self, g: int, *, confidence: float = 0.95) -> MembershipMetrics:
+        """Group g, against non-members of its own: as `of_cluster`."""
+        mix = one_group_mix(g, self.audits[0].federation)
+        return _mean([audit.of_group(g, mix, confidence=confidence) for audit in self.audits])
+
+
+def _mean(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
+    means = {name: float(np.mean([getattr(each, name) for each in fits])) for name in ("accuracy", "low", "high")}
+    return replace(fits[0], **means)
 
 
 def refit_metrics(deployed: Refits, shared: Refits, federation: Federation) -> Summary:

@@ -21,7 +21,8 @@ from shoal.attacks import (
 )
 from shoal.core.errors import require
 from shoal.metrics import MembershipMetrics
-from shoal.simulation.audit import ATTACK_COLUMNS, RECORD_COLUMNS, SERVER, Audit, attack_row
+from shoal.simulation.attacked_records import SERVER
+from shoal.simulation.audit import ATTACK_COLUMNS, RECORD_COLUMNS, Audit, attack_row
 
 UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCosine(), GradDifference())
 """The attacks on updates that an audit asks."""

@@ -23,9 +23,11 @@ from shoal.core.errors import described, require, require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data import Canaries, Federation
+from shoal.data.paired_records import number_of_pairs
 from shoal.defenses import TrainingSetup, accounting
 from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training, check_loss
 from shoal.models.validation import require_fits
+from shoal.simulation.attacked_records import AttackedRecords
 from shoal.simulation.measurement import measure
 from shoal.simulation.property_metrics import property_summary, updates_of
 from shoal.simulation.result import Outcome
@@ -63,6 +65,8 @@ class Simulation:
         canaries: of ``federation``, which is trained on some of them; they are measured at the end. None: none.
         start: trained models to go on from; see `warm_start.started`. None: the algorithm's initial models.
         record_updates: rounds from one whose report has the updates that the server received to the next; 0: none has.
+        reference_federations: R, how many are trained after the last round; attacks that they make possible then decide
+            with the others how exposed the models are. See `AttackedRun.train_reference`.
     """
 
     federation: Federation
@@ -81,6 +85,7 @@ class Simulation:
     canaries: Canaries | None = None
     start: State | None = None
     record_updates: int = 0
+    reference_federations: int = 0
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -102,6 +107,8 @@ class Simulation:
         require_instance("record_updates", self.record_updates, int, "such as 5")
         require(self.record_updates >= 0, f"'record_updates' must be at least 0; got {self.record_updates}")
         require(self.evaluate_every >= 1, f"'evaluate_every' must be at least 1; got {self.evaluate_every}")
+        replayable = self.property_attack is None and self.malicious_clients is None
+        check_references(self.reference_federations, self.federation, replayable=replayable)
         methods = ("check", "init", "plan", "server_update", "deployed")
         missing = [name for name in methods if not hasattr(self.algorithm, name)]
         require(
@@ -147,6 +154,31 @@ class Simulation:
             coordinator=self.coordinator,
             record_every=self.record_updates,
         )
+
+
+def check_references(count: int, federation: Federation, *, replayable: bool) -> None:
+    """Raise `InputError` unless ``count`` reference federations can be trained and their attacks measured.
+
+    Args:
+        count: R; 0: nothing is checked further.
+        federation: that is replayed.
+        replayable: whether there is no property attack and no malicious client.
+    """
+    require_instance("reference_federations", count, int, "such as 4")
+    require(count >= 0, f"'reference_federations' must be at least 0; got {count}")
+    if count == 0:
+        return
+    require(
+        replayable,
+        "'reference_federations' must be 0 with a property attack or malicious clients, since such a run cannot be "
+        f"replayed; got {count}",
+    )
+    pairs = number_of_pairs(federation)
+    require(
+        pairs >= 2,
+        "'reference_federations' above 0 needs at least two training examples that each have a test example of their "
+        f"group and label, in whose place it can be trained on; got {pairs}, so give a larger test set",
+    )
 
 
 def _require_attack_fits(team: RedTeam, federation: Federation) -> None:
@@ -246,13 +278,18 @@ def run_rounds(
 
 
 def measure_final(
-    simulation: Simulation, engine: Engine, now: SimulationState, observations: Sequence[RoundObservation] = ()
+    simulation: Simulation,
+    engine: Engine,
+    now: SimulationState,
+    observations: Sequence[RoundObservation] = (),
+    references: AttackedRecords | None = None,
 ) -> Outcome:
     """Let every client choose among the final models, attack them, and measure.
 
     Args:
         now: after the last round.
         observations: of all rounds, where there is a property attack.
+        references: records of the run, attacked with its reference federations; None: there are none.
     """
     began = time.perf_counter()
     training = simulation.on(engine)
@@ -266,6 +303,7 @@ def measure_final(
         member_rounds=simulation.member_rounds,
         first_round=simulation.first_round,
         canaries=simulation.canaries,
+        references=references,
     )
     if simulation.property_attack is not None:
         random = stream("property attack")

@@ -80,6 +80,7 @@ _ORDER: tuple[tuple[Literal["overall", "group", "cluster"], str], ...] = (
     ("overall", r"(train_)?accuracy\.overall"),
     ("group", r"(train_)?accuracy|gap"),
     ("overall", r"fairness\..*"),
+    ("overall", r"references"),
     ("group", r"(mia|tpr|loss_threshold).*"),
     ("cluster", r"(mia|tpr).*|risk"),
     ("overall", r"(violations|exceeded)\.total|migrated|adjusted_rand_index"),

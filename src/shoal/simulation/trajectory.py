@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from shoal.attacks import LossTrajectory
-from shoal.simulation.audit import CLIENT, AttackScores
+from shoal.simulation.attacked_records import CLIENT, AttackScores
 from shoal.simulation.reference_federations import FederationScores
 
 

@@ -97,5 +97,8 @@ def digest_of(config: Config) -> str:
     table = config.table()
     del table["engine"]["threads"], table["checkpoint"]
     table.get("record", {}).pop("max_megabytes", None)
+    if not config.evaluation.reference_federations:
+        # As before there was this key, so that finished runs are found again.
+        del table["evaluation"]["reference_federations"]
     text = json.dumps(table, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.config.schema import Config
 from shoal.runs.directory import is_finished
 from shoal.sweeps.plan import PlannedRun
 
@@ -17,7 +18,7 @@ class SweepProgress:
         finished: how many are done, before and now.
         failed: how many failed now.
         done: the share of the work that is done, in [0, 1]: rounds (of an unfinished run, those up to its last
-            checkpoint), each weighted by its training examples.
+            checkpoint, and those of its reference federations), each weighted by its training examples.
     """
 
     runs: int
@@ -29,8 +30,8 @@ class SweepProgress:
 def progress_of(planned: Sequence[PlannedRun], runs: Path, failed: int) -> SweepProgress:
     """How far the ``planned`` runs in the folder ``runs`` are."""
     finished = sum(is_finished(runs / each.digest) for each in planned)
-    done = sum(_work(each, _rounds_done(runs / each.digest, each.config.algorithm.rounds)) for each in planned)
-    whole = sum(_work(each, each.config.algorithm.rounds) for each in planned)
+    done = sum(_work(each, _rounds_done(runs / each.digest, each.config)) for each in planned)
+    whole = sum(_work(each, _rounds_in_all(each.config)) for each in planned)
     return SweepProgress(len(planned), finished, failed, done / whole)
 
 
@@ -39,9 +40,16 @@ def _work(planned: PlannedRun, rounds: int) -> float:
     return rounds * planned.examples * planned.config.algorithm.participation + rounds
 
 
-def _rounds_done(out: Path, rounds: int) -> int:
-    """The rounds of a run that its directory shows to be done."""
+def _rounds_in_all(config: Config) -> int:
+    """The rounds of a run, and those of its reference federations."""
+    return config.algorithm.rounds * (1 + config.evaluation.reference_federations)
+
+
+def _rounds_done(out: Path, config: Config) -> int:
+    """The rounds of a run and its reference federations that its directory shows to be done."""
     if is_finished(out):
-        return rounds
+        return _rounds_in_all(config)
     done = [int(path.name.split("-")[1]) for path in (out / "checkpoint").glob("round-*.safetensors")]
-    return max(done, default=0)
+    numbers = range(config.evaluation.reference_federations)
+    references = sum((out / "references" / f"{number:03d}.safetensors").exists() for number in numbers)
+    return max(done, default=0) + config.algorithm.rounds * references

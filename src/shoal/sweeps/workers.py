@@ -15,6 +15,7 @@ from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.engine import RoundReport
+from shoal.runs.reference_scores import AuditWatch
 from shoal.runs.report import report_of
 from shoal.runs.run import run
 from shoal.simulation.simulation import Simulation, SimulationState, Watch
@@ -90,7 +91,12 @@ class Workers:
 
 
 def run_one(
-    config: Config, digest: str, runs: Path, data_dir: Path | None, watch: Watch | None = None
+    config: Config,
+    digest: str,
+    runs: Path,
+    data_dir: Path | None,
+    watch: Watch | None = None,
+    watch_references: AuditWatch | None = None,
 ) -> tuple[str, str | None]:
     """Do or finish one run in ``runs``/``digest``, and its page; returns the digest, and the reason if it failed.
 
@@ -99,7 +105,14 @@ def run_one(
     out = runs / digest
     with FileLock(runs / f".{digest}.lock"):
         try:
-            run(config, out, resume=True, dataset=dataset_of(config, data_dir), watch=watch)
+            run(
+                config,
+                out,
+                resume=True,
+                dataset=dataset_of(config, data_dir),
+                watch=watch,
+                watch_references=watch_references,
+            )
             report_of(out)
         except InputError as error:
             foreign = out.exists() and not (out / "config.toml").exists()
@@ -115,15 +128,24 @@ def run_one(
 def run_one_for_parent(
     parent: int | None, config: Config, digest: str, runs: Path, data_dir: Path | None
 ) -> tuple[str, str | None]:
-    """`run_one` in a worker process, which ends after a round when its ``parent``, a process id, has ended."""
+    """`run_one` in a worker process, which ends after a round when its ``parent``, a process id, has ended; or after a
+    reference federation.
+    """
 
     def watch(simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
         del simulation, progress, report
+        end_without_parent()
+
+    def watch_references(done: int, count: int) -> None:
+        del done, count
+        end_without_parent()
+
+    def end_without_parent() -> None:
         if parent is not None and os.getppid() != parent:
             raise SystemExit(1)
 
     try:
-        ended = run_one(config, digest, runs, data_dir, watch)
+        ended = run_one(config, digest, runs, data_dir, watch, watch_references)
     except SystemExit:
         # joblib would catch the exception, and start the next run although nobody waits for it.
         os._exit(1)

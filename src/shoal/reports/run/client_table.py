@@ -114,7 +114,7 @@ def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str
         sentences.append(
             "Exposure: the largest balanced accuracy of an attack, over the attacks that were run and the models that "
             "the client trained lately; low end: of its 95 % interval. A limit is exceeded where the low end is above "
-            "it, and 'above, not certain' where only the exposure is, or the configured attack's accuracy. Over by: "
+            "it, and 'above, not certain' where only the exposure is, or the MIA accuracy of its model. Over by: "
             "low end less limit."
         )
     else:

@@ -27,6 +27,7 @@ class RunDescription:
         test_examples: of each group, where the summary does not say its numbers of non-members.
         metric: what the models are measured by, "accuracy" or the name of a model's own.
         kind: what the examples are, in the plural: images, texts, rows, or just examples.
+        reference_federations: how many were asked for.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
     """
 
@@ -42,6 +43,7 @@ class RunDescription:
     metric: str = ACCURACY
     task: str | None = None
     kind: str = "images"
+    reference_federations: int = 0
     __repr__ = one_line
 
     @staticmethod
@@ -61,6 +63,7 @@ class RunDescription:
             test_examples=0 if partition is None else partition.test_examples // len(config.data.groups),
             task=config.data.task,
             kind=kind_of(config.data.source),
+            reference_federations=config.evaluation.reference_federations,
         )
 
     @property

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from shoal.config.kinds import algorithm_title
 from shoal.data import Group
+from shoal.reports.audit.attack_titles import attack_title
 from shoal.reports.formats import (
     ACCURACY,
     DASH,
@@ -27,6 +28,7 @@ from shoal.reports.run.description import RunDescription
 from shoal.reports.run.limits import with_limits
 from shoal.reports.run.property_section import property_section
 from shoal.reports.run.tables import cell
+from shoal.reports.strongest import reference_federations, strongest_attacks
 from shoal.reports.summary_text import of_groups, verdict
 from shoal.simulation.summary import Summary
 
@@ -54,6 +56,9 @@ def run_page(
     ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
     are rounds.csv, clients.csv, roc.csv and, with a property attack, property.csv.
     """
+    references = reference_federations(summary)
+    if references:
+        clients = clients.assign(attack=clients["attack"].map(attack_title))
     listed = client_table(clients, run.attack, run.kind, run.metric)
     clients = with_limits(clients, run.attack)
     groups = [name for name in run.groups if (clients["group"] == name).any()]
@@ -73,7 +78,7 @@ def run_page(
         round_curves.risk(rounds, summary, estimated=estimated, estimator=run.estimator, kind=run.kind),
         round_curves.cluster_sizes(rounds, groups, at_end),
         privacy_figures.violations(clients, groups),
-        privacy_figures.roc_curves(roc, groups),
+        privacy_figures.roc_curves(roc, groups, configured=references > 0),
     )
     # A regression has no fairness between groups; a classification without it is shown dashes.
     fair = run.metric == ACCURACY or any(key.startswith("fairness.") for key in summary.overall)
@@ -83,7 +88,9 @@ def run_page(
         "verdict": verdict(summary, run.kind, run.metric),
         "drained": round_curves.drained(at_end),
         "key_metrics": _key_metrics(summary, run, rounds=int(rounds["round"].max()), clients=len(clients)),
-        "attack": name_examples(ATTACKS[run.attack], run.kind) if run.attack in ATTACKS else f"the attack {run.attack}",
+        "attack": _attack(run, references),
+        "references": references,
+        "attacks": tables.by_attack(summary, groups),
         "groups": tables.by_group(summary, clients, groups, others, non_members, run.kind, run.metric),
         "clusters": tables.by_cluster(
             summary, clients, groups, clusters, non_members, estimated=estimated, kind=run.kind, metric=run.metric
@@ -104,12 +111,31 @@ def run_page(
     return render("run.html.j2", page)
 
 
+def _attack(run: RunDescription, references: int) -> str:
+    """Which attack the page is about."""
+    configured = name_examples(ATTACKS[run.attack], run.kind) if run.attack in ATTACKS else f"the attack {run.attack}"
+    asked = run.reference_federations
+    if not references and asked:
+        return f"{configured} (the {asked} reference federations that were asked for have no members to be asked about)"
+    if not references:
+        return configured
+    federations = "the whole run again," if references == 1 else "the whole run again each,"
+    return (
+        f"the strongest of all that were run, on each group and each model: {configured}; attacks that need no more "
+        f"than it; and attacks that compare an answer with those of {references} reference "
+        f"federation{'s' if references > 1 else ''}, {federations} with other {run.kind} in the place of half of the "
+        "clients' own"
+    )
+
+
 def _key_metrics(summary: Summary, run: RunDescription, *, rounds: int, clients: int) -> Sequence[tuple[str, str, str]]:
     """What to see first: name, value and a remark."""
     overall, mia = summary.overall, of_groups(summary, "mia")
     worst = max(mia, key=lambda group: mia[group], default=None)
     better = "" if run.metric == ACCURACY else "; higher is better"
     whose = f"highest of the groups: {worst}" if len(mia) > 1 else "guessing: 0.500"
+    attack = strongest_attacks(summary).get(worst or "")
+    whose += f"; by {attack}" if attack else ""
     everyone, point = f"of {clients} clients", "violations.total"
     certain = "exceeded.total" if "exceeded.total" in overall else point
     by_point = f"{everyone}, certain by the 95 % interval; {cell(overall, point, count)} by the point estimate"

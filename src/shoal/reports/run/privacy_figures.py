@@ -90,8 +90,11 @@ def _name(client: Mapping[Hashable, Any]) -> str:
     return f"client {client['client']} ({client['group']}): {exposure}"
 
 
-def roc_curves(roc: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
-    """The attack's ROC curves by group, both axes logarithmic; None if there is none."""
+def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = False) -> Figure | None:
+    """The attack's ROC curves by group, both axes logarithmic; None if there is none.
+
+    ``configured`` says that it is the configured attack, where a page is about others too.
+    """
     known = roc.dropna(subset=["fpr", "tpr"])
     known = known[known["group"].isin(groups) & known["non_members"].isin(KINDS)]
     if known.empty:
@@ -130,5 +133,7 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str]) -> Figure | None:
         "A curve begins where the attack recognises its first member; left of the rate of a single mistake it is flat: "
         "what is recognised without any."
     )
+    if configured:
+        caption += " It is the configured attack, not the strongest."
     alt = f"ROC curves of the attack on logarithmic axes for {', '.join(measured)}."
     return draw_figure("roc", "What the attack recognises", caption, alt, draw)

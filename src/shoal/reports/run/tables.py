@@ -20,6 +20,7 @@ from shoal.reports.formats import (
     percent,
 )
 from shoal.reports.run.limits import has_intervals
+from shoal.reports.strongest import accuracies_by_attack, reference_federations
 from shoal.simulation.summary import Metrics, Summary
 
 Format = Callable[[float], str]
@@ -98,6 +99,24 @@ BY_GROUP: Rows = (
 )  # fmt: skip
 
 
+BY_STRONGEST = {
+    "mia": (
+        "How often the strongest of all attacks that were run is right about who was a training image, members and "
+        "non-members counting equally; the largest of several on the same images is a little high. The non-members are "
+        "held-out images of the same group: this measures memorisation alone."
+    ),
+    "mia_population": (
+        "The configured attack, with non-members from all groups by their share: this also measures how easily the "
+        "group itself is told from the others."
+    ),
+    "mia_auc": (
+        "Area under the strongest attack's ROC curve: how often it ranks a member above a non-member of the same group."
+    ),
+    "violations": "Clients whose model the strongest attack exposes more than they tolerate, by the point estimate.",
+}
+"""What metrics of `BY_GROUP` mean in a run with reference federations."""
+
+
 RATES = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
 """False positive rates that a true positive rate is given at."""
 
@@ -135,11 +154,13 @@ def by_group(
     ``non_members`` are those of each group, ``kind`` is what examples are, and ``metric`` is the run's.
     """
     metrics = [summary.by_group.get(group, {}) for group in groups]
+    meanings = BY_STRONGEST if reference_federations(summary) else {}
     rows = [TableRow("Clients", "", tuple(str((clients["group"] == group).sum()) for group in groups))]
     for key, form, name, meaning in measured_by(metric, BY_GROUP):
         if key == "exceeded" and not any(key in each for each in metrics):
             continue
-        rows.append(TableRow(name, name_examples(meaning, kind), tuple(cell(each, key, form) for each in metrics)))
+        meant = name_examples(meanings.get(key, meaning), kind)
+        rows.append(TableRow(name, meant, tuple(cell(each, key, form) for each in metrics)))
         if key in RATES:
             rows[-1] = _at_fpr(rows[-1], key, [non_members.get(group, nan) for group in groups])
         if key == "mia_population":
@@ -148,6 +169,20 @@ def by_group(
                 whose = f"The same attack, with non-members from {other}, to which no client belongs."
                 rows.append(TableRow(f"MIA accuracy against {other}", whose, cells))
     return Table("Metrics by group", tuple(groups), tuple(rows))
+
+
+def by_attack(summary: Summary, groups: Sequence[str]) -> Table | None:
+    """One column for each of ``groups``, a row an attack; None without reference federations."""
+    found = {group: accuracies_by_attack(summary.by_group.get(group, {})) for group in groups}
+    # By the largest of its accuracies, the strongest attack first.
+    titles = dict.fromkeys(title for each in found.values() for title in each)
+    order = sorted(titles, key=lambda title: -max(each.get(title, 0.0) for each in found.values()))
+    if not order:
+        return None
+    best = tuple(next(iter(each), DASH) for each in found.values())
+    rows = [TableRow("Strongest", "The one of largest balanced accuracy, which decides above.", best)]
+    rows += [TableRow(title, "", tuple(cell(each, title, decimal) for each in found.values())) for title in order]
+    return Table("Balanced accuracy by attack", tuple(groups), tuple(rows))
 
 
 BY_CLUSTER: Rows = (
@@ -242,7 +277,10 @@ SECONDS: tuple[tuple[str, str, str], ...] = (
     ("seconds.choose", "Choosing", "Clients scoring the models to choose among them."),
     ("seconds.red_team", "Red team", "Estimating risk during training."),
     ("seconds.property_attack", "Property attack", "Simulating updates during training."),
+    ("seconds.references", "Reference federations", "Training them, after the last round."),
 )
+
+_OPTIONAL = ("seconds.property_attack", "seconds.references")
 
 
 def overall(metrics: Metrics, kind: str = "images", *, fair: bool = True) -> Table:
@@ -269,10 +307,10 @@ def overall(metrics: Metrics, kind: str = "images", *, fair: bool = True) -> Tab
 
 
 def seconds(metrics: Metrics) -> Table:
-    """Wall time; of a property attack only where there is one."""
+    """Wall time; of a property attack, and of reference federations, only where there are some."""
     rows = tuple(
         TableRow(name, meaning, (cell(metrics, key, format_duration),))
         for key, name, meaning in SECONDS
-        if key != "seconds.property_attack" or key in metrics
+        if key not in _OPTIONAL or key in metrics
     )
     return Table("Time", ("wall time",), rows)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from math import isnan
 
 from shoal.config.kinds import algorithm_title
+from shoal.reports.audit.attack_titles import TITLES
 from shoal.reports.formats import DASH
 from shoal.reports.sweep.spec import Axes, Selection, Spread, Value
+from shoal.simulation.attack_metrics import accuracy_key
 
 AXES = {
     "algorithm.name": "algorithm",
@@ -23,8 +25,10 @@ KEYS = {
     "fairness.equal_opportunity": "equal opportunity difference",
     "fairness.equalized_odds": "equalized odds difference",
     "migrated": "migrated clients",
+    "references": "reference federations",
     "seconds.choose": "seconds, choosing",
     "seconds.red_team": "seconds, red team",
+    "seconds.references": "seconds, reference federations",
     "seconds.total": "seconds",
     "seconds.train": "seconds, training",
 }
@@ -50,7 +54,7 @@ FAMILIES = {
     "train_accuracy": "train accuracy",
     "train_loss": "train loss",
     "violations": "violations",
-}
+} | {accuracy_key(attack): f"MIA accuracy, {title}" for attack, title in TITLES.items()}
 """Names of metrics of groups, as in ``mia.minority``, and of models, as in ``larger.mia``."""
 
 SPREADS: Mapping[Spread, str] = {
@@ -90,7 +94,7 @@ def decimals_of(key: str) -> int:
     family, _ = split_key(key)
     if (
         family in ("clients", "examples", "exceeded", "violations")
-        or key in ("migrated", "rounds")
+        or key in ("migrated", "references", "rounds")
         or key.startswith("seconds.")
     ):
         return 1

@@ -1,0 +1,32 @@
+"""Which attack decides about a run's exposure, where reference federations were trained for it."""
+
+from shoal.reports.audit.attack_titles import attack_title
+from shoal.simulation.attack_metrics import accuracy_key
+from shoal.simulation.summary import Metrics, Summary
+
+_PREFIX = accuracy_key("")
+
+
+def reference_federations(summary: Summary) -> int:
+    """How many were trained for a run; 0: the configured attack decides."""
+    return int(summary.overall.get("references", 0))
+
+
+def accuracies_by_attack(metrics: Metrics) -> dict[str, float]:
+    """Each attack's balanced accuracy on a group by the attack's title, the strongest first.
+
+    >>> accuracies_by_attack({"mia": 0.6, "mia_by_gap": 0.55, "mia_by_rmia_offline": 0.6})
+    {'RMIA, offline': 0.6, 'Gap attack': 0.55}
+    """
+    found = {
+        attack_title(key.removeprefix(_PREFIX).replace("_", "-")): value
+        for key, value in metrics.items()
+        if key.startswith(_PREFIX)
+    }
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def strongest_attacks(summary: Summary) -> dict[str, str]:
+    """The title of the strongest attack on each group; nothing without reference federations."""
+    found = {name: list(accuracies_by_attack(metrics)) for name, metrics in summary.by_group.items()}
+    return {name: titles[0] for name, titles in found.items() if titles}

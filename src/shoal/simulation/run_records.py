@@ -1,0 +1,37 @@
+"""The records of a run whose membership is asked, with the scores of its models and of reference federations."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.data import Federation
+from shoal.engine import Engine
+from shoal.simulation.attacked_records import AuditRecords
+from shoal.simulation.attacks_without_references import attacks_without_references
+from shoal.simulation.reference_federations import AttackedRun, FederationScores, join_scores
+
+
+def records_of_run(attacked: AttackedRun, references: Sequence[FederationScores], engine: Engine) -> AuditRecords:
+    """The records with their names: where each lies among the clients' examples or in the test set.
+
+    Args:
+        attacked: the run.
+        references: the scores of its reference federations.
+        engine: with its network.
+    """
+    paired, federation = attacked.records, attacked.simulation.federation
+    client = paired.client
+    target, names = attacked.scores(engine), _client_names(federation)
+    places = [*(f"client-{i}" for i in paired.entry.tolist()), *(f"test-{i}" for i in paired.test.tolist())]
+    return AuditRecords(
+        scores=join_scores(target, references, client),
+        record=np.array(places, dtype=object),
+        client=np.array([names[i] for i in client.tolist()], dtype=object),
+        group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
+        all_models=attacked.all_models(engine).numpy(),
+        further=attacks_without_references(attacked, target.model, target.member, engine),
+    )
+
+
+def _client_names(federation: Federation) -> list[str]:
+    return [str(i) for i in federation.ids.tolist()] if federation.names is None else list(federation.names)
