@@ -112,8 +112,10 @@ def test_an_audit_goes_on_where_it_was_interrupted(finished, audited, tmp_path, 
     assert trained == [2, 3]
     assert without_seconds(out) == without_seconds(audited.page.parent)
     (out / "references" / "001.safetensors").write_bytes(b"damaged")
-    audit_run(out, references=5)
+    seen = []
+    audit_run(out, references=5, watch=lambda *given: seen.append(given))
     assert trained == [2, 3, 1, 4], "a damaged file is made anew, and one more federation is all that is trained"
+    assert seen == [(3, 5), (4, 5), (5, 5)], "those that are there are counted before the first is trained"
 
 
 def test_the_trajectory_is_of_the_run_itself_and_left_out_where_it_cannot_be(audited, finished, tmp_path, caplog):

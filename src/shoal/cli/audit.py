@@ -16,17 +16,23 @@ class AuditDisplay(LiveBar):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console, "reference federation", refresh_per_second=4)
+        self._stored: int | None = None
 
     def __call__(self, done: int, count: int) -> None:
         """Show where the audit stands; the signature is `shoal.runs.audit.AuditWatch`."""
-        if done == 0:
-            self._began = time.perf_counter()
-        each = (time.perf_counter() - self._began) / max(1, done)
-        left = f"about {format_duration(each * (count - done))} left" if 0 < done < count else ""
+        if self._stored is None:
+            # Those of an earlier audit took no time now, so they say nothing of the time left.
+            self._began, self._stored = time.perf_counter(), done
+        trained = done - self._stored
+        each = (time.perf_counter() - self._began) / max(1, trained)
+        left = f"about {format_duration(each * (count - done))} left" if trained > 0 and done < count else ""
         self._bar.update(self._task, total=count, completed=done, left=left)
-        if not self._console.is_terminal and done > 0:
-            line = f"reference federation {done} of {count}{f'; {left}' if left else ''}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if self._console.is_terminal or done == 0:
+            return
+        line = f"reference federation {done} of {count}{f'; {left}' if left else ''}"
+        if trained == 0:
+            line = f"{done} of {count} reference federations are there already"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def in_words(audit: Audit) -> str:

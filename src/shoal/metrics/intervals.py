@@ -78,7 +78,7 @@ def mean_rate_interval(rates: Sequence[float], sizes: Sequence[float], confidenc
         confidence: of the interval, in (0, 1).
 
     >>> [round(limit, 3) for limit in mean_rate_interval([0.5, 0.8, 0.9], [20, 20, 20])]
-    [0.589, 0.837]
+    [0.602, 0.828]
     """
     below, above = list[float](), list[float]()
     for rate, n in zip(rates, sizes, strict=True):

@@ -55,7 +55,7 @@ def audit_run(
         references: R, the number of reference federations; 0: none.
         out: where the audit's files are written; None: into ``run``.
         data_dir: where to look for data first.
-        watch: called before the first and after each reference federation.
+        watch: called before the first reference federation that is trained, and after each.
 
     Raises:
         InputError: no finished run of a configuration, one with a property attack, or a directory that cannot be

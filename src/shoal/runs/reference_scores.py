@@ -20,7 +20,7 @@ from shoal.simulation.reference_federations import AttackedRun, FederationScores
 LOG = logging.getLogger("shoal")
 
 AuditWatch = Callable[[int, int], None]
-"""Called with the number of reference federations that are done, and of all."""
+"""Called with the number of reference federations that are done, and of all; first with those that an audit left."""
 
 _FIELDS = ("score", "member", "model", "population", "trajectory")
 
@@ -44,33 +44,30 @@ def reference_scores(
         count: R.
         engine: with its network.
         folder: where they are; made where it is missing.
-        watch: called before the first and after each.
+        watch: called before the first that is trained, and after each.
 
     Raises:
         InputError: a negative number, a folder that cannot be written, or training that diverged.
     """
     require(count >= 0, f"'references' must be at least 0; got {count}")
-    digest, found = _digest(attacked), list[StoredScores]()
+    digest, paths = _digest(attacked), [folder / f"{number:03d}.safetensors" for number in range(count)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(folder)
-        for number in range(count):
-            if watch is not None and number == 0:
-                watch(0, count)
-            path = folder / f"{number:03d}.safetensors"
-            stored = _read(path, digest)
-            if stored is None:
-                began = time.perf_counter()
-                scores = attacked.train_reference(number, engine)
-                stored = StoredScores(scores, time.perf_counter() - began)
-                _write(path, digest, stored)
-                LOG.info("reference federation %d of %d: %.1f s", number + 1, count, stored.seconds)
-            found.append(stored)
+        found = {number: stored for number, path in enumerate(paths) if (stored := _read(path, digest)) is not None}
+        if watch is not None and count > 0:
+            watch(len(found), count)
+        for number in sorted({*range(count)} - {*found}):
+            began = time.perf_counter()
+            scores = attacked.train_reference(number, engine)
+            found[number] = StoredScores(scores, time.perf_counter() - began)
+            _write(paths[number], digest, found[number])
+            LOG.info("reference federation %d of %d: %.1f s", number + 1, count, found[number].seconds)
             if watch is not None:
-                watch(number + 1, count)
+                watch(len(found), count)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror}") from error
-    return found
+    return [found[number] for number in range(count)]
 
 
 def replayed_scores(attacked: AttackedRun, engine: Engine, *, folder: Path) -> FederationScores | None:

@@ -122,7 +122,8 @@ class Result:
             out: made where it is missing. The scores of reference federations are kept there, so that an audit goes on
                 where it was interrupted.
             references: federations that are trained again, each with other examples in the place of half of its own.
-            watch: called before the first and after each of them, with the number that are done and of all.
+            watch: called before the first of them that is trained, and after each, with the number that are done and of
+                all.
 
         Raises:
             InputError: the result was read from a directory, had a property attack, or ``out`` cannot be written.
