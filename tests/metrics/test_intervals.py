@@ -8,7 +8,13 @@ import pytest
 from scipy.stats import binomtest, rankdata
 from sklearn.metrics import roc_auc_score
 
-from shoal.metrics import auc_interval, balanced_accuracy_interval, clopper_pearson, mean_rate_interval
+from shoal.metrics import (
+    auc_interval,
+    balanced_accuracy_interval,
+    clopper_pearson,
+    mean_rate_interval,
+    median_interval,
+)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
@@ -69,6 +75,15 @@ def test_the_interval_of_a_mean_of_rates_is_that_of_one_and_of_two_and_covers_th
     drawn = np.random.default_rng(0).binomial(sizes, truth, (1000, 3)) / sizes
     ends = [mean_rate_interval(rates.tolist(), sizes) for rates in drawn]
     assert 0.94 <= np.mean([low <= truth.mean() <= high for low, high in ends]) <= 0.995
+
+
+@pytest.mark.parametrize("count", [6, 25, 100])
+def test_the_interval_of_a_median_covers_as_often_as_it_says(count):
+    drawn = np.random.default_rng(0).exponential(size=(1000, count))
+    ends = np.array([median_interval(values) for values in drawn])
+    inside = (ends[:, 0] <= math.log(2)) & (math.log(2) <= ends[:, 1])
+    assert 0.94 <= inside.mean() <= 0.99
+    assert np.isnan(median_interval(drawn[0, :5])).all(), "of five even the smallest and the largest are too close"
 
 
 def test_the_interval_narrows_with_the_sizes_and_widens_with_uneven_weights():

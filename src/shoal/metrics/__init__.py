@@ -13,6 +13,7 @@ from shoal.metrics.intervals import (
     clopper_pearson,
     effective_size,
     mean_rate_interval,
+    median_interval,
 )
 from shoal.metrics.membership import (
     MembershipMetrics,
@@ -44,6 +45,7 @@ __all__ = [
     "is_migrated",
     "least_non_members",
     "mean_rate_interval",
+    "median_interval",
     "membership_metrics",
     "roc",
     "tpr_at_fpr",

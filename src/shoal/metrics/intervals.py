@@ -89,6 +89,22 @@ def mean_rate_interval(rates: Sequence[float], sizes: Sequence[float], confidenc
     return mean - float(reduce(np.hypot, below)) / len(rates), mean + float(reduce(np.hypot, above)) / len(rates)
 
 
+def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
+    """An interval of the median of the distribution that ``values`` (m,) are drawn from, whatever that is.
+
+    Two of the values: the k-th smallest and the k-th largest, with the largest k for which fewer than k of m fair coins
+    come up heads with a probability of at most (1 - confidence) / 2. NaN where there is no such k, as of five values.
+
+    >>> median_interval(np.arange(1.0, 21.0)), median_interval(np.arange(5.0))
+    ((6.0, 15.0), (nan, nan))
+    """
+    from scipy.special import bdtr  # noqa: PLC0415 - takes a while to import
+
+    ordered, ranks = np.sort(values), np.arange(1, len(values) // 2 + 1)
+    k = int((bdtr(ranks - 1.0, len(values), 0.5) <= (1 - confidence) / 2).sum())
+    return (float(ordered[k - 1]), float(ordered[-k])) if k else (float("nan"), float("nan"))
+
+
 def auc_interval(auc: float, members: float, non_members: float, confidence: float = 0.95) -> tuple[float, float]:
     """A confidence interval of an area under a ROC curve, by Hanley and McNeil's variance.
 

@@ -29,7 +29,7 @@ from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, train
 from shoal.runs.record import record_of, require_same_simulation
 from shoal.runs.result import Result, load, result_of
-from shoal.runs.updates import MAX_MEGABYTES, require_room
+from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.simulation import (
     GAP_AT_THE_END,
     LOSS_AT_THE_END,
@@ -197,7 +197,7 @@ def _in_directory(
         outcome = measure_final(simulation, engine, now, stored_observations(checkpoints))
         result = result_of(outcome, simulation, engine, description)
         finish(out, result)
-    return result
+    return replace(result, recorded=recorded_in(out))
 
 
 def _trained(start: Result | str | Path, model: Model) -> State:

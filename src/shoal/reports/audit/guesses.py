@@ -32,7 +32,7 @@ def guesses_table(guesses: Mapping[str, float]) -> Listing | None:
         if "cluster-identity.last_round" in guesses:
             last = decimal(guesses["cluster-identity.last_round"])
             note += f" From each client's last recorded round alone it would be {last}."
-    heads = (("attack", "", False), ("guesses", "", False), ("accuracy", "", True), ("guessing blindly", "", True))
+    heads = (("attack", "", False), ("guesses", "", False), ("accuracy", "", True), ("chance", "", True))
     return Listing(heads, (Section("", rows),), note)
 
 
