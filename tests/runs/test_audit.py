@@ -156,6 +156,13 @@ def test_without_reference_federations_the_other_attacks_remain(finished, tmp_pa
     assert found.audit.omitted["lira"] == "needs 3 reference models; there are 0"
 
 
+def test_the_attacked_models_are_scored_once(finished, tmp_path, monkeypatch):
+    count, scores = [], AttackedRun.scores
+    monkeypatch.setattr(AttackedRun, "scores", lambda self, engine: count.append(1) or scores(self, engine))
+    audit_run(finished, references=1, out=tmp_path)
+    assert len(count) == 1, "for the records, and to see whether the run was played again as it was"
+
+
 def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):
     scores = audit_run(finished, references=2, out=tmp_path).page.parent / "scores.csv"
     command = ["audit", "--scores", str(scores), "--out", str(tmp_path / "again"), "--gate"]

@@ -70,11 +70,14 @@ def reference_scores(
     return [found[number] for number in range(count)]
 
 
-def replayed_scores(attacked: AttackedRun, engine: Engine, *, folder: Path) -> FederationScores | None:
+def replayed_scores(
+    attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path
+) -> FederationScores | None:
     """The scores of the attacked run played once more, with their trajectory; None where it was not the same again.
 
     Args:
         attacked: the run.
+        target: its scores, which those of the run played again must equal.
         engine: with its network.
         folder: where they are kept; made where it is missing.
     """
@@ -85,7 +88,7 @@ def replayed_scores(attacked: AttackedRun, engine: Engine, *, folder: Path) -> F
         stored = StoredScores(attacked.replay(engine), time.perf_counter() - began)
         folder.mkdir(parents=True, exist_ok=True)
         _write(path, digest, stored)
-    if not torch.equal(stored.scores.score, attacked.scores(engine).score):
+    if not torch.equal(stored.scores.score, target.score):
         LOG.warning("the run cannot be played again bit for bit here, so the trajectory attack is left out")
         return None
     return stored.scores
