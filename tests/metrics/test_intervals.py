@@ -8,7 +8,13 @@ import pytest
 from scipy.stats import binomtest, rankdata
 from sklearn.metrics import roc_auc_score
 
-from shoal.metrics import auc_interval, balanced_accuracy_interval, clopper_pearson
+from shoal.metrics import (
+    auc_interval,
+    balanced_accuracy_interval,
+    clopper_pearson,
+    mean_rate_interval,
+    median_interval,
+)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
@@ -58,6 +64,26 @@ def test_the_interval_of_the_balanced_accuracy_by_hand():
     above = math.sqrt((ends[0].high - 0.7) ** 2 + (ends[1].high - 0.9) ** 2) / 2
     low, high = balanced_accuracy_interval(said, np.arange(50) < 10)
     assert (low, high) == (pytest.approx(0.8 - below), pytest.approx(0.8 + above))
+
+
+def test_the_interval_of_a_mean_of_rates_is_that_of_one_and_of_two_and_covers_that_of_three():
+    low, high = (float(end) for end in clopper_pearson(7, 10))
+    assert mean_rate_interval([0.7], [10]) == (pytest.approx(low), pytest.approx(high))
+    said = np.concatenate([np.arange(10) < 7, np.arange(40) < 4])
+    assert mean_rate_interval([0.7, 0.9], [10, 40]) == balanced_accuracy_interval(said, np.arange(50) < 10)
+    truth, sizes = np.array([0.5, 0.7, 0.9]), [15, 30, 60]
+    drawn = np.random.default_rng(0).binomial(sizes, truth, (1000, 3)) / sizes
+    ends = [mean_rate_interval(rates.tolist(), sizes) for rates in drawn]
+    assert 0.94 <= np.mean([low <= truth.mean() <= high for low, high in ends]) <= 0.995
+
+
+@pytest.mark.parametrize("count", [6, 25, 100])
+def test_the_interval_of_a_median_covers_as_often_as_it_says(count):
+    drawn = np.random.default_rng(0).exponential(size=(1000, count))
+    ends = np.array([median_interval(values) for values in drawn])
+    inside = (ends[:, 0] <= math.log(2)) & (math.log(2) <= ends[:, 1])
+    assert 0.94 <= inside.mean() <= 0.99
+    assert np.isnan(median_interval(drawn[0, :5])).all(), "of five even the smallest and the largest are too close"
 
 
 def test_the_interval_narrows_with_the_sizes_and_widens_with_uneven_weights():

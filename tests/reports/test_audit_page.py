@@ -268,6 +268,35 @@ def test_what_was_not_tested_names_omitted_attacks_and_attackers_that_nobody_ask
     assert "A server who" not in part(shown(with_server), "not-tested")
 
 
+def test_an_attack_with_other_clients_examples_as_non_members_has_its_name_and_says_so() -> None:
+    keys = ("fedmia-i", "fedmia-ii", "grad-cosine", "grad-diff")
+    page = shown(audit_of(rows=[attack_row(f"{key}-others", "all", "all", 0.6) for key in keys]))
+    table = part(page, "by-group")
+    for title in ("FedMIA-I", "FedMIA-II", "Gradient cosine", "Gradient difference"):
+        assert f'"row">{title}, other clients<' in table
+    assert "-others" not in page.text
+    assert "Other clients: their examples are the non-members" in page.text
+    assert "Other clients: their" not in usual_page().text
+
+
+def test_what_the_server_guesses_stands_with_its_interval_and_beside_guessing_blindly() -> None:
+    guesses = {"group-inference.accuracy": 0.75, "group-inference.accuracy.low": 0.6}
+    guesses |= {"group-inference.accuracy.high": 0.85, "group-inference.chance": 0.7}
+    page = shown(audit_of(guesses=guesses))
+    (row,) = rows(page, "guesses")
+    assert '"row">Group inference</th>' in row
+    assert "0.750 <small>0.600 to 0.850</small>" in row
+    assert ">0.700<" in row
+    assert "From each client's last recorded round" not in page.text
+    identity = {f"cluster-identity.{key}": value for key, value in (("accuracy", 0.9), ("last_round", 0.65))}
+    both = shown(audit_of(guesses=guesses | identity))
+    assert [each.partition('"row">')[2].partition("<")[0] for each in rows(both, "guesses")] == [
+        "Group inference", "Cluster identity",
+    ]  # fmt: skip
+    assert "From each client's last recorded round alone it would be 0.650." in both.text
+    assert "guesses" not in usual_page().ids
+
+
 def test_names_are_escaped_and_may_be_in_other_scripts() -> None:
     names = ("<b>&", "$x$ frac", "少数")
     audit = audit_of(groups=names)

@@ -113,8 +113,10 @@ def test_an_audit_goes_on_where_it_was_interrupted(finished, audited, tmp_path, 
     assert trained == [2, 3]
     assert without_seconds(out) == without_seconds(audited.page.parent)
     (out / "references" / "001.safetensors").write_bytes(b"damaged")
-    audit_run(out, references=5)
+    seen = []
+    audit_run(out, references=5, watch=lambda *given: seen.append(given))
     assert trained == [2, 3, 1, 4], "a damaged file is made anew, and one more federation is all that is trained"
+    assert seen == [(3, 5), (4, 5), (5, 5)], "those that are there are counted before the first is trained"
 
 
 def test_the_trajectory_is_of_the_run_itself_and_left_out_where_it_cannot_be(audited, finished, tmp_path, caplog):
@@ -153,6 +155,13 @@ def test_without_reference_federations_the_other_attacks_remain(finished, tmp_pa
     attacks = set(found.audit.attacks["attack"])
     assert attacks == {"loss", "gap", "loss-threshold", "other-clusters", "label-only"}
     assert found.audit.omitted["lira"] == "needs 3 reference models; there are 0"
+
+
+def test_the_attacked_models_are_scored_once(finished, tmp_path, monkeypatch):
+    count, scores = [], AttackedRun.scores
+    monkeypatch.setattr(AttackedRun, "scores", lambda self, engine: count.append(1) or scores(self, engine))
+    audit_run(finished, references=1, out=tmp_path)
+    assert len(count) == 1, "for the records, and to see whether the run was played again as it was"
 
 
 def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):
@@ -334,6 +343,8 @@ def test_a_trace_is_audited_as_the_server_sees_it(recorded, tmp_path):
 def test_an_audit_of_a_run_with_recorded_updates_has_both_views(recorded, tmp_path):
     found = audit_run(recorded, references=0, out=tmp_path)
     assert set(found.audit.attacks["attacker"]) == {"outsider", "server"}
+    assert "chose at least two clusters" in found.audit.omitted["cluster-identity"], "FedAvg has one model"
+    assert found.audit.omitted["lira"] == "needs 3 reference models; there are 0"
     alone = audit_trace(recorded, out=tmp_path / "trace")
     for key, value in alone.flat.items():
         if key.startswith(("attacks.", "source", "group")):

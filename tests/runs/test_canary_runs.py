@@ -8,11 +8,13 @@ import pandas as pd
 import pytest
 import torch
 
+from html_page import page_of
 from shoal import DPSGD, Ditto, FedAvg, InputError, LocalSGD, MislabelledCanaries, Model, Stream, load, simulate
 from shoal.attacks.one_run_audit import one_run_audit
 from shoal.config.build import build, load_data, resolve
 from shoal.config.schema import parse_config
 from shoal.data.fingerprint import fingerprint
+from shoal.runs.report import report_of
 from shoal.runs.run import run
 from shoal.simulation.canary_metrics import CANARY_COLUMNS, canary_summary
 
@@ -49,6 +51,11 @@ def test_a_run_measures_its_canaries(finished):
     assert "canaries.tpr_at_fpr_0.01" not in summary
     audit = one_run_audit(table["score"].to_numpy(), table["member"].to_numpy(), delta=summary["canaries.delta"])
     assert summary["canaries.epsilon_low"] == pytest.approx(audit.epsilon)
+    # The page of the run shows them.
+    page = page_of(report_of(out).read_text(encoding="utf-8"))
+    low, high = (100 * summary[f"canaries.found.{end}"] for end in ("low", "high"))
+    assert f"{low:.1f} % to {high:.1f} %" in page.text
+    assert f"{summary['canaries.epsilon_low']:.3f} or more" in page.text
     # The scores are those of the final models.
     _, simulation = build(config)
     model, models = simulation.setup.model, load(out).models

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from html_page import page_of
 from run_files import content
 from shoal.algorithms import FedAvg
 from shoal.attacks import FedMIACosine, FedMIALoss, GradCosine, SourceInference, audit_updates
@@ -14,6 +15,8 @@ from shoal.core.randomness import Stream
 from shoal.defenses import NormClipping, defended
 from shoal.defenses.defense import TrainingSetup
 from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, Training
+from shoal.runs.report import report_of
+from shoal.runs.result import load
 from shoal.runs.run import run
 from shoal.runs.simulate import simulate
 from shoal.runs.trace import read_trace, trace_of, update_scores_of_trace
@@ -59,6 +62,17 @@ def test_every_second_round_has_its_file_with_what_was_promised(watched):
             "updates": ((5, parameters), torch.float32),
         }
     assert "updates: 0.1 MB in updates/ at the end" in (watched / "run.log").read_text()
+
+
+def test_the_page_of_the_run_says_which_rounds_are_recorded_and_how_large_they_are(plain, watched):
+    known = load(watched).recorded
+    assert known is not None
+    assert known.rounds == (2, 4, 6)
+    assert known.size == sum(map(len, recorded(watched).values()))
+    words = page_of(report_of(watched).read_text(encoding="utf-8")).text
+    assert "is recorded in 3 rounds (2, 4 and 6): " in words
+    assert "shoal audit --trace DIR" in words
+    assert load(plain).recorded is None
 
 
 def test_the_recorded_updates_are_those_that_the_engine_computes_again(watched):
@@ -206,6 +220,8 @@ def test_a_simulation_in_python_records_too(mlp, build, tmp_path):
     out = tmp_path / "out"
     watched = simulate(federation, mlp, FedAvg(), local, out=out, **PYTHON)
     plain = simulate(federation, mlp, FedAvg(), local, **PYTHON | {"record_updates": 0})
+    assert watched.recorded is not None
+    assert (watched.recorded.rounds, plain.recorded) == ((1, 2, 3), None)
     assert torch.equal(watched.state.models, plain.state.models)
     assert len(recorded(out)) == 3
     trace = trace_of(out, federation, mlp, every=1)

@@ -16,6 +16,7 @@ from shoal.attacks.client_canaries import (
     canary_directions,
     estimate_client_epsilon,
 )
+from shoal.attacks.cluster_identity import ClusterIdentity, IdentityGuesses
 from shoal.attacks.difficulty_calibration import DifficultyCalibration
 from shoal.attacks.fedmia import FedMIACosine, FedMIALoss
 from shoal.attacks.gradient_alignment import GradCosine, GradDifference
@@ -61,6 +62,7 @@ __all__ = [
     "BaVarIA",
     "CanaryClients",
     "ClientCanaryEstimate",
+    "ClusterIdentity",
     "DifficultyCalibration",
     "FedMIACosine",
     "FedMIALoss",
@@ -70,6 +72,7 @@ __all__ = [
     "GradDifference",
     "GroupInference",
     "Guesses",
+    "IdentityGuesses",
     "ImageChanges",
     "LiRA",
     "LossHistograms",

@@ -119,12 +119,11 @@ class GroupInference:
 
     def guess(self, scores: UpdateScores) -> Guesses:
         """Guess the group of every client with records, from the cluster of its last recorded round."""
-        assignment = last_assignment(scores)
-        known = [i for i in np.flatnonzero(assignment >= 0).tolist() if (scores.client == i).any()]
-        group = np.array([_most(scores.group[scores.client == i]) for i in known], dtype=np.int64)
-        cluster = assignment[known]
+        assignment, of_client = last_assignment(scores), client_groups(scores)
+        known = np.flatnonzero((assignment >= 0) & (of_client >= 0))
+        group, cluster = of_client[known], assignment[known]
         guessed = np.array([_most(group[cluster == each]) for each in cluster], dtype=np.int64)
-        share = float(np.bincount(group).max() / len(group)) if known else float("nan")
+        share = float(np.bincount(group).max() / len(group)) if len(known) else float("nan")
         return Guesses.counted(guessed == group, np.full(len(group), share))
 
 
@@ -134,6 +133,12 @@ def last_assignment(scores: UpdateScores) -> NDArray[np.int64]:
     for assignment in scores.assignment:
         last = np.where(assignment >= 0, assignment, last)
     return last
+
+
+def client_groups(scores: UpdateScores) -> NDArray[np.int64]:
+    """(N,), the group that most records of each client are of; -1 for one without records."""
+    own = [scores.group[scores.client == i] for i in range(len(scores.clients))]
+    return np.array([_most(each) if len(each) else -1 for each in own], dtype=np.int64)
 
 
 def _most(values: NDArray[np.int64]) -> int:

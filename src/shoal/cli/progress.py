@@ -32,6 +32,7 @@ class LiveBar:
         )
         self._began = time.perf_counter()
         self._before = 0.0
+        self._stored: int | None = None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -44,15 +45,21 @@ class LiveBar:
 
     def reference_federations(self, done: int, count: int) -> None:
         """Show how many are trained, as `shoal.runs.reference_scores.AuditWatch`."""
-        if done == 0:
-            self._began = time.perf_counter()
+        if self._stored is None:
+            # Those of an earlier run or audit took no time now, so they say nothing of the time left.
+            self._began, self._stored = time.perf_counter(), done
             # After the rounds of a run the bar is theirs.
             self._bar.reset(self._task, total=count, description="reference federation", left="")
-        each = (time.perf_counter() - self._began) / max(1, done)
-        left = f"about {format_duration(each * (count - done))} left" if 0 < done < count else ""
+        trained = done - self._stored
+        each = (time.perf_counter() - self._began) / max(1, trained)
+        left = f"about {format_duration(each * (count - done))} left" if trained > 0 and done < count else ""
         self._bar.update(self._task, completed=done, left=left)
-        if not self._console.is_terminal and done > 0:
-            self._print(f"reference federation {done} of {count}{f'; {left}' if left else ''}")
+        if self._console.is_terminal or done == 0:
+            return
+        line = f"reference federation {done} of {count}{f'; {left}' if left else ''}"
+        if trained == 0:
+            line = f"{done} of {count} reference federations are there already"
+        self._print(line)
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

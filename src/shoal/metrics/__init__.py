@@ -7,7 +7,14 @@ from shoal.metrics.canary_exposure import CanaryRate, canary_rate, exposure_of_c
 from shoal.metrics.clustering import adjusted_rand_index, exceeds_threshold, is_migrated
 from shoal.metrics.empirical_epsilon import empirical_epsilon, epsilon_lower_bound
 from shoal.metrics.fairness import Fairness, fairness
-from shoal.metrics.intervals import auc_interval, balanced_accuracy_interval, clopper_pearson, effective_size
+from shoal.metrics.intervals import (
+    auc_interval,
+    balanced_accuracy_interval,
+    clopper_pearson,
+    effective_size,
+    mean_rate_interval,
+    median_interval,
+)
 from shoal.metrics.membership import (
     MembershipMetrics,
     balanced_accuracy,
@@ -37,6 +44,8 @@ __all__ = [
     "gap_accuracy",
     "is_migrated",
     "least_non_members",
+    "mean_rate_interval",
+    "median_interval",
     "membership_metrics",
     "roc",
     "tpr_at_fpr",

@@ -3,7 +3,8 @@
 All are two-sided. Weighted examples count as `effective_size` says; exact intervals are then approximate.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from statistics import NormalDist
 
 import numpy as np
@@ -51,25 +52,57 @@ def balanced_accuracy_interval(
 ) -> tuple[float, float]:
     """A confidence interval of the balanced accuracy, from the exact intervals of the two rates.
 
-    The distances of the rates from their limits add up as independent errors do: (TPR + TNR) / 2 minus and plus
-    sqrt(d_TPR^2 + d_TNR^2) / 2.
-
-    Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, with exact limits in the place of Wilson's, and
-    for a sum in the place of a difference.
+    See `mean_rate_interval`.
 
     >>> [round(limit, 3) for limit in balanced_accuracy_interval(np.arange(200) < 100, np.arange(200) < 100)]
     [0.974, 1.0]
     """
     weights = np.ones(len(is_member)) if weights is None else weights
-    rates, below, above = [], [], []
-    for right, which in ((predictions, is_member), (~predictions, ~is_member)):
-        n, rate = effective_size(weights[which]), float(np.average(right[which], weights=weights[which]))
+    both = [(predictions, is_member), (~predictions, ~is_member)]
+    rates = [float(np.average(right[which], weights=weights[which])) for right, which in both]
+    return mean_rate_interval(rates, [effective_size(weights[which]) for _, which in both], confidence)
+
+
+def mean_rate_interval(rates: Sequence[float], sizes: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """A confidence interval of the mean of G independent rates, from their exact intervals.
+
+    The distances of the rates from their limits add up as independent errors do: the mean minus and plus
+    sqrt(d_1^2 + ... + d_G^2) / G.
+
+    Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, with exact limits in the place of Wilson's, and
+    for a sum in the place of a difference.
+
+    Args:
+        rates: G of them.
+        sizes: of how many examples each is, or their effective number.
+        confidence: of the interval, in (0, 1).
+
+    >>> [round(limit, 3) for limit in mean_rate_interval([0.5, 0.8, 0.9], [20, 20, 20])]
+    [0.602, 0.828]
+    """
+    below, above = list[float](), list[float]()
+    for rate, n in zip(rates, sizes, strict=True):
         low, high = clopper_pearson(rate * n, n, confidence)
-        rates.append(rate)
         below.append(rate - float(low))
         above.append(float(high) - rate)
-    accuracy = sum(rates) / 2
-    return accuracy - float(np.hypot(*below)) / 2, accuracy + float(np.hypot(*above)) / 2
+    mean = sum(rates) / len(rates)
+    return mean - float(reduce(np.hypot, below)) / len(rates), mean + float(reduce(np.hypot, above)) / len(rates)
+
+
+def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
+    """An interval of the median of the distribution that ``values`` (m,) are drawn from, whatever that is.
+
+    Two of the values: the k-th smallest and the k-th largest, with the largest k for which fewer than k of m fair coins
+    come up heads with a probability of at most (1 - confidence) / 2. NaN where there is no such k, as of five values.
+
+    >>> median_interval(np.arange(1.0, 21.0)), median_interval(np.arange(5.0))
+    ((6.0, 15.0), (nan, nan))
+    """
+    from scipy.special import bdtr  # noqa: PLC0415 - takes a while to import
+
+    ordered, ranks = np.sort(values), np.arange(1, len(values) // 2 + 1)
+    k = int((bdtr(ranks - 1.0, len(values), 0.5) <= (1 - confidence) / 2).sum())
+    return (float(ordered[k - 1]), float(ordered[-k])) if k else (float("nan"), float("nan"))
 
 
 def auc_interval(auc: float, members: float, non_members: float, confidence: float = 0.95) -> tuple[float, float]:

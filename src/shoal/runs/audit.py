@@ -1,7 +1,7 @@
 """`shoal audit`: of a run, with reference federations trained for it; of a score file; or of clients' updates."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.validation import read_toml
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
 from shoal.data.memory_format import to_pixels
 from shoal.engine import Engine
 from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, write_audit
@@ -55,7 +56,7 @@ def audit_run(
         references: R, the number of reference federations; 0: none.
         out: where the audit's files are written; None: into ``run``.
         data_dir: where to look for data first.
-        watch: called before the first and after each reference federation.
+        watch: called before the first reference federation that is trained, and after each.
 
     Raises:
         InputError: no finished run of a configuration, one with a property attack, or a directory that cannot be
@@ -72,11 +73,10 @@ def audit_run(
     with locked(run), logged(run / "run.log"), engine_of(config, model) as engine:
         make_directory(Path(out or run))
         attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows)
-        scores = reference_scores(attacked, references, engine, folder=run / "references", watch=watch)
-        replayed = replayed_scores(attacked, engine, folder=run / "references") if references else None
+        trained = _trained_again(attacked, references, engine, run / "references", watch)
         recorded = trace_of(run, simulation.federation, model) if simulation.record_updates else None
         about = AboutAudited(title, stated, {"seconds.train": round(progress.seconds["train"], 3)})
-        return _audited(attacked, scores, replayed, recorded, engine, Path(out or run), about)
+        return _audited(attacked, trained, recorded, engine, Path(out or run), about)
 
 
 def audit_result(
@@ -101,30 +101,47 @@ def audit_result(
     rows = [{str(name): value for name, value in row.items()} for row in result.rounds.to_dict("records")]
     with result.engine.reopened() as engine:
         attacked = AttackedRun.of(move_to_engine(simulation, engine), state, rows)
-        scores = reference_scores(attacked, references, engine, folder=out / "references", watch=watch)
-        replayed = replayed_scores(attacked, engine, folder=out / "references") if references else None
-        return _audited(attacked, scores, replayed, None, engine, out, about)
+        trained = _trained_again(attacked, references, engine, out / "references", watch)
+        return _audited(attacked, trained, None, engine, out, about)
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """The scores of the attacked run, of the reference federations, and of the run played again, if it was."""
+
+    target: FederationScores
+    references: Sequence[StoredScores]
+    replayed: FederationScores | None
+    __repr__ = one_line
+
+
+def _trained_again(
+    attacked: AttackedRun, references: int, engine: Engine, folder: Path, watch: AuditWatch | None
+) -> _Trained:
+    """Train what an audit with so many reference federations needs; ``folder`` keeps it."""
+    found = reference_scores(attacked, references, engine, folder=folder, watch=watch)
+    target = attacked.scores(engine)
+    return _Trained(target, found, replayed_scores(attacked, target, engine, folder=folder) if references else None)
 
 
 def _audited(
     attacked: AttackedRun,
-    references: Sequence[StoredScores],
-    replayed: FederationScores | None,
+    trained: _Trained,
     recorded: Trace | None,
     engine: Engine,
     out: Path,
     about: AboutAudited,
 ) -> AuditFiles:
     """Attack the members with what the references say, and with recorded updates, and write the files."""
-    found = [each.scores for each in references]
-    records = records_of_run(attacked, found, engine)
-    over_rounds = None if replayed is None else trajectory_attack(replayed, found)
+    found = [each.scores for each in trained.references]
+    records = records_of_run(attacked, trained.target, found, engine)
+    over_rounds = None if trained.replayed is None else trajectory_attack(trained.replayed, found)
     if over_rounds is not None:
         records = replace(records, further={**records.further, "trajectory": over_rounds})
     audit = audit_records(records, attacked.stream("thresholds"))
     if recorded is not None:
         audit = with_server(audit, audit_server(update_scores_of_trace(recorded, engine)))
-    spent = {"seconds.references": round(sum(each.seconds for each in references), 3)}
+    spent = {"seconds.references": round(sum(each.seconds for each in trained.references), 3)}
     about = replace(
         about,
         seconds={**about.seconds, **spent},

@@ -23,7 +23,7 @@ from shoal.simulation.simulation import Simulation, SimulationState
 LOG = logging.getLogger("shoal")
 
 AuditWatch = Callable[[int, int], None]
-"""Called with the number of reference federations that are done, and of all."""
+"""Called with the number of reference federations that are done, and of all; first with those that an audit left."""
 
 _FIELDS = ("score", "member", "model", "population", "trajectory")
 
@@ -47,35 +47,33 @@ def reference_scores(
         count: R.
         engine: with its network.
         folder: where they are; made where it is missing. None: they are kept in memory alone.
-        watch: called before the first and after each.
+        watch: called before the first that is trained, and after each.
 
     Raises:
         InputError: a negative number, a folder that cannot be written, or training that diverged.
     """
     require(count >= 0, f"'references' must be at least 0; got {count}")
-    digest, found = _digest(attacked), list[StoredScores]()
+    digest, numbers = _digest(attacked), range(count)
+    paths = [] if folder is None else [folder / f"{number:03d}.safetensors" for number in numbers]
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(folder)
-        for number in range(count):
-            if watch is not None and number == 0:
-                watch(0, count)
-            path = None if folder is None else folder / f"{number:03d}.safetensors"
-            stored = None if path is None else _read(path, digest)
-            if stored is None:
-                began = time.perf_counter()
-                scores = attacked.train_reference(number, engine)
-                stored = StoredScores(scores, time.perf_counter() - began)
-                if path is not None:
-                    _write(path, digest, stored)
-                LOG.info("reference federation %d of %d: %.1f s", number + 1, count, stored.seconds)
-            found.append(stored)
+        found = {number: stored for number, path in enumerate(paths) if (stored := _read(path, digest)) is not None}
+        if watch is not None and count > 0:
+            watch(len(found), count)
+        for number in sorted({*numbers} - {*found}):
+            began = time.perf_counter()
+            scores = attacked.train_reference(number, engine)
+            found[number] = StoredScores(scores, time.perf_counter() - began)
+            if paths:
+                _write(paths[number], digest, found[number])
+            LOG.info("reference federation %d of %d: %.1f s", number + 1, count, found[number].seconds)
             if watch is not None:
-                watch(number + 1, count)
+                watch(len(found), count)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror}") from error
-    return found
+    return [found[number] for number in numbers]
 
 
 def attack_with_references(
@@ -106,7 +104,8 @@ def attack_with_references(
     if simulation.reference_federations == 0:
         return progress, None
     attacked = AttackedRun.of(simulation, progress.state, progress.rows)
-    members = int(attacked.scores(engine).member.sum())
+    target = attacked.scores(engine)
+    members = int(target.member.sum())
     if members < 2:
         LOG.warning(
             "no reference federation is trained: an attack is measured on at least two members, and only %d of the "
@@ -115,7 +114,7 @@ def attack_with_references(
         return progress, None
     stored = reference_scores(attacked, simulation.reference_federations, engine, folder=folder, watch=watch)
     began = time.perf_counter()
-    records = records_of_run(attacked, [each.scores for each in stored], engine)
+    records = records_of_run(attacked, target, [each.scores for each in stored], engine)
     found = AttackedRecords.of(records, attacked.stream("thresholds"))
     attacking = time.perf_counter() - began
     # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
@@ -125,11 +124,14 @@ def attack_with_references(
     return replace(progress, seconds=progress.seconds | {"references": spent, "total": total}), found
 
 
-def replayed_scores(attacked: AttackedRun, engine: Engine, *, folder: Path) -> FederationScores | None:
+def replayed_scores(
+    attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path
+) -> FederationScores | None:
     """The scores of the attacked run played once more, with their trajectory; None where it was not the same again.
 
     Args:
         attacked: the run.
+        target: its scores, which those of the run played again must equal.
         engine: with its network.
         folder: where they are kept; made where it is missing.
     """
@@ -140,7 +142,7 @@ def replayed_scores(attacked: AttackedRun, engine: Engine, *, folder: Path) -> F
         stored = StoredScores(attacked.replay(engine), time.perf_counter() - began)
         folder.mkdir(parents=True, exist_ok=True)
         _write(path, digest, stored)
-    if not torch.equal(stored.scores.score, attacked.scores(engine).score):
+    if not torch.equal(stored.scores.score, target.score):
         LOG.warning("the run cannot be played again bit for bit here, so the trajectory attack is left out")
         return None
     return stored.scores

@@ -19,8 +19,10 @@ from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
 from shoal.engine import Engine, State
 from shoal.reports.run.description import RunDescription
+from shoal.reports.run.recorded_updates import RecordedUpdates
 from shoal.runs.files import read_models, read_samples, read_summary, read_table
 from shoal.runs.record import read_description
+from shoal.runs.updates import recorded_in
 from shoal.simulation.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 from shoal.simulation.result import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
@@ -53,6 +55,7 @@ class Result:
             directory, which has no tensors of the algorithm.
         updates: one row per aggregated update, as in `property.csv`; None without a property attack.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
+        recorded: clients' updates in the run's directory; None without them, or without a directory.
         simulation: that it came out of, with its examples; None where it was read from a directory.
         engine: that computed it, perhaps closed; None like ``simulation``.
     """
@@ -67,6 +70,7 @@ class Result:
     state: State | None = None
     updates: pd.DataFrame | None = None
     canaries: pd.DataFrame | None = None
+    recorded: RecordedUpdates | None = None
     simulation: Simulation | None = None
     engine: Engine | None = None
 
@@ -107,6 +111,8 @@ class Result:
             clients=self.clients,
             roc=self.roc,
             updates=self.updates,
+            canaries=self.canaries,
+            recorded=self.recorded,
         )
         path = Path(path)
         try:
@@ -122,7 +128,8 @@ class Result:
             out: made where it is missing. The scores of reference federations are kept there, so that an audit goes on
                 where it was interrupted.
             references: federations that are trained again, each with other examples in the place of half of its own.
-            watch: called before the first and after each of them, with the number that are done and of all.
+            watch: called before the first of them that is trained, and after each, with the number that are done and of
+                all.
 
         Raises:
             InputError: the result was read from a directory, had a property attack, or ``out`` cannot be written.
@@ -187,6 +194,7 @@ def read_tables(out: Path) -> Result:
         samples=read_samples(out / "samples.safetensors"),
         updates=read_table(out / "property.csv", PROPERTY_COLUMNS, empty=True) if attacked else None,
         canaries=read_table(out / "canaries.csv", CANARY_COLUMNS) if "canaries.members" in summary.overall else None,
+        recorded=recorded_in(out),
     )
 
 

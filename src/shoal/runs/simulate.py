@@ -30,7 +30,7 @@ from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, 
 from shoal.runs.record import record_of, require_same_simulation
 from shoal.runs.reference_scores import attack_with_references
 from shoal.runs.result import Result, load, result_of
-from shoal.runs.updates import MAX_MEGABYTES, require_room
+from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.simulation import (
     GAP_AT_THE_END,
     LOSS_AT_THE_END,
@@ -206,7 +206,7 @@ def _in_directory(
         outcome = measure_final(simulation, engine, now, stored_observations(checkpoints), references)
         result = result_of(outcome, simulation, engine, description)
         finish(out, result)
-    return result
+    return replace(result, recorded=recorded_in(out))
 
 
 def _trained(start: Result | str | Path, model: Model) -> State:

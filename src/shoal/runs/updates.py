@@ -15,6 +15,7 @@ from safetensors.torch import save as serialize
 from shoal.core.atomic_files import write_bytes
 from shoal.core.errors import InputError, require
 from shoal.engine import RoundUpdates
+from shoal.reports.run.recorded_updates import RecordedUpdates
 from shoal.simulation.simulation import Simulation
 
 FOLDER = "updates"
@@ -69,6 +70,15 @@ def read_updates(path: Path) -> RoundUpdates:
     missing = [name for name in _FIELDS if name not in tensors]
     require(not missing, f"{path}: is damaged: it has no {', '.join(missing)}")
     return RoundUpdates(round_of(path), **{name: tensors[name] for name in _FIELDS})
+
+
+def recorded_in(out: Path) -> RecordedUpdates | None:
+    """What the run directory ``out`` has of updates; None where it has none."""
+    folder = out / FOLDER
+    if not any(round_of(path) for path in folder.glob("round-*.safetensors")):
+        return None
+    files = round_files(folder, ".safetensors")
+    return RecordedUpdates(tuple(round_of(path) for path in files), sum(path.stat().st_size for path in files))
 
 
 def round_files(folder: Path, *suffixes: str) -> list[Path]:

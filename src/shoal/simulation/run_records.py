@@ -11,17 +11,20 @@ from shoal.simulation.attacks_without_references import attacks_without_referenc
 from shoal.simulation.reference_federations import AttackedRun, FederationScores, join_scores
 
 
-def records_of_run(attacked: AttackedRun, references: Sequence[FederationScores], engine: Engine) -> AuditRecords:
+def records_of_run(
+    attacked: AttackedRun, target: FederationScores, references: Sequence[FederationScores], engine: Engine
+) -> AuditRecords:
     """The records with their names: where each lies among the clients' examples or in the test set.
 
     Args:
         attacked: the run.
+        target: its own scores.
         references: the scores of its reference federations.
         engine: with its network.
     """
     paired, federation = attacked.records, attacked.simulation.federation
     client = paired.client
-    target, names = attacked.scores(engine), _client_names(federation)
+    names = _client_names(federation)
     places = [*(f"client-{i}" for i in paired.entry.tolist()), *(f"test-{i}" for i in paired.test.tolist())]
     return AuditRecords(
         scores=join_scores(target, references, client),

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from shoal.attacks import (
+    ClusterIdentity,
     FedMIACosine,
     FedMIALoss,
     GradCosine,
@@ -19,7 +20,9 @@ from shoal.attacks import (
     UpdateScores,
     audit_updates,
 )
-from shoal.core.errors import require
+from shoal.attacks.source_inference import client_groups
+from shoal.core.errors import InputError, require
+from shoal.core.randomness import Stream
 from shoal.metrics import MembershipMetrics
 from shoal.simulation.attacked_records import SERVER
 from shoal.simulation.audit import ATTACK_COLUMNS, RECORD_COLUMNS, Audit, attack_row
@@ -36,7 +39,8 @@ def audit_server(scores: UpdateScores) -> Audit:
 
     In `Audit.attacks` each attack stands twice: against records that nobody trained on, and, with `OTHERS` in its name,
     against other clients' examples. `Audit.guesses` says whose a record is guessed to be ("source-inference"; and
-    "source-inference-in-cluster", once the cluster is known), and of which group a client ("group-inference").
+    "source-inference-in-cluster", once the cluster is known), and of which group a client, from the cluster of its last
+    round ("group-inference") and from those of all recorded rounds ("cluster-identity").
 
     Raises:
         InputError: no record of a client whose updates were recorded, or none that nobody trained on.
@@ -63,6 +67,7 @@ def audit_server(scores: UpdateScores) -> Audit:
         "group-inference": GroupInference().guess(scores),
     }
     flat = {f"{name}.{key}": value for name, guess in guesses.items() for key, value in _flat(guess).items()}
+    identity, omitted = _cluster_identity(scores)
     return Audit(
         attacks=pd.DataFrame(rows, columns=[*ATTACK_COLUMNS]),
         records=pd.DataFrame(columns=[*RECORD_COLUMNS]),
@@ -71,7 +76,8 @@ def audit_server(scores: UpdateScores) -> Audit:
         non_members=int((scores.client < 0).sum()),
         empirical_epsilon=nan,
         delta=nan,
-        guesses={key: value for key, value in flat.items() if not np.isnan(value)},
+        omitted=omitted,
+        guesses={key: value for key, value in flat.items() if not np.isnan(value)} | identity,
     )
 
 
@@ -80,8 +86,22 @@ def with_server(audit: Audit, server: Audit) -> Audit:
     return replace(
         audit,
         attacks=pd.concat([audit.attacks, server.attacks], ignore_index=True),
+        omitted={**audit.omitted, **server.omitted},
         guesses={**audit.guesses, **server.guesses},
     )
+
+
+def _cluster_identity(scores: UpdateScores) -> tuple[dict[str, float], dict[str, str]]:
+    """The keys and values of audit.json on the choices of all recorded rounds; or why there are none."""
+    attack = ClusterIdentity()
+    try:
+        # The same halves whoever asks, so that the audits of a run and of its trace agree.
+        found = attack.guess(scores.assignment, client_groups(scores), scores.clients, Stream(0)(attack.name))
+    except InputError as error:
+        return {}, {attack.name: str(error)}
+    values = {"accuracy": found.accuracy, "accuracy.low": found.low, "accuracy.high": found.high}
+    values |= {"last_round": found.last_round, "chance": found.chance}
+    return {f"{attack.name}.{key}": value for key, value in values.items()}, {}
 
 
 def _flat(guess: Guesses) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from shoal.simulation.server_audit import OTHERS
+
 TITLES: Mapping[str, str] = {
     "lira": "LiRA",
     "lira-offline": "LiRA, offline",
@@ -20,6 +22,10 @@ TITLES: Mapping[str, str] = {
     "grad-diff": "Gradient difference",
     "label-only": "Label only",
     "trajectory": "Loss trajectory",
+    "source-inference": "Source inference",
+    "source-inference-in-cluster": "Source inference in the cluster",
+    "group-inference": "Group inference",
+    "cluster-identity": "Cluster identity",
 }
 """Attacks by their keys in audit.json."""
 
@@ -37,7 +43,8 @@ ATTACKERS: Mapping[str, str] = {
 def attack_title(key: str) -> str:
     """What an attack is called; its key where it has no other name.
 
-    >>> attack_title("lira"), attack_title("my-attack")
-    ('LiRA', 'my-attack')
+    >>> attack_title("lira"), attack_title("fedmia-i-others"), attack_title("my-attack")
+    ('LiRA', 'FedMIA-I, other clients', 'my-attack')
     """
-    return TITLES.get(key, key)
+    attack = key.removesuffix(OTHERS)
+    return TITLES.get(key) or (f"{TITLES[attack]}, other clients" if attack in TITLES else key)

@@ -8,6 +8,7 @@ import pandas as pd
 
 from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Estimate, Finding, measured
 from shoal.reports.formats import DASH, count, decimal
+from shoal.simulation.server_audit import OTHERS
 
 MOST_ROWS = 20
 """The most groups, models, clients and records that are listed."""
@@ -72,6 +73,8 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> List
         whose = f"{count(found[0].members)} members, {count(found[0].non_members)} non-members"
         sections.append(Section(f"{name}: {whose}", rows))
     sentences = ["Below each figure its 95 % interval; in bold the attack with the largest balanced accuracy."]
+    if any(each.attack.endswith(OTHERS) for name in shown for each in groups[name]):
+        sentences.append("Other clients: their examples are the non-members, not records that nobody trained on.")
     sentences += _why_no_rate([each for name in shown for each in groups[name]])
     if left_out > 0:
         sentences.append(f"Without records of both kinds, and so left out: {left_out:,} of the groups.")

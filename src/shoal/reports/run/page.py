@@ -23,10 +23,12 @@ from shoal.reports.formats import (
 from shoal.reports.html import render
 from shoal.reports.plotting import png
 from shoal.reports.run import privacy_figures, round_curves, tables
+from shoal.reports.run.canary_section import canary_section
 from shoal.reports.run.client_table import client_table
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.limits import with_limits
 from shoal.reports.run.property_section import property_section
+from shoal.reports.run.recorded_updates import RecordedUpdates, recorded_sentence
 from shoal.reports.run.tables import cell
 from shoal.reports.strongest import reference_federations, strongest_attacks
 from shoal.reports.summary_text import of_groups, verdict
@@ -50,11 +52,14 @@ def run_page(
     clients: pd.DataFrame,
     roc: pd.DataFrame,
     updates: pd.DataFrame | None = None,
+    canaries: pd.DataFrame | None = None,
+    recorded: RecordedUpdates | None = None,
 ) -> str:
     """The page, in HTML; nothing on it is fetched from elsewhere. A metric that is missing is shown as a dash.
 
     ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
-    are rounds.csv, clients.csv, roc.csv and, with a property attack, property.csv.
+    are rounds.csv, clients.csv, roc.csv and, with a property attack, property.csv, with canaries canaries.csv;
+    ``recorded`` are the updates in the run's directory, if there are any.
     """
     references = reference_federations(summary)
     if references:
@@ -96,6 +101,8 @@ def run_page(
             summary, clients, groups, clusters, non_members, estimated=estimated, kind=run.kind, metric=run.metric
         ),
         "property": section,
+        "canaries": None if canaries is None else canary_section(summary.overall, canaries),
+        "recorded": None if recorded is None else recorded_sentence(recorded),
         "clients": listed,
         "figures": [figure for figure in figures if figure is not None],
         "samples": [

@@ -1,0 +1,145 @@
+"""Cluster identity over rounds: what the sequence of a client's choices of a model says of its group.
+
+A server, or whoever sees who trained which model, knows the groups of some clients and guesses those of the others.
+Threat: that a client's choices reveal what its data are like is stated by MingledPie, NDSS 2025. The estimator is ours,
+not that paper's: naive Bayes over rounds, with the choices of the known clients for its tables.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
+from shoal.core.settings import Positive, PositiveFloat, settings
+from shoal.metrics import mean_rate_interval
+
+
+@dataclass(frozen=True, eq=False)
+class IdentityGuesses:
+    """How often the groups of clients were guessed.
+
+    Args:
+        clients: number of clients that were guessed.
+        accuracy: balanced over groups: the mean over the groups of the fraction of its clients that were right.
+        low, high: its 95 % interval over clients (`mean_rate_interval`), for these rounds.
+        last_round: the balanced accuracy from each client's last choice alone.
+        chance: that of always guessing the most frequent group, 1 / (number of groups).
+        margin: (T,) how much likelier, in nats, the choices up to each round are in a client's own group than in the
+            likeliest other; a mean over the clients of each group and over the groups.
+    """
+
+    clients: int
+    accuracy: float
+    low: float
+    high: float
+    last_round: float
+    chance: float
+    margin: NDArray[np.float64]
+    __repr__ = one_line
+
+
+@settings
+class ClusterIdentity:
+    """Guesses the group that makes a client's choices over the rounds likeliest, each round independent of the others.
+
+    Each round has a table of its own, P(cluster | group) with Laplace smoothing, since clusters may swap numbers or
+    drift. The groups of one half of the clients of each group are known, those of the other half are guessed, and the
+    other way round; so every client is guessed once. Large groups are not likelier than small ones, since the balanced
+    accuracy counts them alike.
+
+    Args:
+        name: of this attack.
+        splits: into halves, over which figures are averaged.
+        smoothing: what is added to every count.
+    """
+
+    title: ClassVar[str] = "cluster identity"
+
+    name: Literal["cluster-identity"] = "cluster-identity"
+    splits: Positive = 20
+    smoothing: PositiveFloat = 1.0
+
+    def guess(
+        self, assignment: NDArray[np.int64], group: NDArray[np.int64], clients: NDArray[np.int64], stream: Stream
+    ) -> IdentityGuesses:
+        """Guess the groups of N clients from their choices in T rounds.
+
+        Args:
+            assignment: (T, N), the cluster that each client chose; -1: it did not take part.
+            group: (N,) the group of each, from 0; -1: unknown. Such clients, and those that never took part, are
+                neither known nor guessed.
+            clients: (N,) ids, by which halves are drawn, whatever the order of clients.
+            stream: of the halves.
+
+        Raises:
+            InputError: clients of one group alone or that chose one cluster alone, or a group of a single client.
+        """
+        asked = np.flatnonzero((group >= 0) & (assignment >= 0).any(axis=0))
+        asked = asked[np.argsort(clients[asked], kind="stable")]
+        names, index = np.unique(group[asked], return_inverse=True)
+        sizes = np.bincount(index, minlength=len(names))
+        choices = assignment[:, asked]
+        require(len(names) > 1, f"needs clients of at least two groups; got {len(names)}")
+        require(
+            bool(sizes.min() >= 2),
+            "needs at least two clients of each group, one whose group is known and one that is guessed; a group has 1",
+        )
+        found = len(np.unique(choices[choices >= 0]))
+        require(found > 1, f"needs clients that chose at least two clusters; they chose {found}")
+        last_choice = len(choices) - 1 - (choices[::-1] >= 0).argmax(axis=0)
+        right, last = np.zeros((2, len(asked)))
+        margin = np.zeros(len(choices))
+        for split in range(self.splits):
+            half = _halves(index, stream("split", split))
+            likelihood = np.where(half[:, None], *(self._likelihood(choices, index, half != side) for side in (1, 0)))
+            right += likelihood.sum(axis=0).argmax(axis=1) == index
+            last += likelihood[last_choice, np.arange(len(asked))].argmax(axis=1) == index
+            margin += _margin(likelihood.cumsum(axis=0), index) @ (1 / sizes[index] / len(names))
+        rates, last_rates = (np.bincount(index, each / self.splits) / sizes for each in (right, last))
+        low, high = mean_rate_interval(rates.tolist(), sizes.tolist())
+        return IdentityGuesses(
+            clients=len(asked),
+            accuracy=float(rates.mean()),
+            low=low,
+            high=high,
+            last_round=float(last_rates.mean()),
+            chance=1 / len(names),
+            margin=margin / self.splits,
+        )
+
+    def _likelihood(
+        self, choices: NDArray[np.int64], group: NDArray[np.int64], known: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """(T, N, G) log P(choice | group) by the ``known`` clients; 0 where a client did not take part."""
+        groups = np.arange(int(group.max()) + 1)
+        found, of_group = np.zeros((*choices.shape, len(groups))), (group[:, None] == groups) & known[:, None]
+        for t, chosen in enumerate(choices):
+            clusters = np.unique(chosen[chosen >= 0])
+            ones = (chosen[:, None] == clusters).astype(np.float64)
+            counts = ones.T @ of_group + self.smoothing
+            found[t] = ones @ np.log(counts / counts.sum(axis=0)) if len(clusters) else 0.0
+        return found
+
+
+def _halves(group: NDArray[np.int64], stream: Stream) -> NDArray[np.bool_]:
+    """(N,) bool, a random half of each group; of an odd one the half is the larger or the smaller by a coin."""
+    half = np.zeros(len(group), dtype=bool)
+    generator = stream.generator()
+    for g in range(int(group.max()) + 1):
+        members = np.flatnonzero(group == g)
+        coin = int(torch.randint(2, (), generator=generator))
+        drawn = torch.randperm(len(members), generator=generator).numpy()
+        half[members[drawn[: (len(members) + coin) // 2]]] = True
+    return half
+
+
+def _margin(likelihood: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(T, N) log-likelihood (T, N, G) of the own group minus the largest of another."""
+    own = group[:, None] == np.arange(int(group.max()) + 1)
+    others = np.where(own, -np.inf, likelihood).max(axis=2)
+    return np.where(own, likelihood, 0.0).sum(axis=2) - others

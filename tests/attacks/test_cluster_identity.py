@@ -1,0 +1,115 @@
+"""Cluster identity on made-up choices: what is known of them, against a loop, and what is refused."""
+
+from math import log
+
+import numpy as np
+import pytest
+
+from shoal.attacks import ClusterIdentity
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+
+STREAM = Stream(0)
+
+
+def guess(assignment, group, clients=None, **settings):
+    clients = np.arange(len(group)) if clients is None else clients
+    return ClusterIdentity(**settings).guess(np.asarray(assignment), np.asarray(group), clients, STREAM)
+
+
+def choices(group, rounds, right, seed=0, clusters=2):
+    """Choices (T, N): the group's own cluster with probability ``right``, else another; numbers swap over rounds."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for _ in range(rounds):
+        strays = draw.random(len(group)) >= right
+        chosen = np.where(strays, (group + draw.integers(1, clusters, len(group))) % clusters, group % clusters)
+        found.append(draw.permutation(clusters)[chosen])
+    return np.array(found)
+
+
+def test_groups_that_are_clusters_are_always_guessed_though_clusters_swap():
+    group = np.repeat([0, 1, 2], [20, 10, 6])
+    assignment = choices(group, 5, 1.0, clusters=3)
+    assert len(np.unique(assignment[:, 0])) > 1, "the clusters do swap"
+    found = guess(assignment, group)
+    assert (found.accuracy, found.last_round, found.chance) == (1.0, 1.0, 1 / 3)
+    assert found.low < 1.0
+    assert found.high == 1.0
+    assert found.clients == 36
+    assert (np.diff(found.margin) > 0).all(), "each round makes the guess more certain"
+
+
+def test_choices_that_do_not_depend_on_groups_tell_nothing():
+    group, inside, found = np.repeat([0, 1], [40, 20]), 0, []
+    for seed in range(40):
+        one = guess(choices(np.zeros_like(group), 6, 0.5, seed=seed), group, splits=4)
+        inside += one.low <= one.chance <= one.high
+        found.append(one)
+    assert {one.chance for one in found} == {0.5}
+    assert inside >= 36, "of 40 intervals of 95 %"
+    assert np.mean([one.accuracy for one in found]) == pytest.approx(0.5, abs=0.03)
+    assert np.mean([one.margin[-1] for one in found]) == pytest.approx(0, abs=0.05)
+
+
+def test_of_noisy_choices_the_history_tells_more_than_the_last_round():
+    group = np.repeat([0, 1], [60, 40])
+    found = guess(choices(group, 20, 0.6), group)
+    # Of 20 rounds at 60 % a majority vote with perfect knowledge is right in about four of five cases.
+    assert found.last_round == pytest.approx(0.6, abs=0.1)
+    assert found.low > found.last_round
+    assert 0.7 < found.accuracy < 0.9
+
+
+def test_the_order_of_clients_changes_nothing():
+    group = np.repeat([0, 1, 2], 11)
+    assignment, order = choices(group, 6, 0.6, clusters=3), np.random.default_rng(1).permutation(33)
+    assignment[2, 4] = assignment[5, 4] = -1
+    clients = np.arange(33) * 7
+    one, other = guess(assignment, group, clients), guess(assignment[:, order], group[order], clients[order])
+    names = ("clients", "accuracy", "low", "high", "last_round", "chance")
+    assert [getattr(one, name) for name in names] == [getattr(other, name) for name in names]
+    np.testing.assert_allclose(one.margin, other.margin, rtol=0, atol=1e-12)
+
+
+def test_the_guess_is_naive_bayes_with_a_table_of_each_round():
+    """Two clients of each group, so one of each is known: by hand."""
+    group = np.array([0, 0, 1, 1])
+    twice = guess([[0, 0, 1, 1], [1, 1, 0, 0]], group, smoothing=1.0)
+    # P(own cluster) = (1 + 1) / (1 + 2), P(other cluster) = 1 / 3.
+    assert twice.margin == pytest.approx([log(2), 2 * log(2)])
+    assert guess([[0, 0, 1, 1]], group, smoothing=3.0).margin == pytest.approx([log(4 / 3)])
+    # Without anybody of group 1 its table is even, 1 / 2; in that of group 0 a choice nobody made has 1 / 3.
+    away = guess([[0, 0, 1, 1], [0, 0, -1, -1], [0, 1, -1, -1]], group)
+    assert away.margin[:2] == pytest.approx([log(2), log(2)]), "one cluster alone is no choice"
+    assert away.margin[2] == pytest.approx(log(2) + (log(1 / 3) - log(1 / 2)) / 2)
+
+
+def test_what_says_nothing_is_guessed_alike_for_all():
+    """All choose one cluster, but for a client whose choice nobody else made in its round."""
+    assignment = np.stack([np.zeros(12, dtype=np.int64), np.where(np.arange(12) == 0, 1, -1)])
+    found = guess(assignment, np.repeat([0, 1], [8, 4]))
+    assert (found.accuracy, found.last_round, found.chance) == (0.5, 0.5, 0.5)
+    assert found.margin.tolist() == [0, 0]
+
+
+def test_clients_of_unknown_group_and_those_that_were_never_there_are_left_out():
+    group = np.repeat([0, 1], 6)
+    assignment = choices(group, 3, 1.0)
+    with_more = np.concatenate([assignment, np.tile([0, -1], (3, 1))], axis=1)
+    found = guess(with_more, np.append(group, [-1, 1]))
+    assert (found.clients, found.accuracy) == (12, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "group", "sentence"),
+    [
+        ([[0, 1, 0, 1]], [0, 0, 0, 0], "needs clients of at least two groups; got 1"),
+        ([[-1, -1, -1, -1]], [0, 0, 1, 1], "needs clients of at least two groups; got 0"),
+        ([[0, 1, 0, 1]], [0, 0, 0, 1], "needs at least two clients of each group, .* a group has 1"),
+        ([[2, 2, 2, 2]] * 3, [0, 0, 1, 1], "needs clients that chose at least two clusters; they chose 1"),
+    ],
+)
+def test_too_little_to_guess_from_is_one_sentence(assignment, group, sentence):
+    with pytest.raises(InputError, match=sentence):
+        guess(assignment, group)

@@ -1,0 +1,47 @@
+"""What the audit of a server says beside membership, on made-up values."""
+
+import re
+
+import numpy as np
+import pytest
+
+from shoal.attacks import UpdateScores
+from shoal.simulation.server_audit import audit_server
+
+
+def scores(assignment, group):
+    """Values (T, N, M) without meaning of N clients with a record each, and of a record of nobody."""
+    rounds, clients = assignment.shape
+    values = np.random.default_rng(0).standard_normal((3, rounds, clients, clients + 1)).astype(np.float32)
+    return UpdateScores(
+        np.arange(1, rounds + 1), np.arange(clients), assignment, *values,
+        client=np.append(np.arange(clients), -1), group=np.append(group, 0), groups=("north", "south"),
+    )  # fmt: skip
+
+
+def test_groups_are_guessed_from_the_choices_of_all_rounds():
+    group = np.repeat([0, 1], 6)
+    # Clusters swap their numbers in the second round.
+    found = audit_server(scores(np.stack([group, 1 - group]), group))
+    flat = {key: value for key, value in found.flat().items() if key.startswith("cluster-identity.")}
+    assert {key.removeprefix("cluster-identity.") for key in flat} == {
+        "accuracy", "accuracy.low", "accuracy.high", "last_round", "chance",
+    }  # fmt: skip
+    assert (flat["cluster-identity.accuracy"], flat["cluster-identity.chance"]) == (1.0, 0.5)
+    assert flat["cluster-identity.accuracy.low"] < 1.0
+    assert found.omitted == {}
+
+
+@pytest.mark.parametrize(
+    ("group", "clusters", "reason"),
+    [
+        ([0, 0, 0, 0], 2, "needs clients of at least two groups; got 1"),
+        ([0, 0, 0, 1], 2, "needs at least two clients of each group, .* a group has 1"),
+        ([0, 0, 1, 1], 1, "needs clients that chose at least two clusters; they chose 1"),
+    ],
+)
+def test_where_choices_can_tell_nothing_the_reason_is_said(group, clusters, reason):
+    found = audit_server(scores(np.arange(8).reshape(2, 4) % clusters, np.array(group)))
+    assert not any(key.startswith("cluster-identity") for key in found.flat())
+    assert found.flat()["group-inference.accuracy"] > 0
+    assert re.search(reason, found.omitted["cluster-identity"])
