@@ -38,7 +38,7 @@ from shoal.data import (
     partition_by_property,
     partition_dataset,
 )
-from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
+from shoal.defenses import DPSGD, L2, Augmentation, Defense, Dropout, NormClipping
 from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
 from shoal.models import Model, Shape, TextShape, VectorShape, create_model, squared_error
 from shoal.runs.audit import audit_run, audit_scores, audit_trace
@@ -54,6 +54,7 @@ __all__ = [
     "L2",
     "Audit",
     "AuditRecords",
+    "Augmentation",
     "Columns",
     "Config",
     "Defense",

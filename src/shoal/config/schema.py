@@ -16,7 +16,7 @@ from shoal.config.validation import change, parse, read_toml
 from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
-from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
+from shoal.defenses import DPSGD, L2, Augmentation, Defense, Dropout, NormClipping
 from shoal.engine import Algorithm, LocalSGD
 from shoal.engine.engine import MAX_THREADS
 from shoal.models import Network
@@ -193,6 +193,7 @@ class DefensesSection:
         l2: an L2 penalty.
         norm_clipping: clipping of updates.
         dp_sgd: see [differential privacy](#differential-privacy).
+        augmentation: random transformations of the images that clients train on; an empty table has the defaults.
         custom: your own defences, a table ``[defenses.custom.NAME]`` for each, with ``name = "module:Name"`` and the
             keys of that class.
     """
@@ -201,11 +202,12 @@ class DefensesSection:
     l2: Annotated[L2 | None, Inline()] = None
     norm_clipping: Annotated[NormClipping | None, Inline()] = None
     dp_sgd: DPSGD | None = None
+    augmentation: Augmentation | None = None
     custom: dict[str, Defense] | None = None
 
     def all(self) -> tuple[Defense, ...]:
         """The defences, in the order in which they are applied."""
-        shipped = (self.dropout, self.l2, self.dp_sgd, self.norm_clipping)
+        shipped = (self.dropout, self.l2, self.dp_sgd, self.augmentation, self.norm_clipping)
         return (*(each for each in shipped if each is not None), *(self.custom or {}).values())
 
 

@@ -5,10 +5,21 @@ May import `engine` and the packages below it. To add one: settings with a metho
 """
 
 from shoal.defenses import accounting
+from shoal.defenses.augmentation import Augmentation
 from shoal.defenses.defense import Defense, TrainingSetup, defended
 from shoal.defenses.dp_sgd import DPSGD
 from shoal.defenses.dropout import Dropout
 from shoal.defenses.l2 import L2
 from shoal.defenses.norm_clipping import NormClipping
 
-__all__ = ["DPSGD", "L2", "Defense", "Dropout", "NormClipping", "TrainingSetup", "accounting", "defended"]
+__all__ = [
+    "DPSGD",
+    "L2",
+    "Augmentation",
+    "Defense",
+    "Dropout",
+    "NormClipping",
+    "TrainingSetup",
+    "accounting",
+    "defended",
+]

@@ -22,18 +22,20 @@ from shoal.engine.protocols import (
     RiskEstimator,
     RoundPlan,
     RoundReport,
+    ScalableDefense,
     State,
     Tensors,
     UpdateFilter,
 )
 from shoal.engine.round_updates import RoundUpdates
 from shoal.engine.rounds import Training
+from shoal.engine.step_protocols import Augmentation, Objective
 from shoal.engine.torch_optimizer import TorchOptimizer
 
 __all__ = [
-    "Aggregate", "Aggregator", "Algorithm", "Backend", "ClusterRound", "Cohort", "Deployed", "DivergenceError",
-    "Engine", "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining",
-    "MaliciousClients", "Precision", "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates", "State", "Tensors",
-    "TorchOptimizer", "Training", "UpdateFilter", "averaging_weights", "check_backend", "check_loss",
-    "require_per_example_gradients", "resolve_backend",
+    "Aggregate", "Aggregator", "Algorithm", "Augmentation", "Backend", "ClusterRound", "Cohort", "Deployed",
+    "DivergenceError", "Engine", "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD",
+    "LocalTraining", "MaliciousClients", "Objective", "Precision", "RiskEstimator", "RoundPlan", "RoundReport",
+    "RoundUpdates", "ScalableDefense", "State", "Tensors", "TorchOptimizer", "Training", "UpdateFilter",
+    "averaging_weights", "check_backend", "check_loss", "require_per_example_gradients", "resolve_backend",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -299,6 +299,22 @@ class LocalDefense(Protocol):
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """The local training of that cluster's clients in that round."""
+        ...
+
+
+@runtime_checkable
+class ScalableDefense(LocalDefense, Protocol):
+    """A defence of local training that can be applied at any share of its strength, as a directive may ask."""
+
+    def scaled(self, strength: float) -> Self:
+        """The same defence at ``strength`` of its full strength.
+
+        Args:
+            strength: in [0, 1]; at 0 local training stays what it is, bit for bit, and at 1 it is this defence itself.
+
+        Raises:
+            InputError: a strength outside [0, 1].
+        """
         ...
 
 
