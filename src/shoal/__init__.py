@@ -38,7 +38,19 @@ from shoal.data import (
     partition_by_property,
     partition_dataset,
 )
-from shoal.defenses import DPSGD, L2, Augmentation, Defense, Dropout, NormClipping
+from shoal.defenses import (
+    CCL,
+    DPSGD,
+    L2,
+    Augmentation,
+    Defense,
+    Dropout,
+    Flooding,
+    Mixup,
+    NormClipping,
+    RelaxLoss,
+    ShorterTraining,
+)
 from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
 from shoal.models import Model, Shape, TextShape, VectorShape, create_model, squared_error
 from shoal.runs.audit import audit_run, audit_scores, audit_trace
@@ -48,6 +60,7 @@ from shoal.runs.simulate import simulate
 from shoal.simulation.audit import Audit, AuditRecords, audit_records
 
 __all__ = [
+    "CCL",
     "DPSGD",
     "IFCA",
     "IFCAMIR",
@@ -66,6 +79,7 @@ __all__ = [
     "FedOpt",
     "FedProx",
     "Federation",
+    "Flooding",
     "Gap",
     "Group",
     "ImageDataset",
@@ -74,6 +88,7 @@ __all__ = [
     "LossHistograms",
     "LossThreshold",
     "MislabelledCanaries",
+    "Mixup",
     "Model",
     "NormClipping",
     "Partition",
@@ -85,12 +100,14 @@ __all__ = [
     "RedTeam",
     "Redraw",
     "ReferenceScores",
+    "RelaxLoss",
     "Result",
     "Scaffold",
     "ShadowModelAttack",
     "ShadowModels",
     "Shape",
     "ShoalError",
+    "ShorterTraining",
     "Stream",
     "TextDataset",
     "TextShape",
