@@ -126,6 +126,12 @@ VALUES = {
     "Stream": lambda: shoal.Stream(0, ("round", 3, "client", 17, "batches")),
     "DPSGD": lambda: shoal.DPSGD(max_grad_norm=1.5, noise_multiplier=2.5, delta=1e-6),
     "L2": lambda: shoal.L2(0.1),
+    "Augmentation": lambda: shoal.Augmentation(12.5, 1.5, flip=True, crop=0.25, strength=0.75),
+    "Mixup": lambda: shoal.Mixup(0.4, strength=0.75),
+    "Flooding": lambda: shoal.Flooding(0.5),
+    "RelaxLoss": lambda: shoal.RelaxLoss(0.5, 0.3),
+    "CCL": lambda: shoal.CCL("ccql", 0.75, 0.5, strength=0.75),
+    "ShorterTraining": lambda: shoal.ShorterTraining(0.5),
     "Dropout": lambda: shoal.Dropout(0.1),
     "NormClipping": lambda: shoal.NormClipping(1.5),
 }

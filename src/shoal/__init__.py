@@ -53,7 +53,19 @@ from shoal.data import (
     partition_by_property,
     partition_dataset,
 )
-from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
+from shoal.defenses import (
+    CCL,
+    DPSGD,
+    L2,
+    Augmentation,
+    Defense,
+    Dropout,
+    Flooding,
+    Mixup,
+    NormClipping,
+    RelaxLoss,
+    ShorterTraining,
+)
 from shoal.engine import Engine, LocalSGD, TorchOptimizer, Training
 from shoal.models import Model, Shape, TextShape, VectorShape, create_model, squared_error
 from shoal.runs.audit import audit_run, audit_scores, audit_trace
@@ -64,12 +76,14 @@ from shoal.simulation.attacked_records import AuditRecords
 from shoal.simulation.audit import Audit, audit_records
 
 __all__ = [
+    "CCL",
     "DPSGD",
     "IFCA",
     "IFCAMIR",
     "L2",
     "Audit",
     "AuditRecords",
+    "Augmentation",
     "Columns",
     "Config",
     "Defense",
@@ -82,6 +96,7 @@ __all__ = [
     "FedOpt",
     "FedProx",
     "Federation",
+    "Flooding",
     "Gap",
     "Group",
     "IFCAWithinLimit",
@@ -91,6 +106,7 @@ __all__ = [
     "LossHistograms",
     "LossThreshold",
     "MislabelledCanaries",
+    "Mixup",
     "Model",
     "NormClipping",
     "Partition",
@@ -105,6 +121,7 @@ __all__ = [
     "RedTeam",
     "Redraw",
     "ReferenceScores",
+    "RelaxLoss",
     "Result",
     "Scaffold",
     "ShadowModelAttack",
@@ -112,6 +129,7 @@ __all__ = [
     "Shape",
     "SharedBody",
     "ShoalError",
+    "ShorterTraining",
     "Stream",
     "TextDataset",
     "TextShape",

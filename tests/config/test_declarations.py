@@ -17,7 +17,18 @@ from shoal.config.schema import Config, EngineSection, parse_config, read_config
 from shoal.config.tables import keys_of, read, table_of
 from shoal.core.errors import InputError
 from shoal.core.settings import checked
-from shoal.defenses import DPSGD, L2, Dropout, NormClipping
+from shoal.defenses import (
+    CCL,
+    DPSGD,
+    L2,
+    Augmentation,
+    Dropout,
+    Flooding,
+    Mixup,
+    NormClipping,
+    RelaxLoss,
+    ShorterTraining,
+)
 from shoal.engine import LocalSGD, TorchOptimizer
 from shoal.runs.run import run
 
@@ -130,7 +141,8 @@ def another(cls: type, key: Any) -> object:
 
 
 def required(cls: type) -> dict[str, Any]:
-    return {DPSGD: {"noise_multiplier": 1.0}, TorchOptimizer: {"name": "SGD"}}.get(cls, {})
+    tables = {DPSGD: {"noise_multiplier": 1.0}, TorchOptimizer: {"name": "SGD"}, RelaxLoss: {"alpha": 1.0}}
+    return tables.get(cls, {})
 
 
 DECLARED = [
@@ -145,6 +157,12 @@ DECLARED = [
         Dropout,
         L2,
         NormClipping,
+        Augmentation,
+        Mixup,
+        Flooding,
+        RelaxLoss,
+        CCL,
+        ShorterTraining,
     )
     for key in keys_of(cls)
     if not key.inline
@@ -257,6 +275,13 @@ def test_defenses_are_applied_in_one_order_and_those_left_out_are_not():
     config = config_of(defenses=table)
     assert config.defenses.all() == (Dropout(0.2), L2(0.1), DPSGD(1.0, 0.5), NormClipping(2.0))
     assert table_of(config.defenses) == table | {"dp_sgd": table_of(DPSGD(1.0, 0.5))}
+    table = {
+        "max_update_norm": 2.0, "share_of_steps": 0.5, "augmentation": {}, "relaxloss": {"alpha": 0.5}, "mixup": 0.4,
+        "flooding": 0.3, "ccl": {"variant": "ccql"},
+    }  # fmt: skip
+    every = config_of(defenses=table).defenses.all()
+    losses = (Mixup(0.4), Flooding(0.3), RelaxLoss(0.5), CCL("ccql"))
+    assert every == (ShorterTraining(0.5), Augmentation(), *losses, NormClipping(2.0))
 
 
 def test_each_field_has_one_annotation_that_python_and_files_share():

@@ -14,14 +14,40 @@ from shoal import FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, Traini
 from shoal.algorithms import IFCA, IFCAMIR
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.defenses import DPSGD, L2, Dropout, NormClipping, TrainingSetup, accounting, defended
+from shoal.defenses import (
+    CCL,
+    DPSGD,
+    L2,
+    Augmentation,
+    Dropout,
+    Flooding,
+    Mixup,
+    NormClipping,
+    RelaxLoss,
+    ShorterTraining,
+    TrainingSetup,
+    accounting,
+    defended,
+)
 from shoal.engine import Engine, resolve_backend
 from shoal.engine.bound_network import BoundNetwork
 from shoal.models import MLP, Logistic, MnistCNN, Model, SeededDropout
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 RED_TEAM = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
-DEFENSES = [DPSGD(1.0, 0.5), DPSGD(0.5, 0.3, sampling="poisson"), Dropout(0.3), L2(0.1), NormClipping(0.2)]
+DEFENSES = [
+    DPSGD(1.0, 0.5),
+    DPSGD(0.5, 0.3, sampling="poisson"),
+    Dropout(0.3),
+    L2(0.1),
+    NormClipping(0.2),
+    Augmentation(20.0, 1.0, flip=True, crop=0.2),
+    Mixup(0.4),
+    Flooding(0.9),
+    RelaxLoss(0.9, 0.8),
+    CCL(beta=0.5),
+    ShorterTraining(0.5),
+]
 ALGORITHMS = [FedAvg(), IFCA(2), IFCAMIR()]
 COMBINATIONS = [
     # The networks (which decide the backend) alternate, so each defence and each algorithm meets both.
@@ -99,7 +125,21 @@ def test_only_private_runs_say_what_they_spent(cnn, build):
     assert "epsilon" not in clipped.summary.overall
 
 
-@pytest.mark.parametrize("nothing", [DPSGD(math.inf, 0.0), Dropout(0.0), L2(0.0), NormClipping(math.inf)], ids=repr)
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        DPSGD(math.inf, 0.0),
+        Dropout(0.0),
+        L2(0.0),
+        NormClipping(math.inf),
+        Augmentation(0.0, 0.0),
+        Mixup(0.0),
+        Flooding(0.0),
+        RelaxLoss(0.0),
+        ShorterTraining(1.0),
+    ],
+    ids=repr,
+)
 def test_no_defense_changes_no_bit(model, build, undefended, nothing):
     found = played(model, build(), IFCA(2), nothing)
     assert torch.equal(found.state.models, undefended(model, IFCA(2)))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from shoal import FedAvg, simulate
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, TrainingSetup
@@ -144,8 +145,10 @@ def test_private_steps_are_the_loop_s(mlp, build):
     private = replace(LOCALS["epochs"], gradient_privacy=DPSGD(1.0, 0.5))
     assert (resolve_backend(mlp), resolve_backend(mlp, private)) == ("vmap", "loop")
     assert torch.equal(trained(mlp, build(), private), trained(mlp, build(), private, backend="loop"))
+    # A directive may ask for them in one round alone, so an engine of vmap loops them; a configuration is refused.
+    assert torch.equal(trained(mlp, build(), private, backend="vmap"), trained(mlp, build(), private, backend="loop"))
     with pytest.raises(InputError, match="backend 'vmap' cannot clip the gradients"):
-        trained(mlp, build(), private, backend="vmap")
+        simulate(build(), mlp, FedAvg(), LOCALS["epochs"], rounds=1, defenses=[DPSGD(1.0, 0.5)], backend="vmap")
 
 
 def test_batch_norm_is_refused_before_anything_runs():

@@ -2,13 +2,14 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 from shoal.config.build import build, resolve
-from shoal.config.schema import read_config
+from shoal.config.schema import parse_config, read_config
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
 from shoal.defenses import DPSGD, NormClipping
@@ -66,11 +67,54 @@ def test_all_of_them_reach_the_simulation(config_of, tmp_path):
     assert read_config(tmp_path / "config.toml") == config
 
 
-@pytest.mark.parametrize("defenses", [{"dropout": 0.1}, {"dp_sgd": {"noise_multiplier": 0.5}}], ids=str)
-def test_dropout_and_private_steps_are_the_loop_s(config_of, defenses):
+LOOPED = [
+    {"dropout": 0.1},
+    {"dp_sgd": {"noise_multiplier": 0.5}},
+    {"augmentation": {}},
+    {"mixup": 0.4},
+    {"flooding": 0.5},
+    {"relaxloss": {"alpha": 0.5}},
+    {"ccl": {"variant": "ccql", "alpha": 0.6}},
+]
+
+
+@pytest.mark.parametrize("defenses", LOOPED, ids=str)
+def test_some_defences_are_the_loop_s(config_of, defenses):
     assert build(config_of(defenses))[0].engine.backend == "loop"
     with pytest.raises(InputError, match="backend 'vmap' cannot"):
         build(config_of(defenses, engine={"backend": "vmap"}))
+
+
+@pytest.mark.parametrize("defenses", [*LOOPED, {"share_of_steps": 0.5, "augmentation": {"rotation": 5}}], ids=str)
+def test_each_defence_survives_a_file(config_of, tmp_path, defenses):
+    config, simulation = build(config_of(defenses))
+    (tmp_path / "config.toml").write_text(config.toml())
+    again = read_config(tmp_path / "config.toml")
+    assert again == config
+    assert again.defenses.all() == config.defenses.all()
+    assert build(again)[1].setup.first_local() == simulation.setup.first_local()
+
+
+@pytest.mark.parametrize(
+    ("kind", "defenses", "sentence"),
+    [
+        ("texts", {"augmentation": {}}, "augmentation transforms images (channels, height, width), which these texts"),
+        ("rows", {"augmentation": {}}, "augmentation transforms images (channels, height, width), which these rows"),
+        ("texts", {"mixup": 0.4}, "mixup mixes inputs that are numbers, which texts are not"),
+    ],
+)
+def test_defences_of_images_are_refused_for_other_examples(tmp_path, kind, defenses, sentence):
+    (tmp_path / "table.csv").write_text("who,what,a\n" + "".join(f"{i % 3},{i % 2},{i}\n" for i in range(30)))
+    data = {"source": "reviews", "clients": 3, "examples_per_client": 4, "shadow_examples": 4, "test_examples": 4}
+    if kind == "rows":
+        data = {"source": "table", "path": str(tmp_path / "table.csv"), "client": "who", "label": "what"}
+    model = {"name": "mlp", "hidden": 4} if kind == "rows" else {"name": "gru"}
+    table = {
+        "data": data, "model": model, "algorithm": {"name": "fedavg", "rounds": 1}, "defenses": defenses,
+        "red_team": {"every": 0, "attack": "gap"},
+    }  # fmt: skip
+    with pytest.raises(InputError, match=rf"^\[defenses\]: {re.escape(sentence)}"):
+        build(parse_config(table, "test"))
 
 
 def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private(config_of):
@@ -82,6 +126,15 @@ def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private(config_
 @pytest.mark.parametrize(
     ("defenses", "sentence"),
     [
+        ({"mixup": -1}, r"'defenses.mixup' must be at least 0.*; got -1"),
+        ({"flooding": "a"}, r"'defenses.flooding' must be a number.*; got 'a'"),
+        ({"share_of_steps": 0}, r"'defenses.share_of_steps' must be above 0.*; got 0"),
+        ({"relaxloss": {}}, r"the key 'defenses.relaxloss.alpha' is missing"),
+        ({"ccl": {"variant": "cce"}}, r"'defenses.ccl.variant' must be 'ccel' or 'ccql'; got 'cce'"),
+        ({"augmentation": {"rotation": 200}}, r"'defenses.augmentation.rotation' must be at most 180; got 200"),
+        ({"augmentation": {"strength": 0.5}}, r"unknown key 'defenses.augmentation.strength'"),
+        ({"mixup": 0.4, "flooding": 0.5}, r"^\[defenses\]: Mixup and Flooding each replace what a local step"),
+        ({"ccl": {}, "dp_sgd": {"noise_multiplier": 1.0}}, r"^\[defenses\]: DP-SGD clips the gradient of each"),
         ({"dropout": 1.0}, r"'defenses.dropout' must be below 1.*; got 1.0"),
         ({"l2": -1}, r"'defenses.l2' must be at least 0.*; got -1"),
         ({"max_update_norm": 0}, r"'defenses.max_update_norm' must be above 0.*; got 0"),

@@ -28,7 +28,7 @@ class Scaffold:
 
     Raises:
         InputError: local training with momentum, clipping, noise or an optimizer, for which (x - y) / (E * eta_l) is no
-            mean of gradients.
+            mean of gradients, or of fewer steps than E.
     """
 
     server_learning_rate: PositiveFloat = 1.0
@@ -43,6 +43,7 @@ class Scaffold:
             plain and not local.private,
             "SCAFFOLD needs plain SGD in local training: without momentum, clipping, noise or an optimizer",
         )
+        require(local.share == 1, "SCAFFOLD needs all local steps, of which shorter training takes a share alone")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """One random model, and control variates of 0."""

@@ -84,7 +84,9 @@ class ActivePropertyAttacker:
         start, heads = state.models[cluster], state.adversary["head"].clone()
         require(len(heads) == len(state.models), "an active property attack needs a constant number of models")
         both = replace(shards, y=self.labels.to(shards.y.device))
-        end = engine.train_other_model(self.model, self._with_head(start, heads[cluster]), both, randomness, local)
+        # The attacker minimises a loss of its own, whatever the others are asked to minimise.
+        own = replace(local, objective=None)
+        end = engine.train_other_model(self.model, self._with_head(start, heads[cluster]), both, randomness, own)
         named = self.model.layout.views(end)
         if self.train_head:
             heads[cluster] = self._head(named)

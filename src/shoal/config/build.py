@@ -205,7 +205,7 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
     with in_table("model"):
         model = _model(network, data)
     with in_table("defenses"):
-        setup = defended(TrainingSetup(model, config.local), config.defenses.all())
+        setup = defended(TrainingSetup(model, config.local, kind=data.kind), config.defenses.all())
     own = draw_split(config, data) if isinstance(data, ClientDataset) else None
     _check_tables(config, data, own)
     with in_table("engine"):

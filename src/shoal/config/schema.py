@@ -16,7 +16,19 @@ from shoal.config.validation import change, parse, read_toml
 from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
-from shoal.defenses import DPSGD, L2, Defense, Dropout, NormClipping
+from shoal.defenses import (
+    CCL,
+    DPSGD,
+    L2,
+    Augmentation,
+    Defense,
+    Dropout,
+    Flooding,
+    Mixup,
+    NormClipping,
+    RelaxLoss,
+    ShorterTraining,
+)
 from shoal.engine import Algorithm, LocalSGD
 from shoal.engine.engine import MAX_THREADS
 from shoal.models import Network
@@ -191,21 +203,36 @@ class DefensesSection:
     Args:
         dropout: dropout.
         l2: an L2 penalty.
+        mixup: mixtures of examples.
+        flooding: a level below which the loss is raised.
+        shorter_training: fewer local steps.
         norm_clipping: clipping of updates.
         dp_sgd: see [differential privacy](#differential-privacy).
+        augmentation: random transformations of the images that clients train on; an empty table has the defaults.
+        relaxloss: a level of the loss, and flat posteriors below it.
+        ccl: convex-concave loss; an empty table has the defaults. Of ``mixup``, ``flooding``, ``relaxloss`` and ``ccl``
+            only one may be given, and none together with ``dp_sgd``.
         custom: your own defences, a table ``[defenses.custom.NAME]`` for each, with ``name = "module:Name"`` and the
             keys of that class.
     """
 
     dropout: Annotated[Dropout | None, Inline()] = None
     l2: Annotated[L2 | None, Inline()] = None
+    mixup: Annotated[Mixup | None, Inline()] = None
+    flooding: Annotated[Flooding | None, Inline()] = None
+    shorter_training: Annotated[ShorterTraining | None, Inline()] = None
     norm_clipping: Annotated[NormClipping | None, Inline()] = None
     dp_sgd: DPSGD | None = None
+    augmentation: Augmentation | None = None
+    relaxloss: RelaxLoss | None = None
+    ccl: CCL | None = None
     custom: dict[str, Defense] | None = None
 
     def all(self) -> tuple[Defense, ...]:
         """The defences, in the order in which they are applied."""
-        shipped = (self.dropout, self.l2, self.dp_sgd, self.norm_clipping)
+        losses = (self.mixup, self.flooding, self.relaxloss, self.ccl)
+        local = (self.l2, self.shorter_training, self.dp_sgd, self.augmentation, *losses)
+        shipped = (self.dropout, *local, self.norm_clipping)
         return (*(each for each in shipped if each is not None), *(self.custom or {}).values())
 
 

@@ -48,6 +48,11 @@ class ClientDataset:
     omitted: tuple[str, ...] = ()
 
     @property
+    def kind(self) -> str:
+        """What the examples are, in the plural, as `shoal.Federation.kind`: images, or rows of a table."""
+        return "images" if self.x.dim() == 4 else "rows"
+
+    @property
     def classes(self) -> int:
         """C, the number of classes."""
         return len(self.class_names)

@@ -5,10 +5,19 @@ May import `engine` and the packages below it. To add one: settings with a metho
 """
 
 from shoal.defenses import accounting
+from shoal.defenses.augmentation import Augmentation
+from shoal.defenses.ccl import CCL
 from shoal.defenses.defense import Defense, TrainingSetup, defended
 from shoal.defenses.dp_sgd import DPSGD
 from shoal.defenses.dropout import Dropout
+from shoal.defenses.flooding import Flooding
 from shoal.defenses.l2 import L2
+from shoal.defenses.mixup import Mixup
 from shoal.defenses.norm_clipping import NormClipping
+from shoal.defenses.relaxloss import RelaxLoss
+from shoal.defenses.shorter_training import ShorterTraining
 
-__all__ = ["DPSGD", "L2", "Defense", "Dropout", "NormClipping", "TrainingSetup", "accounting", "defended"]
+__all__ = [
+    "CCL", "DPSGD", "L2", "Augmentation", "Defense", "Dropout", "Flooding", "Mixup", "NormClipping", "RelaxLoss",
+    "ShorterTraining", "TrainingSetup", "accounting", "defended",
+]  # fmt: skip

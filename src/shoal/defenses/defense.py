@@ -1,11 +1,14 @@
 """A defence maps a `TrainingSetup` to a `TrainingSetup`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from shoal.engine import ClusterRound, LocalDefense, LocalSGD, UpdateFilter
+from shoal.core.errors import require
+from shoal.engine import ClusterRound, LocalDefense, LocalSGD, Objective, UpdateFilter
+from shoal.engine.local_sgd import PRIVATE_OBJECTIVE
 from shoal.models import Model
+from shoal.models.model import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -17,12 +20,14 @@ class TrainingSetup:
         local: local training before any defence.
         update_filter: applied by the server to every update; None: none.
         defenses: change local training, in order, anew for each cluster in each round.
+        kind: of the examples, as `shoal.Federation.kind` says, for defences that are of images alone; None: not known.
     """
 
     model: Model
     local: LocalSGD
     update_filter: UpdateFilter | None = None
     defenses: tuple[LocalDefense, ...] = ()
+    kind: str | None = None
 
     def first_local(self) -> LocalSGD:
         """Local training of cluster 0 in the first round, which decides what trains it and what it spends."""
@@ -51,3 +56,46 @@ def defended(setup: TrainingSetup, defenses: Sequence[Defense]) -> TrainingSetup
     for defense in defenses:
         setup = defense.applied(setup)
     return setup
+
+
+def with_objective(setup: TrainingSetup, defense: LocalDefense) -> TrainingSetup:
+    """The setup with a defence whose `local` sets the objective of steps, by `minimising`.
+
+    Raises:
+        InputError: local steps are private, or minimise another objective already.
+    """
+    first = setup.first_local()
+    require(not first.private, PRIVATE_OBJECTIVE)
+    _require_one_objective(first, defense)
+    return replace(setup, defenses=(*setup.defenses, defense))
+
+
+def minimising(local: LocalSGD, objective: Objective) -> LocalSGD:
+    """Local training whose steps minimise an objective.
+
+    Raises:
+        InputError: they are private, or minimise another objective already.
+    """
+    _require_one_objective(local, objective)
+    return replace(local, objective=objective)
+
+
+def _require_one_objective(local: LocalSGD, other: object) -> None:
+    both = (type(local.objective).__name__, type(other).__name__)
+    require(
+        local.objective is None,
+        f"{' and '.join(both)} each replace what a local step minimises, so one of the two must be left out",
+    )
+
+
+def require_cross_entropy(name: str, model: Model) -> None:
+    """Raise `InputError` unless a defence that is a formula of posteriors has a model with cross-entropy."""
+    require(
+        model.loss is cross_entropy,
+        f"{name} is of classification by cross-entropy, but the model's loss is another; leave 'loss' of the Model out",
+    )
+
+
+def require_strength(strength: float) -> None:
+    """Raise `InputError` unless a defence can be applied at ``strength`` of its full strength."""
+    require(0 <= strength <= 1, f"'strength' must be in [0, 1]; got {strength:g}")

@@ -5,14 +5,15 @@ Source: Abadi et al. 2016, arXiv:1607.00133, Algorithm 1; at the clients as in K
 
 import math
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
 from shoal.core.errors import require
 from shoal.core.settings import Explicit, NonNegativeFloat, OpenFraction, settings
-from shoal.defenses.defense import TrainingSetup
+from shoal.defenses.defense import TrainingSetup, require_strength
 from shoal.engine import ClusterRound, LocalSGD, require_per_example_gradients
+from shoal.engine.local_sgd import PRIVATE_OBJECTIVE
 
 Accountant = Literal["rdp", "prv"]
 Sampling = Literal["shuffled", "poisson"]
@@ -61,11 +62,12 @@ class DPSGD:
         """The setup with private local steps.
 
         Raises:
-            InputError: the network has batch norm, or local steps are private already.
+            InputError: the network has batch norm, local steps are private already, or they minimise another objective.
         """
         private = setup.local.gradient_privacy is not None or any(isinstance(each, DPSGD) for each in setup.defenses)
         require(not private, "DP-SGD is applied, but local training is private already")
         if replace(setup.local, gradient_privacy=self).private:
+            require(setup.first_local().objective is None, PRIVATE_OBJECTIVE)
             require_per_example_gradients(setup.model.network())
         return replace(setup, defenses=(*setup.defenses, self))
 
@@ -73,3 +75,14 @@ class DPSGD:
         """Private local steps, the same in every round."""
         del at
         return replace(local, gradient_privacy=self)
+
+    def scaled(self, strength: float) -> Self:
+        """With ``strength`` times the noise multiplier.
+
+        At any strength above 0 each example's gradient is clipped to C and batches are sampled as they are at 1. At 0
+        nothing is clipped, no noise is added, and batches are shuffled: plain steps, bit for bit.
+        """
+        require_strength(strength)
+        if strength == 0:
+            return replace(self, max_grad_norm=math.inf, noise_multiplier=0.0, sampling="shuffled")
+        return replace(self, noise_multiplier=strength * self.noise_multiplier)

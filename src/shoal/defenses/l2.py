@@ -1,13 +1,13 @@
 """L2 regularisation as a defence: small weights have small updates."""
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
 from shoal.core.errors import require
 from shoal.core.settings import NonNegativeFloat, settings
-from shoal.defenses.defense import TrainingSetup
+from shoal.defenses.defense import TrainingSetup, require_strength
 from shoal.engine import ClusterRound, LocalSGD
 
 
@@ -41,8 +41,9 @@ class L2:
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Local training with that weight decay, the same in every round."""
         del at
-        return replace(local, weight_decay=self.penalty)
+        return replace(local, weight_decay=self.penalty) if self.penalty else local
 
-    def scaled(self, strength: float) -> "L2":
-        """The penalty times ``strength``."""
-        return L2(strength * self.penalty)
+    def scaled(self, strength: float) -> Self:
+        """With ``strength`` times the penalty."""
+        require_strength(strength)
+        return replace(self, penalty=strength * self.penalty)

@@ -30,12 +30,13 @@ from shoal.engine.protocols import (
 )
 from shoal.engine.round_updates import RoundUpdates
 from shoal.engine.rounds import Training
+from shoal.engine.step_protocols import Augmentation, Objective
 from shoal.engine.torch_optimizer import TorchOptimizer
 
 __all__ = [
-    "Aggregate", "Aggregator", "Algorithm", "Backend", "ClusterRound", "Cohort", "Coordinator", "Deployed",
-    "DivergenceError", "Engine", "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD",
-    "LocalTraining", "MaliciousClients", "Precision", "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates",
-    "ScalableDefense", "State", "Tensors", "TorchOptimizer", "Training", "UpdateFilter", "averaging_weights",
-    "check_backend", "check_loss", "require_per_example_gradients", "resolve_backend",
+    "Aggregate", "Aggregator", "Algorithm", "Augmentation", "Backend", "ClusterRound", "Cohort", "Coordinator",
+    "Deployed", "DivergenceError", "Engine", "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness",
+    "LocalSGD", "LocalTraining", "MaliciousClients", "Objective", "Precision", "RiskEstimator", "RoundPlan",
+    "RoundReport", "RoundUpdates", "ScalableDefense", "State", "Tensors", "TorchOptimizer", "Training", "UpdateFilter",
+    "averaging_weights", "check_backend", "check_loss", "require_per_example_gradients", "resolve_backend",
 ]  # fmt: skip

@@ -15,8 +15,11 @@ Backend = Literal["loop", "vmap"]
 
 
 def needs_loop(local: LocalSGD) -> bool:
-    """Whether only the loop backend can train by ``local``: private steps, or an optimizer of PyTorch."""
-    return local.private or local.optimizer is not None
+    """Whether only the loop backend can train by ``local``: private steps, an optimizer of PyTorch, augmentation, or an
+    objective.
+    """
+    changed = local.augmentation is not None or local.objective is not None
+    return local.private or local.optimizer is not None or changed
 
 
 def resolve_backend(model: Model, local: LocalSGD | None = None) -> Backend:
@@ -44,6 +47,10 @@ def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None 
     if local is not None:
         require(not local.private, "backend 'vmap' cannot clip the gradients of examples, as DP-SGD needs; use 'loop'")
         require(local.optimizer is None, "backend 'vmap' trains by SGD alone, not by torch.optim; use 'loop'")
+        require(local.augmentation is None, "backend 'vmap' cannot augment images; use 'loop'")
+        require(
+            local.objective is None, "backend 'vmap' cannot minimise another objective than the mean loss; use 'loop'"
+        )
 
 
 def check_loss(backend: Backend, model: Model, x: Tensor, y: Tensor) -> None:

@@ -1,5 +1,7 @@
 """A network whose parameters are views of one flat vector; each worker thread has one."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -8,6 +10,7 @@ from shoal.core.randomness import Stream
 from shoal.engine.client_optimizer import client_optimizer
 from shoal.engine.gradient_clipping import PerExampleClipper
 from shoal.engine.local_sgd import GradientPrivacy, LocalSGD
+from shoal.engine.step_protocols import Forward
 from shoal.models.dropout import seeded_dropouts
 from shoal.models.model import Model
 
@@ -86,16 +89,16 @@ class BoundNetwork:
                 layer.generator = generator
                 layer.p = rate if local.dropout is None else local.dropout
 
-    def step(self, x: Tensor, y: Tensor) -> None:
-        """One step on the mean loss of a batch."""
+    def step(self, x: Tensor, y: Tensor, objective: Callable[[Forward, Tensor, Tensor], Tensor] | None = None) -> None:
+        """One step on the mean loss of a batch, or on what ``objective`` makes of the network, inputs and labels."""
         try:
-            outputs = self._forward(x)
+            value = self.model.loss(self._forward(x), y).mean() if objective is None else objective(self._forward, x, y)
         except ValueError as error:
             # Batch norm has no variance to divide by.
             require("more than 1 value per channel" not in str(error), LONE_EXAMPLE)
             raise
         # Neither an optimizer nor `.grad`: gradients are used once and need no place of their own.
-        gradients = torch.autograd.grad(self.model.loss(outputs, y).mean(), self._trained, materialize_grads=True)
+        gradients = torch.autograd.grad(value, self._trained, materialize_grads=True)
         self._optimizer.step(gradients)
         self._synchronise()
 

@@ -69,7 +69,8 @@ class Engine:
         device: "cpu" or "cuda".
         threads: worker threads on the CPU.
         precision: "fp32", or "bf16" for computing (parameters stay float32).
-        backend: "loop", "vmap", or None for the rule of `vmap_backend.prefers_vmap`.
+        backend: "loop", "vmap", or None for the rule of `vmap_backend.prefers_vmap`. Under vmap, local trainings that
+            only the loop can do (`backend.needs_loop`) are looped.
 
     Raises:
         InputError: CUDA asked for and absent, or batch norm, dropout or recurrent layers under vmap.
@@ -211,10 +212,13 @@ class Engine:
         yield from self._pool.in_order(work, trainer.units(shards, local))
 
     def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:
-        """The backend for ``local``: clipped gradients of examples and optimizers of PyTorch are the loop's."""
+        """The backend for ``local``: what vmap cannot do is looped, since directives may ask for it in one cluster and
+        round alone, and all other trainings must stay what they were, bit for bit.
+        """
         if isinstance(self._trainer, LoopBackend) or not needs_loop(local):
             return self._trainer
-        check_backend(self._requested, self.model, local)
+        if local.optimizer is not None:  # Which no directive asks for.
+            check_backend(self._requested, self.model, local)
         return LoopBackend()
 
     def train_other_model(

@@ -10,9 +10,14 @@ from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.core.settings import Internal, NonNegativeFloat, Positive, PositiveFloat, settings
+from shoal.core.settings import Count, Internal, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data.shards import Shards
+from shoal.engine.step_protocols import Augmentation, Objective
 from shoal.engine.torch_optimizer import TorchOptimizer
+
+PRIVATE_OBJECTIVE = (
+    "DP-SGD clips the gradient of each example's loss, so no other objective can be minimised with it; leave one out"
+)
 
 
 @runtime_checkable
@@ -41,7 +46,7 @@ class LocalRandomness:
 
     Args:
         orders: (n, passes, largest size), as `Stream.permutations`; no passes where every batch is full.
-        seeds: (n,) int64, of what else each owner draws: noise, the masks of dropout, Poisson subsamples.
+        seeds: (n,) int64, of what else each owner draws: noise, the masks of dropout, Poisson subsamples, augmentation.
     """
 
     orders: Tensor
@@ -71,10 +76,15 @@ class LocalSGD:
         optimizer: any optimizer of `torch.optim` instead of SGD, by a general and slower path; left out: SGD.
         gradient_privacy: makes the steps differentially private (a defence sets it); None: nothing does.
         dropout: rate of the network's `SeededDropout` layers (a defence sets it); None: their own.
+        augmentation: transforms the images of every batch (a defence sets it); None: nothing does.
+        objective: what steps minimise instead of the batch's mean loss (a defence sets it); None: that loss.
+        share: of the steps, in (0, 1], how many are taken, at least one (a defence sets it).
         round_decay: the factor by which the learning rate came down in each round before this one (`at` sets it).
+        rounds_done: rounds before this one (`at` sets it).
 
     Raises:
-        InputError: a value outside its range, both ``epochs`` and ``steps``, or momentum beside an optimizer.
+        InputError: a value outside its range, both ``epochs`` and ``steps``, momentum beside an optimizer, or an
+            objective beside private steps.
 
     >>> LocalSGD(epochs=5, batch_size=20).steps_of(50)
     15
@@ -91,10 +101,15 @@ class LocalSGD:
     optimizer: TorchOptimizer | None = None
     gradient_privacy: Annotated[GradientPrivacy | None, Internal()] = field(default=None, kw_only=True)
     dropout: Annotated[float | None, Internal(), Field(ge=0, lt=1)] = field(default=None, kw_only=True)
+    augmentation: Annotated[Augmentation | None, Internal()] = field(default=None, kw_only=True)
+    objective: Annotated[Objective | None, Internal()] = field(default=None, kw_only=True)
+    share: Annotated[float, Internal(), Field(gt=0, le=1)] = field(default=1.0, kw_only=True)
     # No part of what a client does in this round, so two that differ in it alone are equal.
     round_decay: Annotated[float, Internal(), Field(gt=0, le=1)] = field(
         default=1.0, kw_only=True, compare=False, repr=False
     )
+    # The same for all clusters of a round, which are all that is ever compared.
+    rounds_done: Annotated[Count, Internal()] = field(default=0, kw_only=True, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         require(
@@ -107,6 +122,7 @@ class LocalSGD:
             self.optimizer is None or self.momentum == 0,
             "'momentum' is SGD's; give an optimizer's own in 'optimizer.options'",
         )
+        require(self.objective is None or not self.private, PRIVATE_OBJECTIVE)
 
     @property
     def private(self) -> bool:
@@ -121,15 +137,16 @@ class LocalSGD:
         0.05
         """
         rate = self.learning_rate * self.decay ** (round_number - 1)
-        return replace(self, learning_rate=rate, decay=1.0, round_decay=self.decay)
+        return replace(self, learning_rate=rate, decay=1.0, round_decay=self.decay, rounds_done=round_number - 1)
 
     def before(self, rounds: int) -> "LocalSGD":
-        """Of what `at` gave: the same at the learning rate of so many rounds earlier.
+        """Of what `at` gave: the same so many rounds earlier, at the learning rate of then.
 
         >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at(3).before(2).learning_rate
         0.2
         """
-        return replace(self, learning_rate=self.learning_rate / self.round_decay**rounds)
+        earlier = max(0, self.rounds_done - rounds)
+        return replace(self, learning_rate=self.learning_rate / self.round_decay**rounds, rounds_done=earlier)
 
     def batch(self, size: int) -> int:
         """Examples in a full batch of an owner of ``size`` examples."""
@@ -138,9 +155,13 @@ class LocalSGD:
     def steps_of(self, size: int) -> int:
         """Gradient steps that an owner of ``size`` examples takes in a round."""
         if self.steps is not None:
-            return self.steps
+            return self._taken(self.steps)
         assert self.epochs is not None
-        return self.epochs * math.ceil(size / self.batch(size))
+        return self._taken(self.epochs * math.ceil(size / self.batch(size)))
+
+    def _taken(self, steps: int) -> int:
+        """How many of so many steps `share` leaves."""
+        return min(steps, max(1, round(self.share * steps)))
 
     def passes_of(self, size: int) -> int:
         """Passes over the data, begun or complete, that those steps need."""

@@ -1,16 +1,22 @@
 """The loop backend: one owner after another on a thread's own network; best for convolutions on a CPU."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.data.memory_format import gather, to_compute_dtype
+from shoal.data.memory_format import gather, to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
 from shoal.engine.bound_network import BoundNetwork
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD
+from shoal.engine.step_protocols import Augmentation, Forward
+
+_AUGMENTED = 1024
+"""Images augmented at a time, so that what this needs stays in tens of megabytes."""
 
 
 class LoopBackend:
@@ -57,9 +63,28 @@ class LoopBackend:
             if local.gradient_privacy is not None and local.private:
                 _train_privately(bound, shards, mine, randomness, owner, local, local.gradient_privacy)
             else:
-                for x, y in _batches(bound, shards, mine, randomness.orders[owner], local):
-                    bound.step(x, y)
+                _train_plainly(bound, shards, mine, randomness, owner, local)
             row.copy_(bound.row)
+
+
+def _train_plainly(
+    bound: BoundNetwork, shards: Shards, mine: Tensor, randomness: LocalRandomness, owner: int, local: LocalSGD
+) -> None:
+    """Train on the mean loss of each batch, or on the objective, which draws from a stream of the owner's own."""
+    seed = int(randomness.seeds[owner])
+    batches = _batches(bound, shards, mine, randomness.orders[owner], local, _augmenter(local, seed))
+    if local.objective is None:
+        for x, y, _ in batches:
+            bound.step(x, y)
+        return
+    draws, first = Stream(seed)("objective").generator(), local.rounds_done * local.passes_of(len(mine))
+    of, loss = local.objective.objective, bound.model.loss
+
+    def value(number: int, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+        return of(forward, x, y, loss, draws, number)
+
+    for x, y, number in batches:
+        bound.step(x, y, partial(value, first + number))
 
 
 def _train_privately(
@@ -72,41 +97,71 @@ def _train_privately(
     rule: GradientPrivacy,
 ) -> None:
     """Train on clipped gradients with the owner's own noise."""
-    own = Stream(int(randomness.seeds[owner]))
+    own, augment = Stream(int(randomness.seeds[owner])), _augmenter(local, int(randomness.seeds[owner]))
     noise = own("noise").generator()
     if rule.poisson:
-        batches = _poisson_batches(bound, shards, mine, own("coins").generator(), local)
+        batches = _poisson_batches(bound, shards, mine, own("coins").generator(), local, augment)
     else:
-        batches = _batches(bound, shards, mine, randomness.orders[owner], local)
-    for x, y in batches:
+        batches = _batches(bound, shards, mine, randomness.orders[owner], local, augment)
+    for x, y, _ in batches:
         bound.private_step(x, y, local.batch(len(mine)) if rule.poisson else len(y), rule, noise)
 
 
 def _batches(
-    bound: BoundNetwork, shards: Shards, mine: Tensor, orders: Tensor, local: LocalSGD
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of all steps on the examples ``mine`` (size,) of the shards, in ``orders`` (passes, size or more)."""
+    bound: BoundNetwork, shards: Shards, mine: Tensor, orders: Tensor, local: LocalSGD, augment: "_Augment | None"
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """The batches of all steps on the examples ``mine`` (size,) of the shards, in ``orders`` (passes, size or more),
+    each with the number of its pass.
+    """
     size = len(mine)
     batch, left = local.batch(size), local.steps_of(size)
     if batch == size:
         x, y = _examples(bound, shards, mine)
-        for _ in range(left):
-            yield x, y
+        for number in range(left):
+            yield x if augment is None else augment(x), y, number
         return
-    for order in orders[: local.passes_of(size)]:
-        x, y = _examples(bound, shards, mine[order[:size]])
-        for begin in range(0, min(size, left * batch), batch):
-            yield x[begin : begin + batch], y[begin : begin + batch]
+    for number, order in enumerate(orders[: local.passes_of(size)]):
+        x, y = _examples(bound, shards, mine[order[: min(size, left * batch)]])
+        # A pass at once, which takes less time than batch by batch.
+        x = x if augment is None else augment(x)
+        for begin in range(0, len(y), batch):
+            yield x[begin : begin + batch], y[begin : begin + batch], number
             left -= 1
 
 
 def _poisson_batches(
-    bound: BoundNetwork, shards: Shards, mine: Tensor, generator: torch.Generator, local: LocalSGD
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of all steps on the examples ``mine`` (size,), each a Poisson subsample."""
+    bound: BoundNetwork,
+    shards: Shards,
+    mine: Tensor,
+    generator: torch.Generator,
+    local: LocalSGD,
+    augment: "_Augment | None",
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """As `_batches`, each a Poisson subsample, and all of one pass."""
     share = local.batch(len(mine)) / len(mine)
     for _ in range(local.steps_of(len(mine))):
-        yield _examples(bound, shards, mine[torch.rand(len(mine), generator=generator, dtype=torch.float64) < share])
+        chosen = torch.rand(len(mine), generator=generator, dtype=torch.float64) < share
+        x, y = _examples(bound, shards, mine[chosen])
+        yield x if augment is None or not len(x) else augment(x), y, 0
+
+
+_Augment = Callable[[Tensor], Tensor]
+
+
+def _augmenter(local: LocalSGD, seed: int) -> _Augment | None:
+    """What transforms the images of one owner, by draws from a stream of its own; None: nothing does."""
+    if local.augmentation is None:
+        return None
+    return partial(_augmented, local.augmentation, Stream(seed)("augmentation").generator())
+
+
+def _augmented(augmentation: Augmentation, generator: torch.Generator, x: Tensor) -> Tensor:
+    require(
+        x.dim() == 4 and x.is_floating_point(),
+        f"augmentation is of images (channels, height, width); got inputs of shape {tuple(x.shape[1:])}",
+    )
+    parts = [to_channels_last(augmentation.augmented(part, generator)) for part in x.split(_AUGMENTED)]
+    return to_channels_first(torch.cat(parts) if len(parts) > 1 else parts[0].contiguous())
 
 
 def _examples(bound: BoundNetwork, shards: Shards, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -133,7 +133,8 @@ def simulate(
         f"{out}: exists already; choose another 'out', or go on in it with resume=True",
     )
     require(rounds >= 1, f"'rounds' must be at least 1; got {rounds}")
-    setup = defended(TrainingSetup(model, local), defenses)
+    kind = federation.kind if isinstance(federation, Federation) else None
+    setup = defended(TrainingSetup(model, local, kind=kind), defenses)
     check_backend(backend, setup.model, setup.first_local())
     first = None if start is None else _trained(start, setup.model)
     simulation = Simulation(

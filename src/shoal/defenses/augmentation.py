@@ -1,0 +1,106 @@
+"""Augmentation as a defence: clients train on randomly transformed images, never on an image as it is.
+
+On augmentation against membership inference: Kaya and Dumitras, "When Does Data Augmentation Help With Membership
+Inference Attacks?", ICML 2021.
+"""
+
+import math
+from dataclasses import field, replace
+from functools import lru_cache
+from typing import Annotated, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from shoal.core.errors import require
+from shoal.core.settings import Flag, Fraction, Internal, NonNegativeFloat, settings
+from shoal.defenses.defense import TrainingSetup, require_strength
+from shoal.engine import ClusterRound, LocalSGD
+
+
+@settings
+class Augmentation:
+    """Random rotations, shifts, flips and crops of the images in every batch, bilinear, 0 outside the image.
+
+    Each image is transformed on its own and anew in every pass, so DP-SGD bounds what it can change as before. Of
+    images alone, and in the ``loop`` backend only.
+
+    Args:
+        rotation: largest angle in degrees, in either direction; angles are uniform.
+        shift: largest shift in pixels, in each of the four directions; shifts are uniform, also by parts of a pixel.
+        flip: whether one image in two is mirrored left to right.
+        crop: largest share of the height and the width that is cut off, in [0, 1), before the rest, from a random
+            place, is resized to the whole; shares are uniform.
+        strength: of a `scaled` defence, in [0, 1]: the factor on angles, shifts, crops and the share of flips.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    rotation: Annotated[float, Field(ge=0, le=180, strict=True)] = 15.0
+    shift: NonNegativeFloat = 2.0
+    flip: Flag = False
+    crop: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
+    strength: Annotated[Fraction, Internal()] = field(default=1.0, kw_only=True)
+
+    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+        """The setup with augmentation.
+
+        Raises:
+            InputError: the examples are no images, or images are transformed already.
+        """
+        require(
+            setup.kind in (None, "images"),
+            f"augmentation transforms images (channels, height, width), which these {setup.kind} are not",
+        )
+        require(setup.first_local().augmentation is None, "augmentation is applied, but images are augmented already")
+        return replace(setup, defenses=(*setup.defenses, self))
+
+    def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
+        """Local training on transformed images, the same in every round."""
+        del at
+        nothing = self.rotation == 0 and self.shift == 0 and not self.flip and self.crop == 0
+        return local if nothing or self.strength == 0 else replace(local, augmentation=self)
+
+    def scaled(self, strength: float) -> Self:
+        """At ``strength`` of the angles, shifts, crops, and of the share of flips."""
+        require_strength(strength)
+        return replace(self, strength=strength * self.strength)
+
+    def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Transformed copies of images (B, C, H, W), each by draws of its own.
+
+        >>> images = torch.zeros(2, 1, 4, 4)
+        >>> Augmentation().augmented(images, torch.Generator().manual_seed(0)).shape
+        torch.Size([2, 1, 4, 4])
+        """
+        count, _, height, width = images.shape
+        # As many draws whatever is set, so that one setting does not change what another draws.
+        uniform = torch.rand(count, 7, generator=generator)
+        signed = self.strength * (2 * uniform - 1)
+        angle = math.radians(self.rotation) * signed[:, 0]
+        kept = 1 - self.strength * self.crop * uniform[:, 1]
+        across = kept * torch.where(uniform[:, 2] < self.strength * self.flip / 2, -1.0, 1.0)
+        cos, sin = angle.cos(), angle.sin()
+        # Where each output pixel comes from, in units of half the width and half the height, about the centre.
+        theta = torch.empty(count, 2, 3)
+        theta[:, 0, 0], theta[:, 0, 1] = cos * across, sin * kept * (-height / width)
+        theta[:, 1, 0], theta[:, 1, 1] = sin * across * (width / height), cos * kept
+        theta[:, :, 2] = signed[:, 3:5] * torch.tensor([2 * self.shift / width, 2 * self.shift / height])
+        theta[:, :, 2] += (1 - kept)[:, None] * (2 * uniform[:, 5:7] - 1)
+        # One product for the batch; `torch.nn.functional.affine_grid` makes one an image and takes ten times as long.
+        grid = (theta.view(2 * count, 3) @ _pixels(height, width)).view(count, 2, height, width).permute(0, 2, 3, 1)
+        moved = functional.grid_sample(images.float(), grid.to(images.device), align_corners=False)
+        return moved.to(images.dtype)
+
+
+@lru_cache(maxsize=8)
+def _pixels(height: int, width: int) -> Tensor:
+    """(3, H * W): the centre of each pixel from -1 to 1, across and down, and 1."""
+    down = (2 * torch.arange(height) + 1) / height - 1
+    across = (2 * torch.arange(width) + 1) / width - 1
+    grid = torch.ones(3, height, width)
+    grid[0], grid[1] = across, down[:, None]
+    return grid.view(3, -1)

@@ -1,0 +1,72 @@
+"""Mixup: clients train on mixtures of two examples and of their losses.
+
+Source: Zhang, Cisse, Dauphin, Lopez-Paz 2018, arXiv:1710.09412.
+"""
+
+from dataclasses import field, replace
+from typing import Annotated, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shoal.core.errors import require
+from shoal.core.settings import Fraction, Internal, NonNegativeFloat, settings
+from shoal.data.memory_format import gather
+from shoal.defenses.defense import TrainingSetup, minimising, require_strength, with_objective
+from shoal.engine import ClusterRound, LocalSGD
+from shoal.engine.step_protocols import Forward
+from shoal.models.model import Loss
+
+
+@settings
+class Mixup:
+    """A step minimises ``lambda * loss(f(z), y) + (1 - lambda) * loss(f(z), v)`` at ``z = lambda x + (1 - lambda) u``.
+
+    The pairs (x, y) and (u, v) are a batch and a permutation of it; ``lambda ~ Beta(a, a)`` is drawn for each batch.
+    Not of texts, not with DP-SGD, and in the ``loop`` backend only.
+
+    Args:
+        alpha: a of the mixing weight's distribution Beta(a, a), with the batch in random pairs (mixup); 0: no mixing.
+        strength: of a `scaled` defence, in [0, 1]: lambda becomes ``1 - strength * (1 - lambda)``.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    alpha: Annotated[NonNegativeFloat, Field(alias="mixup")]
+    strength: Annotated[Fraction, Internal()] = field(default=1.0, kw_only=True)
+
+    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+        """The setup with mixup.
+
+        Raises:
+            InputError: the examples are texts, or steps are private or minimise another objective.
+        """
+        require(setup.kind != "texts", "mixup mixes inputs that are numbers, which texts are not")
+        return with_objective(setup, self)
+
+    def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
+        """Local training on mixtures, the same in every round."""
+        del at
+        return local if self.alpha == 0 or self.strength == 0 else minimising(local, self)
+
+    def scaled(self, strength: float) -> Self:
+        """With lambda at ``1 - strength * (1 - lambda)``."""
+        require_strength(strength)
+        return replace(self, strength=strength * self.strength)
+
+    def objective(
+        self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
+    ) -> Tensor:
+        """The mean loss of the mixtures, towards both labels."""
+        del number
+        require(x.is_floating_point(), "mixup mixes inputs that are numbers, which texts are not")
+        order = torch.randperm(len(y), generator=generator).to(y.device)
+        # PyTorch draws no beta distribution from a generator of one's own.
+        seed = int(torch.randint(2**62, (1,), generator=generator))
+        drawn = float(np.random.default_rng(seed).beta(self.alpha, self.alpha))
+        kept = 1 - self.strength * (1 - drawn)
+        outputs = forward(torch.lerp(gather(x, order), x, kept))
+        return kept * loss(outputs, y).mean() + (1 - kept) * loss(outputs, y[order]).mean()

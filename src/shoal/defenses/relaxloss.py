@@ -1,0 +1,81 @@
+"""RelaxLoss: the training loss is kept at a level, and posteriors are flattened where it is below.
+
+Source: Chen, Yu, Fritz 2022, arXiv:2207.05801, Algorithm 1.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from shoal.core.settings import NonNegativeFloat, settings
+from shoal.defenses.defense import (
+    TrainingSetup,
+    minimising,
+    require_cross_entropy,
+    require_strength,
+    with_objective,
+)
+from shoal.engine import ClusterRound, LocalSGD
+from shoal.engine.step_protocols import Forward
+from shoal.models.model import Loss
+
+
+@settings
+class RelaxLoss:
+    """A step minimises ``|L - alpha|`` of the batch's mean loss L in even passes over the data, counted from 0.
+
+    In odd passes it does so where L is above alpha; below, it minimises the cross-entropy towards the posterior with
+    the probability of the label kept and the rest spread evenly over the other classes, by which no gradient passes. A
+    client's passes are counted over all rounds, so with one epoch a round even and odd rounds differ. Of classification
+    by cross-entropy, not with DP-SGD, and in the ``loop`` backend only.
+
+    Args:
+        alpha: the level of the mean loss, in nats; 0: plain training.
+        upper: largest probability of the label in that posterior (the authors: 1 for images, 0.1 to 1 for tables).
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    alpha: NonNegativeFloat
+    upper: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
+
+    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+        """The setup with RelaxLoss.
+
+        Raises:
+            InputError: the loss is not cross-entropy, or steps are private or minimise another objective.
+        """
+        require_cross_entropy("RelaxLoss", setup.model)
+        return with_objective(setup, self)
+
+    def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
+        """Local training with that level, the same in every round."""
+        del at
+        return local if self.alpha == 0 else minimising(local, self)
+
+    def scaled(self, strength: float) -> Self:
+        """With ``strength`` times the level."""
+        require_strength(strength)
+        return replace(self, alpha=strength * self.alpha)
+
+    def objective(
+        self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
+    ) -> Tensor:
+        """``|L - alpha|``, or the cross-entropy towards flat posteriors."""
+        del generator
+        outputs = forward(x)
+        mean = loss(outputs, y).mean()
+        if number % 2 == 0 or float(mean.detach()) > self.alpha:
+            return (mean - self.alpha).abs()
+        return functional.cross_entropy(outputs, self._flat(outputs.detach(), y))
+
+    def _flat(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The posteriors (B, C) of outputs (B, C), with all but the label's probability spread evenly."""
+        own = outputs.softmax(dim=1).gather(1, y[:, None]).clamp(max=self.upper)
+        others = (1 - own) / max(1, outputs.shape[1] - 1)
+        return others.expand_as(outputs).scatter(1, y[:, None], own)

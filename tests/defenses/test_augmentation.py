@@ -1,0 +1,203 @@
+"""Augmentation: what becomes of an image, whose draws decide it, and how little it may be told to do."""
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shoal import Federation, simulate
+from shoal.algorithms import FedAvg
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data.shifts import rotate
+from shoal.defenses import DPSGD, Augmentation, TrainingSetup
+from shoal.engine import Engine, LocalSGD
+from shoal.engine.loop_backend import _augmenter
+from shoal.models import Logistic, Model
+
+LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+NONE = {"rotation": 0.0, "shift": 0.0}
+
+
+def drawn(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def images_of(count=40, height=8, width=6, channels=2):
+    return torch.rand(count, height, width, channels, generator=drawn(1)).movedim(-1, 1)
+
+
+def test_rotations_are_those_of_the_data_s_groups():
+    images = images_of()
+    found = Augmentation(rotation=30.0, shift=0.0).augmented(images, drawn())
+    angles = 30 * (2 * torch.rand(40, 7, generator=drawn())[:, 0] - 1)
+    torch.testing.assert_close(found, rotate(images, angles), rtol=1e-4, atol=1e-5)
+    assert float(angles.min()) < -20 < 20 < float(angles.max())
+
+
+def test_shifts_are_of_pixels_with_an_empty_border():
+    # A ramp moves by as many pixels as its values change.
+    ramp = torch.arange(100.0).view(10, 10)
+    images = torch.stack([ramp % 10, ramp // 10]).expand(50, 2, 10, 10)
+    found = Augmentation(rotation=0.0, shift=2.0).augmented(images, drawn())
+    moved = (found - images)[:, :, 5, 5]
+    assert bool((moved.abs() <= 2 + 1e-4).all())
+    assert float(moved.min()) < -1.5 < 1.5 < float(moved.max())
+    assert float((moved - moved.round()).abs().max()) > 0.3, "shifts are by parts of a pixel too"
+    torch.testing.assert_close(found[:, 1, 5, 3:7], (found[:, 1, 5, 5:6]).expand(50, 4))
+    across = Augmentation(rotation=0.0, shift=2.0).augmented(torch.ones(50, 1, 10, 10), drawn())
+    assert float((across[:, 0, 2:8, 2:8] - 1).abs().max()) < 1e-4
+    assert float(across.amin(dim=(1, 2, 3)).max()) < 1, "every image has an empty border somewhere"
+
+
+def test_flips_mirror_one_image_in_two_and_at_half_strength_one_in_four():
+    images = images_of(400)
+    flip = Augmentation(**NONE, flip=True)
+    for defense, share in ((flip, 0.5), (flip.scaled(0.5), 0.25)):
+        found = defense.augmented(images, drawn())
+        mirrored = (found - images.flip(3)).abs().amax(dim=(1, 2, 3)) < 1e-5
+        same = (found - images).abs().amax(dim=(1, 2, 3)) < 1e-5
+        assert bool((mirrored ^ same).all())
+        assert float(mirrored.float().mean()) == pytest.approx(share, abs=0.06)
+
+
+def test_crops_stay_within_the_image_and_are_resized():
+    ramp = torch.arange(64.0).expand(64, 64)
+    images = torch.stack([ramp, ramp.T]).expand(200, 2, 64, 64) + 1
+    found = Augmentation(**NONE, crop=0.5).augmented(images, drawn())
+    slope = (found[:, 0, 32, 40] - found[:, 0, 32, 24]) / 16
+    assert bool(((slope >= 0.5 - 1e-3) & (slope <= 1 + 1e-3)).all())
+    assert float(slope.min()) < 0.55
+    assert float(slope.max()) > 0.95
+    torch.testing.assert_close((found[:, 1, 40, 32] - found[:, 1, 24, 32]) / 16, slope, rtol=1e-3, atol=1e-3)
+    # Nothing from outside: all but the outermost half pixel is at least the smallest value.
+    assert float(found[:, :, 1:-1, 1:-1].min()) >= 1
+    assert float(found[:, :, 1:-1, 1:-1].max()) <= 64
+
+
+def test_every_image_has_draws_of_its_own_and_strength_scales_them():
+    same = images_of(1).expand(30, -1, -1, -1)
+    full = Augmentation(20.0, 2.0, crop=0.3)
+    found = full.augmented(same, drawn())
+    assert len({each.sum().item() for each in found}) == 30
+    half = Augmentation(10.0, 1.0, crop=0.15).augmented(same, drawn())
+    torch.testing.assert_close(full.scaled(0.5).augmented(same, drawn()), half)
+    assert full.scaled(0.5).scaled(0.5) == full.scaled(0.25)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shape_type_and_the_given_images_stay(dtype):
+    images = images_of().to(dtype)
+    before = images.clone()
+    found = Augmentation().augmented(images, drawn())
+    assert (found.shape, found.dtype) == (images.shape, dtype)
+    assert torch.equal(images, before)
+
+
+def ends_of(model, federation, local, **settings):
+    starts, which = model.init(Stream(1))[None], torch.zeros(len(federation), dtype=torch.int64)
+    randomness = local.randomness(federation.clients, federation.ids, Stream(2))
+    ends = torch.empty(len(federation), model.layout.size)
+    with Engine(model, **settings) as engine:
+        for owners, rows in engine.train(starts, which, engine.prepare(federation).clients, randomness, local):
+            ends[owners] = rows
+    return ends
+
+
+@pytest.mark.parametrize("batch_size", [4, "all"])
+def test_each_pass_of_each_client_has_its_own_draws(mlp, build, batch_size):
+    seen = []
+
+    class Recorded(Augmentation):
+        def augmented(self, images, generator):
+            seen.append(super().augmented(images, generator))
+            return seen[-1]
+
+    local = replace(LOCAL, batch_size=batch_size, epochs=2, augmentation=Recorded())
+    ends_of(mlp, build(), local, threads=1)
+    assert len(seen) == 6 * 2
+    sums = [sorted(each.sum(dim=(1, 2, 3)).tolist()) for each in seen]
+    assert sums[0] != pytest.approx(sums[1])
+
+
+def test_how_images_are_stored_changes_nothing(cnn, build):
+    local, given = replace(LOCAL, augmentation=Augmentation()), images_of(9)
+    last, first = (_augmenter(local, 7)(each) for each in (given, given.contiguous()))
+    assert given.stride() != given.contiguous().stride()
+    assert torch.equal(last, first)
+    assert last.stride() == first.stride() == given.stride()
+    # Pixels that are whole numbers are the same as floats.
+    federation = build()
+    pixels = (255 * federation.clients.x).to(torch.uint8)
+    small = replace(local, learning_rate=1e-4)
+    as_bytes, as_floats = (
+        replace(federation, clients=replace(federation.clients, x=each)) for each in (pixels, pixels.float())
+    )
+    assert torch.equal(ends_of(cnn, as_bytes, small), ends_of(cnn, as_floats, small))
+
+
+def test_many_images_are_transformed_in_parts_and_all_of_them(mlp, build):
+    counts = []
+
+    class Counted(Augmentation):
+        def augmented(self, images, generator):
+            counts.append(len(images))
+            return super().augmented(images, generator)
+
+    ends_of(mlp, build((2100, 3, 3)), LocalSGD(epochs=1, batch_size=700, augmentation=Counted()), threads=1)
+    assert counts == [1024, 1024, 52, 3, 3]
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "poisson"])
+def test_dp_sgd_clips_the_gradients_of_transformed_images(mlp, build, sampling):
+    rule = DPSGD(0.5, 0.0, sampling=sampling)
+    private = replace(LOCAL, steps=1, epochs=None, gradient_privacy=rule)
+    both = replace(private, augmentation=Augmentation(40.0))
+    assert not torch.allclose(ends_of(mlp, build(), both), ends_of(mlp, build(), private), atol=1e-4)
+    moved = ends_of(mlp, build(), both) - mlp.init(Stream(1))
+    # The step is a mean of gradients of at most 0.5; of a Poisson batch the divisor is the expected size.
+    most = 0.2 * 0.5 * (1 if sampling == "shuffled" else 12 / 4)
+    assert bool((moved.norm(dim=1) <= most + 1e-6).all())
+    # A batch of no image is not asked for.
+    alone = LocalSGD(steps=20, batch_size=1, gradient_privacy=rule, augmentation=Augmentation())
+    ends_of(mlp, build(), alone)
+
+
+def test_images_alone_can_be_transformed(build):
+    rows = [(np.random.default_rng(i).normal(size=(8, 5)), np.arange(8) % 2) for i in range(3)]
+    table = Federation.from_tensors(rows, test=rows[0])
+    model = Model(lambda: Logistic(5, 2))
+    sentence = "augmentation transforms images (channels, height, width), which these rows are not"
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        simulate(table, model, FedAvg(), LOCAL, rounds=1, defenses=[Augmentation()])
+    # Where nobody said what the examples are, the engine finds it out.
+    local = replace(LOCAL, augmentation=Augmentation())
+    with pytest.raises(
+        InputError, match=re.escape("augmentation is of images (channels, height, width); got inputs of shape (5,)")
+    ):
+        ends_of(model, table, local)
+
+
+def test_images_are_augmented_once(mlp):
+    setup = Augmentation().applied(TrainingSetup(mlp, LOCAL, kind="images"))
+    with pytest.raises(InputError, match="augmentation is applied, but images are augmented already"):
+        Augmentation(5.0).applied(setup)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rotation": -1.0}, "'rotation' must be at least 0; got -1.0"),
+        ({"rotation": 181.0}, "'rotation' must be at most 180; got 181.0"),
+        ({"shift": -0.5}, "'shift' must be at least 0; got -0.5"),
+        ({"shift": math.inf}, "'shift' must be a finite number; got inf"),
+        ({"flip": 0.5}, "'flip' must be true or false; got 0.5"),
+        ({"crop": 1.0}, "'crop' must be below 1; got 1.0"),
+    ],
+)
+def test_values_outside_their_range(settings, sentence):
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        Augmentation(**settings)

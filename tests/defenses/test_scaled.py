@@ -1,0 +1,156 @@
+"""Defences of local training at a share of their strength, as a directive asks for it cluster by cluster."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from shoal import simulate
+from shoal.algorithms import IFCA, FedAvg
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.defenses import CCL, DPSGD, L2, Augmentation, Flooding, Mixup, RelaxLoss, ShorterTraining, TrainingSetup
+from shoal.engine import ClusterRound, Deployed, Engine, LocalSGD, ScalableDefense, Training, resolve_backend
+from shoal.engine.backend import needs_loop
+
+LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+SCALABLE = [
+    L2(0.1),
+    DPSGD(0.5, 0.3),
+    DPSGD(0.5, 0.3, sampling="poisson"),
+    Augmentation(30.0, 1.0, flip=True, crop=0.3),
+    Mixup(0.4),
+    Flooding(0.9),
+    RelaxLoss(0.9),
+    CCL(beta=0.5),
+    ShorterTraining(0.5),
+]
+
+
+@pytest.fixture(params=SCALABLE, ids=repr)
+def defense(request):
+    return request.param
+
+
+@dataclass(frozen=True)
+class Directed:
+    """Applies a defence at the strength that the directive of a cluster says."""
+
+    defense: ScalableDefense
+
+    def local(self, local, at):
+        return self.defense.scaled(at.directive["strength"]).local(local, at)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The first half of the clients trains model 0 and the others model 1, at these strengths."""
+
+    strengths: tuple[float, float]
+    base: IFCA = IFCA(2)
+
+    def check(self, local, risk_period):
+        self.base.check(local, risk_period)
+
+    def init(self, engine, federation, local, stream):
+        state = self.base.init(engine, federation, local, stream)
+        return replace(state, directives={"strength": torch.tensor(self.strengths, dtype=torch.float64)})
+
+    def plan(self, state, cohort):
+        return self.base.plan_of((cohort.clients >= 3).long(), None, state, cohort)
+
+    def server_update(self, state, cohort, plan, aggregate):
+        return self.base.server_update(state, cohort, plan, aggregate)
+
+    def deployed(self, state, cohort):
+        halves = (cohort.clients >= 3).long()
+        return Deployed(state.models, halves, halves)
+
+
+def models_after(model, federation, strengths, defenses, *, threads=2, rounds=2, backend=None):
+    """(2, P) after some rounds."""
+    with Engine(model, threads=threads, backend=backend) as engine:
+        training = Training(engine.prepare(federation), Halves(strengths), LOCAL, engine, Stream(5), defenses=defenses)
+        return [state for state, _ in training.rounds(training.start(), rounds)][-1].models
+
+
+def test_strength_1_is_the_defence_itself_and_strength_0_is_none(model, build, defense):
+    assert isinstance(defense, ScalableDefense)
+    assert defense.scaled(1) == defense
+    assert defense.scaled(0.5) != defense
+    alone, none = models_after(model, build(), (0, 0), (defense,)), models_after(model, build(), (0, 0), ())
+    assert torch.equal(models_after(model, build(), (1, 1), (Directed(defense),)), alone)
+    assert torch.equal(models_after(model, build(), (0, 0), (Directed(defense),)), none)
+    assert not torch.equal(alone, none)
+
+
+def test_what_is_scaled_to_nothing_leaves_the_backend_alone(mlp, defense):
+    at, none = ClusterRound(1, 0), defense.scaled(0)
+    assert not needs_loop(none.local(LOCAL, at))
+    assert none.scaled(1) == none
+    assert resolve_backend(mlp, none.local(LOCAL, at)) == "vmap"
+    # Nor does it take from local training what that has already.
+    decayed = replace(LOCAL, weight_decay=0.1)
+    assert none.local(decayed, at).weight_decay == 0.1
+
+
+def test_a_directive_moves_its_own_cluster_alone_and_the_loop_trains_what_vmap_cannot(model, build, defense):
+    plain = models_after(model, build(), (0, 0), (Directed(defense),))
+    steered = models_after(model, build(), (0, 0.7), (Directed(defense),))
+    assert torch.equal(steered[0], plain[0])
+    assert not torch.allclose(steered[1], plain[1], rtol=1e-3, atol=1e-6)
+    other = models_after(model, build(), (0, 0.7), (Directed(defense),), threads=1)
+    assert torch.equal(other, steered)
+    looped = models_after(model, build(), (0, 0.7), (Directed(defense),), backend="loop")
+    torch.testing.assert_close(steered, looped, rtol=1e-4, atol=1e-5)
+
+
+def test_what_the_loop_alone_can_train_is_looped_under_vmap_bit_for_bit(mlp, build):
+    """Of one training of every client: the ends under an engine of vmap are the loop's, and no call before matters."""
+
+    def ends_of(local, backend):
+        federation, ends = build(), torch.empty(6, mlp.layout.size)
+        with Engine(mlp, backend=backend) as engine:
+            randomness = local.randomness(federation.clients, federation.ids, Stream(2))
+            start, which = mlp.init(Stream(1))[None], torch.zeros(6, dtype=torch.int64)
+            for owners, rows in engine.train(start, which, federation.clients, randomness, local):
+                ends[owners] = rows
+        return ends
+
+    for defense in (Augmentation(), Mixup(0.4)):
+        local = defense.local(LOCAL, ClusterRound(1, 0))
+        assert torch.equal(ends_of(local, "vmap"), ends_of(local, "loop"))
+
+
+@pytest.mark.parametrize(
+    ("defense", "sentence"),
+    [
+        (Augmentation(), "backend 'vmap' cannot augment images; use 'loop'"),
+        *[
+            (each, "backend 'vmap' cannot minimise another objective than the mean loss; use 'loop'")
+            for each in (Mixup(0.4), Flooding(0.5), RelaxLoss(0.5), CCL())
+        ],
+    ],
+    ids=repr,
+)
+def test_a_fixed_defence_that_the_configured_backend_cannot_train_is_refused(mlp, build, defense, sentence):
+    with pytest.raises(InputError, match=f"^{sentence}$"):
+        simulate(build(), mlp, FedAvg(), LOCAL, rounds=1, defenses=[defense], backend="vmap")
+    setup = defense.applied(TrainingSetup(mlp, LOCAL, kind="images"))
+    assert resolve_backend(mlp, setup.first_local()) == "loop"
+
+
+@pytest.mark.parametrize("strength", [-0.1, 1.5, float("nan")])
+def test_strengths_are_shares(defense, strength):
+    with pytest.raises(InputError, match=r"^'strength' must be in \[0, 1\]; got "):
+        defense.scaled(strength)
+
+
+def test_shadow_models_train_as_their_cluster_does(mlp, build):
+    """`Training.local_of_clusters` has the strength of each cluster."""
+    strengths, mixup = (0.0, 0.5), Mixup(0.4)
+    with Engine(mlp) as engine:
+        training = Training(build(), Halves(strengths), LOCAL, engine, Stream(5), defenses=(Directed(mixup),))
+        state = [each for each, _ in training.rounds(training.start(), 1)][-1]
+        first, second = training.local_of_clusters(state)
+    assert (first.objective, second.objective) == (None, mixup.scaled(0.5))
