@@ -38,3 +38,22 @@ def test_elsewhere_there_is_a_line_a_round(printed):
     assert all(
         re.search(r": clients \d+ / \d+, accuracy [\d.-]+ / [\d.-]+, risk .*; about .* left$", line) for line in lines
     )
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_after_the_rounds_come_the_reference_federations(toy_config, tmp_path, terminal):
+    config = toy_config(
+        algorithm={"name": "ifca", "rounds": 1}, red_team__attack="gap", evaluation__reference_federations=2
+    )
+    output = io.StringIO()
+    with Display(Console(file=output, force_terminal=terminal, width=100)) as display:
+        run(config, tmp_path / "out", watch=display, watch_references=display.reference_federations)
+    printed = output.getvalue()
+    if terminal:
+        assert "reference federation" in printed
+        assert "2/2" in printed
+        return
+    first, second, third = printed.splitlines()
+    assert first.endswith("left, and 2 reference federations")
+    assert re.fullmatch(r"reference federation 1 of 2; about .* left", second)
+    assert third == "reference federation 2 of 2"

@@ -101,3 +101,12 @@ def test_the_page_begins_with_the_answer_and_says_how_to_read_it() -> None:
     ]
     assert found == sorted(found)
     assert "each seed averaged over share" in reading(statistics, Labels({}))
+
+
+def test_it_is_said_with_how_many_reference_federations_runs_are_judged() -> None:
+    results = results_of()
+    assert "reference federations" not in reading(SeedStatistics(results, AXES, SEEDS), Labels({}))
+    judged = results.assign(references=4)
+    assert "with 4 reference federations a run" in reading(SeedStatistics(judged, AXES, SEEDS), Labels({}))
+    some = results.assign(references=[np.nan] + [4] * (len(results) - 1))
+    assert "with 0 or 4 reference federations a run" in reading(SeedStatistics(some, AXES, SEEDS), Labels({}))

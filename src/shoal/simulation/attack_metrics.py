@@ -62,12 +62,13 @@ class AttackOnRecords:
 def attacks_on_records(
     attacked: AttackedRecords, groups: Sequence[str], own: Mapping[str, AttackMetrics]
 ) -> Mapping[str, AttackMetrics]:
-    """The run's ``own`` attacks by their keys in audit.json, then those of the records.
+    """The attacks on the records by their keys in audit.json, then those of the run's ``own`` that are not among them.
 
-    An attack that was made both ways counts once, on the records, as the attacks beside it.
+    An attack that was made both ways counts once, on the records, as the attacks beside it. Of equally strong attacks
+    the first counts as the strongest, as in an audit.
     """
     asked = {name: AttackOnRecords(attacked, name, groups, own.get(name)) for name in attacked.found}
-    return {**own, **asked}
+    return {**asked, **{name: attack for name, attack in own.items() if name not in asked}}
 
 
 def strongest(

@@ -46,11 +46,11 @@ def reading(statistics: SeedStatistics, labels: Labels) -> str:
     """How to read an answer."""
     varied = [each for each, settings in statistics.axes.items() if len(settings) > 1]
     over = f", each seed averaged over {' and '.join(map(labels.axis, varied[1:]))}" if varied[1:] else ""
-    asked = sorted(statistics.results["references"].dropna().unique()) if "references" in statistics.results else []
     by = ""
-    if asked:
-        numbers = " or ".join(f"{each:g}" for each in asked)
-        by = f" Exposure is by the strongest of all attacks, with {numbers} reference federations a run."
+    if "references" in statistics.results:
+        asked = sorted(statistics.results["references"].fillna(0).unique())
+        some = " or ".join(f"{each:g}" for each in asked)
+        by = f" Exposure is by the strongest of all attacks that were run, with {some} reference federations a run."
     return (
         f"Differences are means over the seeds that both settings have{over}, with their 95 % intervals (paired by "
         "seed, Student's t), each by itself: of twenty true zeros, one is expected to look like a difference. Open: "

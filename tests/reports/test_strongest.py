@@ -1,0 +1,82 @@
+"""What pages, verdicts and sweeps say of a run that its strongest attack judges."""
+
+import pytest
+
+from run_of_any_shape import clients_of, config_of, frames_of, samples_of, summary_of, usual_page
+from shoal.config.schema import parse_config
+from shoal.reports.formats import DASH
+from shoal.reports.run import tables
+from shoal.reports.run.description import RunDescription
+from shoal.reports.run.page import run_page
+from shoal.reports.strongest import strongest_attacks
+from shoal.reports.summary_text import verdict
+from shoal.reports.sweep.labels import Labels, decimals_of
+from shoal.simulation.summary import parse_summary
+
+FOUND = {"mia_by_gap.a": 0.52, "mia_by_rmia.a": 0.5625, "mia_by_rmia.b": 0.51, "mia_by_lira_offline.b": 0.5635}
+
+
+@pytest.fixture
+def summary():
+    return parse_summary(summary_of(["a", "b"], 2) | {"references": 4, "exceeded.total": 0} | FOUND)
+
+
+def test_the_verdict_names_the_strongest_attacks(summary):
+    text = verdict(summary)
+    assert "The strongest of 2 attacks, with 4 reference federations, tells members from others" in text
+    assert "0.562 for a by RMIA; 0.564 for b by LiRA, offline" in text
+    assert "by the strongest attack's point estimate, 1 is" in text
+    plain = verdict(parse_summary(summary_of(["a", "b"], 2)))
+    assert "strongest" not in plain
+    assert "reference" not in plain
+
+
+def test_a_table_has_every_attack_the_strongest_first(summary):
+    table = tables.by_attack(summary, ["a", "b"])
+    assert {row.name: row.cells for row in table.rows} == {
+        "Strongest": ("RMIA", "LiRA, offline"),
+        "LiRA, offline": (DASH, "0.564"),
+        "RMIA": ("0.562", "0.510"),
+        "Gap attack": ("0.520", DASH),
+    }
+    assert [row.name for row in table.rows] == ["Strongest", "LiRA, offline", "RMIA", "Gap attack"]
+    assert strongest_attacks(summary) == {"a": "RMIA", "b": "LiRA, offline"}
+    assert tables.by_attack(parse_summary(summary_of(["a"], 1)), ["a"]) is None
+
+
+def test_the_page_says_how_many_reference_federations_were_asked(summary):
+    config = config_of(["a", "b"], 2)
+    frames = frames_of(["a", "b"], 2)
+    frames["clients"] = clients_of(["a", "b"], 2).assign(
+        exposure=0.56, exposure_low=0.5, attack=["rmia", "none", "lira-offline"] * 2, exceeded=False
+    )
+    page = run_page(RunDescription.of(config), summary, samples_of(["a", "b"]), **frames)
+    assert "4 reference federations were asked for." in page
+    assert "those of 4 reference federations, the whole run again each" in page
+    assert "highest of the groups: b; by LiRA, offline" in page
+    assert "<td>RMIA</td>" in page
+    assert "It is the configured attack, not the strongest." in page
+    assert "reference federation" not in usual_page()
+
+
+def test_a_page_says_where_they_were_asked_for_in_vain():
+    config = config_of(["a"], 1)
+    table = config.table() | {"evaluation": {"reference_federations": 3}}
+    described = RunDescription.of(parse_config(table, "test"))
+    assert described.reference_federations == 3
+    page = run_page(described, parse_summary(summary_of(["a"], 1)), {}, **frames_of(["a"], 1))
+    assert "the 3 reference federations that were asked for have no members to be asked about" in page
+
+
+def test_sweeps_have_names_for_the_new_metrics():
+    labels = Labels({})
+    assert labels.key("mia_by_other_clusters.far") == "MIA accuracy, Other clusters' models, far"
+    assert labels.key("mia.far") == "MIA accuracy, far"
+    assert labels.key("references") == "reference federations"
+    assert decimals_of("references") == 1
+
+
+def test_times_of_reference_federations_are_shown_where_there_are_some():
+    rows = tables.seconds({"seconds.total": 60.0, "seconds.references": 30.0}).rows
+    assert "Reference federations" in [row.name for row in rows]
+    assert "Reference federations" not in [row.name for row in tables.seconds({"seconds.total": 60.0}).rows]

@@ -1,0 +1,94 @@
+"""What a named attack finds about models and groups, and which attack is the strongest."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from made_up_scores import made_up
+from shoal.core.randomness import Stream
+from shoal.simulation.attack_metrics import AttackOnRecords, attacks_on_records, strongest
+from shoal.simulation.attacked_records import AttackedRecords, AuditRecords
+from shoal.simulation.audit import audit_records
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def records():
+    """400 records of two groups on two models of three; those of the third model are members alone."""
+    scores = made_up(400, 4, models=3, seed=1)
+    scores = replace(scores, member=scores.member | (scores.model == 2))
+    rows = np.arange(400)
+    names = rows.astype(str).astype(object)
+    return AuditRecords(scores, names, names, np.where(rows % 3 == 0, "few", "many").astype(object))
+
+
+@pytest.fixture(scope="module")
+def attacked(records):
+    return AttackedRecords.of(records, Stream(0))
+
+
+class Measured:
+    """An attack of one balanced accuracy, whatever is asked."""
+
+    def __init__(self, accuracy):
+        self.accuracy = accuracy
+
+    def of_cluster(self, k, *, confidence=0.95):
+        return self
+
+    def of_group(self, g, *, confidence=0.95):
+        return self
+
+
+def test_an_audit_and_a_run_s_figures_are_measured_alike(records, attacked):
+    rows = audit_records(records, Stream(0)).attacks
+    attacks = attacks_on_records(attacked, ["few", "many"], {})
+    assert set(attacks) == set(rows["attack"])
+    compared = 0
+    for row in rows.to_dict("records"):
+        if row["scope"] == "group":
+            found = attacks[row["attack"]].of_group(["few", "many"].index(row["name"]))
+        elif row["scope"] == "model":
+            found = attacks[row["attack"]].of_cluster(int(row["name"]))
+        else:
+            continue
+        np.testing.assert_equal(
+            (found.accuracy, found.low, found.auc), (row["accuracy"], row["accuracy.low"], row["auc"])
+        )
+        compared += 1
+    assert compared == 5 * len(attacks)
+
+
+def test_a_wider_confidence_gives_a_lower_end(attacked):
+    rmia = AttackOnRecords(attacked, "rmia", ["few", "many"])
+    usual, wider = rmia.of_cluster(0), rmia.of_cluster(0, confidence=0.999)
+    assert wider.low < usual.low < usual.accuracy == wider.accuracy
+    assert rmia.of_group(1, confidence=0.999).low < rmia.of_group(1).low
+
+
+def test_where_no_record_asks_the_run_s_own_attack_does(attacked):
+    alone = AttackOnRecords(attacked, "rmia", ["few", "many", "none"])
+    helped = replace(alone, otherwise=Measured(0.7))
+    assert np.isnan(alone.of_cluster(2).accuracy), "its records are members alone"
+    assert np.isnan(alone.of_group(2).accuracy)
+    assert helped.of_cluster(2).accuracy == helped.of_group(2).accuracy == 0.7
+    assert helped.of_cluster(0).accuracy == alone.of_cluster(0).accuracy, "but not where there are records"
+
+
+def test_an_attack_that_was_made_both_ways_counts_once(attacked):
+    own = {"loss": Measured(0.9), "mine": Measured(0.8)}
+    attacks = attacks_on_records(attacked, ["few", "many"], own)
+    assert list(attacks) == [*attacked.found, "mine"]
+    assert attacks["loss"].of_cluster(0).accuracy != 0.9
+    assert attacks["mine"] is own["mine"]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [((0.5, 0.7, 0.6), 0.7), ((NAN, 0.4, NAN), 0.4), ((0.4, NAN), 0.4), ((NAN, NAN), NAN)],
+)
+def test_the_strongest_has_the_largest_accuracy_that_is_measured(accuracies, expected):
+    attacks = {str(i): Measured(each) for i, each in enumerate(accuracies)}
+    np.testing.assert_equal(strongest(attacks, lambda attack: attack.of_cluster(0)).accuracy, expected)
