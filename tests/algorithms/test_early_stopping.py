@@ -75,6 +75,25 @@ def test_personal_models_of_a_stopped_cluster_stay_and_others_move_as_ever(play)
     assert not torch.equal(plain.clients[name][stopped], first.clients[name][stopped])
 
 
+class Counting(IFCA):
+    """IFCA that counts how often each client took part."""
+
+    def init(self, engine, federation, local, stream):
+        state = super().init(engine, federation, local, stream)
+        return replace(state, clients={"count": torch.zeros(len(federation), dtype=torch.int64)})
+
+    def server_update(self, state, cohort, plan, aggregate):
+        after = super().server_update(state, cohort, plan, aggregate)
+        assert len(cohort) == len(plan.assignment) == len(plan.losses) == len(cohort.losses(state.models))
+        count = state.clients["count"].index_add(0, cohort.clients, torch.ones_like(cohort.sizes))
+        return replace(after, clients={"count": count})
+
+
+def test_its_base_hears_of_those_who_trained_alone(play):
+    (_, after), (report,) = play(EarlyStopping(Counting(2)), rounds=1, stop=(0.0, 1.0))
+    assert after.clients["count"].tolist() == (report.assignment == 0).long().tolist()
+
+
 def test_a_stopped_model_stays_where_its_base_would_pool_it(play):
     (first, after), _ = play(EarlyStopping(Pooling(IFCA(2), 1.0)), rounds=1, stop=(0.0, 1.0))
     assert torch.equal(after.models[1], first.models[1])

@@ -69,6 +69,12 @@ def test_where_nobody_trained_or_there_is_one_model_nothing_changes(play):
     assert torch.equal(one.models, base.models)
 
 
+def test_a_model_that_is_not_drawn_does_not_notice_one_that_diverged():
+    models = torch.tensor([[1.0, -2.0], [torch.inf, torch.nan]])
+    after = pooled(models, torch.tensor([[0.0], [0.5]]).double(), torch.ones(2).double())
+    assert torch.equal(after[0], models[0])
+
+
 def test_members_stay_those_who_trained(play):
     one, base = (play(each)[0][-1] for each in (Pooling(IFCA(2), 0.01), IFCA(2)))
     assert torch.equal(one.trained, base.trained)

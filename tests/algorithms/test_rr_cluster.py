@@ -45,11 +45,14 @@ def test_with_too_few_to_give_the_neediest_come_first():
     assert torch.bincount(after, minlength=3).tolist() == [3, 2, 1]
     after = rebalanced(torch.tensor([0, 0, 0, 0, 1]), torch.tensor([3, 3, 3]), 3, torch.arange(5))
     assert torch.bincount(after, minlength=3).tolist() == [3, 1, 1]
+    after = rebalanced(torch.tensor([0, 1, 1, 1, 1, 1]), torch.tensor([3, 3, 3]), 3, torch.arange(6))
+    assert torch.bincount(after, minlength=3).tolist() == [2, 3, 1]
 
 
 def test_floors_of_their_own_but_nobody_gives_what_it_needs_for_the_whole_floor():
     assignment = torch.tensor([0] * 8 + [1] * 4 + [2])
-    after = rebalanced(assignment, torch.tensor([0, 0, 2]), 5, torch.arange(13))
+    # The clients of the second model are asked before those of the first.
+    after = rebalanced(assignment, torch.tensor([0, 0, 2]), 5, torch.arange(13).flip(0))
     assert torch.bincount(after, minlength=3).tolist() == [7, 4, 2]
     assert torch.equal(rebalanced(assignment, torch.tensor([0, 0, 0]), 5, torch.arange(13)), assignment)
 
@@ -87,14 +90,27 @@ def test_who_moved_trained_and_who_chose_uses(play, mlp, build):
     last = states[-1]
     assert torch.equal(last.assignment, reports[-1].assignment)
     assert torch.equal((last.trained == 4).nonzero()[:, 1], last.assignment)
-    # Draws differ from round to round and not from run to run.
-    assert len({tuple(each.assignment.tolist()) for each in reports}) > 1
     again = play(algorithm, rounds=4)[1]
     assert all(torch.equal(one.assignment, other.assignment) for one, other in zip(reports, again, strict=True))
     cohort = cohort_with(torch.tensor([[0.0, 1.0]] * 6, dtype=torch.float64), mlp, build, algorithm, last)
     assert algorithm.deployed(last, cohort).model.tolist() == [0] * 6
     assert base.deployed(last, cohort).model.tolist() == [0] * 6
     assert sorted(algorithm.plan(last, cohort).assignment.tolist()) == [0, 0, 0, 1, 1, 1]
+
+
+class First(IFCA):
+    """IFCA in which everybody chooses the first model."""
+
+    def plan(self, state, cohort):
+        return self.plan_of(torch.zeros(len(cohort), dtype=torch.int64), None, state, cohort)
+
+
+def test_who_moves_differs_from_round_to_round_and_not_from_run_to_run(play):
+    (one, other) = (play(RRCluster(First(), 3), rounds=4)[1] for _ in range(2))
+    moved = [tuple(each.assignment.tolist()) for each in one]
+    assert all(sorted(each) == [0, 0, 0, 1, 1, 1] for each in moved)
+    assert len(set(moved)) > 2
+    assert moved == [tuple(each.assignment.tolist()) for each in other]
 
 
 def cohort_with(losses, mlp, build, algorithm, state):

@@ -54,6 +54,34 @@ class Obeys:
         return replace(local, weight_decay=at.directive["decay"])
 
 
+@dataclass(frozen=True)
+class Absent(Halves):
+    """As `Halves`, but the second client sits out; the state says what was kept of the updates."""
+
+    def plan(self, state, cohort):
+        plan = super().plan(state, cohort)
+        trains = cohort.clients != 1
+        weights = plan.trainings[0].weights * trains
+        return replace(
+            plan, trainings=(replace(plan.trainings[0], weights=weights, trains=trains, keep=lambda update: update),)
+        )
+
+    def server_update(self, state, cohort, plan, aggregate):
+        after = super().server_update(state, cohort, plan, aggregate)
+        return replace(after, clients={"kept": aggregate.kept[0]})
+
+
+def test_who_sits_a_training_out_is_as_if_not_there_but_for_its_weight(model, build):
+    first, after = states(model, build(), Absent(), rounds=1)
+    kept = after.clients["kept"]
+    moved = (kept != 0).any(dim=1)
+    assert moved.tolist() == [True, False, True, True, True, True]
+    torch.testing.assert_close(after.models[0], first.models[0] + (kept[0] + kept[2]) / 3, rtol=1e-4, atol=1e-6)
+    assert after.trained[1].tolist() == [0, 0]
+    (_, whole) = states(model, build(), Halves(), rounds=1)
+    assert torch.equal(after.models[1], whole.models[1])
+
+
 def test_a_directive_is_obeyed_by_its_own_cluster_alone(model, build):
     plain = states(model, build(), Halves())[-1]
     steered = states(model, build(), Halves((0.0, 0.3)), defenses=(Obeys(),))[-1]

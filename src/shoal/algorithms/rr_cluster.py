@@ -36,10 +36,11 @@ class RRCluster:
     several), until every model has B or none has more. Clients use what the base says they use: the draw is of one
     round's training, and the next round begins with the clients' own choices again.
 
-    The paper's: the floor, and that clients are drawn at random. Ours: that every client of any model above the floor
-    is equally likely in each draw, which model is filled first, and what happens where the round has fewer than K * B
-    clients. Also ours: the directive "size_floor" of a cluster, in [0, 1], lowers its floor to round(B * directive),
-    and at 0 it receives nobody; without it the floor is B. No model gives away clients that it needs for the whole B.
+    The paper's, by its abstract: the floor, and that clients are drawn at random. Ours, and perhaps not as there: that
+    every client of any model above the floor is equally likely in each draw, which model is filled first, and what
+    happens where the round has fewer than K * B clients. Also ours: the directive "size_floor" of a cluster, in [0, 1],
+    lowers its floor to round(B * directive); at 0 it receives nobody, but may give, and where it is 0 for all clusters
+    this is ``base``, bit for bit. Without it the floor is B. No model gives clients that it needs for the whole B.
 
     Args:
         base: an algorithm that plans by ``plan_of``, itself or in its ``ifca``: IFCA, IFCA-MIR, IFCA within limits, or
