@@ -48,7 +48,9 @@ def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None 
         require(not local.private, "backend 'vmap' cannot clip the gradients of examples, as DP-SGD needs; use 'loop'")
         require(local.optimizer is None, "backend 'vmap' trains by SGD alone, not by torch.optim; use 'loop'")
         require(local.augmentation is None, "backend 'vmap' cannot augment images; use 'loop'")
-        require(local.objective is None, "backend 'vmap' cannot minimise another objective than the mean loss; use 'loop'")
+        require(
+            local.objective is None, "backend 'vmap' cannot minimise another objective than the mean loss; use 'loop'"
+        )
 
 
 def check_loss(backend: Backend, model: Model, x: Tensor, y: Tensor) -> None:
