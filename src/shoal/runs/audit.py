@@ -27,7 +27,7 @@ from shoal.runs.reference_scores import AuditWatch, StoredScores, reference_scor
 from shoal.runs.result import Result
 from shoal.runs.score_file import read_scores
 from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
-from shoal.simulation.attacks_without_references import attacks_without_references
+from shoal.simulation.attacks_without_references import attacks_without_references, left_out
 from shoal.simulation.audit import Audit, AuditRecords, audit_records
 from shoal.simulation.reference_federations import AttackedRun, FederationScores, join_scores
 from shoal.simulation.server_audit import audit_server, with_server
@@ -219,6 +219,7 @@ def _records(
         group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
         all_models=attacked.all_models(engine).numpy(),
         further=attacks_without_references(attacked, target.model, target.member, engine),
+        omitted=left_out(attacked),
     )
 
 

@@ -83,6 +83,7 @@ class AuditRecords:
             client's group.
         all_models: (M, K) logit-scaled confidence of every cluster's model; None: only one model is known.
         further: attacks that need more than this, computed elsewhere, by their key in audit.json.
+        omitted: such attacks that were not computed, by their key, and why.
     """
 
     scores: ReferenceScores
@@ -91,6 +92,7 @@ class AuditRecords:
     group: Names
     all_models: Floats | None = None
     further: Mapping[str, AttackScores] = field(default_factory=dict)
+    omitted: Mapping[str, str] = field(default_factory=dict)
     __repr__ = one_line
 
     def __len__(self) -> int:
@@ -227,7 +229,7 @@ def _asked(
         found[attack.name] = AttackScores(CLIENT, attack.scores(alone), margins)
     else:
         omitted[OtherClusters.name] = "there is only one model"
-    return {**found, **records.further}, omitted
+    return {**found, **records.further}, {**omitted, **records.omitted}
 
 
 def _records(records: AuditRecords, strongest: AttackScores) -> pd.DataFrame:
