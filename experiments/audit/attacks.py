@@ -33,7 +33,7 @@ from paired_differences import differences, spread, table
 REFERENCES = (1, 4, 16)
 """Numbers of reference federations that are compared, where as many are trained."""
 
-WITHOUT = ("gap", "posterior", "label-only", "loss-threshold", "loss", "other-clusters")
+WITHOUT = ("gap", "posterior", "label-only", "boundary-distance", "loss-threshold", "loss", "other-clusters")
 """Attacks that need no reference federation, in the order of the table; `loss` has its threshold from them, though."""
 
 FIGURES = ("accuracy", "auc", "tpr_at_fpr_0.01")

@@ -11,11 +11,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from shoal.attacks import ReferenceScores
+from shoal.algorithms import FedAvg
+from shoal.attacks import Gap, RedTeam, ReferenceScores
 from shoal.cli.app import main
 from shoal.config.build import build
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
+from shoal.data import Federation
+from shoal.engine import LocalSGD
+from shoal.models import Model
 from shoal.runs.audit import audit_run, audit_scores, audit_trace
 from shoal.runs.result import load
 from shoal.runs.run import run
@@ -27,7 +31,7 @@ from shoal.simulation.reference_federations import AttackedRun
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
 ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "gap"} | {
-    "other-clusters", "label-only", "trajectory",
+    "other-clusters", "label-only", "boundary-distance", "trajectory",
 }  # fmt: skip
 PARTS = (r"attacks\.([a-z-]+)\.(all|minority|majority)\.(auc|accuracy|tpr_at_fpr_0\.0?01)(\.low|\.high)?",)
 
@@ -153,8 +157,33 @@ def test_references_of_other_models_are_not_used_again(toy_config, tmp_path, mon
 def test_without_reference_federations_the_other_attacks_remain(finished, tmp_path):
     found = audit_run(finished, references=0, out=tmp_path)
     attacks = set(found.audit.attacks["attack"])
-    assert attacks == {"loss", "gap", "loss-threshold", "other-clusters", "label-only"}
+    assert attacks == {"loss", "gap", "loss-threshold", "other-clusters", "label-only", "boundary-distance"}
     assert found.audit.omitted["lira"] == "needs 3 reference models; there are 0"
+
+
+def test_the_distance_of_large_images_to_the_boundary_is_not_asked_and_the_page_can_say_why(
+    finished, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("shoal.simulation.attacks_without_references.MOST_INPUTS", 63)
+    found = audit_run(finished, references=0, out=tmp_path).audit
+    attacks = set(found.attacks["attack"])
+    assert "label-only" in attacks
+    assert "boundary-distance" not in attacks
+    assert found.omitted["boundary-distance"] == "is asked of images of at most 63 numbers; these have 64"
+
+
+def test_of_rows_no_copies_are_made_and_the_page_can_say_why(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.rand(5, 8, 3, generator=draw), torch.arange(8) % 2
+    federation = Federation.from_tensors([(each, y) for each in x[:4]], test=(x[4], y))
+    model = Model(lambda: torch.nn.Linear(3, 2))
+    result = simulate(
+        federation, model, FedAvg(), LocalSGD(), rounds=1, seed=0, red_team=RedTeam(every=0, attack=Gap())
+    )
+    found = result.audit(tmp_path / "audit", references=0)
+    assert found.omitted["label-only"] == found.omitted["boundary-distance"]
+    assert "the records are not images" in found.omitted["label-only"]
+    assert not {"label-only", "boundary-distance"} & set(found.attacks["attack"])
 
 
 def test_the_attacked_models_are_scored_once(finished, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.randomness import Stream
-from shoal.data.federation import GroupedExamples
+from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, State, averaging_weights
 from shoal.engine.cohort_trainer import CohortTrainer

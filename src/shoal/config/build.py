@@ -67,10 +67,14 @@ class Resolved:
         if section is not None:
             with in_table("property_attack"):
                 section.attack.auxiliary_examples(federation)
+        algorithm, coordinator = config.algorithm.value, None
+        if config.coordinator is not None:
+            algorithm, coordinator = config.coordinator.obeyed_by(algorithm), config.coordinator.coordinator()
         return Simulation(
             federation=federation,
             setup=self.setup,
-            algorithm=config.algorithm.value,
+            algorithm=algorithm,
+            coordinator=coordinator,
             rounds=config.algorithm.rounds,
             seed=config.seed,
             participation=config.algorithm.participation,

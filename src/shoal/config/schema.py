@@ -10,6 +10,7 @@ import tomli_w
 from pydantic import AfterValidator, Field
 
 from shoal.attacks import PropertyAttack, RedTeam
+from shoal.config.coordinator import CoordinatorSection
 from shoal.config.kinds import name_of
 from shoal.config.tables import names_of, table_of
 from shoal.config.validation import change, parse, read_toml
@@ -306,7 +307,7 @@ class Config:
 
     Args:
         data, model, algorithm, local, red_team, privacy, property_attack, defenses, engine, evaluation, checkpoint,
-            record, canaries: see their declarations.
+            record, coordinator, canaries: see their declarations.
         seed: of everything random.
     """
 
@@ -322,6 +323,7 @@ class Config:
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     record: RecordSection | None = None
+    coordinator: CoordinatorSection | None = None
     canaries: MislabelledCanaries | None = None
     seed: Count = 0
 

@@ -7,6 +7,7 @@ The loop is ours; `docs/coordinator.md` has its drawing, and what of it is prove
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -16,9 +17,8 @@ from shoal.control.feedback import over_limit_shares, utilities
 from shoal.control.knob import Knob
 from shoal.control.risk_prediction import RiskPrediction
 from shoal.control.sensitivity import Sensitivity
-from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.core.settings import Fraction, NonNegativeFloat, PositiveFloat, settings
+from shoal.core.settings import Count, Fraction, Internal, NonNegativeFloat, PositiveFloat, settings
 from shoal.data.federation import Federation
 from shoal.engine import ClusterRound, Engine, LocalSGD, State, Tensors
 
@@ -64,9 +64,14 @@ class Coordinator:
             advantage that the estimator sees a strong attack has, by an audit.
         vote_epsilon: clients answer by randomised response; None: truly.
         prediction: of the risk before the first round, which sets the first directives; None: these are 0.
+        min_clients: the number of members below which a model gets a discount, the directive "price" of `PricedChoice`,
+            which makes leaving it dearer for those who are left: the multiplier of the constraint by dual ascent,
+            ``mu_k <- max(0, mu_k + price_step * (min_clients - members_k) / min_clients)`` and price_k = -mu_k nats.
+            0: no prices.
+        price_step: of the dual ascent, in nats.
     """
 
-    knobs: Mapping[str, Knob]
+    knobs: Annotated[Mapping[str, Knob], Internal()] = field(default_factory=dict)
     target: Fraction = 0.1
     hysteresis: Fraction = 0.05
     gain: NonNegativeFloat = 0.1
@@ -75,15 +80,14 @@ class Coordinator:
     audit_factor: PositiveFloat = 1.0
     vote_epsilon: PositiveFloat | None = None
     prediction: RiskPrediction | None = None
-
-    def __post_init__(self) -> None:
-        require(len(self.knobs) > 0, "a coordinator needs at least one knob; got none")
+    min_clients: Count = 0
+    price_step: NonNegativeFloat = 0.1
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Local training of a cluster under its directive; implements the engine's `LocalDefense`."""
         for name, knob in self.knobs.items():
             strength = at.directive.get(name, 0.0)
-            if strength > 0:
+            if strength > 0 and knob.defense is not None:
                 local = knob.defense.scaled(strength).local(local, at)
         return local
 
@@ -110,7 +114,7 @@ class Coordinator:
             demand = min(wanted, self._most(relief, cost))
             strengths = allocate(demand, relief, cost, self.max_cost).repeat(len(state.models), 1)
             memory = replace(memory, demand=torch.full_like(memory.demand, demand), strengths=strengths)
-        return self._told(state, memory)
+        return self._told(state, memory, torch.zeros_like(memory.demand))
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """``state`` with the directives that its risks ask for."""
@@ -123,11 +127,11 @@ class Coordinator:
             memory,
             relief=memory.relief.observed(changed, memory.risk - state.risks),
             cost=memory.cost.observed(changed, memory.heldout_accuracy - utility),
-            risk=state.risks,
+            risk=state.risks.clone(),
             heldout_accuracy=utility,
-            best=torch.where(utility.isnan(), memory.best, torch.fmax(memory.best, utility)),
+            best=torch.fmax(memory.best, utility),
             over_limit=shares,
-            strengths_before=memory.strengths,
+            strengths_before=memory.strengths.clone(),
         )
         relief, cost = self._sensitivities(memory)
         most = self._most(relief, cost)
@@ -146,7 +150,8 @@ class Coordinator:
                     "risk of %.3f is too high, with knobs at the most that %.3f of accuracy allows",
                     state.round, k, 100 * float(shares[k]), float(told[k]), self.max_cost,
                 )  # fmt: skip
-        return self._told(state, replace(memory, demand=demand, strengths=strengths, limit_unmet=unmet))
+        told = replace(memory, demand=demand, strengths=strengths, limit_unmet=unmet)
+        return self._told(state, told, self._prices(state))
 
     def _demand(self, demand: float, share: float, fell: float, error: float) -> float:
         """The relief that is wanted of a cluster, before it is bounded by what knobs can relieve."""
@@ -170,9 +175,20 @@ class Coordinator:
         """What all knobs together can relieve at the cost that is allowed."""
         return float(relief @ allocate(float(relief.sum()), relief, cost, self.max_cost)) if self.gain else 0.0
 
-    def _told(self, state: State, memory: "_Memory") -> State:
+    def _prices(self, state: State) -> Tensor:
+        """(K,) the price of each model, in nats, at most 0."""
+        clusters = len(state.models)
+        members = torch.bincount(state.assignment[state.assignment >= 0], minlength=clusters).double()
+        before = state.directives.get("price", torch.zeros(0, dtype=torch.float64))
+        before = before if len(before) == clusters else torch.zeros(clusters, dtype=torch.float64)
+        lack = (self.min_clients - members) / max(1, self.min_clients)
+        return -(self.price_step * lack - before).clamp(min=0)
+
+    def _told(self, state: State, memory: "_Memory", prices: Tensor) -> State:
         """``state`` with the directives, and what the coordinator remembers."""
         directives = {name: memory.strengths[:, j].clone() for j, name in enumerate(self.knobs)}
+        if self.min_clients:
+            directives["price"] = prices
         return replace(state, directives={**state.directives, **directives}, control=memory.tensors())
 
 
@@ -206,12 +222,14 @@ class _Memory:
     @staticmethod
     def empty(clusters: int, knobs: Mapping[str, Knob]) -> "_Memory":
         """Before anything was measured."""
-        unknown = torch.full((clusters,), torch.nan, dtype=torch.float64)
-        none = torch.zeros(clusters, len(knobs), dtype=torch.float64)
         nothing = torch.zeros(clusters, dtype=torch.float64)
+        none = torch.zeros(clusters, len(knobs), dtype=torch.float64)
+        unknown = torch.full_like(nothing, torch.nan)
+        # Tensors of their own each: a checkpoint stores none twice.
         return _Memory(
-            nothing, unknown, unknown, unknown, unknown, nothing, none, none, _believed(knobs, "relief"),
-            _believed(knobs, "cost"),
+            demand=nothing, risk=unknown, heldout_accuracy=unknown.clone(), best=unknown.clone(),
+            over_limit=unknown.clone(), limit_unmet=nothing.clone(), strengths=none, strengths_before=none.clone(),
+            relief=_believed(knobs, "relief"), cost=_believed(knobs, "cost"),
         )  # fmt: skip
 
     @staticmethod

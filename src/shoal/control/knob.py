@@ -1,4 +1,4 @@
-"""A defence that a coordinator steers, and what it is believed to buy and to cost before anything was measured."""
+"""What a coordinator steers, and what it is believed to buy and to cost before anything was measured."""
 
 from shoal.core.settings import PositiveFloat, settings
 from shoal.engine import ScalableDefense
@@ -6,10 +6,11 @@ from shoal.engine import ScalableDefense
 
 @settings
 class Knob:
-    """A defence of local training whose strength u in [0, 1] is decided anew for each cluster.
+    """A means whose strength u in [0, 1] is decided anew for each cluster.
 
     Args:
-        defense: at full strength.
+        defense: of local training, at full strength. None: an algorithm's own means, such as `Pooling`, which reads the
+            directive of this knob's name.
         relief: by how much full strength lowers a model's risk, in balanced accuracy as the risk estimator gives it.
         cost: by how much full strength lowers accuracy on held-out examples.
 
@@ -17,6 +18,6 @@ class Knob:
     decides the defence that moves first.
     """
 
-    defense: ScalableDefense
+    defense: ScalableDefense | None
     relief: PositiveFloat = 0.05
     cost: PositiveFloat = 0.01

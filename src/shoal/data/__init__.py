@@ -7,10 +7,11 @@ May import `core`. To add a source: a file in `sources` that returns `ImageDatas
 from shoal.data.canaries import Canaries, MislabelledCanaries
 from shoal.data.client_data import ClientDataset, ClientSplit, federation_of_clients
 from shoal.data.datasets import ImageDataset, LabelledDataset, TextDataset
-from shoal.data.federation import Federation, GroupedExamples, Preferences
+from shoal.data.federation import Federation
+from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.own_data import Columns, Examples
 from shoal.data.partition import Partition, partition_dataset
-from shoal.data.preferences import draw_preferences
+from shoal.data.preferences import Preferences, draw_preferences
 from shoal.data.property_partition import PropertyPartition, draw_property_partition, partition_by_property
 from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards

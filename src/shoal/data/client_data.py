@@ -12,10 +12,12 @@ from torch import Tensor
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
 from shoal.core.settings import OpenFraction, settings
-from shoal.data.federation import Federation, GroupedExamples, Preferences
+from shoal.data.federation import Federation
+from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import require_group_name
 from shoal.data.memory_format import gather, to_channels_first
 from shoal.data.partition import PartitionIndices
+from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
 
 _Part = Annotated[float, Field(ge=0, lt=1, strict=True)]

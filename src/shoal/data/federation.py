@@ -7,54 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.core.representation import one_line, shortened
-from shoal.data.memory_format import gather
+from shoal.core.representation import shortened
+from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.own_data import Arrays, Columns, Examples, Table, Task
+from shoal.data.own_federation import FederationParts, parts_of_table, parts_of_tensors
+from shoal.data.preferences import Preferences
 from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
-
-
-@dataclass(frozen=True, eq=False)
-class GroupedExamples:
-    """M labelled examples, and the index of the group whose distribution each one follows.
-
-    Shapes: x (M, ...), y (M,) int64 (of a regression (M, d) float32), group (M,) int64.
-    """
-
-    x: Tensor
-    y: Tensor
-    group: Tensor
-    __repr__ = one_line
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def of_group(self, group: int) -> "GroupedExamples":
-        """The examples of one group, in order."""
-        return self.take(torch.nonzero(self.group == group).squeeze(1))
-
-    def take(self, indices: Tensor) -> "GroupedExamples":
-        """The examples at ``indices`` (m,) int64."""
-        return GroupedExamples(gather(self.x, indices), self.y[indices], self.group[indices.cpu()])
-
-
-@dataclass(frozen=True, eq=False)
-class Preferences:
-    """How N clients weigh privacy against accuracy.
-
-    Args:
-        threshold: (N,), the membership-inference accuracy that each client tolerates.
-        beta: (N,) in [0, 1], the weight of risk in its choice of a model.
-    """
-
-    threshold: Tensor
-    beta: Tensor
-    __repr__ = one_line
-
-    @property
-    def alpha(self) -> Tensor:
-        """(N,), the weight of loss, 1 - beta."""
-        return 1 - self.beta
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,18 +135,18 @@ class Federation:
         Federation(3 clients (all 3), 6 training examples of shape (1,), 2 classes; 1 test, 0 shadow, 0 held-out \
 examples)
         """
-        from shoal.data.own_federation import federation_of_tensors  # noqa: PLC0415 (it makes federations)
-
-        return federation_of_tensors(
-            clients,
-            test=test,
-            shadow=shadow,
-            groups=groups,
-            holdout=holdout,
-            threshold=threshold,
-            beta=beta,
-            classes=classes,
-            task=task,
+        return _of_parts(
+            parts_of_tensors(
+                clients,
+                test=test,
+                shadow=shadow,
+                groups=groups,
+                holdout=holdout,
+                threshold=threshold,
+                beta=beta,
+                classes=classes,
+                task=task,
+            )
         )
 
     @staticmethod
@@ -220,8 +179,24 @@ examples)
         >>> federation.names, federation.clients.sizes
         (('a', 'b'), tensor([2, 1]))
         """
-        from shoal.data.own_federation import federation_of_table  # noqa: PLC0415 (it makes federations)
-
-        return federation_of_table(
-            table, columns, test=test, shadow=shadow, threshold=threshold, beta=beta, classes=classes, task=task
+        return _of_parts(
+            parts_of_table(
+                table, columns, test=test, shadow=shadow, threshold=threshold, beta=beta, classes=classes, task=task
+            )
         )
+
+
+def _of_parts(parts: FederationParts) -> Federation:
+    """The federation whose clients have the numbers 0..N-1."""
+    return Federation(
+        clients=parts.clients,
+        ids=torch.arange(len(parts.group)),
+        group=parts.group,
+        groups=parts.groups,
+        preferences=parts.preferences,
+        test=parts.test,
+        shadow=parts.shadow,
+        holdout=parts.holdout,
+        classes=parts.classes,
+        names=parts.names,
+    )

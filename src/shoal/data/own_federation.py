@@ -1,7 +1,7 @@
-"""Federations of a user's own tensors and tables, checked; `Federation.from_tensors` and `from_table` are public."""
+"""A user's own tensors and tables as the parts of a federation, checked: the work of `Federation.from_tensors`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.errors import InputError, described, nearest, quoted, require
-from shoal.data.federation import Federation, GroupedExamples, Preferences
+from shoal.core.representation import one_line
+from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.own_data import (
     Arrays,
     Columns,
@@ -22,10 +23,27 @@ from shoal.data.own_data import (
     tensors_of,
     tensors_of_rows,
 )
+from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
 
 
-def federation_of_tensors(
+@dataclass(frozen=True, eq=False)
+class FederationParts:
+    """What a federation of N clients is made of; the fields are those of `Federation`."""
+
+    clients: Shards
+    group: Tensor
+    groups: tuple[str, ...]
+    preferences: Preferences
+    test: GroupedExamples
+    shadow: GroupedExamples
+    holdout: Shards
+    classes: int | None
+    names: tuple[str, ...] | None = None
+    __repr__ = one_line
+
+
+def parts_of_tensors(
     clients: Sequence[Arrays | Dataset],
     *,
     test: Arrays | Examples | Dataset,
@@ -36,7 +54,7 @@ def federation_of_tensors(
     beta: Tensor | Sequence[float] | float,
     classes: int | None,
     task: Task,
-) -> Federation:
+) -> FederationParts:
     """See `Federation.from_tensors`."""
     require(task in get_args(Task), f"'task' must be 'classification' or 'regression'; got {task!r}")
     regression = task == "regression"
@@ -75,9 +93,8 @@ def federation_of_tensors(
     require(not without, f"the test set has no examples of the group {quoted(without)}; each group needs some")
     nothing = GroupedExamples(first[:0], labels[:0], torch.empty(0, dtype=torch.int64))
     shards, kept = Shards.from_pairs(own), Shards.from_pairs(held)
-    federation = Federation(
+    parts = FederationParts(
         clients=shards,
-        ids=torch.arange(len(own)),
         group=torch.tensor([names.index(name) for name in group_of]),
         groups=names,
         preferences=Preferences(
@@ -88,11 +105,11 @@ def federation_of_tensors(
         holdout=kept,
         classes=classes,
     )
-    _check(federation)
-    return federation
+    _check(parts)
+    return parts
 
 
-def federation_of_table(
+def parts_of_table(
     table: Table,
     columns: Columns,
     *,
@@ -102,7 +119,7 @@ def federation_of_table(
     beta: Tensor | Sequence[float] | float,
     classes: int | None,
     task: Task,
-) -> Federation:
+) -> FederationParts:
     """See `Federation.from_table`."""
     rows = rows_of("the table", table, columns)
     clients, names, groups = [], [], []
@@ -119,7 +136,7 @@ def federation_of_table(
         x, y = tensors_of_rows(name, given, columns, task)
         return (x, y) if columns.group is None else Examples(x, y, given[columns.group].tolist())
 
-    federation = federation_of_tensors(
+    parts = parts_of_tensors(
         clients,
         test=others("the test table", test),
         shadow=None if shadow is None else others("the shadow table", shadow),
@@ -130,7 +147,7 @@ def federation_of_table(
         classes=classes,
         task=task,
     )
-    return replace(federation, names=tuple(names))
+    return replace(parts, names=tuple(names))
 
 
 def _require_shape(name: str, given: Tensor, like: Tensor, kind: str = "examples") -> None:
@@ -157,21 +174,21 @@ def _grouped(
     return GroupedExamples(x, y, torch.tensor([index[each] for each in of_each], dtype=torch.int64))
 
 
-def _check(federation: Federation) -> None:
+def _check(parts: FederationParts) -> None:
     """Raise unless all inputs are finite, and all labels in ``range(classes)`` or, in a regression, finite."""
-    sets = [("client", federation.clients), ("the holdout of client", federation.holdout)]
+    sets = [("client", parts.clients), ("the holdout of client", parts.holdout)]
     for name, shards in sets:
-        outside = _outside(shards.y, federation.classes)
+        outside = _outside(shards.y, parts.classes)
         finite = not shards.x.is_floating_point() or bool(torch.isfinite(shards.x.sum()))
         if finite and not bool(outside.any()):
             continue
         for i in range(len(shards)):
             own = shards.owned(i)
             require_finite(f"{name} {i}", shards.x[own])
-            _require_labels(f"{name} {i}", shards.y[own], federation.classes)
-    for name, examples in (("the test set", federation.test), ("the shadow set", federation.shadow)):
+            _require_labels(f"{name} {i}", shards.y[own], parts.classes)
+    for name, examples in (("the test set", parts.test), ("the shadow set", parts.shadow)):
         require_finite(name, examples.x)
-        _require_labels(name, examples.y, federation.classes)
+        _require_labels(name, examples.y, parts.classes)
 
 
 def _outside(y: Tensor, classes: int | None) -> Tensor:

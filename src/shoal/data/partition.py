@@ -15,8 +15,10 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Flag, Positive, PositiveFloat, settings
 from shoal.data.datasets import LabelledDataset, TextDataset
-from shoal.data.federation import Federation, GroupedExamples, Preferences
+from shoal.data.federation import Federation
+from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.label_skew import skew_labels
+from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group, shifted_inputs
 

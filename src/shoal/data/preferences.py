@@ -1,13 +1,33 @@
 """Preferences of clients: the risk that each tolerates, and how it weighs risk against loss."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.data.federation import Preferences
+from shoal.core.representation import one_line
+
+
+@dataclass(frozen=True, eq=False)
+class Preferences:
+    """How N clients weigh privacy against accuracy.
+
+    Args:
+        threshold: (N,), the membership-inference accuracy that each client tolerates.
+        beta: (N,) in [0, 1], the weight of risk in its choice of a model.
+    """
+
+    threshold: Tensor
+    beta: Tensor
+    __repr__ = one_line
+
+    @property
+    def alpha(self) -> Tensor:
+        """(N,), the weight of loss, 1 - beta."""
+        return 1 - self.beta
 
 
 def draw_preferences(

@@ -15,9 +15,10 @@ from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.datasets import LabelledDataset
-from shoal.data.federation import Federation, Preferences
+from shoal.data.federation import Federation
 from shoal.data.label_skew import skew_labels_balanced
 from shoal.data.partition import Partition, PartitionIndices, disjoint, equal_parts, partitioned, shuffled_indices
+from shoal.data.preferences import Preferences
 from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shifts import Group
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require, require_instance
 from shoal.core.representation import shortened
-from shoal.data.federation import Federation, GroupedExamples
+from shoal.data.federation import Federation
+from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
 from shoal.engine.backend import Backend, check_backend, needs_loop, resolve_backend

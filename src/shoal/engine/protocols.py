@@ -11,7 +11,8 @@ from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
-from shoal.data.federation import Federation, Preferences
+from shoal.data.federation import Federation
+from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
 from shoal.engine.engine import Engine
 from shoal.engine.linear_term import LinearTerm

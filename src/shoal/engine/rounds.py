@@ -13,7 +13,8 @@ from torch import Tensor
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
-from shoal.data.federation import Federation, Preferences
+from shoal.data.federation import Federation
+from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
 from shoal.engine.cohort_trainer import CohortTrainer
 from shoal.engine.engine import DivergenceError, Engine

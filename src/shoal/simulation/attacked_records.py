@@ -63,6 +63,7 @@ class AuditRecords:
             client's group.
         all_models: (M, K) logit-scaled confidence of every cluster's model; None: only one model is known.
         further: attacks that need more than this, computed elsewhere, by their key in audit.json.
+        omitted: such attacks that were not computed, by their key, and why.
     """
 
     scores: ReferenceScores
@@ -71,6 +72,7 @@ class AuditRecords:
     group: Names
     all_models: Floats | None = None
     further: Mapping[str, AttackScores] = field(default_factory=dict)
+    omitted: Mapping[str, str] = field(default_factory=dict)
     __repr__ = one_line
 
     def __len__(self) -> int:
@@ -135,4 +137,4 @@ def _asked(
         found[attack.name] = AttackScores(CLIENT, attack.scores(alone), margins)
     else:
         omitted[OtherClusters.name] = "there is only one model"
-    return {**found, **records.further}, omitted
+    return {**found, **records.further}, {**omitted, **records.omitted}

@@ -2,16 +2,30 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
 
-from shoal.attacks import Gap, MembershipAttack, Query, augmentation_votes, halved_margins
+from shoal.attacks import (
+    Gap,
+    MembershipAttack,
+    Query,
+    augmentation_votes,
+    boundary_distance,
+    halved_margins,
+)
 from shoal.engine import Engine
 from shoal.simulation.attack_metrics import attack_key
 from shoal.simulation.attacked_records import OUTSIDER, AttackScores
 from shoal.simulation.membership import is_personal
 from shoal.simulation.reference_federations import AttackedRun
+
+LABEL_ATTACKS = ("label-only", "boundary-distance")
+"""The keys in audit.json of the attacks that need labels alone."""
+
+MOST_INPUTS = 4096
+"""Numbers of an image, at most, for the distance to the boundary to be asked: 20 queries with noise on all of them."""
 
 _Used = tuple[int, Tensor, Tensor]
 """The cluster of a model, its parameters (P,), and the records that are asked of it (m,) int64."""
@@ -20,13 +34,13 @@ _Used = tuple[int, Tensor, Tensor]
 def attacks_without_references(
     attacked: AttackedRun, model: Tensor, member: Tensor, engine: Engine
 ) -> dict[str, AttackScores]:
-    """The run's own attack, the gap attack, and of images the votes of changed copies; by their keys in audit.json.
+    """The run's own attack, the gap attack, and of images the two by labels alone; by their keys in audit.json.
 
     Args:
         attacked: the run.
         model: (N,) int64, the model of each client; see `FederationScores.model`.
-        member: (2 Q,) bool, which records were trained on: on one half of them the votes' threshold is set, for the
-            other.
+        member: (2 Q,) bool, which records were trained on: on one half of them the threshold of an attack by labels
+            is set, for the other.
         engine: with the run's network.
     """
     federation, own = attacked.simulation.federation, attacked.simulation.red_team.attack
@@ -35,11 +49,28 @@ def attacks_without_references(
     if federation.classes is None:
         return found
     found["gap"] = _fitted(attacked, Gap(), used, engine)
-    if federation.clients.x.dim() == 4:
-        votes = _votes(attacked, used, engine).double().numpy()
-        margins = halved_margins(votes, member.numpy(), attacked.stream("thresholds", "label-only"))
-        found["label-only"] = AttackScores(OUTSIDER, votes, margins)
+    for key in LABEL_ATTACKS:
+        if key in left_out(attacked):
+            continue
+        scores = _by_label(key, attacked, used, engine).numpy()
+        margins = halved_margins(scores, member.numpy(), attacked.stream("thresholds", key))
+        found[key] = AttackScores(OUTSIDER, scores, margins)
     return found
+
+
+def left_out(attacked: AttackedRun) -> dict[str, str]:
+    """The attacks by labels alone that are not asked of these records, by their keys, and why."""
+    federation = attacked.simulation.federation
+    shape = tuple(federation.clients.x.shape[1:])
+    if federation.classes is None:
+        return dict.fromkeys(LABEL_ATTACKS, "needs classes")
+    if len(shape) != 3:
+        return dict.fromkeys(LABEL_ATTACKS, "changes images; the records are not images")
+    if prod(shape) > MOST_INPUTS:
+        return {
+            "boundary-distance": f"is asked of images of at most {MOST_INPUTS:,} numbers; these have {prod(shape):,}"
+        }
+    return {}
 
 
 def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_Used], engine: Engine) -> AttackScores:
@@ -63,13 +94,17 @@ def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_Use
     return AttackScores(OUTSIDER, scores.numpy(), margins.numpy())
 
 
-def _votes(attacked: AttackedRun, used: Sequence[_Used], engine: Engine) -> Tensor:
-    """(2 Q,) how many changed copies of each record get its label."""
-    clients, votes = attacked.records.federation.clients, torch.empty(2 * len(attacked.records), dtype=torch.int64)
+def _by_label(key: str, attacked: AttackedRun, used: Sequence[_Used], engine: Engine) -> Tensor:
+    """(2 Q,) float64: how many changed copies of each record get its label, or how much noise changes its label."""
+    clients, scores = attacked.records.federation.clients, torch.empty(2 * len(attacked.records), dtype=torch.float64)
     for _, parameters, inside in used:
         rows = attacked.records.rows_on_device(inside)
-        votes[inside] = augmentation_votes(engine, parameters, clients.x, clients.y, rows)
-    return votes
+        if key == "label-only":
+            scores[inside] = augmentation_votes(engine, parameters, clients.x, clients.y, rows).double()
+        else:
+            noise = attacked.stream(key)
+            scores[inside] = boundary_distance(engine, parameters, clients.x, clients.y, rows, noise)
+    return scores
 
 
 def _models_in_use(attacked: AttackedRun, model: Tensor, engine: Engine) -> Iterator[_Used]:

@@ -7,7 +7,7 @@ import numpy as np
 from shoal.data import Federation
 from shoal.engine import Engine
 from shoal.simulation.attacked_records import AuditRecords
-from shoal.simulation.attacks_without_references import attacks_without_references
+from shoal.simulation.attacks_without_references import attacks_without_references, left_out
 from shoal.simulation.reference_federations import AttackedRun, FederationScores, join_scores
 
 
@@ -33,6 +33,7 @@ def records_of_run(
         group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
         all_models=attacked.all_models(engine).numpy(),
         further=attacks_without_references(attacked, target.model, target.member, engine),
+        omitted=left_out(attacked),
     )
 
 

@@ -128,9 +128,11 @@ class Simulation:
                 self.red_team.every > 0,
                 "a coordinator steers by the red team's estimates, so its 'every' must be at least 1; got 0",
             )
+            steers = bool(self.coordinator.knobs) or self.coordinator.min_clients > 0
+            require(steers, "a coordinator needs at least one knob, or 'min_clients'; got neither")
             for knob in self.coordinator.knobs.values():
                 # Asked for what it would refuse; what it applies to all clusters and rounds is left.
-                getattr(knob.defense, "applied", lambda setup: setup)(self.setup)
+                getattr(knob.defense, "applied", lambda setup: setup)(replace(self.setup, kind=self.federation.kind))
         accounting.check_accountable(self.federation, self.rounds + 1 - self.first_round, self.setup.first_local())
 
     @property

@@ -21,6 +21,7 @@ TITLES: Mapping[str, str] = {
     "grad-cosine": "Gradient cosine",
     "grad-diff": "Gradient difference",
     "label-only": "Label only",
+    "boundary-distance": "Boundary distance",
     "trajectory": "Loss trajectory",
     "source-inference": "Source inference",
     "source-inference-in-cluster": "Source inference in the cluster",

@@ -1,0 +1,100 @@
+"""The table [coordinator]: a coordinator, and the defences that it steers."""
+
+from collections.abc import Iterator
+from dataclasses import field, replace
+from typing import Annotated
+
+from shoal.algorithms import Pooling, PricedChoice
+from shoal.control import Coordinator, Knob
+from shoal.core.errors import require
+from shoal.core.settings import Fraction, Inline, PositiveFloat, settings
+from shoal.defenses import CCL, DPSGD, L2, Augmentation, Flooding, Mixup, RelaxLoss, ShorterTraining
+from shoal.engine import Algorithm, ScalableDefense
+
+BELIEFS = {
+    "augmentation": (0.04, 0.010),
+    "pooling": (0.02, 0.005),
+    "shorter_training": (0.03, 0.030),
+    "mixup": (0.01, 0.010),
+    "flooding": (0.02, 0.020),
+    "relaxloss": (0.02, 0.020),
+    "ccl": (0.02, 0.020),
+    "l2": (0.01, 0.010),
+    "dp_sgd": (0.05, 0.100),
+}
+"""Relief and cost of each knob at full strength that are believed before anything is measured (`Knob`)."""
+
+
+@settings
+class CoordinatorSection:
+    """A coordinator that turns measured risk into directives for the training of each cluster; see
+    [the coordinator](coordinator.md). It steers the defences that are given here, each up to the strength that its keys
+    say, and needs the red team's estimates (``red_team.every``).
+
+    Args:
+        law: how it steers.
+        augmentation: random transformations of images; an empty table has the defaults.
+        pooling: the largest part of the mean of all models in each model.
+        mixup: mixtures of examples.
+        flooding: a level below which the loss is raised.
+        shorter_training: fewer local steps.
+        l2: an L2 penalty.
+        relaxloss: a level of the loss, and flat posteriors below it.
+        ccl: convex-concave loss. Of ``mixup``, ``flooding``, ``relaxloss`` and ``ccl`` only one may be given, and none
+            together with ``dp_sgd``.
+        dp_sgd: clipping of each example's gradient, with noise. No epsilon is stated for steered noise.
+        relief: by how much a knob at full strength is believed to lower the risk at the start, by its name.
+        cost: by how much it is believed to lower held-out accuracy.
+    """
+
+    law: Annotated[Coordinator, Inline()] = Coordinator()
+    augmentation: Augmentation | None = None
+    pooling: Fraction | None = None
+    mixup: Annotated[Mixup | None, Inline()] = None
+    flooding: Annotated[Flooding | None, Inline()] = None
+    shorter_training: Annotated[ShorterTraining | None, Inline()] = None
+    l2: Annotated[L2 | None, Inline()] = None
+    relaxloss: RelaxLoss | None = None
+    ccl: CCL | None = None
+    dp_sgd: DPSGD | None = None
+    relief: dict[str, PositiveFloat] = field(default_factory=dict)
+    cost: dict[str, PositiveFloat] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        steered = [name for name, _ in self._defenses()] + ["pooling"] * (self.pooling is not None)
+        require(
+            bool(steered) or self.law.min_clients > 0,
+            "'coordinator' needs something to steer, such as [coordinator.augmentation]; it can steer "
+            f"{', '.join(BELIEFS)}",
+        )
+        losses = [name for name in ("mixup", "flooding", "relaxloss", "ccl", "dp_sgd") if name in steered]
+        require(len(losses) <= 1, f"of {' and '.join(losses)} a coordinator can steer one only; leave the others out")
+        for key, beliefs in (("relief", self.relief), ("cost", self.cost)):
+            for name in beliefs:
+                require(
+                    name in steered,
+                    f"'coordinator.{key}' names '{name}', which is not steered; give it or leave it out",
+                )
+
+    def coordinator(self) -> Coordinator:
+        """The coordinator with its knobs."""
+        knobs = {name: self._knob(name, defense) for name, defense in self._defenses()}
+        if self.pooling is not None:
+            knobs["pooling"] = self._knob("pooling", None)
+        return replace(self.law, knobs=knobs)
+
+    def obeyed_by(self, algorithm: Algorithm) -> Algorithm:
+        """``algorithm``, wrapped in what obeys the directives of the server's own means."""
+        if self.pooling is not None:
+            algorithm = Pooling(algorithm, self.pooling)
+        return PricedChoice(algorithm) if self.law.min_clients else algorithm
+
+    def _knob(self, name: str, defense: ScalableDefense | None) -> Knob:
+        relief, cost = BELIEFS[name]
+        return Knob(defense, self.relief.get(name, relief), self.cost.get(name, cost))
+
+    def _defenses(self) -> Iterator[tuple[str, ScalableDefense]]:
+        for name in BELIEFS:
+            value = getattr(self, name)
+            if value is not None and name != "pooling":
+                yield name, value

@@ -1,0 +1,33 @@
+"""Examples of several groups together: the test set and the server's shadow set."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.representation import one_line
+from shoal.data.memory_format import gather
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedExamples:
+    """M labelled examples, and the index of the group whose distribution each one follows.
+
+    Shapes: x (M, ...), y (M,) int64 (of a regression (M, d) float32), group (M,) int64.
+    """
+
+    x: Tensor
+    y: Tensor
+    group: Tensor
+    __repr__ = one_line
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def of_group(self, group: int) -> "GroupedExamples":
+        """The examples of one group, in order."""
+        return self.take(torch.nonzero(self.group == group).squeeze(1))
+
+    def take(self, indices: Tensor) -> "GroupedExamples":
+        """The examples at ``indices`` (m,) int64."""
+        return GroupedExamples(gather(self.x, indices), self.y[indices], self.group[indices.cpu()])
