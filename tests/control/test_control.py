@@ -40,6 +40,33 @@ def test_allocation_is_the_solution_of_the_linear_program(seed):
     assert cost @ found == pytest.approx(least, abs=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_allocation_changes_no_more_than_it_must_and_keeps_the_budget(seed):
+    random = np.random.default_rng(seed)
+    relief, cost, held = random.uniform(0.01, 0.1, 4), random.uniform(0.0, 0.05, 4), random.uniform(0.0, 1.0, 4)
+    given = (torch.tensor(relief), torch.tensor(cost))
+    had, spent = float(relief @ held), float(cost @ held)
+    more, less = (allocate(had * f, *given, 1.0, torch.tensor(held)).numpy() for f in (1.1, 0.7))
+    assert (more >= held).all()
+    assert (less <= held).all()
+    assert [relief @ more, relief @ less] == pytest.approx([min(had * 1.1, relief.sum()), had * 0.7])
+    np.testing.assert_allclose(allocate(had, *given, spent, torch.tensor(held)).numpy(), held, atol=1e-9)
+    # Of the knobs that moved up, none is dearer than one that is not yet full; of those down, none cheaper than one left.
+    dear = cost / relief
+    assert max(dear[more > held + 1e-9], default=0) <= min(dear[more < 1 - 1e-9], default=np.inf)
+    assert min(dear[less < held - 1e-9], default=np.inf) >= max(dear[less > 1e-9], default=0)
+    tight = allocate(had, *given, 0.5 * spent, torch.tensor(held)).numpy()
+    assert cost @ tight <= 0.5 * spent + 1e-9
+    assert tight.min() >= 0
+
+
+def test_knobs_do_not_change_places_when_their_order_does():
+    relief, held = torch.tensor([0.04, 0.02], dtype=FLOAT), torch.tensor([1.0, 0.0], dtype=FLOAT)
+    for cost in (0.0051, 0.0049):
+        found = allocate(0.04, relief, torch.tensor([0.01, cost], dtype=FLOAT), 0.01, held)
+        torch.testing.assert_close(found, held)
+
+
 def test_a_knob_without_relief_stays_off():
     assert allocate(1.0, torch.tensor([0.0, 0.1]), torch.tensor([0.0, 0.1]), 1.0).tolist() == [0.0, 1.0]
 

@@ -45,7 +45,8 @@ class Coordinator:
         demand  d_k <- d_k + gain * e_k where e_k > 0, d_k + release * e_k where e_k < 0 (relief of risk that is wanted)
         price   d_k <- d_k / 2 instead, where held-out accuracy lies below its best so far by more than ``max_cost`` and
                 one standard error
-        knobs   u_k: the cheapest strengths that relieve d_k, of which the costs add up to ``max_cost`` at most
+        knobs   u_k: changed until they relieve d_k, the cheapest raised first, the dearest lowered first, and their
+                costs add up to ``max_cost`` at most (`allocate`)
 
     and d_k is kept in [0, what these knobs can relieve], so that nothing is wound up which they could not answer. What
     each knob relieves and costs is first believed (`Knob`) and then learned from the clusters (`Sensitivity`).
@@ -134,15 +135,16 @@ class Coordinator:
             strengths_before=memory.strengths.clone(),
         )
         relief, cost = self._sensitivities(memory)
-        most = self._most(relief, cost)
         demand, strengths, unmet = memory.demand.clone(), memory.strengths.clone(), torch.zeros_like(memory.demand)
         for k in range(len(state.models)):
             if bool(shares[k].isnan()):
                 continue  # Nobody's model: its directive stays what it was.
             fell = float(memory.best[k] - utility[k])
             wanted = self._demand(float(demand[k]), float(shares[k]), fell, float(error[k]))
+            held = memory.strengths[k]
+            most = self._most(relief, cost, held)
             demand[k] = min(wanted, most)
-            strengths[k] = allocate(float(demand[k]), relief, cost, self.max_cost)
+            strengths[k] = allocate(float(demand[k]), relief, cost, self.max_cost, held)
             unmet[k] = float(wanted >= most > 0 and float(shares[k]) > self.target)
             if unmet[k]:
                 LOG.info(
@@ -171,9 +173,9 @@ class Coordinator:
         """
         return memory.relief.effect().maximum(LEAST * memory.relief.prior), memory.cost.effect().clamp(min=0)
 
-    def _most(self, relief: Tensor, cost: Tensor) -> float:
-        """What all knobs together can relieve at the cost that is allowed."""
-        return float(relief @ allocate(float(relief.sum()), relief, cost, self.max_cost)) if self.gain else 0.0
+    def _most(self, relief: Tensor, cost: Tensor, held: Tensor | None = None) -> float:
+        """What all knobs together can relieve at the cost that is allowed, from the strengths that are held."""
+        return float(relief @ allocate(float(relief.sum()), relief, cost, self.max_cost, held)) if self.gain else 0.0
 
     def _prices(self, state: State) -> Tensor:
         """(K,) the price of each model, in nats, at most 0."""
