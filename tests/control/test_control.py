@@ -206,7 +206,8 @@ def test_the_budget_bounds_strength_and_what_cannot_be_kept_is_said(mlp, caplog)
     with caplog.at_level("INFO"):
         states = updated(coordinator(max_cost=0.004), [[0.7]] * 2, [0.6] * 4, mlp)
     assert strengths(states)[-1] == pytest.approx([0.4])
-    assert states[-1].control["limit_unmet"].tolist() == [1.0]
+    # Not by the first estimate, which found no knob on.
+    assert [each.control["limit_unmet"].tolist() for each in states] == [[0.0], [0.0], [1.0]]
     assert "cannot be brought within its members' limits" in caplog.text
 
 

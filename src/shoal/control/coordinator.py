@@ -145,7 +145,9 @@ class Coordinator:
             most = self._most(relief, cost, held)
             demand[k] = min(wanted, most)
             strengths[k] = allocate(float(demand[k]), relief, cost, self.max_cost, held)
-            unmet[k] = float(wanted >= most > 0 and float(shares[k]) > self.target)
+            # Only what knobs have already been at says that they are not enough.
+            at_most = wanted >= most > 0 and float(relief @ held) >= most - 1e-9
+            unmet[k] = float(at_most and float(shares[k]) > self.target)
             if unmet[k]:
                 LOG.info(
                     "round %d: cluster %d cannot be brought within its members' limits: %.0f %% of them say that its "
