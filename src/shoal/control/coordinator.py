@@ -144,7 +144,7 @@ class Coordinator:
             demand[k] = min(wanted, most)
             strengths[k] = allocate(float(demand[k]), relief, cost, self.max_cost)
             unmet[k] = float(wanted >= most > 0 and float(shares[k]) > self.target)
-            if unmet[k]:
+            if unmet[k] and not memory.limit_unmet[k]:
                 LOG.info(
                     "round %d: cluster %d cannot be brought within its members' limits: %.0f %% of them say that its "
                     "risk of %.3f is too high, with knobs at the most that %.3f of accuracy allows",
