@@ -57,7 +57,8 @@ class Coordinator:
         knobs: by the name of the directive.
         target: share of a model's members that may be over their limit.
         hysteresis: by how much the share must fall below the target before knobs are released.
-        gain: relief (of balanced accuracy) that is asked for at an estimate, for each unit of e_k.
+        gain: relief (of balanced accuracy) that is asked for at an estimate, for each unit of e_k, by which the
+            share of members over their limit is off the target.
         release: as ``gain``, on the way back.
         max_cost: held-out accuracy that knobs may cost.
         audit_factor: what clients are asked about is ``0.5 + audit_factor * (risk - 0.5)``: how many times the
