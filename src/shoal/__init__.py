@@ -34,6 +34,7 @@ from shoal.attacks import (
     logit_confidence,
 )
 from shoal.config.schema import Config, read_config
+from shoal.control import Coordinator, Knob, RiskPrediction
 from shoal.core.errors import InputError, ShoalError
 from shoal.core.randomness import Stream
 from shoal.data import (
@@ -86,6 +87,7 @@ __all__ = [
     "Augmentation",
     "Columns",
     "Config",
+    "Coordinator",
     "Defense",
     "Ditto",
     "Dropout",
@@ -102,6 +104,7 @@ __all__ = [
     "IFCAWithinLimit",
     "ImageDataset",
     "InputError",
+    "Knob",
     "LocalSGD",
     "LossHistograms",
     "LossThreshold",
@@ -123,6 +126,7 @@ __all__ = [
     "ReferenceScores",
     "RelaxLoss",
     "Result",
+    "RiskPrediction",
     "Scaffold",
     "ShadowModelAttack",
     "ShadowModels",

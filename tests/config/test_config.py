@@ -97,9 +97,12 @@ def test_toml_gives_the_configuration_back(base: Path, tmp_path: Path, changes: 
 
 def test_toml_is_complete(base: Path) -> None:
     said = tomllib.loads(read_config(base).toml())
-    assert set(said) == {each.name for each in fields(Config)} - {"property_attack", "record", "canaries"}, (
-        "what is not asked for is left out"
-    )
+    assert set(said) == {each.name for each in fields(Config)} - {
+        "property_attack",
+        "record",
+        "coordinator",
+        "canaries",
+    }, "what is not asked for is left out"
     assert said["privacy"] == {"thresholds": [0.5, 0.8], "beta": "threshold"}
 
 

@@ -15,6 +15,7 @@ from shoal.config.build import build, load_data, resolve
 from shoal.config.kinds import name_of
 from shoal.config.schema import Config, EngineSection, parse_config, read_config
 from shoal.config.tables import keys_of, read, table_of
+from shoal.control import Coordinator, RiskPrediction
 from shoal.core.errors import InputError
 from shoal.core.settings import checked
 from shoal.defenses import (
@@ -163,6 +164,8 @@ DECLARED = [
         RelaxLoss,
         CCL,
         ShorterTraining,
+        Coordinator,
+        RiskPrediction,
     )
     for key in keys_of(cls)
     if not key.inline

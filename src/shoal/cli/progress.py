@@ -12,8 +12,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from shoal.control import COLUMN
 from shoal.engine import RoundReport
 from shoal.reports.formats import format_duration
+from shoal.simulation.coordinator import became_unmet, changed_directives
 from shoal.simulation.simulation import Simulation, SimulationState
 
 
@@ -93,6 +95,8 @@ class Display(LiveBar):
         self._bar.update(self._task, completed=done, left=left)
         if self._console.is_terminal:
             self._live.update(Group(self._bar, _clusters(simulation, progress)))
+            for k in became_unmet(progress.rows):
+                self._print(f"round {done}: {_unmet(k)}")
         else:
             self._print(f"round {done} of {simulation.rounds}: {_in_words(progress)}; {left}")
 
@@ -105,7 +109,14 @@ def _in_words(progress: SimulationState) -> str:
         "accuracy": [_decimal(row["accuracy"]) for row in rows],
         "risk": [_decimal(row["risk"]) for row in rows],
     }
-    return ", ".join(f"{name} {' / '.join(cells)}" for name, cells in columns.items())
+    directives = changed_directives(progress.rows)
+    columns |= {f"directive {name}": [f"{each:.2f}" for each in given] for name, given in directives.items()}
+    words = [f"{name} {' / '.join(cells)}" for name, cells in columns.items()]
+    return ", ".join([*words, *map(_unmet, became_unmet(progress.rows))])
+
+
+def _unmet(cluster: int) -> str:
+    return f"cluster {cluster} cannot be brought within its members' limits"
 
 
 def _decimal(value: float) -> str:
@@ -115,9 +126,12 @@ def _decimal(value: float) -> str:
 def _clusters(simulation: Simulation, progress: SimulationState) -> Table:
     groups = [simulation.federation.groups[g] for g in simulation.federation.groups_with_clients]
     table = Table(box=None, pad_edge=False)
-    for title in ("cluster", "clients", *groups, "accuracy", "risk"):
+    rows = progress.rows[-len(progress.state.models) :]
+    directives = [column for column in rows[0] if column.startswith(COLUMN)] if rows else []
+    names = [column.removeprefix(COLUMN) for column in directives]
+    for title in ("cluster", "clients", *groups, "accuracy", "risk", *names):
         table.add_column(title, justify="right")
-    for row in progress.rows[-len(progress.state.models) :]:
+    for row in rows:
         counts = [str(int(row[f"clients.{name}"])) for name in groups]
         table.add_row(
             str(int(row["cluster"])),
@@ -125,5 +139,6 @@ def _clusters(simulation: Simulation, progress: SimulationState) -> Table:
             *counts,
             _decimal(row["accuracy"]),
             _decimal(row["risk"]),
+            *(f"{row[column]:.2f}" for column in directives),
         )
     return table

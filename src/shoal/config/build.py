@@ -35,6 +35,7 @@ from shoal.data.property_partition import PartitionIndices, federation_of
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, MaliciousClients, check_backend, resolve_backend
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
+from shoal.simulation.coordinator import check_coordinator
 from shoal.simulation.simulation import Simulation, check_references
 
 
@@ -221,6 +222,10 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         config.algorithm.value.check(setup.first_local(), config.red_team.every)
         for head in _heads(config.algorithm.value):
             head_of(setup.model.layout, head)
+    if config.coordinator is not None:
+        with in_table("coordinator"):
+            steered = config.coordinator.obeyed_by(config.algorithm.value)
+            check_coordinator(config.coordinator.coordinator(), setup, steered, config.red_team.every)
     with in_table("privacy"):
         thresholds, beta = config.privacy.thresholds, config.privacy.beta
         clients = len(data.client_names) if isinstance(data, ClientDataset) else _partition(config).clients

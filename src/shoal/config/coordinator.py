@@ -8,19 +8,19 @@ from shoal.algorithms import Pooling, PricedChoice
 from shoal.control import Coordinator, Knob
 from shoal.core.errors import require
 from shoal.core.settings import Fraction, Inline, PositiveFloat, settings
-from shoal.defenses import CCL, DPSGD, L2, Augmentation, Flooding, Mixup, RelaxLoss, ShorterTraining
+from shoal.defenses import CCL, DPSGD, L2, Augmentation, Defense, Flooding, Mixup, RelaxLoss, ShorterTraining
 from shoal.engine import Algorithm, ScalableDefense
 
 BELIEFS = {
-    "augmentation": (0.04, 0.010),
-    "pooling": (0.02, 0.005),
-    "shorter_training": (0.03, 0.030),
-    "mixup": (0.01, 0.010),
-    "flooding": (0.02, 0.020),
+    "augmentation": (0.04, 0.025),
+    "pooling": (0.01, 0.003),
+    "l2": (0.01, 0.002),
     "relaxloss": (0.02, 0.020),
-    "ccl": (0.02, 0.020),
-    "l2": (0.01, 0.010),
-    "dp_sgd": (0.05, 0.100),
+    "flooding": (0.02, 0.020),
+    "shorter_training": (0.03, 0.040),
+    "mixup": (0.005, 0.010),
+    "ccl": (0.005, 0.015),
+    "dp_sgd": (0.05, 0.090),
 }
 """Relief and cost of each knob at full strength that are believed before anything is measured (`Knob`)."""
 
@@ -28,8 +28,10 @@ BELIEFS = {
 @settings
 class CoordinatorSection:
     """A coordinator that turns measured risk into directives for the training of each cluster; see
-    [the coordinator](coordinator.md). It steers the defences that are given here, each up to the strength that its keys
-    say, and needs the red team's estimates (``red_team.every``).
+    [the coordinator](coordinator.md). A directive is a number for each cluster and each defence given here, from 0 (not
+    at all, and training is bit for bit what it is without) to 1 (as strong as the keys of that defence say). The server
+    gives new ones after each of the red team's estimates (``red_team.every``), sends them with the model, and they hold
+    in the cluster's next rounds.
 
     Args:
         law: how it steers.
@@ -43,6 +45,8 @@ class CoordinatorSection:
         ccl: convex-concave loss. Of ``mixup``, ``flooding``, ``relaxloss`` and ``ccl`` only one may be given, and none
             together with ``dp_sgd``.
         dp_sgd: clipping of each example's gradient, with noise. No epsilon is stated for steered noise.
+        custom: your own defences, a table ``[coordinator.custom.NAME]`` for each, with ``name = "module:Name"`` and the
+            keys of that class, which needs the method ``scaled``; see [your own](adding.md#steered-by-a-coordinator).
         relief: by how much a knob at full strength is believed to lower the risk at the start, by its name.
         cost: by how much it is believed to lower held-out accuracy.
     """
@@ -57,14 +61,19 @@ class CoordinatorSection:
     relaxloss: RelaxLoss | None = None
     ccl: CCL | None = None
     dp_sgd: DPSGD | None = None
+    custom: dict[str, Defense] | None = None
     relief: dict[str, PositiveFloat] = field(default_factory=dict)
     cost: dict[str, PositiveFloat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, own in (self.custom or {}).items():
+            require(name not in BELIEFS, f"'custom.{name}' has the name of a shipped defence; call it otherwise")
+            scalable = isinstance(own, ScalableDefense)
+            require(scalable, f"'custom.{name}' cannot be steered: {type(own).__name__} has no method 'scaled'")
         steered = [name for name, _ in self._defenses()] + ["pooling"] * (self.pooling is not None)
         require(
             bool(steered) or self.law.min_clients > 0,
-            "'coordinator' needs something to steer, such as [coordinator.augmentation]; it can steer "
+            "a coordinator needs something to steer, such as [coordinator.augmentation]; it can steer "
             f"{', '.join(BELIEFS)}",
         )
         losses = [name for name in ("mixup", "flooding", "relaxloss", "ccl", "dp_sgd") if name in steered]
@@ -73,7 +82,7 @@ class CoordinatorSection:
             for name in beliefs:
                 require(
                     name in steered,
-                    f"'coordinator.{key}' names '{name}', which is not steered; give it or leave it out",
+                    f"'{key}' names '{name}', which is not steered; steer it or leave it out",
                 )
 
     def coordinator(self) -> Coordinator:
@@ -90,7 +99,7 @@ class CoordinatorSection:
         return PricedChoice(algorithm) if self.law.min_clients else algorithm
 
     def _knob(self, name: str, defense: ScalableDefense | None) -> Knob:
-        relief, cost = BELIEFS[name]
+        relief, cost = BELIEFS.get(name, (Knob.relief, Knob.cost))
         return Knob(defense, self.relief.get(name, relief), self.cost.get(name, cost))
 
     def _defenses(self) -> Iterator[tuple[str, ScalableDefense]]:
@@ -98,3 +107,6 @@ class CoordinatorSection:
             value = getattr(self, name)
             if value is not None and name != "pooling":
                 yield name, value
+        for name, own in (self.custom or {}).items():
+            assert isinstance(own, ScalableDefense)
+            yield name, own

@@ -58,7 +58,8 @@ class Coordinator:
         knobs: by the name of the directive.
         target: share of a model's members that may be over their limit.
         hysteresis: by how much the share must fall below the target before knobs are released.
-        gain: relief (of balanced accuracy) that is asked for at an estimate, for each unit of e_k.
+        gain: relief (of balanced accuracy) that is asked for at an estimate, for each unit of e_k, by which the
+            share of members over their limit is off the target.
         release: as ``gain``, on the way back.
         max_cost: held-out accuracy that knobs may cost.
         audit_factor: what clients are asked about is ``0.5 + audit_factor * (risk - 0.5)``: how many times the
@@ -148,7 +149,7 @@ class Coordinator:
             # Only what knobs have already been at says that they are not enough.
             at_most = wanted >= most > 0 and float(relief @ held) >= most - 1e-9
             unmet[k] = float(at_most and float(shares[k]) > self.target)
-            if unmet[k]:
+            if unmet[k] and not memory.limit_unmet[k]:
                 LOG.info(
                     "round %d: cluster %d cannot be brought within its members' limits: %.0f %% of them say that its "
                     "risk of %.3f is too high, with knobs at the most that %.3f of accuracy allows",

@@ -9,6 +9,10 @@ class RiskPrediction:
 
     A power law of this kind is known for centralised training; its two numbers hang on network, data and training, and
     must be measured (`docs/audit.md`: 1.09 and 0.28 by RMIA, a small network on Fashion-MNIST).
+
+    Args:
+        factor: the advantage with one example of each class.
+        exponent: of the number of examples of a class; above 0.
     """
 
     factor: PositiveFloat = 1.09

@@ -11,6 +11,7 @@ import pandas as pd
 from shoal.config.kinds import algorithm_title
 from shoal.config.schema import SIMULATION, read_config
 from shoal.config.validation import read_toml
+from shoal.control import COLUMN
 from shoal.core.errors import require
 from shoal.reports.formats import ACCURACY, number
 from shoal.reports.summary_text import NOTICEABLE
@@ -38,6 +39,8 @@ ROWS = (
     (OVERALL, "migrated", "migrated clients"),
     (BY_CLUSTER, "clients", "clients by cluster"),
     (BY_CLUSTER, "mia", "MIA accuracy by cluster"),
+    (BY_CLUSTER, "over_limit", "share of members over their limit by cluster"),
+    (BY_CLUSTER, "limit_unmet", "limits cannot be met by cluster (1: yes)"),
     (OVERALL, "adjusted_rand_index", "recovered grouping (ARI)"),
     (OVERALL, "epsilon", "epsilon, largest of the clients"),
     (OVERALL, "seconds.total", "seconds"),
@@ -138,7 +141,7 @@ def _metrics(summaries: Sequence[Summary], measured: str) -> dict[str, list[str]
     first = summaries[0]
     clusters = 1 + max((k for each in summaries for k in each.by_cluster), default=-1)
     table = {}
-    for whose, metric, name in ROWS:
+    for whose, metric, name in (*ROWS, *_directives(summaries)):
         label = name.replace("accuracy", measured) if "accuracy" in metric else name
         if whose == OVERALL:
             table[label] = [_cell(each.overall.get(metric)) for each in summaries]
@@ -150,6 +153,13 @@ def _metrics(summaries: Sequence[Summary], measured: str) -> dict[str, list[str]
                 " / ".join(_cell(each.by_cluster.get(k, {}).get(metric)) for k in range(clusters)) for each in summaries
             ]
     return {label: cells for label, cells in table.items() if set("".join(cells)) - {*ABSENT, *" / "}}
+
+
+def _directives(summaries: Sequence[Summary]) -> Sequence[tuple[str, str, str]]:
+    """Rows of the directives that clusters were given last; which there are depends on the runs."""
+    names = dict.fromkeys(name for each in summaries for own in each.by_cluster.values() for name in own)
+    given = [name for name in names if name.startswith(COLUMN)]
+    return [(BY_CLUSTER, name, f"directive {name.removeprefix(COLUMN)} by cluster") for name in given]
 
 
 def _difference(first: Summary, other: Summary, first_title: str, title: str, metric: str) -> str:

@@ -16,6 +16,7 @@ from shoal.runs.checkpoint import keep_last_checkpoint, save_checkpoint
 from shoal.runs.lock import locked
 from shoal.runs.result import Result, write_files
 from shoal.runs.updates import FOLDER, megabytes, write_updates
+from shoal.simulation.coordinator import changed_directives
 from shoal.simulation.simulation import Simulation, SimulationState, Watch, run_rounds
 
 LOG = logging.getLogger("shoal")
@@ -132,7 +133,11 @@ def _line(progress: SimulationState, report: RoundReport) -> str:
     state = progress.state
     sizes = torch.bincount(report.assignment, minlength=len(state.models)).tolist()
     risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.risks_estimated else "not estimated"
-    return f"round {state.round}: clients by cluster {sizes}; risks {risks}; {progress.seconds['total']:.1f} s"
+    changed = changed_directives(progress.rows)
+    given = "".join(f"; {name} {', '.join(f'{each:.2f}' for each in values)}" for name, values in changed.items())
+    directives = f"; directives{given[1:]}" if changed else ""
+    about = f"clients by cluster {sizes}; risks {risks}{directives}"
+    return f"round {state.round}: {about}; {progress.seconds['total']:.1f} s"
 
 
 class _RunLog(logging.FileHandler):

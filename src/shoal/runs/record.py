@@ -7,7 +7,7 @@ simulation does not go on in its directory. ``settings`` in it is what decides t
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from shoal.config.kinds import name_of
 from shoal.config.schema import SIMULATION, PropertyAttackSection, read_config
 from shoal.config.tables import read, table_of
 from shoal.config.validation import read_toml
+from shoal.control import Coordinator
 from shoal.core.errors import InputError, require
 from shoal.data import Canaries, Group
 from shoal.data.fingerprint import fingerprint, tensors_fingerprint
@@ -67,6 +68,10 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         settings["record_updates"] = str(simulation.record_updates)
     if simulation.reference_federations:
         settings["reference_federations"] = str(simulation.reference_federations)
+    coordinator = simulation.coordinator
+    if coordinator is not None:
+        settings["coordinator"] = _spelled(_law(coordinator))
+        settings["knobs"] = _spelled(tuple(coordinator.knobs.items()))
     shares = federation.group_fractions.tolist()
     table: dict[str, Any] = {
         "algorithm": name_of(type(simulation.algorithm)),
@@ -82,6 +87,8 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         table["metric"] = metric
     if simulation.reference_federations:
         table["reference_federations"] = simulation.reference_federations
+    if coordinator is not None:
+        table["coordinator"] = table_of(_law(coordinator))
     if simulation.property_attack is not None and simulation.malicious_clients is None:
         schedule = federation.property_schedule
         period = PropertyAttackSection().period if schedule is None else schedule.period
@@ -136,7 +143,7 @@ def _simulation_of(described: RunDescription) -> dict[str, Any]:
 
 
 def _described(table: Mapping[str, Any], text: str) -> RunDescription:
-    attack = table.get("property_attack")
+    attack, coordinator = table.get("property_attack"), table.get("coordinator")
     return RunDescription(
         algorithm=table["algorithm"],
         dataset=table["dataset"],
@@ -150,7 +157,13 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         kind=table.get("kind", "images"),
         reference_federations=table.get("reference_federations", 0),
         property_attack=None if attack is None else read(PropertyAttackSection, attack, "property_attack"),
+        coordinator=None if coordinator is None else read(Coordinator, coordinator, "coordinator"),
     )
+
+
+def _law(coordinator: Coordinator) -> Coordinator:
+    """The coordinator without its knobs, which no file can give back."""
+    return replace(coordinator, knobs={})
 
 
 def _of_canaries(canaries: Canaries) -> str:

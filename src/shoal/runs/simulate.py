@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from shoal.attacks import PropertyAttack, RedTeam, RoundObservation
+from shoal.control import Coordinator
 from shoal.core.errors import described, require, require_instance
 from shoal.data import Canaries, Federation
 from shoal.defenses import Defense, TrainingSetup, defended
@@ -57,6 +58,7 @@ def simulate(
     red_team: RedTeam | None = None,
     member_rounds: int = 5,
     defenses: Sequence[Defense] = (),
+    coordinator: Coordinator | None = None,
     property_attack: PropertyAttack | None = None,
     malicious_clients: MaliciousClients | None = None,
     canaries: Canaries | None = None,
@@ -87,6 +89,8 @@ def simulate(
         member_rounds: a client is a member of each model that it trained, up to so many rounds before that model's last
             training.
         defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping` or your own, applied in order.
+        coordinator: turns the red team's estimates into directives for each cluster's training, such as
+            ``Coordinator({"augmentation": Knob(Augmentation())})``; it needs ``RedTeam(every=5)`` or the like.
         property_attack: an attack on a federation with a `PropertySchedule`.
         malicious_clients: train in their own way, such as `active_property_attacker` makes.
         canaries: those of ``federation``, as `MislabelledCanaries.insert` gives both; measured at the end.
@@ -148,6 +152,7 @@ def simulate(
         member_rounds=member_rounds,
         property_attack=property_attack,
         malicious_clients=malicious_clients,
+        coordinator=coordinator,
         canaries=canaries,
         start=first,
         record_updates=record_updates,

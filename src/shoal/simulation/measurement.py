@@ -20,6 +20,7 @@ from shoal.models import Metric, accuracy
 from shoal.simulation import canary_metrics, membership_metrics, property_metrics
 from shoal.simulation.attack_metrics import attacks_on_records
 from shoal.simulation.attacked_records import AttackedRecords
+from shoal.simulation.coordinator import accountable_local, coordinator_summary
 from shoal.simulation.exposure import exposure_of_clients
 from shoal.simulation.final_attacks import attack_final_models
 from shoal.simulation.membership import Membership, is_personal
@@ -125,6 +126,7 @@ def measure(
             attacked.shared.audits[0], state.risks, None if is_personal(deployed) else judged_by
         )
         | refit_metrics(attacked.configured, attacked.shared, federation)
+        | coordinator_summary(state)
         | _of_shadow_models(red_team, state, federation, used=attacked.used_shadow_models)
     )
     if references is not None:
@@ -145,7 +147,10 @@ def measure(
 
 def _of_privacy(training: Training, state: State, first_round: int, clients: pd.DataFrame) -> Summary:
     """What differential privacy guarantees where local steps are private; adds the column "epsilon" to ``clients``."""
-    local = training.local_of_clusters(state)[0]
+    local = accountable_local(training, state)
+    if local is None:
+        LOG.warning("no epsilon is stated, since a coordinator decided how private local steps were")
+        return Summary()
     rule = accounting.private_rule(local)
     if rule is None:
         return Summary()

@@ -45,8 +45,11 @@ def round_metrics(
         for g, name in enumerate(federation.groups):
             row[f"accuracy.{name}"] = float(accuracies[g])
             row[f"clients.{name}"] = int(by_group[g])
-        row |= {f"{COLUMN}{name}": float(values[k]) for name, values in state.directives.items()}
-        row |= {name: float(state.control[name][k]) for name in SHOWN if name in state.control}
+        of_clusters = {f"{COLUMN}{name}": values for name, values in state.directives.items()}
+        of_clusters |= {name: state.control[name] for name in SHOWN if name in state.control}
+        # Where an algorithm changed the number of models, they are of others until the next estimate.
+        same = {name: len(values) == len(state.models) for name, values in of_clusters.items()}
+        row |= {name: float(values[k]) if same[name] else nan for name, values in of_clusters.items()}
         rows.append(row)
     return tuple(rows)
 

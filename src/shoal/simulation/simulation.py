@@ -28,6 +28,7 @@ from shoal.defenses import TrainingSetup, accounting
 from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training, check_loss
 from shoal.models.validation import require_fits
 from shoal.simulation.attacked_records import AttackedRecords
+from shoal.simulation.coordinator import check_coordinator
 from shoal.simulation.measurement import measure
 from shoal.simulation.property_metrics import property_summary, updates_of
 from shoal.simulation.result import Outcome
@@ -124,15 +125,8 @@ class Simulation:
         self.algorithm.check(self.setup.first_local(), self.red_team.every)
         if self.coordinator is not None:
             require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
-            require(
-                self.red_team.every > 0,
-                "a coordinator steers by the red team's estimates, so its 'every' must be at least 1; got 0",
-            )
-            steers = bool(self.coordinator.knobs) or self.coordinator.min_clients > 0
-            require(steers, "a coordinator needs at least one knob, or 'min_clients'; got neither")
-            for knob in self.coordinator.knobs.values():
-                # Asked for what it would refuse; what it applies to all clusters and rounds is left.
-                getattr(knob.defense, "applied", lambda setup: setup)(replace(self.setup, kind=self.federation.kind))
+            setup = replace(self.setup, kind=self.federation.kind)
+            check_coordinator(self.coordinator, setup, self.algorithm, self.red_team.every)
         accounting.check_accountable(self.federation, self.rounds + 1 - self.first_round, self.setup.first_local())
 
     @property

@@ -86,6 +86,7 @@ _ORDER: tuple[tuple[Literal["overall", "group", "cluster"], str], ...] = (
     ("overall", r"(violations|exceeded)\.total|migrated|adjusted_rand_index"),
     ("group", r"violations|exceeded|exposure"),
     ("cluster", r"clients|examples|(train_)?accuracy|gap"),
+    ("cluster", r"over_limit|limit_unmet|directive\..*"),
     ("overall", r"main\..*|epsilon|delta|property\.(updates|positives)|cosine\..*"),
     ("cluster", r"cosine.*"),
     ("overall", r"property\.auc(_control|_rounds)?"),

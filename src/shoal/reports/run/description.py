@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from shoal.config.kinds import name_of
 from shoal.config.schema import Config, PropertyAttackSection
+from shoal.control import Coordinator
 from shoal.core.representation import one_line
 from shoal.data import Group
 from shoal.data.sources.catalog import kind_of
@@ -28,6 +29,7 @@ class RunDescription:
         metric: what the models are measured by, "accuracy" or the name of a model's own.
         kind: what the examples are, in the plural: images, texts, rows, or just examples.
         reference_federations: how many were asked for.
+        coordinator: that steered the run, perhaps without its knobs; None: nobody did.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
     """
 
@@ -44,6 +46,7 @@ class RunDescription:
     task: str | None = None
     kind: str = "images"
     reference_federations: int = 0
+    coordinator: Coordinator | None = None
     __repr__ = one_line
 
     @staticmethod
@@ -64,6 +67,7 @@ class RunDescription:
             task=config.data.task,
             kind=kind_of(config.data.source),
             reference_federations=config.evaluation.reference_federations,
+            coordinator=None if config.coordinator is None else config.coordinator.coordinator(),
         )
 
     @property

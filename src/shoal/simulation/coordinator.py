@@ -1,0 +1,114 @@
+"""What a simulation asks of its coordinator before the first round, and what it says of it afterwards."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from shoal.control import COLUMN, Coordinator
+from shoal.core.errors import require
+from shoal.defenses import TrainingSetup
+from shoal.engine import Algorithm, ClusterRound, LocalSGD, State, Training
+from shoal.simulation.summary import Summary
+
+Rows = Sequence[Mapping[str, float]]
+"""Rows of `rounds.csv`: one per round and cluster, in order."""
+
+SUMMARIZED = ("over_limit", "limit_unmet")
+"""What a coordinator remembers of each cluster that `summary.json` has."""
+
+
+def check_coordinator(coordinator: Coordinator, setup: TrainingSetup, algorithm: Algorithm, risk_period: int) -> None:
+    """Raise `InputError` where a coordinator has nothing to steer by, nothing to steer, or may not steer it.
+
+    What would be refused of fixed defences at full strength is refused of steered ones: directives can lead there.
+
+    Args:
+        coordinator: with its knobs.
+        setup: the network, local training and all fixed defences.
+        algorithm: who trains which model.
+        risk_period: rounds between estimates of risk; 0: there are none.
+    """
+    require(
+        risk_period > 0,
+        "a coordinator steers by the red team's estimates, so 'every' of the red team must be at least 1; got 0",
+    )
+    steers = bool(coordinator.knobs) or coordinator.min_clients > 0
+    require(steers, "a coordinator needs at least one knob, or 'min_clients'; got neither")
+    require(
+        "price" not in coordinator.knobs, "'price' cannot be a knob: the directive of that name is of 'min_clients'"
+    )
+    for knob in coordinator.knobs.values():
+        if knob.defense is not None:
+            added = replace(setup, defenses=(*setup.defenses, knob.defense))
+            setup = getattr(knob.defense, "applied", lambda _, added=added: added)(setup)
+    algorithm.check(setup.first_local(), risk_period)
+
+
+def accountable_local(training: Training, state: State) -> LocalSGD | None:
+    """Local training whose spending of privacy bounds that of every round; None where directives decide how private
+    steps are.
+
+    Without a coordinator it is that of cluster 0 in the last round. With one it is that of the fixed defences alone,
+    whose steps in a round are the most that shorter training leaves.
+    """
+    if training.coordinator is None:
+        return training.local_of_clusters(state)[0]
+    fixed = tuple(each for each in training.defenses if each is not training.coordinator)
+    local = replace(training, defenses=fixed).local_of_clusters(state)[0]
+    knobs = training.coordinator.knobs.values() if isinstance(training.coordinator, Coordinator) else ()
+    for knob in knobs:
+        steered = local if knob.defense is None else knob.defense.local(local, ClusterRound(round=1, cluster=0))
+        if _spending(steered) != _spending(local):
+            return None
+    return local
+
+
+def _spending(local: LocalSGD) -> tuple[object, ...]:
+    """What decides, with a client's examples, how much privacy a whole round spends."""
+    return (local.gradient_privacy if local.private else None), local.batch_size, local.epochs, local.steps
+
+
+def coordinator_summary(state: State) -> Summary:
+    """By cluster the last directives, and whether its members' limits are kept; nothing without a coordinator."""
+    clusters = range(len(state.models))
+    directives = {f"{COLUMN}{name}": values for name, values in state.directives.items()}
+    remembered = {name: state.control[name] for name in SUMMARIZED if name in state.control}
+    # Where an algorithm changed the number of models since, these are of others.
+    known = {name: each for name, each in {**remembered, **directives}.items() if len(each) == len(state.models)}
+    return Summary(
+        by_cluster={
+            k: {name: int(each[k]) if name == "limit_unmet" else float(each[k]) for name, each in known.items()}
+            for k in clusters
+            if known
+        }
+    )
+
+
+def changed_directives(rows: Rows) -> dict[str, list[float]]:
+    """The directives (K,) that clusters were given after the last round, by name, where they are not those of before.
+
+    >>> changed_directives([{"round": r, "cluster": 0, "directive.l2": s} for r, s in ((1, 0.0), (2, 0.5))])
+    {'l2': [0.5]}
+    """
+    now, before = (_directives(each) for each in _last_two_rounds(rows))
+    return {name: given for name, given in now.items() if given != before.get(name, [0.0] * len(given))}
+
+
+def became_unmet(rows: Rows) -> list[int]:
+    """The clusters that cannot be brought within their members' limits since the last round, and could before."""
+    now, before = ({row["cluster"] for row in each if row.get("limit_unmet")} for each in _last_two_rounds(rows))
+    return sorted(int(k) for k in now - before)
+
+
+def _last_two_rounds(rows: Rows) -> tuple[Rows, Rows]:
+    """The rows of the last round, and of the one before."""
+    last = rows[-1]["round"] if rows else 0
+    recent = list(takewhile(lambda row: row["round"] >= last - 1, reversed(rows)))[::-1]
+    now, before = ([row for row in recent if row["round"] == number] for number in (last, last - 1))
+    return now, before
+
+
+def _directives(rows: Rows) -> dict[str, list[float]]:
+    """Those in the rows of one round, by name."""
+    names = [column for column in rows[0] if column.startswith(COLUMN)] if rows else []
+    return {name.removeprefix(COLUMN): [row[name] for row in rows] for name in names}
