@@ -1,0 +1,143 @@
+"""Accuracy against exposure of the runs of a sweep: a figure, a table and the dominated area of each family.
+
+    shoal sweep experiments/control/front.toml --jobs 2
+    python experiments/control/front.py runs/front docs/control/front
+
+A family is the settings whose names begin alike, up to the first digit or comma: "augmentation 5", "augmentation 10".
+Written: OUT.svg, OUT.md and OUT.csv (a row for each run). Exposure is by the strongest attack on each client's model,
+averaged over clients; violations are those that are expected of limits uniform in [0.5, 0.8].
+"""
+
+import argparse
+import re
+import sys
+from itertools import cycle
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from shoal.core.atomic_files import write_text
+from shoal.runs.files import read_table
+from shoal.simulation.result import CLIENT_COLUMNS
+from shoal.sweeps import read_sweep
+from shoal.sweeps.results import read_results
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from paired_differences import spread, table
+
+WORST = (0.55, 0.70)
+"""Accuracy and exposure of the corner from which areas are measured."""
+
+FIGURES = {
+    "accuracy": "accuracy",
+    "accuracy.minority": "of the minority",
+    "exposure": "exposure",
+    "worst": "most exposed client",
+    "tpr": "TPR at 1 % FPR, minority",
+    "violations": "violations expected",
+}
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+"""Okabe and Ito's, which differ for any kind of colour blindness; families differ by their marks as well."""
+
+
+def family(setting: str) -> str:
+    """The name of a setting without its strength.
+
+    >>> family("augmentation 10"), family("IFCA, 40 rounds")
+    ('augmentation', 'IFCA')
+    """
+    return re.split(r"[,\d]", setting, maxsplit=1)[0].strip()
+
+
+def measured(sweep: Path) -> pd.DataFrame:
+    """A row for each run: its setting, seed, and `FIGURES`."""
+    asked = read_sweep(sweep / "sweep.toml")
+    axis, rows = next(iter(asked.axes)), []
+    for run in read_results(sweep, asked.axes).to_dict("records"):
+        clients = read_table(sweep / "runs" / str(run["run"]) / "clients.csv", CLIENT_COLUMNS)
+        rows.append(
+            {
+                "setting": str(run[axis]),
+                "seed": run["seed"],
+                "accuracy": run["accuracy.overall"],
+                "accuracy.minority": run["accuracy.minority"],
+                "exposure": clients["exposure"].mean(),
+                "worst": clients["exposure"].max(),
+                "tpr": run.get("tpr_at_fpr_0.01.minority", np.nan),
+                "violations": ((clients["exposure"] - 0.5) / 0.3).clip(0, 1).sum(),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def dominated_area(accuracy: NDArray[np.float64], exposure: NDArray[np.float64]) -> float:
+    """The area between the corner `WORST` and the points that some run reaches: the hypervolume of its front.
+
+    >>> round(dominated_area(np.array([0.65]), np.array([0.60])), 4)
+    0.01
+    """
+    area, best = 0.0, WORST[1]
+    for each in np.argsort(-accuracy):
+        if accuracy[each] > WORST[0] and exposure[each] < best:
+            area += (accuracy[each] - WORST[0]) * (best - exposure[each])
+            best = exposure[each]
+    return float(area)
+
+
+def front(means: pd.DataFrame) -> list[str]:
+    """The settings that no other is better than in both figures, by accuracy."""
+    names = []
+    for name, row in means.sort_values("accuracy", ascending=False).iterrows():
+        if all(row["exposure"] < means.loc[other, "exposure"] for other in names):
+            names.append(str(name))
+    return names
+
+
+def draw(means: pd.DataFrame, path: Path) -> None:
+    """The figure: a line for each family, its settings by accuracy."""
+    figure, axes = plt.subplots(figsize=(9, 6), layout="constrained")
+    marks, colours = cycle("osD^vPX*<>hp"), cycle(COLOURS)
+    for name, some in means.sort_values("accuracy").groupby(family, sort=False):
+        axes.plot(100 * some["accuracy"], some["exposure"], marker=next(marks), color=next(colours), label=name, lw=1)
+    best = means.loc[front(means)].sort_values("accuracy")
+    axes.plot(100 * best["accuracy"], best["exposure"], color="black", lw=5, alpha=0.15, label="front", zorder=0)
+    axes.set_xlabel("accuracy on held-out images (%)")
+    axes.set_ylabel("exposure: balanced accuracy of the strongest attack,\nmean over clients (guessing: 0.5)")
+    axes.legend(ncols=2, fontsize="small")
+    axes.grid(alpha=0.3)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path, help="the directory of a finished sweep")
+    parser.add_argument("out", type=Path, help="the files' path without its ending")
+    arguments = parser.parse_args()
+    runs = measured(arguments.sweep)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(arguments.out.with_suffix(".csv"), runs.to_csv(index=False))
+    means = runs.groupby("setting", sort=False)[list(FIGURES)].mean()
+    best = front(means)
+    rows = [
+        [f"**{name}**" if name in best else str(name), *(spread(some[figure]) for figure in FIGURES)]
+        for name, some in runs.groupby("setting", sort=False)
+    ]
+    title = f"{runs['seed'].nunique()} seeds, mean ± standard deviation; on the front: bold"
+    parts = [table(title, ["setting", *FIGURES.values()], rows)]
+    areas = [
+        [name, f"{1000 * dominated_area(some['accuracy'].to_numpy(), some['exposure'].to_numpy()):.2f}"]
+        for name, some in means.groupby(family, sort=False)
+    ]
+    heads = ["family", f"area below accuracy and above exposure, from {WORST[0]:g} and {WORST[1]:g}, in thousandths"]
+    parts.append(table("Hypervolume of the means", heads, areas))
+    write_text(arguments.out.with_suffix(".md"), "\n".join([*parts, ""]))
+    draw(means, arguments.out.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()
