@@ -97,7 +97,7 @@ def test_directives_are_shown_and_limits_that_cannot_be_kept_are_said_once(mlp, 
             rows = tuple(row for row in STEERED if row["round"] <= number)
             report = RoundReport(torch.tensor([0]), RoundPlan(torch.tensor([0]), ()), False, {})
             display(simulation, SimulationState(replace(state, round=number), rows), report)
-    printed = output.getvalue()
+    printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
     said = re.findall(r"cluster (\d) cannot be brought within its members' limits", printed)
     assert said == ["1", "0", "1"]
     if terminal:

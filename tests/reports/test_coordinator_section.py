@@ -12,6 +12,7 @@ from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.page import run_page
 from shoal.reports.summary_text import verdict
+from shoal.reports.sweep.labels import Labels
 from shoal.simulation.summary import flatten, parse_summary, split_key
 
 LAW = Coordinator(target=0.1, max_cost=0.01, audit_factor=2.0)
@@ -170,3 +171,11 @@ def test_the_keys_of_the_summary_are_taken_apart_and_put_together():
     flat = steered_summary()
     assert split_key("clusters.1.directive.shorter_training") == ("directive.shorter_training", None, 1)
     assert flatten(parse_summary(flat)).items() >= flat.items()
+
+
+def test_a_sweep_names_what_a_coordinator_did():
+    labels = Labels({})
+    assert labels.key("larger.directive.shorter_training") == "directive shorter training, larger model"
+    assert labels.key("model.few.over_limit") == "share of members over their limit, model of few"
+    assert labels.key("smaller.limit_unmet") == "limits out of reach, smaller model"
+    assert labels.key("clusters.0.directive.price") == "directive price, model 0"
