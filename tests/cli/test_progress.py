@@ -2,12 +2,19 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
+import torch
 from rich.console import Console
 
+from shoal.algorithms import IFCA
 from shoal.cli.progress import Display
+from shoal.data import Federation
+from shoal.defenses import TrainingSetup
+from shoal.engine import LocalSGD, RoundPlan, RoundReport, State
 from shoal.runs.run import run
+from shoal.simulation.simulation import Simulation, SimulationState
 
 
 @pytest.fixture
@@ -57,3 +64,48 @@ def test_after_the_rounds_come_the_reference_federations(toy_config, tmp_path, t
     assert first.endswith("left, and 2 reference federations")
     assert re.fullmatch(r"reference federation 1 of 2; about .* left", second)
     assert third == "reference federation 2 of 2"
+
+
+def steered(number: int, strengths: tuple[float, float], unmet: tuple[float, float]) -> list[dict[str, float]]:
+    """The rows of one round of two clusters."""
+    return [
+        {"round": number, "cluster": k, "clients": 5, "clients.all": 5, "accuracy": 0.5, "risk": 0.6}
+        | {"directive.l2": strengths[k], "limit_unmet": unmet[k]}
+        for k in (0, 1)
+    ]
+
+
+STEERED = (
+    *steered(1, (0.0, 0.0), (0.0, 0.0)),
+    *steered(2, (0.0, 0.5), (0.0, 1.0)),
+    *steered(3, (0.0, 0.5), (0.0, 1.0)),
+    *steered(4, (0.25, 0.5), (1.0, 1.0)),
+    *steered(5, (0.25, 0.0), (0.0, 0.0)),
+    *steered(6, (0.25, 0.0), (0.0, 1.0)),
+)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_directives_are_shown_and_limits_that_cannot_be_kept_are_said_once(mlp, terminal):
+    examples = torch.zeros(2, 1, 6, 6), torch.tensor([0, 1])
+    federation = Federation.from_tensors([examples], test=examples)
+    simulation = Simulation(federation, TrainingSetup(mlp, LocalSGD()), IFCA(2), rounds=6)
+    state, output = State.initial(torch.zeros(2, 3), 1), io.StringIO()
+    with Display(Console(file=output, force_terminal=terminal, width=200)) as display:
+        display(simulation, SimulationState(state), None)
+        for number in range(1, 7):
+            rows = tuple(row for row in STEERED if row["round"] <= number)
+            report = RoundReport(torch.tensor([0]), RoundPlan(torch.tensor([0]), ()), False, {})
+            display(simulation, SimulationState(replace(state, round=number), rows), report)
+    printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
+    said = re.findall(r"cluster (\d) cannot be brought within its members' limits", printed)
+    assert said == ["1", "0", "1"]
+    if terminal:
+        assert re.search(r"risk +l2", printed)
+        assert "0.25" in printed
+        return
+    lines = printed.splitlines()
+    found = [re.findall(r"directive l2 ([\d./ ]+)", line) for line in lines]
+    shown = ["", "0.00 / 0.50", "", "0.25 / 0.50", "0.25 / 0.00", ""]
+    assert [each[0].strip() if each else "" for each in found] == shown
+    assert "cannot" in lines[1]

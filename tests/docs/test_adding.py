@@ -11,7 +11,7 @@ import torch
 
 import shoal
 from shoal.config.schema import read_config
-from shoal.engine import Algorithm, LocalDefense, LocalSGD
+from shoal.engine import Algorithm, ClusterRound, LocalDefense, LocalSGD, ScalableDefense
 from shoal.runs.report import report_of
 from shoal.runs.run import run
 
@@ -44,7 +44,10 @@ def test_all_of_them_run_from_a_configuration(examples, tmp_path):
     assert summary["accuracy.overall"] > 0.5
     written = read_config(out / "config.toml")
     assert written.algorithm.value == config.algorithm.value
-    assert report_of(out).exists()
+    assert written.coordinator == config.coordinator
+    assert list(config.coordinator.coordinator().knobs) == ["rate"]
+    assert "clusters.0.directive.rate" in summary
+    assert ">Coordinator</h2>" in report_of(out).read_text()
 
 
 def test_all_of_them_run_from_a_script(examples):
@@ -84,12 +87,31 @@ def test_all_of_them_run_from_a_script(examples):
     assert torch.equal(result.state.models, ifca.state.models), "without a margin it is IFCA"
 
 
+def test_one_s_own_defence_is_steered(examples, build, mlp):
+    from lower_rate import LowerRate  # noqa: PLC0415
+
+    half, local = LowerRate(0.5), LocalSGD(learning_rate=0.2)
+    at = ClusterRound(round=1, cluster=0)
+    assert [half.scaled(u).local(local, at).learning_rate for u in (0.0, 0.5, 1.0)] == pytest.approx([0.2, 0.15, 0.1])
+    knobs = {"rate": shoal.Knob(half, relief=0.02, cost=0.01)}
+    asked = shoal.Coordinator(knobs, gain=1.0, release=0.0, prediction=shoal.RiskPrediction())
+    team = shoal.RedTeam(every=2, estimator="audit", attack=shoal.LossThreshold())
+    result = shoal.simulate(build(), mlp, shoal.IFCA(2), local, rounds=2, red_team=team, coordinator=asked)
+    alone = shoal.simulate(build(), mlp, shoal.IFCA(2), local, rounds=2, red_team=team)
+    assert (result.rounds.loc[result.rounds["round"] == 1, "directive.rate"] == 1.0).all()
+    slow = shoal.simulate(build(), mlp, shoal.IFCA(2), half.local(local, at), rounds=2, red_team=team)
+    assert not torch.equal(result.state.models, alone.state.models)
+    assert torch.equal(result.state.models, slow.state.models), "at full strength it is the fixed defence"
+
+
 def test_they_are_what_the_protocols_ask_for(examples):
+    from lower_rate import LowerRate  # noqa: PLC0415
     from risk_decay import RiskDecay  # noqa: PLC0415
     from sticky_ifca import StickyIFCA  # noqa: PLC0415
 
     assert isinstance(StickyIFCA(), Algorithm)
     assert isinstance(RiskDecay(), LocalDefense)
+    assert isinstance(LowerRate(), ScalableDefense)
 
 
 def test_the_command_line_finds_them_in_the_current_folder(tmp_path):

@@ -15,6 +15,7 @@ from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary
 from shoal.runs.record import read_description
 from shoal.runs.run import run
+from shoal.sweeps.results import by_size
 
 ROUNDS = 6
 LOCAL = shoal.LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
@@ -148,6 +149,7 @@ def test_the_summary_has_the_last_directives_and_whose_limits_are_kept(finished)
             assert flat[f"clusters.{k}.{name}"] == pytest.approx(row[name])
             assert read_summary(finished).by_cluster[k][name] == flat[f"clusters.{k}.{name}"]
         assert isinstance(flat[f"clusters.{k}.limit_unmet"], int)
+    assert {f"{size}.directive.augmentation" for size in ("larger", "smaller")} <= set(by_size(flat))
     keys = list(flat)
     assert keys.index("clusters.1.accuracy") < keys.index("clusters.0.over_limit") < keys.index("seconds.total")
     assert not [key for key in keys if key.startswith("coordinator")]

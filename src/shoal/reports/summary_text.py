@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from shoal.config.kinds import algorithm_title
+from shoal.control import COLUMN
 from shoal.reports.formats import ACCURACY, decimal, metric_format, percent
 from shoal.reports.strongest import accuracies_by_attack, reference_federations, strongest_attacks
 from shoal.simulation.summary import Summary
@@ -35,6 +36,7 @@ def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY) -> s
         *_exposure(summary),
         *_property(summary),
         limits(summary),
+        *_coordinator(summary),
     ]
     return ". ".join([*sentences, *_epsilon(summary)]) + "."
 
@@ -52,6 +54,26 @@ def limits(summary: Summary) -> str:
         f"{sentence} for certain (the 95 % interval of an attack's accuracy lies above the limit); by the {which} "
         f"attack's point estimate, {violations or 'none'} {'are' if violations > 1 else 'is'}"
     )
+
+
+def _coordinator(summary: Summary) -> list[str]:
+    """What a coordinator asks for at the end, and of whom in vain; nothing without one."""
+    steered = {k: each for k, each in summary.by_cluster.items() if "limit_unmet" in each}
+    if not steered:
+        return []
+    asked = [
+        f"{name.removeprefix(COLUMN).replace('_', ' ')} {value:.2f} of cluster {k}"
+        for k, each in steered.items()
+        for name, value in each.items()
+        if name.startswith(COLUMN) and value
+    ]
+    unmet = [str(k) for k, each in steered.items() if each["limit_unmet"]]
+    sentence = f"Its coordinator asks at the end for {', '.join(asked) or 'nothing'}"
+    if unmet:
+        sentence += (
+            f"; it cannot bring cluster {', '.join(unmet)} within the limits of its members at the cost it allows"
+        )
+    return [sentence]
 
 
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:

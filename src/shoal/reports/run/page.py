@@ -25,6 +25,7 @@ from shoal.reports.plotting import png
 from shoal.reports.run import privacy_figures, round_curves, tables
 from shoal.reports.run.canary_section import canary_section
 from shoal.reports.run.client_table import client_table
+from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.limits import with_limits
 from shoal.reports.run.property_section import property_section
@@ -102,6 +103,7 @@ def run_page(
         ),
         "property": section,
         "canaries": None if canaries is None else canary_section(summary.overall, canaries),
+        "coordinator": None if run.coordinator is None else coordinator_section(run.coordinator, rounds),
         "recorded": None if recorded is None else recorded_sentence(recorded),
         "clients": listed,
         "figures": [figure for figure in figures if figure is not None],

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan
 
+from shoal.config.coordinator import BELIEFS
 from shoal.config.kinds import algorithm_title
+from shoal.control import COLUMN
 from shoal.reports.audit.attack_titles import TITLES
 from shoal.reports.formats import DASH
 from shoal.reports.sweep.spec import Axes, Selection, Spread, Value
@@ -39,6 +41,7 @@ FAMILIES = {
     "examples": "training examples",
     "exceeded": "limits exceeded for certain",
     "gap": "gap attack",
+    "limit_unmet": "limits out of reach",
     "loss_threshold": "loss-threshold attack",
     "loss_threshold_auc": "loss-threshold AUC",
     "mia": "MIA accuracy",
@@ -46,6 +49,7 @@ FAMILIES = {
     "mia_population": "MIA accuracy, population non-members",
     "mia_population_auc": "MIA AUC, population non-members",
     "most_frequent_class": "share of the most frequent class",
+    "over_limit": "share of members over their limit",
     "risk": "red-team risk",
     "tpr_at_fpr_0.001": "TPR at 0.1 % FPR",
     "tpr_at_fpr_0.001_population": "TPR at 0.1 % FPR, population non-members",
@@ -54,7 +58,9 @@ FAMILIES = {
     "train_accuracy": "train accuracy",
     "train_loss": "train loss",
     "violations": "violations",
-} | {accuracy_key(attack): f"MIA accuracy, {title}" for attack, title in TITLES.items()}
+}
+FAMILIES |= {accuracy_key(attack): f"MIA accuracy, {title}" for attack, title in TITLES.items()}
+FAMILIES |= {f"{COLUMN}{name}": f"directive {name.replace('_', ' ')}" for name in (*BELIEFS, "price")}
 """Names of metrics of groups, as in ``mia.minority``, and of models, as in ``larger.mia``."""
 
 SPREADS: Mapping[Spread, str] = {

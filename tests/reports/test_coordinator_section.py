@@ -1,0 +1,181 @@
+"""The section of a run's page on its coordinator, made of rows of rounds.csv alone."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from html_page import page_of
+from run_of_any_shape import config_of, frames_of, samples_of, summary_of
+from shoal.config.schema import Config, parse_config
+from shoal.control import Coordinator
+from shoal.reports.run.coordinator_section import coordinator_section
+from shoal.reports.run.description import RunDescription
+from shoal.reports.run.page import run_page
+from shoal.reports.summary_text import verdict
+from shoal.reports.sweep.labels import Labels
+from shoal.simulation.summary import flatten, parse_summary, split_key
+
+LAW = Coordinator(target=0.1, max_cost=0.01, audit_factor=2.0)
+
+
+def rounds_of(given: dict[str, list[list[float]]], over: list[list[float]], unmet: list[list[float]] | None = None):
+    """Rows of two clusters: a list for each round has a number for each cluster. Estimates begin in round 2."""
+    rows = []
+    for number, shares in enumerate(over, start=1):
+        for k in (0, 1):
+            row = {"round": number, "cluster": k, "risk": 0.5 + 0.05 * k * (number > 1), "heldout_accuracy": 0.7}
+            row |= {f"directive.{name}": values[number - 1][k] for name, values in given.items()}
+            row |= {"over_limit": shares[k], "limit_unmet": 0.0 if unmet is None else unmet[number - 1][k]}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+NAN = float("nan")
+SHARES = [[NAN, NAN], [0.0, 0.4], [0.0, 0.4], [0.05, 0.2]]
+STRENGTHS = [[0.0, 0.0], [0.0, 0.5], [0.0, 0.9], [0.0, 0.25]]
+
+
+def words(rounds: pd.DataFrame, law: Coordinator = LAW) -> str:
+    section = coordinator_section(law, rounds)
+    assert section is not None
+    return " ".join(section.paragraphs)
+
+
+def test_it_says_what_moved_where_and_when():
+    said = words(rounds_of({"augmentation": STRENGTHS, "shorter_training": [[0.0, 0.0]] * 4}, SHARES))
+    assert "where more than 10.0 % of a model's members do" in said
+    assert (
+        "Cluster 1 was asked for augmentation (first after round 2; at most 0.90 of full strength, after round 3; 0.25 "
+        "at the end)." in said
+    )
+    assert "Cluster 0 was never asked for anything." in said
+    assert "Over their limit at the last estimate (target 10.0 %): 5.0 % in cluster 0, 20.0 % in cluster 1." in said
+    assert "cannot be brought" not in said
+
+
+def test_a_first_directive_and_one_that_was_taken_back_are_told():
+    given = [[0.5, 0.0], [0.5, 0.3], [0.0, 0.3], [0.0, 0.0]]
+    said = words(rounds_of({"l2": given, "price": [[0.0, 0.0], [-0.1, 0.0], [-0.2, 0.0], [-0.1, 0.0]]}, SHARES))
+    assert "Cluster 0 was asked for l2 (from the start; at most 0.50 of full strength; none at the end)" in said
+    assert "and for a lower price (first after round 2; at most -0.20 nats, after round 3; -0.10 at the end)." in said
+
+
+@pytest.mark.parametrize(
+    ("unmet", "sentence"),
+    [
+        ([0, 0, 1, 1], "Since round 3 cluster 1 cannot be brought within its members' limits, with knobs at the most"),
+        ([0, 1, 0, 0], "Cluster 1 could not be brought within its members' limits from round 2 to round 3, with knobs"),
+        ([1, 0, 1, 1], "Since round 3 cluster 1 cannot be brought within its members' limits, as before from round 1 "),
+        (
+            [1, 0, 1, 0],
+            "limits from round 1 to round 2 and from round 3 to round 4, with knobs at the most that a cost",
+        ),
+    ],
+)
+def test_it_says_since_when_limits_are_out_of_reach(unmet, sentence):
+    said = words(rounds_of({"l2": STRENGTHS}, SHARES, [[0.0, each] for each in unmet]))
+    assert sentence in said
+    assert "of 0.010 of held-out accuracy allows" in said
+    assert said.count("be brought within") == 1
+
+
+@pytest.mark.parametrize(
+    ("shares", "sentence"),
+    [
+        ([[NAN, NAN], [0.05, 0.1]], "at no estimate more than 10.0 % of a model's members were over their limit."),
+        ([[NAN, NAN], [0.3, 0.0]], "up to 30.0 % of a model's members were over their limit (target 10.0 %), but"),
+        ([[NAN, NAN]] * 2, "risk was never estimated."),
+    ],
+)
+def test_where_nothing_was_asked_it_says_why(shares, sentence):
+    said = words(rounds_of({"l2": [[0.0, 0.0]] * 2}, shares))
+    assert "The coordinator never asked for anything, so training was that of the algorithm alone" in said
+    assert sentence in said
+
+
+def test_steered_noise_and_randomised_answers_are_named():
+    given = rounds_of({"dp_sgd": STRENGTHS}, SHARES)
+    assert "No epsilon is stated" in words(given)
+    assert "No epsilon" not in words(rounds_of({"l2": STRENGTHS}, SHARES))
+    assert "Answers are randomised (epsilon 0.5 for each)" in words(given, Coordinator(vote_epsilon=0.5))
+
+
+def test_the_figure_has_a_panel_for_each_thing_and_its_unit():
+    figure = coordinator_section(
+        LAW, rounds_of({"augmentation": STRENGTHS, "l2": [[0.0, 0.0]] * 4, "price": STRENGTHS}, SHARES)
+    ).figure
+    for text in (
+        "Risk as told to clients: balanced accuracy of the attack", "Share of the members who are over their limit",
+        "Augmentation: share of its full strength", "Price of the model, in nats of loss", "target (10.0 %)",
+        "guessing (0.5)", "cluster 0", "cluster 1", "round",
+    ):  # fmt: skip
+        assert text in figure.image, text
+    assert "L2: share" not in figure.image, "a knob that never moved has no panel"
+    assert "Never asked for: l2." in figure.caption
+    assert "advantage over guessing times 2" in figure.caption
+    # The estimate 0.55 is told as 0.5 + 2 * 0.05.
+    assert "cluster 1, round 4: 0.600" in figure.image
+    assert "cluster 1, round 3: 0.900" in figure.image
+
+
+def test_the_figure_is_the_same_bytes_again():
+    given = rounds_of({"l2": STRENGTHS}, SHARES)
+    assert coordinator_section(LAW, given) == coordinator_section(LAW, given)
+
+
+def test_rounds_that_say_nothing_of_it_have_no_section():
+    assert coordinator_section(LAW, rounds_of({"l2": STRENGTHS}, SHARES).drop(columns="over_limit")) is None
+
+
+def coordinated(config: Config) -> Config:
+    return parse_config(config.table() | {"coordinator": {"l2": 0.1, "target": 0.25}}, "test")
+
+
+def test_the_page_has_the_section_where_there_is_a_coordinator():
+    groups, frames = ["a", "b"], frames_of(["a", "b"], 2)
+    strengths = np.where(frames["rounds"]["round"] > 1, 0.5, 0.0)
+    steered = frames["rounds"].assign(**{"directive.l2": strengths, "over_limit": 0.3, "limit_unmet": 0.0})
+    summary, config = parse_summary(summary_of(groups, 2)), config_of(groups, 2)
+    page = run_page(RunDescription.of(coordinated(config)), summary, samples_of(groups), **frames | {"rounds": steered})
+    assert ">Coordinator</h2>" in page
+    assert "where more than 25.0 % of a model&#39;s members do" in page
+    assert "was asked for l2 (first after round 2; at most 0.50 of full strength; 0.50 at the end)" in page
+    ids = page_of(page).ids
+    assert len(set(ids)) == len(ids)
+    alone = run_page(RunDescription.of(config), summary, samples_of(groups), **frames)
+    assert "Coordinator</h2>" not in alone
+
+
+# --- the summary ----------------------------------------------------------------------------------------------------
+
+
+def steered_summary(**of_cluster_1: float):
+    flat = summary_of(["a", "b"], 2)
+    for k in (0, 1):
+        flat |= {f"clusters.{k}.over_limit": 0.0, f"clusters.{k}.limit_unmet": 0, f"clusters.{k}.directive.l2": 0.0}
+    return flat | {f"clusters.1.{name}": value for name, value in of_cluster_1.items()}
+
+
+def test_a_clause_of_the_verdict_says_what_is_asked_for_at_the_end():
+    asked = verdict(parse_summary(steered_summary(**{"directive.l2": 0.5})))
+    assert asked.endswith(" Its coordinator asks at the end for l2 0.50 of cluster 1.")
+    assert verdict(parse_summary(steered_summary())).endswith(" Its coordinator asks at the end for nothing.")
+    unmet = verdict(parse_summary(steered_summary(**{"directive.l2": 1.0, "limit_unmet": 1})))
+    assert unmet.endswith(
+        "for l2 1.00 of cluster 1; it cannot bring cluster 1 within the limits of its members at the cost it allows."
+    )
+    assert "coordinator" not in verdict(parse_summary(summary_of(["a", "b"], 2)))
+
+
+def test_the_keys_of_the_summary_are_taken_apart_and_put_together():
+    flat = steered_summary()
+    assert split_key("clusters.1.directive.shorter_training") == ("directive.shorter_training", None, 1)
+    assert flatten(parse_summary(flat)).items() >= flat.items()
+
+
+def test_a_sweep_names_what_a_coordinator_did():
+    labels = Labels({})
+    assert labels.key("larger.directive.shorter_training") == "directive shorter training, larger model"
+    assert labels.key("model.few.over_limit") == "share of members over their limit, model of few"
+    assert labels.key("smaller.limit_unmet") == "limits out of reach, smaller model"
+    assert labels.key("clusters.0.directive.price") == "directive price, model 0"
