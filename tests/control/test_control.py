@@ -51,7 +51,7 @@ def test_allocation_changes_no_more_than_it_must_and_keeps_the_budget(seed):
     assert (less <= held).all()
     assert [relief @ more, relief @ less] == pytest.approx([min(had * 1.1, relief.sum()), had * 0.7])
     np.testing.assert_allclose(allocate(had, *given, spent, torch.tensor(held)).numpy(), held, atol=1e-9)
-    # Of the knobs that moved up, none is dearer than one that is not yet full; of those down, none cheaper than one left.
+    # Of those that moved up, none is dearer than one that is not full yet; of those down, none cheaper than one left.
     dear = cost / relief
     assert max(dear[more > held + 1e-9], default=0) <= min(dear[more < 1 - 1e-9], default=np.inf)
     assert min(dear[less < held - 1e-9], default=np.inf) >= max(dear[less > 1e-9], default=0)
