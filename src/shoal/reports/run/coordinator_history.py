@@ -24,7 +24,7 @@ def history(rounds: pd.DataFrame, coordinator: Coordinator) -> tuple[str, ...]:
         rounds: one row per round and cluster, with the columns of a coordinator.
         coordinator: of the run.
     """
-    columns = [column for column in rounds if column.startswith(COLUMN)]
+    columns = [column for column in map(str, rounds) if column.startswith(COLUMN)]
     asked = {int(k): list(_asked(own, columns)) for k, own in rounds.groupby("cluster")}
     if any(asked.values()):
         sentences = [

@@ -69,7 +69,11 @@ def _how(coordinator: Coordinator) -> str:
 def _figure(coordinator: Coordinator, rounds: pd.DataFrame) -> Figure:
     """Risk, shares over the limit, and each directive that was ever given, over rounds."""
     told = rounds.assign(told=0.5 + coordinator.audit_factor * (rounds["risk"] - 0.5))
-    given = [column for column in rounds if column.startswith(COLUMN) and bool((rounds[column].fillna(0) != 0).any())]
+    given = [
+        column
+        for column in map(str, rounds)
+        if column.startswith(COLUMN) and bool((rounds[column].fillna(0) != 0).any())
+    ]
     panels = [
         _Panel("Risk as told to clients: balanced accuracy of the attack", "risk", curves_by_cluster(told, "told")),
         _Panel("Share of the members who are over their limit", "members", curves_by_cluster(rounds, "over_limit")),
@@ -119,7 +123,9 @@ def _caption(coordinator: Coordinator, rounds: pd.DataFrame) -> str:
         "is the target. Then what each cluster was asked for, which holds from the next round on; 1 is the strength "
         "that the configuration gives."
     ]
-    never = [column for column in rounds if column.startswith(COLUMN) and not (rounds[column].fillna(0) != 0).any()]
+    never = [
+        column for column in map(str, rounds) if column.startswith(COLUMN) and not (rounds[column].fillna(0) != 0).any()
+    ]
     if never:
         sentences.append(f"Never asked for: {', '.join(map(directive_name, never))}.")
     return " ".join(sentences)
