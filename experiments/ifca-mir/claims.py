@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from paired_differences import differences, spread, table
+from paired_differences import differences, fieller, spread, table
 
 SHARE = "data.groups.minority.share"
 FIGURES = (
@@ -84,6 +84,24 @@ def strongest(results: pd.DataFrame, name: str, axis: str) -> None:
         algorithms(mine, f"{name}, {setting}", STRONGEST)
     keys = ("model.minority.mia", "model.majority.mia", "violations.total", "migrated", "accuracy.overall")
     trend(results, axis, keys, f"{name}: by {axis}")
+    rows = []
+    for estimate in ("risk", "gap"):
+        by = advantages(results, estimate)
+        factor, (low, high) = by["mia"].mean() / by[estimate].mean(), fieller(*by[["mia", estimate]].to_numpy().T)
+        interval = "unbounded" if np.isnan(low) else f"{low:.1f} to {high:.1f}"
+        of_seeds = ", ".join(f"{value:.1f}" for value in by["mia"] / by[estimate])
+        rows.append([estimate, f"{factor:.1f}", interval, of_seeds])
+    heads = ["estimate", "factor", "95 % interval over seeds", "of each seed"]
+    print(table(f"{name}: the strongest attack's advantage by the estimate's, on the same models", heads, rows))
+
+
+def advantages(results: pd.DataFrame, estimate: str) -> pd.DataFrame:
+    """By seed, the mean advantage (A - 0.5) in all models of the strongest attack (mia) and of an estimate."""
+    models = [
+        results[["seed", f"clusters.{k}.mia", f"clusters.{k}.{estimate}"]].set_axis(["seed", "mia", estimate], axis=1)
+        for k in (0, 1)
+    ]
+    return pd.concat(models).dropna().groupby("seed").mean() - 0.5
 
 
 def readings(results: pd.DataFrame, axis: str, title: str) -> None:

@@ -25,8 +25,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
-from scipy.stats import spearmanr, t
+from scipy.stats import spearmanr
 
 from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModels
 from shoal.config.build import build
@@ -39,6 +38,9 @@ from shoal.simulation.audit import audit_records
 from shoal.simulation.reference_federations import AttackedRun
 from shoal.simulation.run_records import records_of_run
 from shoal.simulation.simulation import Simulation, initial_state, move_to_engine
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from paired_differences import fieller
 
 BASE = Path(__file__).with_name("base.toml")
 HOLDOUTS = (1, 5, 25)
@@ -182,55 +184,32 @@ def factors(rows: pd.DataFrame) -> pd.DataFrame:
         rows: as of `judged`, with those of `REFERENCES`.
 
     Returns:
-        factor: mean of (true - 0.5) over mean of (told - 0.5), over runs and models; low, high: its 95 % interval over
-        runs, by Fieller's theorem (Fieller 1954, "Some problems in interval estimation", J. R. Stat. Soc. B 16), since
-        a ratio of means has no variance of its own; NaN where the mean told cannot be told from 0.5, and so no factor
-        can be excluded; error: mean absolute, of 0.5 + factor (told - 0.5) with the factor of the other runs; runs.
+        factor: mean of (true - 0.5) over mean of (told - 0.5), over seeds and models; low, high: its 95 % interval over
+        seeds (`fieller`); NaN where the mean told cannot be told from 0.5, and so no factor can be excluded; error:
+        mean absolute, of 0.5 + factor (told - 0.5) with the factor of the other seeds; seeds: how many.
     """
     wide = rows.pivot_table(index=MODEL, columns="sensor", values="risk").dropna(subset=REFERENCES)
     lines = []
     for sensor in [each for each in dict.fromkeys(rows["sensor"]) if each != REFERENCES]:
         pairs = wide[[REFERENCES, sensor]].dropna() - 0.5
-        of_runs = pairs.groupby(["run", "seed"])
+        of_seeds = pairs.groupby("seed")
         # Sums, not means: a run in which only one model is left counts for one.
-        true, told = of_runs.sum().to_numpy().T
+        true, told = of_seeds.sum().to_numpy().T
         low, high = fieller(true, told)
         errors = [
             (mine[REFERENCES] - mine[sensor] * (true.sum() - true[i]) / (told.sum() - told[i])).abs()
-            for i, (_, mine) in enumerate(of_runs)
+            for i, (_, mine) in enumerate(of_seeds)
         ]
         lines.append({
             "sensor": sensor, "factor": true.sum() / told.sum(), "low": low, "high": high,
-            "error": pd.concat(errors).mean() if len(true) > 1 else np.nan, "runs": len(true),
+            "error": pd.concat(errors).mean() if len(true) > 1 else np.nan, "seeds": len(true),
         })  # fmt: skip
     return pd.DataFrame(lines)
 
 
-def fieller(above: NDArray[np.float64], below: NDArray[np.float64], confidence: float = 0.95) -> tuple[float, float]:
-    """The interval of the ratio of the means of pairs: all f for which the mean of above - f below may be 0.
-
-    Args:
-        above, below: (n,) each.
-        confidence: that the interval has.
-
-    Returns:
-        Its ends; NaN, where it is unbounded or n is below 2.
-    """
-    if len(above) < 2:
-        return float("nan"), float("nan")
-    (vaa, vab), (_, vbb) = np.cov(above, below) / len(above)
-    square, a, b = t.ppf((1 + confidence) / 2, len(above) - 1) ** 2, above.mean(), below.mean()
-    # The roots of (a - f b)^2 = square (vaa - 2 f vab + f^2 vbb).
-    lead, middle, last = b**2 - square * vbb, a * b - square * vab, a**2 - square * vaa
-    if lead <= 0:
-        return float("nan"), float("nan")
-    half = np.sqrt(max(middle**2 - lead * last, 0.0))
-    return float((middle - half) / lead), float((middle + half) / lead)
-
-
 def table_of_factors(lines: pd.DataFrame) -> str:
     """The factors as Markdown."""
-    heads = ["sensor", "factor", "95 % interval", "mean absolute error with the factor of the other runs"]
+    heads = ["sensor", "factor", "95 % interval", "mean absolute error with the factor of the other seeds"]
     parts = [f"| {' | '.join(heads)} |", "|---|---:|---:|---:|"]
     for each in lines.itertuples():
         interval = "unbounded" if np.isnan(each.low) else f"{each.low:.1f} to {each.high:.1f}"

@@ -96,7 +96,7 @@ def test_a_factor_is_a_ratio_of_mean_advantages(script):
     assert lines.loc["tenth", ["factor", "low", "high", "error"]].tolist() == pytest.approx([10, 10, 10, 0])
     assert lines.loc["chance", "factor"] == pytest.approx(0.155 / 0.005)
     assert np.isnan(lines.loc["chance", ["low", "high"]].astype(float)).all(), "no factor is excluded"
-    assert lines["runs"].to_dict() == {"tenth": 4, "chance": 4, "one seed": 1}
+    assert lines["seeds"].to_dict() == {"tenth": 4, "chance": 4, "one seed": 1}
     assert np.isnan(lines.loc["one seed", ["low", "high", "error"]].astype(float)).all()
     assert "| chance | 31.0 | unbounded |" in script.table_of_factors(lines.reset_index())
 
