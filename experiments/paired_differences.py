@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.stats import t
 
 
@@ -31,6 +32,30 @@ def differences(values: pd.Series) -> list[str]:
         f"{mean - half:+.{digits}f} to {mean + half:+.{digits}f}",
         f"{int((values > 0).sum())} of {len(values)}",
     ]
+
+
+def fieller(above: NDArray[np.float64], below: NDArray[np.float64], confidence: float = 0.95) -> tuple[float, float]:
+    """The interval of the ratio of the means of pairs: all f for which the mean of above - f below may be 0.
+
+    Fieller 1954, "Some problems in interval estimation", Journal of the Royal Statistical Society B 16.
+
+    Args:
+        above, below: (n,) each.
+        confidence: that the interval has.
+
+    Returns:
+        Its ends; NaN, where it is unbounded or n is below 2.
+    """
+    if len(above) < 2:
+        return float("nan"), float("nan")
+    (vaa, vab), (_, vbb) = np.cov(above, below) / len(above)
+    square, a, b = t.ppf((1 + confidence) / 2, len(above) - 1) ** 2, above.mean(), below.mean()
+    # The roots of (a - f b)^2 = square (vaa - 2 f vab + f^2 vbb).
+    lead, middle, last = b**2 - square * vbb, a * b - square * vab, a**2 - square * vaa
+    if lead <= 0:
+        return float("nan"), float("nan")
+    half = np.sqrt(max(middle**2 - lead * last, 0.0))
+    return float((middle - half) / lead), float((middle + half) / lead)
 
 
 def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -121,18 +121,36 @@ def stronger(attacks: pd.DataFrame, group: str) -> str:
     return table(f"{group}: the strongest attack against the posterior attack", heads, rows)
 
 
-def in_violation(violations: pd.DataFrame) -> str:
-    """Clients whose threshold an attack exceeds, under IFCA and under IFCA-MIR, paired by seed; empty without both."""
+def heeding(figures: pd.DataFrame, title: str) -> str:
+    """Each column of ``figures`` under IFCA and under IFCA-MIR, paired by seed; empty without both."""
     rows = []
-    for attack in [name for name in violations if name not in {"algorithm", "seed"}]:
-        by = violations.pivot_table(index="seed", columns="algorithm", values=attack)
+    for attack in [name for name in figures if name not in {"algorithm", "seed"}]:
+        by = figures.pivot_table(index="seed", columns="algorithm", values=attack)
         if {"IFCA", "IFCA-MIR"} <= set(by):
             change = differences(by["IFCA-MIR"] - by["IFCA"])
-            rows.append([attack, spread(by["IFCA"]), spread(by["IFCA-MIR"]), *change])
+            rows.append([str(attack), spread(by["IFCA"]), spread(by["IFCA-MIR"]), *change])
     if not rows:
         return ""
-    heads = ["attack", "IFCA", "IFCA-MIR", "difference", "95 % interval", "seeds above"]
-    return table("Clients whose threshold is exceeded, by the attack that judges", heads, rows)
+    return table(title, ["attack", "IFCA", "IFCA-MIR", "difference", "95 % interval", "seeds above"], rows)
+
+
+def exposures(attacks: pd.DataFrame, group: str, figure: str) -> pd.DataFrame:
+    """A row a run: what each attack with most references finds about a group, a column an attack."""
+    most = attacks[(attacks["references"] == attacks["references"].max()) & (attacks["name"] == group)]
+    return most.pivot_table(index=["algorithm", "seed"], columns="attack", values=figure).reset_index()
+
+
+def report(attacks: pd.DataFrame, violations: pd.DataFrame) -> str:
+    """All tables, as Markdown."""
+    groups = [name for name in dict.fromkeys(attacks["name"]) if name != "all"]
+    parts = [stronger(attacks, group) for group in groups]
+    parts.append(heeding(violations, "Clients whose threshold is exceeded, by the attack that judges"))
+    for group in groups:
+        found = exposures(attacks, group, FIGURES[0])
+        parts.append(heeding(found, f"{group}: {TITLES[0]} under IFCA and under IFCA-MIR, by the attack that judges"))
+    parts += [compared(attacks, group) for group in groups]
+    cost = f"A reference federation cost {attacks['cost'].median():.2f} times the training of its run (median)."
+    return "\n".join([*parts, "", cost, ""])
 
 
 def main() -> None:
@@ -145,11 +163,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_text(arguments.out / "attacks.csv", attacks.to_csv(index=False))
     write_text(arguments.out / "violations.csv", violations.to_csv(index=False))
-    groups = [name for name in dict.fromkeys(attacks["name"]) if name != "all"]
-    parts = [stronger(attacks, group) for group in groups] + [in_violation(violations)]
-    parts += [compared(attacks, group) for group in groups]
-    cost = f"A reference federation cost {attacks['cost'].median():.2f} times the training of its run (median)."
-    write_text(arguments.out / "attacks.md", "\n".join([*parts, "", cost, ""]))
+    write_text(arguments.out / "attacks.md", report(attacks, violations))
 
 
 if __name__ == "__main__":

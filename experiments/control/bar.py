@@ -3,8 +3,8 @@
     shoal sweep experiments/control/bar.toml --jobs 2
     python experiments/control/bar.py runs/bar docs/control/bar.md
 
-The bar: at most half of IFCA-MIR's violations, accuracy (all, minority) not lower by more than one point, and no model with
-fewer than one client in twenty. "Expected" violations are the mean over limits uniform in [0.5, 0.8], not those drawn.
+The bar: at most half of IFCA-MIR's violations, accuracy (all, minority) not lower by more than one point, and no model
+with fewer than one client in twenty. "Expected" violations are the mean over limits uniform in [0.5, 0.8], not those drawn.
 """
 
 import argparse
@@ -64,9 +64,8 @@ def taken(runs: pd.DataFrame) -> list[list[str]]:
         missed = []
         if after["violations.total"] > before["violations.total"] / 2:
             missed.append("violations")
-        for key in ("accuracy.overall", "accuracy.minority"):
-            if after[key] < before[key] - 0.01:
-                missed.append(FIGURES[key])
+        accuracies = ("accuracy.overall", "accuracy.minority")
+        missed += [FIGURES[key] for key in accuracies if after[key] < before[key] - 0.01]
         if after["smallest"] * 20 < 50:
             missed.append("smallest model")
         cells = [

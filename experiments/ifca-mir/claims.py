@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from paired_differences import differences, spread, table
+from paired_differences import differences, fieller, spread, table
 
 SHARE = "data.groups.minority.share"
 FIGURES = (
@@ -25,15 +25,22 @@ FIGURES = (
 )  # fmt: skip
 
 
+STRONGEST = (
+    *FIGURES, "exceeded.total", "mia_by_rmia.minority", "mia_by_rmia.majority", "mia_by_posterior.minority",
+    "mia_by_posterior.majority",
+)  # fmt: skip
+"""Figures of sweeps with reference federations; their MIA and violations are by the strongest attack."""
+
+
 PAPER = np.array([0.81, 0.63, 0.52, 0.515])
 """Figure 1: minorities of 10, 30 and 50 %, and the majority."""
 
 
-def algorithms(results: pd.DataFrame, name: str) -> None:
+def algorithms(results: pd.DataFrame, name: str, keys: tuple[str, ...] = FIGURES) -> None:
     """Each algorithm against IFCA, each seed averaged over the other settings first."""
     for other in [each for each in dict.fromkeys(results["algorithm"]) if each != "IFCA"]:
         rows = []
-        for key in FIGURES:
+        for key in keys:
             by = results.groupby(["algorithm", "seed"])[key].mean().unstack("algorithm")
             rows.append([key, spread(by["IFCA"]), spread(by[other]), *differences(by[other] - by["IFCA"])])
         heads = ["figure", "IFCA", other, "difference", "95 % interval", "seeds above"]
@@ -68,6 +75,33 @@ def angles(results: pd.DataFrame) -> None:
         algorithms(mine, f"angle, {angle}")
     keys = (*FIGURES, "loss_threshold.minority", "loss_threshold.majority", "gap.minority", "gap.majority")
     trend(results.sort_values("angle", kind="stable"), "angle", keys, "angle: per client against per image")
+
+
+def strongest(results: pd.DataFrame, name: str, axis: str) -> None:
+    """The algorithms judged by the strongest attack, over all settings and in each, and each algorithm by setting."""
+    algorithms(results, name, STRONGEST)
+    for setting, mine in results.groupby(axis, sort=False):
+        algorithms(mine, f"{name}, {setting}", STRONGEST)
+    keys = ("model.minority.mia", "model.majority.mia", "violations.total", "migrated", "accuracy.overall")
+    trend(results, axis, keys, f"{name}: by {axis}")
+    rows = []
+    for estimate in ("risk", "gap"):
+        by = advantages(results, estimate)
+        factor, (low, high) = by["mia"].mean() / by[estimate].mean(), fieller(*by[["mia", estimate]].to_numpy().T)
+        interval = "unbounded" if np.isnan(low) else f"{low:.1f} to {high:.1f}"
+        of_seeds = ", ".join(f"{value:.1f}" for value in by["mia"] / by[estimate])
+        rows.append([estimate, f"{factor:.1f}", interval, of_seeds])
+    heads = ["estimate", "factor", "95 % interval over seeds", "of each seed"]
+    print(table(f"{name}: the strongest attack's advantage by the estimate's, on the same models", heads, rows))
+
+
+def advantages(results: pd.DataFrame, estimate: str) -> pd.DataFrame:
+    """By seed, the mean advantage (A - 0.5) in all models of the strongest attack (mia) and of an estimate."""
+    models = [
+        results[["seed", f"clusters.{k}.mia", f"clusters.{k}.{estimate}"]].set_axis(["seed", "mia", estimate], axis=1)
+        for k in (0, 1)
+    ]
+    return pd.concat(models).dropna().groupby("seed").mean() - 0.5
 
 
 def readings(results: pd.DataFrame, axis: str, title: str) -> None:
@@ -105,6 +139,8 @@ def main() -> None:
     for name in ("figure-2", "figure-3", "overlap", "overtrained", "informed"):
         if name in read:
             algorithms(read[name], name)
+    if "strongest-shift" in read:
+        strongest(read["strongest-shift"], "strongest-shift", "shift")
     if "angle" in read:
         angles(read["angle"])
     keys = ("model.minority.mia", "mia.minority", "loss_threshold.minority", "mia.majority", "violations.total")

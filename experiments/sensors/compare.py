@@ -2,11 +2,16 @@
 
     python experiments/sensors/compare.py OUT --seeds 0 1 2
     python experiments/sensors/compare.py OUT --seeds 3 4 --set data.examples_per_client=50
+    python experiments/sensors/compare.py OUT --set evaluation.reference_federations=4
 
 A run of base.toml for each seed; whenever its red team is due, every sensor judges the models of that round. Written:
 OUT/runs/<settings>-seed-<n>.csv when a run has ended (one that is there is not run again), and from all of them
 OUT/estimates.csv (a row a run, round, model and sensor), OUT/sensors.csv and OUT/sensors.md (a line a sensor). Seconds
 mean little on a machine that does other work too.
+
+With reference federations, trained after the last round, the last estimates are also judged by the strongest attack
+that they make possible, on the same models; and OUT/factors.csv and .md say by which factor the advantage that a sensor
+sees has to be multiplied to be that attack's.
 """
 
 import argparse
@@ -29,14 +34,25 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.data import Federation, Shards
 from shoal.engine import Engine, State, Training
-from shoal.simulation.simulation import initial_state, move_to_engine
+from shoal.simulation.audit import audit_records
+from shoal.simulation.reference_federations import AttackedRun
+from shoal.simulation.run_records import records_of_run
+from shoal.simulation.simulation import Simulation, initial_state, move_to_engine
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from paired_differences import fieller
 
 BASE = Path(__file__).with_name("base.toml")
 HOLDOUTS = (1, 5, 25)
 """Hold-out images a client for the histograms."""
 
-TRUTHS = ("audit", "strongest")
-"""What sensors are judged by: the audit of the configured attack, and of the strongest of several attacks."""
+REFERENCES = "reference federations"
+"""Not a sensor, but the balanced accuracy of the strongest attack with reference federations, on the final models."""
+
+TRUTHS = ("audit", "strongest", REFERENCES)
+"""What sensors are judged by: the audit of the configured attack, of the strongest of several attacks without
+reference federations, and the strongest attack with them.
+"""
 
 MODEL = ["run", "seed", "round", "cluster"]
 
@@ -87,6 +103,25 @@ def estimates(team: RedTeam, state: State, training: Training) -> Iterator[dict]
             }  # fmt: skip
 
 
+def by_references(simulation: Simulation, state: State, engine: Engine) -> Iterator[dict]:
+    """A row for each model that is attacked after the last round: what the strongest attack finds.
+
+    The simulation's algorithm heeds no risk, so that the reference federations need none of the run's.
+    """
+    began = time.perf_counter()
+    attacked = AttackedRun.of(simulation, state, [])
+    trained = [attacked.train_reference(i, engine) for i in range(simulation.reference_federations)]
+    records = records_of_run(attacked, attacked.scores(engine), trained, engine)
+    audit = audit_records(records, attacked.stream("thresholds"))
+    strongest = audit.attacks[audit.attacks["scope"] == "model"].groupby("name")["accuracy"].max()
+    seconds = time.perf_counter() - began
+    for name, accuracy in strongest.dropna().items():
+        yield {
+            "round": state.round, "cluster": int(str(name)), "clients": int((state.assignment == int(str(name))).sum()),
+            "sensor": REFERENCES, "risk": accuracy, "seconds": seconds,
+        }  # fmt: skip
+
+
 def run(config: Config) -> pd.DataFrame:
     """The rows of one run."""
     rows = []
@@ -94,10 +129,14 @@ def run(config: Config) -> pd.DataFrame:
     with Engine(simulation.setup.model, threads=config.engine.threads) as engine:
         simulation = move_to_engine(simulation, engine)
         training = replace(simulation.on(engine), risk_estimator=None)
-        for state, _ in training.rounds(initial_state(simulation, engine).state, simulation.rounds):
+        state = initial_state(simulation, engine).state
+        for after, _ in training.rounds(state, simulation.rounds):
+            state = after
             if state.round % config.red_team.every == 0:
                 rows += estimates(config.red_team, state, training)
                 print(f"seed {config.seed}: round {state.round}", flush=True)
+        if simulation.reference_federations:
+            rows += by_references(simulation, state, engine)
     return pd.DataFrame(rows).assign(seed=config.seed)
 
 
@@ -115,9 +154,9 @@ def judged(rows: pd.DataFrame, truth: str) -> pd.DataFrame:
     """
     wide = rows.pivot_table(index=MODEL, columns="sensor", values="risk")
     audits = [name for name in wide if str(name).startswith("audit")]
-    true = wide[audits].max(axis=1) if truth == "strongest" else wide["audit"]
+    true = wide[audits].max(axis=1) if truth == "strongest" else wide[truth]
     lines = []
-    for sensor in dict.fromkeys(rows["sensor"]):
+    for sensor in [each for each in dict.fromkeys(rows["sensor"]) if each != REFERENCES]:
         told = pd.DataFrame({"told": wide[sensor], "true": true}).dropna()
         ranks = [
             spearmanr(mine["told"], mine["true"]).statistic
@@ -136,6 +175,46 @@ def judged(rows: pd.DataFrame, truth: str) -> pd.DataFrame:
             "safer_right": np.mean(right) if right else np.nan, "seconds": seconds.median(), "models": len(told),
         })  # fmt: skip
     return pd.DataFrame(lines)
+
+
+def factors(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a sensor: how many times the advantage that it sees the strongest attack with reference federations has.
+
+    Args:
+        rows: as of `judged`, with those of `REFERENCES`.
+
+    Returns:
+        factor: mean of (true - 0.5) over mean of (told - 0.5), over seeds and models; low, high: its 95 % interval over
+        seeds (`fieller`); NaN where the mean told cannot be told from 0.5, and so no factor can be excluded; error:
+        mean absolute, of 0.5 + factor (told - 0.5) with the factor of the other seeds; seeds: how many.
+    """
+    wide = rows.pivot_table(index=MODEL, columns="sensor", values="risk").dropna(subset=REFERENCES)
+    lines = []
+    for sensor in [each for each in dict.fromkeys(rows["sensor"]) if each != REFERENCES]:
+        pairs = wide[[REFERENCES, sensor]].dropna() - 0.5
+        of_seeds = pairs.groupby("seed")
+        # Sums, not means: a run in which only one model is left counts for one.
+        true, told = of_seeds.sum().to_numpy().T
+        low, high = fieller(true, told)
+        errors = [
+            (mine[REFERENCES] - mine[sensor] * (true.sum() - true[i]) / (told.sum() - told[i])).abs()
+            for i, (_, mine) in enumerate(of_seeds)
+        ]
+        lines.append({
+            "sensor": sensor, "factor": true.sum() / told.sum(), "low": low, "high": high,
+            "error": pd.concat(errors).mean() if len(true) > 1 else np.nan, "seeds": len(true),
+        })  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def table_of_factors(lines: pd.DataFrame) -> str:
+    """The factors as Markdown."""
+    heads = ["sensor", "factor", "95 % interval", "mean absolute error with the factor of the other seeds"]
+    parts = [f"| {' | '.join(heads)} |", "|---|---:|---:|---:|"]
+    for each in lines.itertuples():
+        interval = "unbounded" if np.isnan(each.low) else f"{each.low:.1f} to {each.high:.1f}"
+        parts.append(f"| {each.sensor} | {each.factor:.1f} | {interval} | {each.error:.3f} |")
+    return "\n".join(parts) + "\n"
 
 
 def table(lines: pd.DataFrame) -> str:
@@ -170,7 +249,12 @@ def compare(out: Path, seeds: Sequence[int], changes: Sequence[str], base: Path 
             write_text(path, run(config).assign(run=settings).to_csv(index=False))
     # The settings may look like numbers.
     rows = pd.concat([pd.read_csv(path, dtype={"run": str}) for path in sorted(folder.glob("*.csv"))])
-    lines = pd.concat([judged(rows, truth) for truth in TRUTHS])
+    known = [truth for truth in TRUTHS if truth != REFERENCES or (rows["sensor"] == REFERENCES).any()]
+    lines = pd.concat([judged(rows, truth) for truth in known])
+    if REFERENCES in known:
+        of_sensors = factors(rows)
+        write_text(out / "factors.csv", of_sensors.to_csv(index=False))
+        write_text(out / "factors.md", table_of_factors(of_sensors))
     write_text(out / "estimates.csv", rows.to_csv(index=False))
     write_text(out / "sensors.csv", lines.to_csv(index=False))
     write_text(out / "sensors.md", table(lines))

@@ -61,6 +61,17 @@ def test_the_runs_of_a_sweep_are_audited_and_compared(compared):
     assert "IFCA-MIR, minority: 2 seeds" in page
 
 
+def test_algorithms_are_paired_by_seed(compared):
+    attacks = pd.read_csv(compared / "attacks.csv")
+    attacks.loc[(attacks["references"] == 3) & (attacks["algorithm"] == "IFCA"), "accuracy"] = 0.6
+    told = (attacks["references"] == 3) & (attacks["algorithm"] == "IFCA-MIR")
+    attacks.loc[told, "accuracy"] = 0.61 + 0.02 * attacks.loc[told, "seed"]
+    attacks.loc[attacks["references"] == 1, "accuracy"] = 0.9
+    page = script("attacks").report(attacks, pd.read_csv(compared / "violations.csv"))
+    table = page.split("**minority: balanced accuracy under IFCA and under IFCA-MIR, by the attack that judges**")[1]
+    assert "| rmia | 0.600 ± 0.000 | 0.620 ± 0.014 | +0.020 | -0.107 to +0.147 | 2 of 2 |" in table
+
+
 def test_fewer_references_are_the_first_of_many(sweep, compared, tmp_path):
     attacks = pd.read_csv(compared / "attacks.csv")
     (first, *_) = sorted(path for path in (sweep / "runs").iterdir() if path.is_dir())

@@ -102,6 +102,26 @@ def test_angles_are_compared_within_an_algorithm_and_algorithms_within_an_angle(
     assert mir[4:] == ["+0.050", "+0.050 to +0.050", "2 of 2"]
 
 
+def test_algorithms_are_compared_by_the_strongest_attack_over_all_shifts_and_in_each(capsys):
+    claims = script("claims")
+    effect = {("IFCA", "near"): 0.5, ("IFCA", "far"): 0.6, ("IFCA-MIR", "near"): 0.4, ("IFCA-MIR", "far"): 0.6}
+    rows = [
+        {"algorithm": algorithm, "shift": shift, "seed": seed} | dict.fromkeys(claims.STRONGEST, value + 0.1 * seed)
+        | {"clusters.0.mia": 0.8, "clusters.1.mia": 0.6, "clusters.0.gap": 0.5, "clusters.1.gap": 0.6}
+        | {"clusters.0.risk": 0.52, "clusters.1.risk": 0.48 + 0.04 * seed}
+        for (algorithm, shift), value in effect.items() for seed in (0, 1)
+    ]  # fmt: skip
+    claims.strongest(pd.DataFrame(rows), "sweep", "shift")
+    out = capsys.readouterr().out
+    lines = [line.strip("| ").split(" | ") for line in out.splitlines() if "mia_by_rmia.minority" in line]
+    assert [line[3] for line in lines] == ["-0.050", "-0.100", "+0.000"], "over both, near, far"
+    assert lines[0][1:3] == ["0.600 ± 0.071", "0.550 ± 0.071"]
+    assert "| risk | 20.0 | unbounded | inf, 10.0 |" in out, "of the means over seeds, not the mean of the ratios"
+    assert "| gap | 4.0 | 4.0 to 4.0 | 4.0, 4.0 |" in out
+    (ifca, mir) = [line.strip("| ").split(" | ") for line in out.splitlines() if "model.minority.mia | 0" in line][-2:]
+    assert (ifca[4], mir[4]) == ("-0.100", "-0.200"), "near minus far"
+
+
 def test_property_claims_are_paired_by_seed(capsys):
     rows = [
         {"task": "A", "algorithm": name, "seed": seed, "property.auc": auc + 0.01 * seed, "main.auc": 0.9}

@@ -7,8 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import ttest_1samp
 
+import shoal
+from shoal.config.schema import read_config
 from shoal.core.errors import InputError
+from shoal.runs.files import read_summary
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "sensors"
 SMALL = [
@@ -67,6 +71,47 @@ def test_the_strongest_audit_is_another_truth(script):
     assert lines["bias"].to_dict() == pytest.approx({"audit": -0.02, "audit, other": 0.0})
 
 
+def test_reference_federations_judge_the_last_estimates_alone(script):
+    def references(truth, i):
+        return truth + 0.1 if i // 2 % 2 else np.nan
+
+    rows = rows_of(audit=lambda truth, _: truth, **{script.REFERENCES: references}).dropna()
+    lines = script.judged(rows, script.REFERENCES).set_index("sensor")
+    assert lines["models"].to_dict() == {"audit": 4}, "what judges is no sensor itself"
+    assert lines.loc["audit", ["error", "bias"]].tolist() == pytest.approx([0.1, -0.1])
+
+
+def test_a_factor_is_a_ratio_of_mean_advantages(script):
+    """A sensor that sees a tenth in every model has the factor 10, after which it is right; of chance none is known."""
+    rows, deviation = [], [3, 1, -2, -4]
+    for i in range(8):
+        truth = 0.62 + 0.01 * i
+        risks = {
+            script.REFERENCES: truth, "tenth": 0.5 + (truth - 0.5) / 10, "chance": 0.51 + 0.01 * deviation[i // 2],
+            "one seed": truth if i < 2 else np.nan,
+        }  # fmt: skip
+        place = {"run": "a", "seed": i // 2, "round": 5, "cluster": i % 2, "seconds": 1.0}
+        rows += [place | {"sensor": name, "risk": risk} for name, risk in risks.items()]
+    lines = script.factors(pd.DataFrame(rows)).set_index("sensor")
+    assert lines.loc["tenth", ["factor", "low", "high", "error"]].tolist() == pytest.approx([10, 10, 10, 0])
+    assert lines.loc["chance", "factor"] == pytest.approx(0.155 / 0.005)
+    assert np.isnan(lines.loc["chance", ["low", "high"]].astype(float)).all(), "no factor is excluded"
+    assert lines["seeds"].to_dict() == {"tenth": 4, "chance": 4, "one seed": 1}
+    assert np.isnan(lines.loc["one seed", ["low", "high", "error"]].astype(float)).all()
+    assert "| chance | 31.0 | unbounded |" in script.table_of_factors(lines.reset_index())
+
+
+def test_the_interval_of_a_ratio_is_fiellers(script):
+    """By its definition, the ends are the ratios at which a paired t test of above - f below is at its level."""
+    above, below = np.array([0.11, 0.16, 0.13, 0.15]), np.array([0.03, 0.05, 0.05, 0.04])
+    low, high = script.fieller(above, below)
+    assert low < above.mean() / below.mean() < high
+    for end in (low, high):
+        assert ttest_1samp(above - end * below, 0).pvalue == pytest.approx(0.05)
+    known = script.fieller(above, np.full(4, 0.04))
+    assert known == pytest.approx(ttest_1samp(above / 0.04, 0).confidence_interval()), "a constant is no estimate"
+
+
 def test_clients_give_their_first_hold_outs_only(script, build):
     federation = build()
     few = script.with_holdouts(federation, 1)
@@ -94,6 +139,20 @@ def test_a_comparison_is_taken_up_where_it_stopped(script, tmp_path, monkeypatch
     assert ran == [0, 1, 0]
     assert len(list((tmp_path / "runs").glob("*.csv"))) == 3
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "estimates.csv", "sensors.csv", "sensors.md"}
+
+
+def test_reference_federations_attack_the_last_models(script, tmp_path, monkeypatch):
+    """As a run with as many of them does: the same accuracy of the strongest attack on the same models."""
+    changes = [*SMALL, "evaluation.reference_federations=2"]
+    lines = script.compare(tmp_path / "sensors", [0], changes)
+    rows = pd.read_csv(tmp_path / "sensors" / "estimates.csv")
+    judge = rows[rows["sensor"] == script.REFERENCES].set_index("cluster")
+    assert set(judge["round"]) == {2}
+    assert set(lines["truth"]) == set(script.TRUTHS)
+    assert (tmp_path / "sensors" / "factors.md").read_text().startswith("| sensor | factor |")
+
+    summary = read_summary(shoal.run(read_config(FOLDER / "base.toml", changes), tmp_path / "run"))
+    assert judge["risk"].to_dict() == pytest.approx({k: each["mia"] for k, each in summary.by_cluster.items()})
 
 
 def test_a_wrong_setting_is_one_sentence_and_nothing_is_left(script, tmp_path):

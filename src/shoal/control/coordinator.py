@@ -5,6 +5,7 @@ The loop is ours; `docs/coordinator.md` has its drawing, and what of it is prove
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -44,7 +45,7 @@ class Coordinator:
         error   e_k = s_k - target, and 0 where it is within ``hysteresis`` below the target
         demand  d_k <- d_k + gain * e_k where e_k > 0, d_k + release * e_k where e_k < 0 (relief of risk that is wanted)
         price   d_k <- d_k / 2 instead, where held-out accuracy lies below its best so far by more than ``max_cost`` and
-                one standard error
+                two standard errors of a difference, which a best of many estimates is beyond by luck
         knobs   u_k: changed until they relieve d_k, the cheapest raised first, the dearest lowered first, and their
                 costs add up to ``max_cost`` at most (`allocate`)
 
@@ -160,7 +161,7 @@ class Coordinator:
 
     def _demand(self, demand: float, share: float, fell: float, error: float) -> float:
         """The relief that is wanted of a cluster, before it is bounded by what knobs can relieve."""
-        if fell > self.max_cost + error:
+        if fell > self.max_cost + 2 * math.sqrt(2) * error:
             return demand / 2
         if share > self.target:
             return demand + self.gain * (share - self.target)
