@@ -4,7 +4,8 @@
     python experiments/control/bar.py runs/bar docs/control/bar.md
 
 The bar: at most half of IFCA-MIR's violations, accuracy (all, minority) not lower by more than one point, and no model
-with fewer than one client in twenty. "Expected" violations are the mean over limits uniform in [0.5, 0.8], not those drawn.
+with fewer than one client in twenty. "Expected" violations are the mean over limits uniform in [0.5, 0.8], not over
+those drawn.
 """
 
 import argparse

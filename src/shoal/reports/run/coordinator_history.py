@@ -25,7 +25,7 @@ def history(rounds: pd.DataFrame, coordinator: Coordinator) -> tuple[str, ...]:
         coordinator: of the run.
     """
     columns = [column for column in map(str, rounds) if column.startswith(COLUMN)]
-    asked = {int(k): list(_asked(own, columns)) for k, own in rounds.groupby("cluster")}
+    asked = {int(str(k)): list(_asked(own, columns)) for k, own in rounds.groupby("cluster")}
     if any(asked.values()):
         sentences = [
             f"Cluster {k} was asked for {' and for '.join(said)}."
@@ -36,7 +36,7 @@ def history(rounds: pd.DataFrame, coordinator: Coordinator) -> tuple[str, ...]:
     else:
         sentences = [_nothing(rounds, coordinator)]
     sentences += _at_the_end(rounds, coordinator)
-    unmet = [sentence for k, own in rounds.groupby("cluster") for sentence in _unmet(int(k), own, coordinator)]
+    unmet = [sentence for k, own in rounds.groupby("cluster") for sentence in _unmet(int(str(k)), own, coordinator)]
     private = f"{COLUMN}dp_sgd" in columns
     noise = "No epsilon is stated, since the strength of DP-SGD differs by cluster and round."
     return (" ".join(sentences), *([" ".join(unmet)] if unmet else []), *([noise] if private else []))
@@ -50,7 +50,7 @@ def _asked(own: pd.DataFrame, columns: list[str]) -> Iterator[str]:
         if given.empty:
             continue
         name, last = directive_name(column), float(own[column].fillna(0.0).iloc[-1])
-        first, most = int(given.index[0]), int(given.abs().idxmax())
+        first, most = int(str(given.index[0])), int(str(given.abs().idxmax()))
         # What stands in the row of the first round may have been given before it.
         when = f"first after round {first}" if first > int(own["round"].iloc[0]) else "from the start"
         name, unit = ("a lower price", " nats") if name == "price" else (name, " of full strength")
