@@ -99,6 +99,8 @@ VALUES = {
     "RRCluster": lambda: shoal.RRCluster(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 12),
     "SharedBody": lambda: shoal.SharedBody(shoal.IFCA(clusters=9), "output"),
     "EarlyStopping": lambda: shoal.EarlyStopping(shoal.IFCA(clusters=9), 12),
+    "LocalOnly": shoal.LocalOnly,
+    "MRMTL": lambda: shoal.MRMTL(0.123),
     "LocalSGD": lambda: LOCAL,
     "RedTeam": lambda: RED_TEAM,
     "LossHistograms": lambda: shoal.LossHistograms(epsilon=0.123456789),

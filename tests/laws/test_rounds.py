@@ -10,12 +10,14 @@ import torch
 from shoal.algorithms import (
     IFCA,
     IFCAMIR,
+    MRMTL,
     Ditto,
     EarlyStopping,
     FedAvg,
     FedOpt,
     FedProx,
     IFCAWithinLimit,
+    LocalOnly,
     Pooling,
     PricedChoice,
     Redraw,
@@ -48,6 +50,8 @@ ALGORITHMS = [
     RRCluster(IFCAMIR(), 3),
     SharedBody(IFCA(2)),
     EarlyStopping(Ditto(IFCA(2)), after=2),
+    LocalOnly(),
+    MRMTL(0.5),
 ]
 STRUCTURES = {"server", "clients", "directives", "adversary"}
 RED_TEAM = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
@@ -182,7 +186,13 @@ def test_a_round_leaves_its_inputs_alone(network, build, algorithm):
     assert same(before, copy)
     assert torch.equal(before.risks, copy.risks)
     assert torch.equal(federation.clients.x, x)
-    assert not torch.equal(after.models, before.models)
+    if algorithm == LocalOnly():
+        # Nobody sends anything, so it is the clients' models that move.
+        assert torch.equal(after.models, before.models)
+        before_all, after_all = before.clients["local.personal"], after.clients["local.personal"]
+        assert (after_all != before_all).any(dim=1).all()
+    else:
+        assert not torch.equal(after.models, before.models)
 
 
 def test_an_empty_cluster_keeps_its_model(model, build):
@@ -269,7 +279,11 @@ def test_every_plan_weighs_each_cluster_s_clients_to_1(algorithm, mlp, build):
         plan = algorithm.plan(state, training.cohort_of(state, torch.arange(6)))
     assert plan.assignment.shape == (6,)
     assert set(plan.assignment.tolist()) <= set(range(len(state.models)))
-    (sent,) = [each.weights for each in plan.trainings if each.weights is not None]
+    sent = [each.weights for each in plan.trainings if each.weights is not None]
+    if algorithm == LocalOnly():
+        assert not sent
+        return
+    (sent,) = sent
     some = torch.bincount(plan.assignment, minlength=len(state.models)) > 0
     torch.testing.assert_close(sent.sum(dim=1), some.double())
 

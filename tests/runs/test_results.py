@@ -295,8 +295,8 @@ def test_a_federation_of_one_client_has_a_fingerprint():
 
 @pytest.mark.parametrize(
     "algorithm",
-    [shoal.IFCA(clusters=2), shoal.Scaffold(), shoal.FedOpt(), shoal.Ditto()],
-    ids=["ifca", "scaffold", "fedopt", "ditto"],
+    [shoal.IFCA(clusters=2), shoal.Scaffold(), shoal.FedOpt(), shoal.Ditto(), shoal.LocalOnly(), shoal.MRMTL()],
+    ids=["ifca", "scaffold", "fedopt", "ditto", "local", "mr-mtl"],
 )
 def test_some_rounds_and_more_from_their_result_are_all_rounds(algorithm):
     whole, first = simulated(algorithm=algorithm), simulated(algorithm=algorithm, rounds=2)

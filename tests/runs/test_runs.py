@@ -179,7 +179,10 @@ def stop_after(number):
     return watch
 
 
-@pytest.mark.parametrize(("algorithm", "stored"), [("ditto", {"clients"}), ("scaffold", {"server", "clients"})])
+@pytest.mark.parametrize(
+    ("algorithm", "stored"),
+    [("ditto", {"clients"}), ("scaffold", {"server", "clients"}), ("local", {"clients"}), ("mr-mtl", {"clients"})],
+)
 def test_a_killed_run_of_an_algorithm_with_tensors_of_its_own_is_never_killed(toy_config, tmp_path, algorithm, stored):
     """The state of the algorithm has to come back with the models."""
     config = toy_config(algorithm={"name": algorithm, "rounds": 6}, algorithm__participation=0.5)

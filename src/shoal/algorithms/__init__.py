@@ -10,6 +10,8 @@ from shoal.algorithms.fedopt import FedOpt
 from shoal.algorithms.fedprox import FedProx
 from shoal.algorithms.ifca import IFCA, Redraw
 from shoal.algorithms.ifca_mir import IFCAMIR
+from shoal.algorithms.local import LocalOnly
+from shoal.algorithms.mr_mtl import MRMTL
 from shoal.algorithms.pooling import Pooling
 from shoal.algorithms.priced_choice import PricedChoice
 from shoal.algorithms.rr_cluster import RRCluster
@@ -31,10 +33,12 @@ Algorithms = (
     | RRCluster
     | SharedBody
     | EarlyStopping
+    | LocalOnly
+    | MRMTL
 )
 """What the key 'algorithm.name' of a configuration may name."""
 
 __all__ = [
-    "IFCA", "IFCAMIR", "Algorithms", "Ditto", "EarlyStopping", "FedAvg", "FedOpt", "FedProx", "IFCAWithinLimit",
-    "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold", "SharedBody",
+    "IFCA", "IFCAMIR", "MRMTL", "Algorithms", "Ditto", "EarlyStopping", "FedAvg", "FedOpt", "FedProx",
+    "IFCAWithinLimit", "LocalOnly", "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold", "SharedBody",
 ]  # fmt: skip

@@ -1,0 +1,61 @@
+"""Local training only: every client trains a model of its own, and nothing is sent.
+
+The baseline "local" of Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, and of Liu, Hu, Wu, Smith 2022,
+arXiv:2206.07902: what a client reaches without the others.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+
+from shoal.algorithms.fedavg import FedAvg
+from shoal.core.randomness import Stream
+from shoal.core.settings import settings
+from shoal.data.federation import Federation
+from shoal.engine import Aggregate, Cohort, Deployed, Engine, LocalSGD, LocalTraining, RoundPlan, State
+
+
+@settings
+class LocalOnly:
+    """In every round that it takes part in, client i trains a model w_i of its own further, on ``f_i(w)`` alone.
+
+    All start from FedAvg's first model and draw the same batches as in FedAvg, so with one client it is FedAvg. No
+    client sends anything: the server's filter, malicious clients and attacks by the server have nothing to act on, and
+    the one model of the server stays the initial one. Attacks that are fitted on shadow models of the server's model
+    are therefore fitted on a model that nobody trained, and may understate how exposed the clients' models are;
+    ``reference_federations`` repeats the clients' own training. N models of P parameters are kept.
+    """
+
+    name: Literal["local"] = "local"
+    title: ClassVar[str] = "Local training only"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Any local training will do."""
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """FedAvg's random model, and the same one for each client."""
+        state = FedAvg().init(engine, federation, local, stream)
+        return replace(state, clients={"local.personal": state.models[0].repeat(len(federation), 1)})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Everybody goes on with its own model, and keeps the outcome to itself."""
+        training = LocalTraining(
+            starts=state.clients["local.personal"][cohort.clients],
+            start=torch.arange(len(cohort)),
+            keep=lambda update: update,
+        )
+        return RoundPlan(torch.zeros(len(cohort), dtype=torch.int64), (training,))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The clients' own models move, and nothing else."""
+        del plan
+        (update,) = aggregate.kept
+        assert update is not None
+        personal = state.clients["local.personal"].index_add(0, cohort.clients, update)
+        return replace(state, clients={"local.personal": personal})
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Everybody uses its own model."""
+        personal = state.clients["local.personal"][cohort.clients]
+        return Deployed(personal, torch.arange(len(cohort)), torch.zeros(len(cohort), dtype=torch.int64))

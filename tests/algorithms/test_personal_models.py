@@ -1,0 +1,168 @@
+"""Baselines with a model for each client, against plain loops over clients, and in the limits where they are others."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms import MRMTL, Ditto, FedAvg, FedProx, LocalOnly
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Federation
+from shoal.defenses import NormClipping
+from shoal.engine import Engine, LocalSGD, State, Training
+from shoal.models import Model
+
+FULL = LocalSGD(steps=2, batch_size="all", learning_rate=0.1)
+BATCHES = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5)
+CLOSE = {"rtol": 1e-4, "atol": 1e-6}
+ROUNDS = 3
+
+
+def trained(model: Model, federation: Federation, algorithm, local=FULL, rounds=ROUNDS, **others) -> list[State]:
+    """The states after each round, the initial one first."""
+    with Engine(model, threads=1) as engine:
+        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **others)
+        first = training.start()
+        return [first, *(state for state, _ in training.rounds(first, rounds))]
+
+
+def cohorts(model: Model, federation: Federation, **others) -> list[list[int]]:
+    """Positions of each round's clients."""
+    with Engine(model, threads=1) as engine:
+        training = Training(federation, LocalOnly(), FULL, engine, Stream(5), **others)
+        return [training.cohort(number).tolist() for number in range(1, ROUNDS + 1)]
+
+
+def sgd(model: Model, federation: Federation, start: Tensor, i: int, local: LocalSGD, number: int, pull=None) -> Tensor:
+    """Client i's local training in a round by `torch.optim.SGD`, of its mean loss and a further objective."""
+    theta = nn.Parameter(start.clone())
+    optimizer = torch.optim.SGD([theta], local.learning_rate, local.momentum)
+    network, clients = model.network(), federation.clients
+    mine = clients.owned(i)
+    randomness = local.randomness(clients, federation.ids, Stream(5)("round", number, "batches"))
+    orders = [order[: len(mine)] for order in randomness.orders[i]] or [torch.arange(len(mine))] * FULL.steps_of(1)
+    for order in orders:
+        for batch in order.split(local.batch(len(mine))):
+            x, y = clients.x[mine[batch]], clients.y[mine[batch]]
+            outputs = torch.func.functional_call(network, model.layout.views(theta), (x,))
+            objective = model.loss(outputs, y).mean() + (0 if pull is None else pull(theta))
+            optimizer.zero_grad()
+            objective.backward()
+            optimizer.step()
+    return theta.detach()
+
+
+def own(state: State) -> Tensor:
+    return state.clients["local.personal"]
+
+
+@pytest.mark.parametrize(("local", "participation"), [(FULL, 0.5), (BATCHES, 1.0)], ids=["full", "mini-batches"])
+def test_local_training_is_each_client_s_own_sgd(model, build, local, participation):
+    federation = build()
+    states = trained(model, federation, LocalOnly(), local, participation=participation)
+    expected = [states[0].models[0]] * len(federation)
+    for number, cohort in enumerate(cohorts(model, federation, participation=participation), start=1):
+        for i in cohort:
+            expected[i] = sgd(model, federation, expected[i], i, local, number)
+    torch.testing.assert_close(own(states[-1]), torch.stack(expected), **CLOSE)
+
+
+def test_local_training_of_one_client_is_fedavg(model, build):
+    clients = build().clients
+    data = clients.x[clients.owned(1)], clients.y[clients.owned(1)]
+    alone = Federation.from_tensors([data], test=data, classes=3)
+    (first, *_, local), average = (trained(model, alone, each, BATCHES) for each in (LocalOnly(), FedAvg()))
+    torch.testing.assert_close(own(local), average[-1].models, **CLOSE)
+    assert not torch.allclose(own(local), first.models, **CLOSE)
+
+
+def test_local_training_is_ditto_without_a_pull(model, build):
+    local, ditto = (trained(model, build(), each)[-1] for each in (LocalOnly(), Ditto(strength=0.0)))
+    torch.testing.assert_close(own(local), ditto.clients["ditto.personal"], **CLOSE)
+
+
+def test_of_local_training_the_server_receives_nothing_and_so_limits_nothing(mlp, build):
+    federation = build()
+    with Engine(mlp, threads=1) as engine:
+        training = Training(federation, LocalOnly(), FULL, engine, Stream(5), record_every=1)
+        state, report = training.round(training.start())
+        assert report.updates is not None
+        assert len(report.updates) == 0
+        assert not list(training.client_updates(training.start(), report, int(federation.ids[0])))
+        assert int(state.trained.max()) == 0, "a client counts as one that trained the server's model"
+        deployed, _ = training.deployed(state)
+    assert torch.equal(deployed.models, own(state))
+    assert deployed.model.tolist() == list(range(6))
+    limited = trained(mlp, federation, LocalOnly(), rounds=1, update_filter=NormClipping(1e-3))[-1]
+    assert torch.equal(own(limited), own(state))
+
+
+@pytest.mark.parametrize(("local", "participation"), [(FULL, 0.5), (BATCHES, 1.0)], ids=["full", "mini-batches"])
+def test_mr_mtl_is_each_client_s_sgd_with_a_pull_to_the_mean_of_all(model, build, local, participation):
+    federation = build()
+    states = trained(model, federation, MRMTL(0.7), local, participation=participation)
+    expected = [states[0].models[0]] * len(federation)
+    for number, cohort in enumerate(cohorts(model, federation, participation=participation), start=1):
+        mean = torch.stack(expected).mean(dim=0)
+        for i in cohort:
+            pull = lambda w, m=mean: 0.35 * (w - m).square().sum()  # noqa: E731
+            expected[i] = sgd(model, federation, expected[i], i, local, number, pull)
+    torch.testing.assert_close(own(states[-1]), torch.stack(expected), **CLOSE)
+    torch.testing.assert_close(states[-1].models[0], torch.stack(expected).mean(dim=0), **CLOSE)
+
+
+@pytest.mark.parametrize("local", [FULL, BATCHES], ids=["full", "mini-batches"])
+def test_mr_mtl_without_a_pull_is_local_training_bit_for_bit(model, build, local):
+    pulled, alone, none = (trained(model, build(), each, local)[-1] for each in (MRMTL(0.5), LocalOnly(), MRMTL(0.0)))
+    assert torch.equal(own(none), own(alone))
+    assert not torch.allclose(own(pulled), own(alone), **CLOSE)
+
+
+def test_mr_mtl_s_first_round_is_that_of_fedprox_with_equal_clients(model, build):
+    mtl, prox = (trained(model, build(), each, rounds=1)[-1] for each in (MRMTL(0.7), FedProx(FedAvg("equal"), 0.7)))
+    torch.testing.assert_close(mtl.models, prox.models, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "others", [{"participation": 0.5}, {"update_filter": NormClipping(0.05)}], ids=["some clients", "bounded updates"]
+)
+def test_the_server_s_model_of_mr_mtl_stays_the_mean_of_all_clients_models(mlp, build, others):
+    for state in trained(mlp, build(), MRMTL(0.7), **others):
+        torch.testing.assert_close(state.models[0], own(state).mean(dim=0), **CLOSE)
+
+
+def test_a_stronger_pull_of_mr_mtl_keeps_the_clients_models_together(mlp, build):
+    def spread(strength: float) -> float:
+        last = trained(mlp, build(), MRMTL(strength))[-1]
+        return float((own(last) - last.models).norm(dim=1).mean())
+
+    assert spread(0.0) > spread(1.0) > spread(4.0) > 0
+
+
+def test_what_clients_send_by_mr_mtl_is_their_model_and_moves_the_mean_by_its_share(mlp, build):
+    federation = build()
+    with Engine(mlp, threads=1) as engine:
+        options = {"participation": 0.5, "record_every": 2}
+        training = Training(federation, MRMTL(0.7), FULL, engine, Stream(5), **options)
+        first, _ = training.round(training.start())
+        after, report = training.round(first)
+        again = [each for i in report.cohort for each in training.client_updates(first, report, int(federation.ids[i]))]
+        deployed, _ = training.deployed(after)
+    assert report.updates is not None
+    sent = report.updates.models[report.updates.assignment] + report.updates.updates
+    torch.testing.assert_close(sent, own(after)[report.cohort], **CLOSE)
+    assert len(again) == len(report.cohort) == 3
+    moved = torch.stack([weight * update for _, weight, update in again]).sum(dim=0)
+    torch.testing.assert_close(first.models[0] + moved, after.models[0], **CLOSE)
+    assert torch.equal(deployed.models, own(after))
+
+
+@pytest.mark.parametrize(
+    ("strength", "allowed"),
+    [(-0.1, "at least 0; got -0.1"), (float("nan"), "a finite number; got nan"), ("strong", "a number; got 'strong'")],
+)
+def test_a_pull_of_mr_mtl_that_is_none_is_refused_with_its_place(strength, allowed, toy_config):
+    with pytest.raises(InputError, match=f"'strength' must be {allowed}"):
+        MRMTL(strength)
+    with pytest.raises(InputError, match=f"'algorithm.strength' must be {allowed}"):
+        toy_config(algorithm={"name": "mr-mtl", "rounds": 1, "strength": strength})
