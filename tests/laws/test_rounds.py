@@ -15,6 +15,7 @@ from shoal.algorithms import (
     FedAvg,
     FedOpt,
     FedProx,
+    HypCluster,
     IFCAWithinLimit,
     Pooling,
     PricedChoice,
@@ -48,6 +49,8 @@ ALGORITHMS = [
     RRCluster(IFCAMIR(), 3),
     SharedBody(IFCA(2)),
     EarlyStopping(Ditto(IFCA(2)), after=2),
+    HypCluster(),
+    HypCluster(2, "farthest-first", 4, "adam", 0.1, 0.9),
 ]
 STRUCTURES = {"server", "clients", "directives", "adversary"}
 RED_TEAM = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))

@@ -8,6 +8,7 @@ from shoal.algorithms.early_stopping import EarlyStopping
 from shoal.algorithms.fedavg import FedAvg
 from shoal.algorithms.fedopt import FedOpt
 from shoal.algorithms.fedprox import FedProx
+from shoal.algorithms.hypcluster import HypCluster
 from shoal.algorithms.ifca import IFCA, Redraw
 from shoal.algorithms.ifca_mir import IFCAMIR
 from shoal.algorithms.pooling import Pooling
@@ -29,12 +30,13 @@ Algorithms = (
     | PricedChoice
     | IFCAWithinLimit
     | RRCluster
+    | HypCluster
     | SharedBody
     | EarlyStopping
 )
 """What the key 'algorithm.name' of a configuration may name."""
 
 __all__ = [
-    "IFCA", "IFCAMIR", "Algorithms", "Ditto", "EarlyStopping", "FedAvg", "FedOpt", "FedProx", "IFCAWithinLimit",
-    "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold", "SharedBody",
+    "IFCA", "IFCAMIR", "Algorithms", "Ditto", "EarlyStopping", "FedAvg", "FedOpt", "FedProx", "HypCluster",
+    "IFCAWithinLimit", "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold", "SharedBody",
 ]  # fmt: skip
