@@ -97,6 +97,7 @@ VALUES = {
     "PricedChoice": lambda: shoal.PricedChoice(shoal.IFCA(clusters=9), (0.123,) * 9),
     "IFCAWithinLimit": lambda: shoal.IFCAWithinLimit(shoal.IFCA(clusters=9)),
     "RRCluster": lambda: shoal.RRCluster(shoal.IFCAMIR(shoal.IFCA(clusters=9)), 12),
+    "HypCluster": lambda: shoal.HypCluster(9, "farthest-first", 12, "yogi", 0.123, 0.8, 0.9, 0.1),
     "SharedBody": lambda: shoal.SharedBody(shoal.IFCA(clusters=9), "output"),
     "EarlyStopping": lambda: shoal.EarlyStopping(shoal.IFCA(clusters=9), 12),
     "LocalOnly": shoal.LocalOnly,

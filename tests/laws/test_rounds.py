@@ -16,6 +16,7 @@ from shoal.algorithms import (
     FedAvg,
     FedOpt,
     FedProx,
+    HypCluster,
     IFCAWithinLimit,
     LocalOnly,
     Pooling,
@@ -52,6 +53,8 @@ ALGORITHMS = [
     EarlyStopping(Ditto(IFCA(2)), after=2),
     LocalOnly(),
     MRMTL(0.5),
+    HypCluster(),
+    HypCluster(2, "farthest-first", 4, "adam", 0.1, 0.9),
 ]
 STRUCTURES = {"server", "clients", "directives", "adversary"}
 RED_TEAM = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))

@@ -8,6 +8,7 @@ from shoal.algorithms.early_stopping import EarlyStopping
 from shoal.algorithms.fedavg import FedAvg
 from shoal.algorithms.fedopt import FedOpt
 from shoal.algorithms.fedprox import FedProx
+from shoal.algorithms.hypcluster import HypCluster
 from shoal.algorithms.ifca import IFCA, Redraw
 from shoal.algorithms.ifca_mir import IFCAMIR
 from shoal.algorithms.local import LocalOnly
@@ -31,6 +32,7 @@ Algorithms = (
     | PricedChoice
     | IFCAWithinLimit
     | RRCluster
+    | HypCluster
     | SharedBody
     | EarlyStopping
     | LocalOnly
@@ -41,4 +43,6 @@ Algorithms = (
 __all__ = [
     "IFCA", "IFCAMIR", "MRMTL", "Algorithms", "Ditto", "EarlyStopping", "FedAvg", "FedOpt", "FedProx",
     "IFCAWithinLimit", "LocalOnly", "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold", "SharedBody",
+    "IFCA", "IFCAMIR", "Algorithms", "Ditto", "EarlyStopping", "FedAvg", "FedOpt", "FedProx", "HypCluster",
+    "IFCAWithinLimit", "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold", "SharedBody",
 ]  # fmt: skip
