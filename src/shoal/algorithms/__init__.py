@@ -41,8 +41,22 @@ Algorithms = (
 """What the key 'algorithm.name' of a configuration may name."""
 
 __all__ = [
-    "IFCA", "IFCAMIR", "MRMTL", "Algorithms", "Ditto", "EarlyStopping", "FedAvg", "FedOpt", "FedProx",
-    "IFCAWithinLimit", "LocalOnly", "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold", "SharedBody",
-    "IFCA", "IFCAMIR", "Algorithms", "Ditto", "EarlyStopping", "FedAvg", "FedOpt", "FedProx", "HypCluster",
-    "IFCAWithinLimit", "Pooling", "PricedChoice", "RRCluster", "Redraw", "Scaffold", "SharedBody",
+    "IFCA",
+    "IFCAMIR",
+    "MRMTL",
+    "Algorithms",
+    "Ditto",
+    "EarlyStopping",
+    "FedAvg",
+    "FedOpt",
+    "FedProx",
+    "HypCluster",
+    "IFCAWithinLimit",
+    "LocalOnly",
+    "Pooling",
+    "PricedChoice",
+    "RRCluster",
+    "Redraw",
+    "Scaffold",
+    "SharedBody",
 ]  # fmt: skip
