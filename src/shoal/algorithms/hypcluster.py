@@ -28,7 +28,8 @@ class HypCluster:
     """Client i trains ``k = argmin_k loss_ik``, and model k moves by ``sum_i n_i (end_i - model_k) / sum_i n_i``.
 
     The sum is over the clients of model k, n_i their numbers of examples; and it is the gradient of an optimizer at the
-    server (`FedOpt`), which each model has for itself. With "sgd", learning rate 1 and clients of equal sizes it is IFCA.
+    server (`FedOpt`), which each model has for itself. With "sgd", learning rate 1 and clients of equal sizes it is
+    IFCA.
 
     The "farthest-first" start takes the first round that has clients: some of them train the first random model, each
     by itself, and the server takes K of the results, the first at random and each other from the client whose lowest
