@@ -99,7 +99,7 @@ seeds = [0]
     sweep = read_sweep(toy_sweep(tmp_path, text, coordinator={"l2": 0.1}))
     runs = [planned.config for planned in plan_runs(sweep)]
     assert [each.coordinator.law.target for each in runs] == [0.1, 0.1, 0.3, 0.3]
-    assert [list(each.coordinator.coordinator().knobs) for each in runs] == [["l2"], ["mixup", "l2"]] * 2
+    assert [list(each.coordinator.coordinator().knobs) for each in runs] == [["l2"], ["l2", "mixup"]] * 2
     assert [type(each.algorithm.value) for each in runs] == [IFCA, IFCAMIR] * 2
     beside = """
 base = "base.toml"
@@ -129,7 +129,7 @@ WRONG = {
     "nothing to steer": (
         {"coordinator": {"target": 0.2}},
         "[coordinator]: a coordinator needs something to steer, such as [coordinator.augmentation]; it can steer "
-        "augmentation, pooling, shorter_training, mixup, flooding, relaxloss, ccl, l2, dp_sgd",
+        "augmentation, pooling, l2, relaxloss, flooding, shorter_training, mixup, ccl, dp_sgd",
     ),
     "two losses": (
         {"coordinator": {"mixup": 0.3, "flooding": 0.2}},

@@ -197,8 +197,11 @@ def test_the_log_says_directives_where_they_change(finished):
         assert ("directives" in line) == (words in line)
 
 
-def test_that_limits_cannot_be_kept_is_said_once_until_they_can(finished):
-    log, rounds = (finished / "run.log").read_text(), pd.read_csv(finished / "rounds.csv")
+def test_that_limits_cannot_be_kept_is_said_once_until_they_can(toy_config, tmp_path):
+    # So that members are over their limit at several estimates one after another.
+    strict = {**STEERED["coordinator"], "audit_factor": 20.0}
+    out = run(toy_config(**{**STEERED, "coordinator": strict, "red_team__every": 1}), tmp_path / "strict")
+    log, rounds = (out / "run.log").read_text(), pd.read_csv(out / "rounds.csv")
     begins = rounds.groupby("cluster")["limit_unmet"].diff() > 0
     assert begins.sum() > 0
     assert log.count("cannot be brought within its members' limits") == begins.sum()
