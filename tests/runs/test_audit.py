@@ -347,7 +347,7 @@ def test_an_exposure_is_the_accuracy_of_the_best_test():
 @pytest.fixture(scope="module")
 def recorded(toy_config, tmp_path_factory):
     """A finished toy run of FedAvg with recorded updates."""
-    config = toy_config(algorithm__name="fedavg", record={"updates": 2}, data__clients=6, data__test_examples=60)
+    config = toy_config(algorithm__name="fedavg", record={"updates": 1}, data__clients=6, data__test_examples=60)
     return run(config, tmp_path_factory.mktemp("recorded") / "run")
 
 
@@ -373,10 +373,14 @@ def test_an_audit_of_a_run_with_recorded_updates_has_both_views(recorded, tmp_pa
     found = audit_run(recorded, references=0, out=tmp_path)
     assert set(found.audit.attacks["attacker"]) == {"outsider", "server"}
     assert "chose at least two clusters" in found.audit.omitted["cluster-identity"], "FedAvg has one model"
+    assert "chose at least two clusters" in found.audit.omitted["preference-inference"], "its thresholds are known"
+    assert found.flat["reconstruction.rounds"] == 3, "the last of four has none after it"
+    assert found.flat["reconstruction.all.resolution"] == pytest.approx(1 / 6), "all six are always together"
+    assert found.flat["reconstruction.all.gain"] == pytest.approx(0, abs=1e-4)
     assert found.audit.omitted["lira"] == "needs 3 reference models; there are 0"
     alone = audit_trace(recorded, out=tmp_path / "trace")
     for key, value in alone.flat.items():
-        if key.startswith(("attacks.", "source", "group")):
+        if key.startswith(("attacks.", "source", "group", "reconstruction")):
             assert found.flat[key] == value, key
 
 
