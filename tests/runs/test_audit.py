@@ -416,6 +416,23 @@ def test_a_result_is_audited_as_the_run_of_its_directory_is(toy_config, tmp_path
         audit_run(tmp_path / "saved")
 
 
+def test_clients_that_train_all_models_are_audited_on_the_one_that_they_use(toy_config, tmp_path):
+    """FedEM: from its directory as from memory, by the model of clients.csv."""
+    config = toy_config(algorithm={"name": "fedem", "rounds": 2, "clusters": 2}, red_team={"every": 0, "attack": "gap"})
+    from_file = audit_run(run(config, tmp_path / "run"), references=0)
+    _, simulation = build(config)
+    result = simulate(
+        simulation.federation, simulation.setup.model, simulation.algorithm, simulation.setup.local,
+        rounds=2, seed=simulation.seed, red_team=simulation.red_team,
+    )  # fmt: skip
+    assert result.audit(tmp_path / "audit", references=0).flat() == from_file.audit.flat()
+    used = pd.read_csv(tmp_path / "run" / "clients.csv").set_index("client")["cluster"]
+    assert used.nunique() == 2
+    scores = pd.read_csv(from_file.page.parent / "scores.csv")
+    scores = scores[scores["client"].notna()]
+    assert (scores["model"] == scores["client"].map(used)).all()
+
+
 def test_reference_models_that_never_saw_the_records_leave_the_offline_attacks(tmp_path):
     text = SCORES.replace(",0.5,1\n", ",0.5,0\n")
     frame = pd.read_csv(written(tmp_path, text)).assign(member_ref_0=0, member_ref_1=0)
