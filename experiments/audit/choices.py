@@ -2,9 +2,9 @@
 
     python experiments/audit/choices.py experiments/audit/choices.toml docs/audit/choices
 
-trains the runs of a sweep in memory with every round recorded, bit for bit as the sweep does, and writes OUT/choices.csv
-(a row for each run) and OUT/choices.md: mean and standard deviation over seeds, and what is above chance or the
-baseline with its 95 % interval over seeds (Student's t). Open: the interval covers 0.
+trains the runs of a sweep in memory with every round recorded, bit for bit as the sweep does. OUT/choices.csv has a row
+for each run; OUT/choices.md means and standard deviations over seeds, and what is above chance or the baseline with its
+95 % interval over seeds (Student's t). Open: the interval covers 0.
 """
 
 import argparse

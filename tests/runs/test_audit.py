@@ -73,6 +73,8 @@ def test_the_files_and_keys_of_an_audit(finished, audited):
     for key in flat:
         if key.startswith("attacks."):
             assert re.fullmatch(PARTS[0], key), key
+    for name in ("cluster-identity", "preference-inference", "reconstruction"):
+        assert audited.audit.omitted[name] == "needs recorded rounds, which the run has not (record.updates)"
     assert flat["references"] == 4
     assert flat["members"] == flat["non_members"] > 0
     assert flat["strongest.minority"] in attacks

@@ -33,13 +33,20 @@ from shoal.engine import RoundUpdates
 from shoal.metrics import MembershipMetrics
 from shoal.simulation.attacked_records import SERVER
 from shoal.simulation.audit import ATTACK_COLUMNS, RECORD_COLUMNS, Audit, attack_row
-from shoal.simulation.reconstruction_metrics import reconstruction_metrics
+from shoal.simulation.reconstruction_metrics import RECONSTRUCTION, reconstruction_metrics
 
 UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCosine(), GradDifference())
 """The attacks on updates that an audit asks."""
 
 OTHERS = "-others"
 """What follows an attack's name where non-members are other clients' examples, not records that nobody trained on."""
+
+
+def without_server(audit: Audit) -> Audit:
+    """An audit of a run of which no round was recorded: what that leaves out of choices and released models."""
+    reason = "needs recorded rounds, which the run has not (record.updates)"
+    names = (ClusterIdentity().name, PreferenceInference().name, RECONSTRUCTION)
+    return replace(audit, omitted={**audit.omitted, **dict.fromkeys(names, reason)})
 
 
 def audit_server(
