@@ -91,7 +91,7 @@ def reconstruct_updates(
     inverse, moved = torch.linalg.pinv(system), moves.double().flatten(0, 1)
     updates = inverse @ moved
     left = float((moved - system @ updates).square().sum() / moved.square().sum().clamp(min=1e-300))
-    return ReconstructedUpdates(clients, updates, (inverse @ system).diagonal(), max(0.0, 1 - left))
+    return ReconstructedUpdates(clients, updates, (inverse @ system).diagonal().clamp(0, 1), max(0.0, 1 - left))
 
 
 def reconstruct_from_rounds(rounds: Sequence[RoundUpdates], sizes: Tensor | None = None) -> ReconstructedUpdates:
