@@ -70,6 +70,7 @@ def strictness(preferences: Preferences, group: NDArray[np.int64], clients: NDAr
     A client is stricter than another if its threshold is lower, or is the same and its beta larger. `NEITHER`: the
     middle one of an odd group, those as strict as the middle on both sides, and those of no group (-1).
 
+    >>> import torch
     >>> tolerated = Preferences(torch.tensor([0.5, 0.6, 0.7, 0.7, 0.7]), torch.full((5,), 0.5))
     >>> strictness(tolerated, np.array([0, 0, 0, 1, 1]), np.arange(5)).tolist()
     [1, -1, 0, -1, -1]

@@ -36,7 +36,7 @@ def guesses_table(guesses: Mapping[str, float]) -> Listing | None:
             note += f" From each client's last recorded round alone it would be {last}."
     if "preference-inference" in names:
         note += (
-            " Preference inference: the halves of half of the clients are known, and those of the others are guessed by "
+            " Preference inference: the halves of half of the clients are known, those of the others are guessed by "
             "all rounds together; stricter clients tolerate less risk. Every group has as many of both, so a client's "
             "group says nothing of its half."
         )
