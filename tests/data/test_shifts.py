@@ -217,6 +217,8 @@ BAD = {
         {"rotation": (0.0, 20.0), "shift_per": "round"},
         "'shift_per' must be .*image.*client.*; got 'round'",
     ),
+    "negative labels": ({"label_shift": -1}, "'label_shift' must be at least 0; got -1"),
+    "labels by half": ({"label_shift": 0.5}, "'label_shift' must be a whole number; got 0.5"),
     "no name": ({"name": ""}, "'' cannot be a group's name"),
     "a name of all groups": (
         {"name": "overall"},

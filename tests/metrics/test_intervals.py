@@ -6,12 +6,14 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 from scipy.stats import binomtest, rankdata
+from scipy.stats import t as scipy_t
 from sklearn.metrics import roc_auc_score
 
 from shoal.metrics import (
     auc_interval,
     balanced_accuracy_interval,
     clopper_pearson,
+    mean_interval,
     mean_rate_interval,
     median_interval,
 )
@@ -75,6 +77,15 @@ def test_the_interval_of_a_mean_of_rates_is_that_of_one_and_of_two_and_covers_th
     drawn = np.random.default_rng(0).binomial(sizes, truth, (1000, 3)) / sizes
     ends = [mean_rate_interval(rates.tolist(), sizes) for rates in drawn]
     assert 0.94 <= np.mean([low <= truth.mean() <= high for low, high in ends]) <= 0.995
+
+
+def test_the_interval_of_a_mean_is_student_s():
+    values = np.array([0.2, 0.5, 0.9, 0.4])
+    expected = scipy_t.interval(0.95, 3, values.mean(), values.std(ddof=1) / 2)
+    assert mean_interval(values) == (pytest.approx(expected[0]), pytest.approx(expected[1]))
+    assert np.isnan(mean_interval(values[:1])).all()
+    drawn = np.random.default_rng(0).standard_normal((1000, 5))
+    assert 0.93 <= np.mean([low <= 0 <= high for low, high in map(mean_interval, drawn)]) <= 0.97
 
 
 @pytest.mark.parametrize("count", [6, 25, 100])

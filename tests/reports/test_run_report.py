@@ -70,6 +70,16 @@ def test_a_group_that_is_shifted_by_client_says_so() -> None:
     assert "drawn for each client" not in page_of(usual_page()).text
 
 
+def test_a_group_whose_labels_are_shifted_says_so() -> None:
+    names = ["a", "b"]
+    config, summary = config_of(names, 2), parse_summary(summary_of(names, 2))
+    groups = config.data.groups | {"a": replace(config.data.groups["a"], label_shift=3)}
+    description = RunDescription.of(replace(config, data=replace(config.data, groups=groups)))
+    text = page_of(run_page(description, summary, samples_of(names), **frames_of(names, 2))).text
+    assert text.count("labels shifted by 3") == 1
+    assert "labels shifted" not in page_of(usual_page()).text
+
+
 def test_labels_say_how_it_ended() -> None:
     labels = " ".join(page_of(usual_page()).labels)
     assert "cluster 0 0.530; cluster 1 0.550; cluster 0 measured 0.500; cluster 1 measured 0.580" in labels

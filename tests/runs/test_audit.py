@@ -73,6 +73,8 @@ def test_the_files_and_keys_of_an_audit(finished, audited):
     for key in flat:
         if key.startswith("attacks."):
             assert re.fullmatch(PARTS[0], key), key
+    for name in ("cluster-identity", "preference-inference", "reconstruction"):
+        assert audited.audit.omitted[name] == "needs recorded rounds, which the run has not (record.updates)"
     assert flat["references"] == 4
     assert flat["members"] == flat["non_members"] > 0
     assert flat["strongest.minority"] in attacks
@@ -347,7 +349,7 @@ def test_an_exposure_is_the_accuracy_of_the_best_test():
 @pytest.fixture(scope="module")
 def recorded(toy_config, tmp_path_factory):
     """A finished toy run of FedAvg with recorded updates."""
-    config = toy_config(algorithm__name="fedavg", record={"updates": 2}, data__clients=6, data__test_examples=60)
+    config = toy_config(algorithm__name="fedavg", record={"updates": 1}, data__clients=6, data__test_examples=60)
     return run(config, tmp_path_factory.mktemp("recorded") / "run")
 
 
@@ -373,10 +375,14 @@ def test_an_audit_of_a_run_with_recorded_updates_has_both_views(recorded, tmp_pa
     found = audit_run(recorded, references=0, out=tmp_path)
     assert set(found.audit.attacks["attacker"]) == {"outsider", "server"}
     assert "chose at least two clusters" in found.audit.omitted["cluster-identity"], "FedAvg has one model"
+    assert "chose at least two clusters" in found.audit.omitted["preference-inference"], "its thresholds are known"
+    assert found.flat["reconstruction.rounds"] == 3, "the last of four has none after it"
+    assert found.flat["reconstruction.all.resolution"] == pytest.approx(1 / 6), "all six are always together"
+    assert found.flat["reconstruction.all.gain"] == pytest.approx(0, abs=1e-4)
     assert found.audit.omitted["lira"] == "needs 3 reference models; there are 0"
     alone = audit_trace(recorded, out=tmp_path / "trace")
     for key, value in alone.flat.items():
-        if key.startswith(("attacks.", "source", "group")):
+        if key.startswith(("attacks.", "source", "group", "reconstruction")):
             assert found.flat[key] == value, key
 
 
@@ -410,6 +416,23 @@ def test_a_result_is_audited_as_the_run_of_its_directory_is(toy_config, tmp_path
         load(result.save(tmp_path / "saved")).audit(tmp_path / "again")
     with pytest.raises(InputError, match="was made from Python"):
         audit_run(tmp_path / "saved")
+
+
+def test_clients_that_train_all_models_are_audited_on_the_one_that_they_use(toy_config, tmp_path):
+    """FedEM: from its directory as from memory, by the model of clients.csv."""
+    config = toy_config(algorithm={"name": "fedem", "rounds": 2, "clusters": 2}, red_team={"every": 0, "attack": "gap"})
+    from_file = audit_run(run(config, tmp_path / "run"), references=0)
+    _, simulation = build(config)
+    result = simulate(
+        simulation.federation, simulation.setup.model, simulation.algorithm, simulation.setup.local,
+        rounds=2, seed=simulation.seed, red_team=simulation.red_team,
+    )  # fmt: skip
+    assert result.audit(tmp_path / "audit", references=0).flat() == from_file.audit.flat()
+    used = pd.read_csv(tmp_path / "run" / "clients.csv").set_index("client")["cluster"]
+    assert used.nunique() == 2
+    scores = pd.read_csv(from_file.page.parent / "scores.csv")
+    scores = scores[scores["client"].notna()]
+    assert (scores["model"] == scores["client"].map(used)).all()
 
 
 def test_reference_models_that_never_saw_the_records_leave_the_offline_attacks(tmp_path):

@@ -40,8 +40,10 @@ from shoal.attacks.membership import (
 )
 from shoal.attacks.one_run_audit import OneRunAudit, one_run_audit
 from shoal.attacks.other_clusters import OtherClusters
+from shoal.attacks.preference_inference import PreferenceInference
 from shoal.attacks.property import PropertyAttack, RoundObservation
 from shoal.attacks.property_classifier import classify_updates
+from shoal.attacks.reconstruction_audit import ReconstructionAudit, audit_reconstruction
 from shoal.attacks.record_exposure import record_exposure
 from shoal.attacks.recorded_risks import RecordedRisks
 from shoal.attacks.red_team import NEED_HOLDOUT, RedTeam
@@ -96,9 +98,11 @@ __all__ = [
     "OtherClusters",
     "OwnedRecords",
     "Population",
+    "PreferenceInference",
     "PropertyAttack",
     "Query",
     "ReconstructedUpdates",
+    "ReconstructionAudit",
     "RecordedRisks",
     "Records",
     "RedTeam",
@@ -114,6 +118,7 @@ __all__ = [
     "UpdateAudit",
     "UpdateScores",
     "active_property_attacker",
+    "audit_reconstruction",
     "audit_updates",
     "augmentation_votes",
     "boundary_distance",

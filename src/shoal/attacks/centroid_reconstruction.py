@@ -29,11 +29,14 @@ class ReconstructedUpdates:
         updates: (N, P) float64: what each client's update would be if it sent the same in all these rounds.
         resolution: (N,) in [0, 1]: how much of it is the client's own; 1: its alone, 1 / m: only the mean of m clients
             who were never apart.
+        explained: in [0, 1], how much of the squared lengths of the moves these updates explain; 1: all, as where each
+            client sent the same every time.
     """
 
     clients: Tensor
     updates: Tensor
     resolution: Tensor
+    explained: float
     __repr__ = one_line
 
     def cosines(self, rounds: Sequence[RoundUpdates]) -> Tensor:
@@ -85,8 +88,10 @@ def reconstruct_updates(
         row[:, there] = averaging_weights(chosen[there], weights[there], models)
         of_round.append(row)
     system = torch.cat(of_round)
-    inverse = torch.linalg.pinv(system)
-    return ReconstructedUpdates(clients, inverse @ moves.double().flatten(0, 1), (inverse @ system).diagonal())
+    inverse, moved = torch.linalg.pinv(system), moves.double().flatten(0, 1)
+    updates = inverse @ moved
+    left = float((moved - system @ updates).square().sum() / moved.square().sum().clamp(min=1e-300))
+    return ReconstructedUpdates(clients, updates, (inverse @ system).diagonal().clamp(0, 1), max(0.0, 1 - left))
 
 
 def reconstruct_from_rounds(rounds: Sequence[RoundUpdates], sizes: Tensor | None = None) -> ReconstructedUpdates:
@@ -98,6 +103,16 @@ def reconstruct_from_rounds(rounds: Sequence[RoundUpdates], sizes: Tensor | None
 
     Raises:
         InputError: no two consecutive rounds, a changed number of models, or updates of one client for two models.
+    """
+    moves, assignment, clients = moves_between(rounds)
+    return reconstruct_updates(moves, assignment, clients, None if sizes is None else sizes[clients])
+
+
+def moves_between(rounds: Sequence[RoundUpdates]) -> tuple[Tensor, Tensor, Tensor]:
+    """The moves, the assignment and the clients of recorded rounds, as `reconstruct_updates` takes them.
+
+    Raises:
+        InputError: as `reconstruct_from_rounds`.
     """
     by_number = {each.round: each for each in rounds}
     pairs = [(each, by_number[number + 1]) for number, each in sorted(by_number.items()) if number + 1 in by_number]
@@ -111,7 +126,7 @@ def reconstruct_from_rounds(rounds: Sequence[RoundUpdates], sizes: Tensor | None
     for chosen, (each, _) in zip(assignment, pairs, strict=True):
         chosen[torch.searchsorted(clients, each.clients)] = each.assignment
     moves = torch.stack([after.models.double() - before.models.double() for before, after in pairs])
-    return reconstruct_updates(moves, assignment, clients, None if sizes is None else sizes[clients])
+    return moves, assignment, clients
 
 
 def _sent(rounds: Sequence[RoundUpdates], client: int) -> Tensor:

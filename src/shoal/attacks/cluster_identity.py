@@ -65,7 +65,12 @@ class ClusterIdentity:
     smoothing: PositiveFloat = 1.0
 
     def guess(
-        self, assignment: NDArray[np.int64], group: NDArray[np.int64], clients: NDArray[np.int64], stream: Stream
+        self,
+        assignment: NDArray[np.int64],
+        group: NDArray[np.int64],
+        clients: NDArray[np.int64],
+        stream: Stream,
+        strata: NDArray[np.int64] | None = None,
     ) -> IdentityGuesses:
         """Guess the groups of N clients from their choices in T rounds.
 
@@ -75,6 +80,8 @@ class ClusterIdentity:
                 neither known nor guessed.
             clients: (N,) ids, by which halves are drawn, whatever the order of clients.
             stream: of the halves.
+            strata: (N,), from 0: halves have half of each group within each of these too, for what must not be guessed
+                in place of the group; None: one.
 
         Raises:
             InputError: clients of one group alone or that chose one cluster alone, or a group of a single client.
@@ -84,6 +91,7 @@ class ClusterIdentity:
         names, index = np.unique(group[asked], return_inverse=True)
         sizes = np.bincount(index, minlength=len(names))
         choices = assignment[:, asked]
+        cell = index if strata is None else np.unique(index + len(names) * strata[asked], return_inverse=True)[1]
         require(len(names) > 1, f"needs clients of at least two groups; got {len(names)}")
         require(
             bool(sizes.min() >= 2),
@@ -95,7 +103,7 @@ class ClusterIdentity:
         right, last = np.zeros((2, len(asked)))
         margin = np.zeros(len(choices))
         for split in range(self.splits):
-            half = _halves(index, stream("split", split))
+            half = _halves(cell, stream("split", split))
             likelihood = np.where(half[:, None], *(self._likelihood(choices, index, half != side) for side in (1, 0)))
             right += likelihood.sum(axis=0).argmax(axis=1) == index
             last += likelihood[last_choice, np.arange(len(asked))].argmax(axis=1) == index
@@ -126,12 +134,12 @@ class ClusterIdentity:
         return found
 
 
-def _halves(group: NDArray[np.int64], stream: Stream) -> NDArray[np.bool_]:
-    """(N,) bool, a random half of each group; of an odd one the half is the larger or the smaller by a coin."""
-    half = np.zeros(len(group), dtype=bool)
+def _halves(cell: NDArray[np.int64], stream: Stream) -> NDArray[np.bool_]:
+    """(N,) bool, a random half of each cell; of an odd one the half is the larger or the smaller by a coin."""
+    half = np.zeros(len(cell), dtype=bool)
     generator = stream.generator()
-    for g in range(int(group.max()) + 1):
-        members = np.flatnonzero(group == g)
+    for c in range(int(cell.max()) + 1):
+        members = np.flatnonzero(cell == c)
         coin = int(torch.randint(2, (), generator=generator))
         drawn = torch.randperm(len(members), generator=generator).numpy()
         half[members[drawn[: (len(members) + coin) // 2]]] = True

@@ -341,7 +341,7 @@ def _check_partition(config: Config, clusters: int, *, shadows: bool) -> None:
     if section is None:
         return
     require(
-        [(each.rotation, each.brightness) for each in groups.values()] == [(None, None)],
+        [(each.rotation, each.brightness, each.label_shift) for each in groups.values()] == [(None, None, None)],
         "'property_attack' partitions examples by label and property, so 'data.groups' must be left out",
     )
     require(not data.reuse_images, "'property_attack' does not go together with 'data.reuse_images'")

@@ -20,7 +20,7 @@ from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.label_skew import skew_labels
 from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
-from shoal.data.shifts import Group, shifted_inputs
+from shoal.data.shifts import Group, shifted_inputs, shifted_labels
 
 
 @settings
@@ -66,13 +66,18 @@ class Partition:
 
         Raises:
             InputError: too few examples, shares that do not sum to 1, a group whose share is less than a client, or a
-                group that shifts texts.
+                group that shifts texts, or shifts labels by more than there are.
         """
         for group in groups:
             require(
                 not isinstance(dataset, TextDataset) or (group.rotation is None and group.brightness is None),
                 f"group '{group.name}' rotates or brightens images, but {dataset.name} has texts; leave "
                 "'rotation' and 'brightness' out",
+            )
+            require(
+                (group.label_shift or 0) < dataset.classes,
+                f"'label_shift' of group '{group.name}' must be below the {dataset.classes} classes of {dataset.name}; "
+                f"got {group.label_shift}",
             )
         shares = [group.share for group in groups]
         spelled = " + ".join(f"{group.share:g} ({group.name})" for group in groups)
@@ -111,7 +116,9 @@ class PartitionIndices:
 def partition_dataset(
     dataset: LabelledDataset, partition: Partition, groups: Sequence[Group], preferences: Preferences, stream: Stream
 ) -> Federation:
-    """The federation of a partitioned data set, each image shifted by its group; texts are not shifted.
+    """The federation of a partitioned data set, images and labels shifted by group; texts are not shifted.
+
+    Label skew is of the labels before their shift.
 
     Raises:
         InputError: as `Partition.check`.
@@ -175,11 +182,12 @@ def partitioned(
         indices, sizes = torch.cat(by_client), torch.tensor([len(each) for each in by_client])
         owners = torch.repeat_interleave(ids, sizes)
         x = shifted_inputs(dataset, indices, groups, group[owners], stream, owners)
-        return Shards.from_contiguous(x, dataset.labels[indices], sizes)
+        return Shards.from_contiguous(x, shifted_labels(dataset, indices, groups, group[owners]), sizes)
 
     def examples(indices: Tensor, counts: list[int]) -> GroupedExamples:
         group = _by_group(counts)
-        return GroupedExamples(shifted_inputs(dataset, indices, groups, group, stream), dataset.labels[indices], group)
+        x = shifted_inputs(dataset, indices, groups, group, stream)
+        return GroupedExamples(x, shifted_labels(dataset, indices, groups, group), group)
 
     return Federation(
         clients=shards(indices.clients),

@@ -1,4 +1,4 @@
-"""Groups of clients that differ by a shift of their images: rotation and brightness."""
+"""Groups of clients that differ by a shift of their images, rotation and brightness, or of their labels."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.core.settings import Fraction, settings
+from shoal.core.settings import Count, Fraction, settings
 from shoal.data.datasets import LabelledDataset, TextDataset
 from shoal.data.groups import require_group_name
 
@@ -23,7 +23,7 @@ _Factor = Annotated[float, Field(ge=0, le=100, strict=True)]
 
 @settings
 class Group:
-    """A share of the clients whose images are shifted in the same way.
+    """A share of the clients whose images or labels are shifted in the same way.
 
     Args:
         name: the group's name in tables and summary keys.
@@ -33,6 +33,8 @@ class Group:
         brightness: [low, high] of factors, clipped to [0, 1]; drawn as angles are. None: unchanged.
         shift_per: ``image``: each image has an angle and a factor of its own; ``client``: all training and hold-out
             images of a client have the client's. Test and shadow images belong to no client and always have their own.
+        label_shift: s: every example of the group has the label (y + s) mod C in the place of y, C the number of
+            classes; so groups of the same images differ in what they mean (concept shift). None: unchanged.
 
     Raises:
         InputError: a value outside its range, a range whose low is above its high, a reserved name, or an angle per
@@ -44,6 +46,7 @@ class Group:
     rotation: Annotated[tuple[_Angle, _Angle], Field(strict=False)] | None = None
     brightness: Annotated[tuple[_Factor, _Factor], Field(strict=False)] | None = None
     shift_per: Literal["image", "client"] = "image"
+    label_shift: Count | None = None
 
     def __post_init__(self) -> None:
         require_group_name(self.name)
@@ -105,6 +108,15 @@ def shifted_inputs(
         images = dataset.pixels[indices[of_group]].float() / dataset.white
         shifted[of_group] = kind.shift(images, (own if kind.shift_per == "image" else of_client)[of_group])
     return shifted
+
+
+def shifted_labels(dataset: LabelledDataset, indices: Tensor, groups: Sequence[Group], group: Tensor) -> Tensor:
+    """The labels (m,) int64 of the examples ``indices`` (m,), each shifted as its ``group`` (m,) says.
+
+    Groups leave each other's labels as they are, so the examples of a class stay together in every group.
+    """
+    shifts = torch.tensor([each.label_shift or 0 for each in groups])
+    return (dataset.labels[indices] + shifts[group]) % dataset.classes
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:

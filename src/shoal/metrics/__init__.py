@@ -12,6 +12,7 @@ from shoal.metrics.intervals import (
     balanced_accuracy_interval,
     clopper_pearson,
     effective_size,
+    mean_interval,
     mean_rate_interval,
     median_interval,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "gap_accuracy",
     "is_migrated",
     "least_non_members",
+    "mean_interval",
     "mean_rate_interval",
     "median_interval",
     "membership_metrics",

@@ -89,6 +89,20 @@ def mean_rate_interval(rates: Sequence[float], sizes: Sequence[float], confidenc
     return mean - float(reduce(np.hypot, below)) / len(rates), mean + float(reduce(np.hypot, above)) / len(rates)
 
 
+def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
+    """An interval of the mean of the distribution that ``values`` (m,) are drawn from: Student's t; NaN of one value.
+
+    >>> [round(limit, 3) for limit in mean_interval(np.array([1.0, 2.0, 3.0]))]
+    [-0.484, 4.484]
+    """
+    from scipy.special import stdtrit  # noqa: PLC0415 - takes a while to import
+
+    if len(values) < 2:
+        return float("nan"), float("nan")
+    half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * values.std(ddof=1) / np.sqrt(len(values)))
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
 def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
     """An interval of the median of the distribution that ``values`` (m,) are drawn from, whatever that is.
 

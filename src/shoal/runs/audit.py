@@ -30,7 +30,7 @@ from shoal.simulation.attacked_records import AuditRecords
 from shoal.simulation.audit import Audit, audit_records
 from shoal.simulation.reference_federations import AttackedRun, FederationScores
 from shoal.simulation.run_records import records_of_run
-from shoal.simulation.server_audit import audit_server, with_server
+from shoal.simulation.server_audit import audit_server, with_server, without_server
 from shoal.simulation.simulation import SimulationState, move_to_engine
 from shoal.simulation.trajectory import trajectory_attack
 
@@ -139,8 +139,7 @@ def _audited(
     if over_rounds is not None:
         records = replace(records, further={**records.further, "trajectory": over_rounds})
     audit = audit_records(records, attacked.stream("thresholds"))
-    if recorded is not None:
-        audit = with_server(audit, audit_server(update_scores_of_trace(recorded, engine)))
+    audit = without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine))
     spent = {"seconds.references": round(sum(each.seconds for each in trained.references), 3)}
     about = replace(
         about,
@@ -180,8 +179,13 @@ def audit_trace(trace: str | Path, *, out: str | Path | None = None, data_dir: P
     trace = Path(trace)
     given = read_trace(trace, data_dir)
     with Engine(given.model) as engine:
-        audit = audit_server(update_scores_of_trace(given, engine))
+        audit = _audited_trace(given, engine)
     return write_audit(trace if out is None else Path(out), audit, AboutAudited(trace.name))
+
+
+def _audited_trace(trace: Trace, engine: Engine) -> Audit:
+    """What the server finds in recorded updates; they are read twice, so that few are in memory."""
+    return audit_server(update_scores_of_trace(trace, engine), trace.rounds(), trace.preferences)
 
 
 def _finished(run: Path) -> tuple[Config, SimulationState]:

@@ -3,7 +3,7 @@
 docs/trace.md has the format of another framework's. A round's updates are in memory only while they are used.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,14 @@ class Trace:
         records: what clients trained on, and what nobody did.
         files: of the recorded rounds, in order.
         read: gives the updates in one of them.
+        preferences: threshold and beta of each client, by its id; None: unknown.
     """
 
     model: Model
     records: OwnedRecords
     files: tuple[Path, ...]
     read: Callable[[Path], RoundUpdates]
+    preferences: Mapping[int, tuple[float, float]] | None = None
     __repr__ = one_line
 
     def rounds(self) -> Iterator[RoundUpdates]:
@@ -112,7 +114,9 @@ def trace_of(out: str | Path, federation: Federation, model: Model, every: int |
     """
     files = round_files(Path(out) / FOLDER, ".safetensors")
     _require_no_gaps(files, every)
-    return Trace(model, OwnedRecords.of(federation), tuple(files), read_updates)
+    tolerated = zip(federation.preferences.threshold.tolist(), federation.preferences.beta.tolist(), strict=True)
+    preferences = dict(zip(federation.ids.tolist(), tolerated, strict=True))
+    return Trace(model, OwnedRecords.of(federation), tuple(files), read_updates, preferences)
 
 
 def _require_no_gaps(files: Sequence[Path], every: int | None) -> None:

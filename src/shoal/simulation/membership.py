@@ -35,9 +35,17 @@ class Membership:
 
     @staticmethod
     def of_deployed(state: State, deployed: Deployed, within: int) -> "Membership":
-        """That of the models that clients use: the clusters', or personal ones."""
+        """That of the models that clients use: the clusters', or personal ones.
+
+        Of several models that a client trained last, as FedEM's clients train all, the latest is the one that it uses.
+        """
         if not is_personal(deployed):
-            return Membership.of_clusters(state, within)
+            members, number = Membership.of_clusters(state, within), torch.arange(len(state.assignment))
+            if not state.trained.numel():
+                return members
+            used = state.trained[number, deployed.model]
+            last = (used > 0) & (used == state.trained.amax(dim=1)) & members.trainers[number, deployed.model]
+            return Membership(members.trainers, torch.where(last, deployed.model, members.latest))
         # Who fine-tunes has trained, also if it took part in no round.
         took_part = (state.assignment >= 0) | bool(deployed.fine_tuning)
         number = torch.arange(len(took_part))

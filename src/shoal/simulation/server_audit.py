@@ -1,11 +1,14 @@
 """What an honest-but-curious server finds in the updates of single clients."""
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import nan
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from shoal.attacks import (
     ClusterIdentity,
@@ -15,6 +18,8 @@ from shoal.attacks import (
     GradDifference,
     GroupInference,
     Guesses,
+    IdentityGuesses,
+    PreferenceInference,
     SourceInference,
     UpdateAttack,
     UpdateScores,
@@ -23,9 +28,12 @@ from shoal.attacks import (
 from shoal.attacks.source_inference import client_groups
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
+from shoal.data.preferences import Preferences
+from shoal.engine import RoundUpdates
 from shoal.metrics import MembershipMetrics
 from shoal.simulation.attacked_records import SERVER
 from shoal.simulation.audit import ATTACK_COLUMNS, RECORD_COLUMNS, Audit, attack_row
+from shoal.simulation.reconstruction_metrics import RECONSTRUCTION, reconstruction_metrics
 
 UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCosine(), GradDifference())
 """The attacks on updates that an audit asks."""
@@ -34,13 +42,31 @@ OTHERS = "-others"
 """What follows an attack's name where non-members are other clients' examples, not records that nobody trained on."""
 
 
-def audit_server(scores: UpdateScores) -> Audit:
+def without_server(audit: Audit) -> Audit:
+    """An audit of a run of which no round was recorded: what that leaves out of choices and released models."""
+    reason = "needs recorded rounds, which the run has not (record.updates)"
+    names = (ClusterIdentity().name, PreferenceInference().name, RECONSTRUCTION)
+    return replace(audit, omitted={**audit.omitted, **dict.fromkeys(names, reason)})
+
+
+def audit_server(
+    scores: UpdateScores,
+    rounds: Iterable[RoundUpdates] = (),
+    preferences: Mapping[int, tuple[float, float]] | None = None,
+) -> Audit:
     """Attack every client whose updates were recorded.
 
     In `Audit.attacks` each attack stands twice: against records that nobody trained on, and, with `OTHERS` in its name,
     against other clients' examples. `Audit.guesses` says whose a record is guessed to be ("source-inference"; and
     "source-inference-in-cluster", once the cluster is known), and of which group a client, from the cluster of its last
-    round ("group-inference") and from those of all recorded rounds ("cluster-identity").
+    round ("group-inference") and from those of all recorded rounds ("cluster-identity"), from which it is also guessed
+    which half of its group it is of, the stricter or the laxer ("preference-inference"); and how near updates that are
+    reconstructed from the models alone come to what was sent ("reconstruction").
+
+    Args:
+        scores: of the recorded rounds.
+        rounds: the same rounds, in order, for the reconstruction; without them there is none.
+        preferences: threshold and beta of each client, by its id; None: unknown, and not inferred.
 
     Raises:
         InputError: no record of a client whose updates were recorded, or none that nobody trained on.
@@ -67,7 +93,7 @@ def audit_server(scores: UpdateScores) -> Audit:
         "group-inference": GroupInference().guess(scores),
     }
     flat = {f"{name}.{key}": value for name, guess in guesses.items() for key, value in _flat(guess).items()}
-    identity, omitted = _cluster_identity(scores)
+    found = (_cluster_identity(scores), _preferences(scores, preferences), reconstruction_metrics(scores, rounds))
     return Audit(
         attacks=pd.DataFrame(rows, columns=[*ATTACK_COLUMNS]),
         records=pd.DataFrame(columns=[*RECORD_COLUMNS]),
@@ -76,8 +102,9 @@ def audit_server(scores: UpdateScores) -> Audit:
         non_members=int((scores.client < 0).sum()),
         empirical_epsilon=nan,
         delta=nan,
-        omitted=omitted,
-        guesses={key: value for key, value in flat.items() if not np.isnan(value)} | identity,
+        omitted={name: why for _, omitted in found for name, why in omitted.items()},
+        guesses={key: value for key, value in flat.items() if not np.isnan(value)}
+        | {key: value for figures, _ in found for key, value in figures.items()},
     )
 
 
@@ -94,14 +121,32 @@ def with_server(audit: Audit, server: Audit) -> Audit:
 def _cluster_identity(scores: UpdateScores) -> tuple[dict[str, float], dict[str, str]]:
     """The keys and values of audit.json on the choices of all recorded rounds; or why there are none."""
     attack = ClusterIdentity()
+    group = client_groups(scores)
+    return _guessed(attack.name, partial(attack.guess, scores.assignment, group, scores.clients))
+
+
+def _preferences(
+    scores: UpdateScores, preferences: Mapping[int, tuple[float, float]] | None
+) -> tuple[dict[str, float], dict[str, str]]:
+    """The same on whether a client is of the stricter half of its group."""
+    attack = PreferenceInference()
+    if preferences is None:
+        return {}, {attack.name: "needs the clients' thresholds, the truth that guesses are judged by"}
+    known = torch.tensor([preferences[client] for client in scores.clients.tolist()], dtype=torch.float64)
+    tolerated, group = Preferences(known[:, 0], known[:, 1]), client_groups(scores)
+    return _guessed(attack.name, partial(attack.guess, scores.assignment, group, tolerated, scores.clients))
+
+
+def _guessed(name: str, guess: Callable[[Stream], IdentityGuesses]) -> tuple[dict[str, float], dict[str, str]]:
+    """The keys and values of audit.json of an attack on choices; or why there are none."""
     try:
         # The same halves whoever asks, so that the audits of a run and of its trace agree.
-        found = attack.guess(scores.assignment, client_groups(scores), scores.clients, Stream(0)(attack.name))
+        found = guess(Stream(0)(name))
     except InputError as error:
-        return {}, {attack.name: str(error)}
+        return {}, {name: str(error)}
     values = {"accuracy": found.accuracy, "accuracy.low": found.low, "accuracy.high": found.high}
     values |= {"last_round": found.last_round, "chance": found.chance}
-    return {f"{attack.name}.{key}": value for key, value in values.items()}, {}
+    return {f"{name}.{key}": value for key, value in values.items()}, {}
 
 
 def _flat(guess: Guesses) -> dict[str, float]:

@@ -27,6 +27,8 @@ TITLES: Mapping[str, str] = {
     "source-inference-in-cluster": "Source inference in the cluster",
     "group-inference": "Group inference",
     "cluster-identity": "Cluster identity",
+    "preference-inference": "Preference inference",
+    "reconstruction": "Reconstruction of updates from released models",
 }
 """Attacks by their keys in audit.json."""
 

@@ -12,6 +12,8 @@ GUESSED: Mapping[str, str] = {
     "source-inference-in-cluster": "whose a record is, among the clients of its cluster",
     "group-inference": "which group a client is of, from its last cluster",
     "cluster-identity": "which group a client is of, from its clusters in all recorded rounds",
+    "preference-inference": "whether a client is of the stricter half of its group, from its clusters in all recorded "
+    "rounds",
 }
 """What is guessed, by the keys in audit.json; in the order of the table."""
 
@@ -32,6 +34,12 @@ def guesses_table(guesses: Mapping[str, float]) -> Listing | None:
         if "cluster-identity.last_round" in guesses:
             last = decimal(guesses["cluster-identity.last_round"])
             note += f" From each client's last recorded round alone it would be {last}."
+    if "preference-inference" in names:
+        note += (
+            " Preference inference: the halves of half of the clients are known, those of the others are guessed by "
+            "all rounds together; stricter clients tolerate less risk. Every group has as many of both, so a client's "
+            "group says nothing of its half."
+        )
     heads = (("attack", "", False), ("guesses", "", False), ("accuracy", "", True), ("chance", "", True))
     return Listing(heads, (Section("", rows),), note)
 

@@ -19,6 +19,7 @@ from shoal.reports.audit.epsilon import (
 from shoal.reports.audit.figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
 from shoal.reports.audit.findings import Finding, findings, measured
 from shoal.reports.audit.guesses import guesses_table
+from shoal.reports.audit.reconstruction import reconstruction_table
 from shoal.reports.audit.tables import MOST_ROWS, at_least, by_client, by_group, by_model, exposure_text, of_records
 from shoal.reports.audit.verdict import verdict
 from shoal.reports.formats import DASH, count, decimal
@@ -97,6 +98,7 @@ def audit_page(
         "models": by_model(findings(audit, "model")),
         "clients": by_client(findings(audit, "client"), records),
         "guesses": guesses_table(audit.guesses),
+        "reconstruction": reconstruction_table(audit.guesses),
         "known": known,
         "shown": len(top),
         "records": len(records),

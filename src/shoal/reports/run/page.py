@@ -169,6 +169,8 @@ def _description(group: Group) -> str:
         parts.append(f"rotated by {group.rotation[0]:g} to {group.rotation[1]:g} degrees")
     if group.brightness is not None:
         parts.append(f"brightness times {group.brightness[0]:g} to {group.brightness[1]:g}")
+    if group.label_shift:
+        parts.append(f"labels shifted by {group.label_shift}")
     if group.shift_per == "client" and group.share > 0:
         parts.append("drawn for each client, and for each held-out image")
     return "; ".join(parts)

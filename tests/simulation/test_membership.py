@@ -1,0 +1,40 @@
+"""Who is a member of which model, where clients train one model in a round, and where they train all."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from shoal.engine import Deployed, State
+from shoal.simulation.membership import Membership
+
+
+def after(trained, assignment):
+    return replace(State.initial(torch.zeros(2, 3), len(assignment)), trained=torch.tensor(trained),
+                   assignment=torch.tensor(assignment))  # fmt: skip
+
+
+def deployed(model):
+    return Deployed(torch.zeros(2, 3), torch.tensor(model), torch.tensor(model))
+
+
+def test_a_client_that_trained_one_model_last_is_a_member_of_that_whatever_it_uses():
+    state = after([[5, 0], [4, 5], [0, 0]], [0, 1, -1])
+    for model in ([0, 1, 0], [1, 0, 1]):
+        found = Membership.of_deployed(state, deployed(model), within=5)
+        assert found.latest.tolist() == [0, 1, -1]
+        assert found.trainers.tolist() == [[True, False], [True, True], [False, False]]
+
+
+def test_of_models_that_were_trained_together_it_is_a_member_of_the_one_that_it_uses():
+    state = after([[5, 5], [3, 3], [0, 0]], [0, 0, -1])
+    assert Membership.of_deployed(state, deployed([1, 1, 1]), within=5).latest.tolist() == [1, 1, -1]
+    assert Membership.of_deployed(state, deployed([0, 1, 0]), within=5).latest.tolist() == [0, 1, -1]
+    # Too long before the models' last training: a member no more.
+    assert Membership.of_deployed(state, deployed([1, 1, 1]), within=1).latest.tolist() == [1, -1, -1]
+
+
+@pytest.mark.parametrize("model", [[0, 0, 1], [1, 1, 1]])
+def test_without_a_record_of_trainings_the_assignment_decides(model):
+    state = replace(after([[0, 0]] * 3, [1, 0, -1]), trained=torch.zeros(0, 0, dtype=torch.int64))
+    assert Membership.of_deployed(state, deployed(model), within=5).latest.tolist() == [1, 0, -1]
