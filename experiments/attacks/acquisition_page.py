@@ -80,10 +80,13 @@ def shares_table(shares: pd.DataFrame) -> str:
 
 def newcomers_table(newcomers: pd.DataFrame) -> str:
     """A line a defence, of newcomers with all their examples and with few."""
-    shown, lines = ("own", "other", "refused", "honest_of_all_groups"), []
+    shown, lines = ("own", "other", "divided", "refused", "honest_of_all_groups"), []
     for (examples, defense), mine in newcomers.groupby(["examples", "defense"], sort=False):
         lines.append([str(defense), str(examples), *(spread(mine[name]) for name in shown)])
-    heads = ["defence", "examples", "own group's cluster", "another", "refused", "honest sybils, share of models"]
+    heads = [
+        "defence", "examples", "own group's cluster", "another group's", "divided off later", "refused",
+        "honest sybils, share of models",
+    ]  # fmt: skip
     return _table(heads, lines)
 
 

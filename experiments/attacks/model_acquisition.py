@@ -149,7 +149,8 @@ def with_few_examples(federation: Federation, beyond: int) -> Federation:
 
 
 def newcomers(ready: Settled, defense: str, *, few: bool) -> dict[str, float]:
-    """How honest newcomers fare: the shares in their own group's cluster, in another's, and refused to the end.
+    """How honest newcomers fare: the shares in their own group's cluster, in another group's, in one that was divided
+    off after they came, and refused to the end.
 
     And the share of all clusters' models that sybils would have that send honest updates on examples of all groups:
     the clusters which the first newcomers of the groups reach.
@@ -167,7 +168,8 @@ def newcomers(ready: Settled, defense: str, *, few: bool) -> dict[str, float]:
     reached = torch.where(sent, state.assignment[joined], -1)
     return {
         "own": float((reached == own).double().mean()),
-        "other": float(((reached != own) & sent).double().mean()),
+        "other": float(((reached != own) & torch.isin(reached, own)).double().mean()),
+        "divided": float((sent & ~torch.isin(reached, own)).double().mean()),
         "refused": float((~sent).double().mean()),
         "honest_of_all_groups": len({*reached[::NEWCOMERS].tolist()} - {-1}) / ready.groups,
     }

@@ -21,7 +21,7 @@ def test_one_seed_writes_all_files(script, tmp_path, monkeypatch):
         pd.read_csv(tmp_path / "out" / f"{name}.csv") for name in ("shares", "newcomers", "membership")
     )
     assert shares["share"].tolist() == [0.25, 0.5, 0.25, 0.25], "the second sybil is refused"
-    assert (newcomers[["own", "other", "refused"]].sum(axis=1) == 1).all()
+    assert (newcomers[["own", "other", "divided", "refused"]].sum(axis=1) == 1).all()
     assert newcomers["examples"].tolist() == ["all", "10"] * 2
     assert newcomers["own"][0] == 1
     assert newcomers["refused"][3] > 0, "few examples make updates less similar"
