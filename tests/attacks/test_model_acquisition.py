@@ -65,6 +65,8 @@ def test_four_sybils_have_the_models_of_four_groups_and_no_more_than_twice_as_ma
     more = attacked(FOUR, ModelAcquisition(), sybils=10, rounds=30)
     assert len(more.joined) <= 8, "then every way is known to end"
     assert found.share(upto=found.joined[0]) == 0, "the first round has the model of a split alone"
+    for joined, number in enumerate(found.joined):
+        assert found.share(upto=number) <= joined / 4, "who admits one newcomer in three rounds slows it, and no more"
 
 
 def test_antiparallel_updates_need_fewer_sybils_than_random_ones():
