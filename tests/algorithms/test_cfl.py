@@ -102,6 +102,70 @@ def test_a_newcomer_walks_the_tree_and_moves_nothing_on_its_way(four):
         assert int(states[1].trained[client].max()) == settled.round, "walking is no training of any model"
 
 
+def sent_to_a_newcomer(four: list[State], group: int, algorithm: CFL, rounds: int = 4) -> tuple[list, list[State]]:
+    """What a client of ``group`` that joins is sent in each round, and the states after them."""
+    with Engine(LINEAR, threads=1) as engine:
+        training = Training(engine.prepare(relabelled([*FOUR, group])), algorithm, FULL, engine, Stream(3))
+        states, sent = [training.joined(four[-1])], []
+        assert states[0].assignment.tolist() == [*four[-1].assignment.tolist(), -1]
+        assert states[0].trained.shape == (13, 4)
+        for _ in range(rounds):
+            (planned,) = algorithm.plan(states[-1], training.cohort_of(states[-1], torch.arange(13))).trainings
+            sent.append(planned.starts[planned.start[12]])
+            states.append(training.round(states[-1])[0])
+    return sent, states
+
+
+@pytest.mark.parametrize("group", [0, 1, 2, 3])
+def test_at_once_a_newcomer_is_sent_no_model_between_the_first_split_and_its_cluster_s(four, group):
+    tree = ParameterTree.of(four[-1].server)
+    sent, states = sent_to_a_newcomer(four, group, replace(SPLITS, walk="at-once"))
+    assert torch.equal(sent[0], tree.models[0])
+    for model, state in zip(sent[1:], states[1:], strict=False):
+        assert torch.equal(model, state.models[state.assignment[12]])
+    assert states[-1].assignment[12] == states[-1].assignment[FOUR.index(group)]
+    stepwise, _ = sent_to_a_newcomer(four, group, SPLITS)
+    assert not torch.equal(stepwise[1], sent[1])
+
+
+def test_at_once_and_stepwise_are_the_same_where_there_is_one_split():
+    walks = ("stepwise", "at-once")
+    states = [trained(relabelled(TWO), replace(SPLITS, walk=each), 25, participation=0.7)[-1] for each in walks]
+    assert torch.equal(states[0].models, states[1].models)
+    assert len(states[0].models) == 2
+
+
+def test_who_resembles_nobody_stays_where_it_is_and_moves_nothing(four):
+    tree = ParameterTree.of(four[-1].server)
+    for walk in ("stepwise", "at-once"):
+        sent, states = sent_to_a_newcomer(four, 2, replace(SPLITS, admission=1.0, walk=walk))
+        assert all(torch.equal(model, tree.models[0]) for model in sent)
+        assert all(state.clients["cfl.node"][12] == 0 for state in states)
+    admitted, _ = sent_to_a_newcomer(four, 2, replace(SPLITS, admission=0.3))
+    everyone, _ = sent_to_a_newcomer(four, 2, SPLITS)
+    assert all(torch.equal(one, other) for one, other in zip(admitted, everyone, strict=True))
+
+
+def test_admission_looks_at_the_most_similar_client_alone():
+    none = torch.zeros(0, dtype=torch.int64)
+    tree = ParameterTree(none, none.new_zeros(1), torch.zeros(0, 2), torch.zeros(0, 2), none)
+    updates = torch.tensor([[1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]])
+    tree = tree.divided(0, torch.zeros(2), updates, torch.tensor([False, False, True]))
+    newcomers, root = torch.tensor([[0.0, 5.0], [-0.6, -0.8], [1.0, 0.0]]), torch.zeros(3, dtype=torch.int64)
+    assert tree.below(root, newcomers, 0.6).tolist() == [1, 2, 1]
+    assert tree.below(root, newcomers, 0.61).tolist() == [0, 0, 1]
+    assert tree.below(root, newcomers).tolist() == [1, 2, 1]
+
+
+def test_where_one_cluster_was_two_groups_the_antiparallel_of_one_is_the_direction_of_the_other():
+    """The cluster stood still, so the parts' sums are opposite, and no bound of cosines tells sybils from the other."""
+    tree = ParameterTree.of(trained(relabelled(TWO), SPLITS, 20)[-1].server)
+    first, second = (tree.updates[tree.owner == part] for part in (1, 2))
+    honest = (second @ second.T).fill_diagonal_(-1).amax(dim=1).min()
+    antiparallel = (-first @ second.T).amax(dim=1)
+    assert float(antiparallel.min()) > 0.9 * float(honest)
+
+
 def walks(state: State, client: int) -> bool:
     return int(ParameterTree.of(state.server).split_of(state.clients["cfl.node"][[client]])) >= 0
 
@@ -200,7 +264,7 @@ def test_a_sketch_keeps_cosines():
     "wrong",
     [
         {"eps1": -0.1}, {"eps2": -1.0}, {"gamma_max": 1.1}, {"linkage": "ward"}, {"warm_up": -1}, {"min_clients": 0},
-        {"min_examples": -1}, {"sketch": 0},
+        {"min_examples": -1}, {"sketch": 0}, {"walk": "up"}, {"admission": 1.1}, {"admission": -1.1},
     ],
     ids=str,
 )  # fmt: skip

@@ -241,3 +241,25 @@ def test_no_update_is_kept_unasked(model, build):
 
     states(model, build(), Keeps())
     assert kept == [(None,), (None,)]
+
+
+def test_newcomers_join_as_the_first_state_has_them_and_the_others_keep_theirs(mlp, build):
+    federation = build()
+    few = federation.take(torch.arange(4))
+    assert torch.equal(few.ids, federation.ids[:4])
+    before = states(mlp, few, Ditto(FedAvg()))[-1]
+    with Engine(mlp, threads=1) as engine:
+        training = Training(engine.prepare(federation), Ditto(FedAvg()), LOCAL, engine, Stream(5))
+        first, joined = training.start(), training.joined(before)
+        after, _ = training.round(joined)
+        with pytest.raises(InputError, match=r"^a state of 6 clients needs a federation of at least as .* has 4$"):
+            replace(training, federation=few).joined(joined)
+        strange = replace(before, clients={"other": torch.zeros(4)})
+        with pytest.raises(InputError, match=r"^the algorithm's first state must say of newcomers .*: \['other'\]$"):
+            training.joined(strange)
+    assert joined.assignment.tolist() == [*before.assignment.tolist(), -1, -1]
+    for name, rows in joined.clients.items():
+        assert torch.equal(rows[:4], before.clients[name])
+        assert torch.equal(rows[4:], first.clients[name][4:])
+    assert torch.equal(joined.models, before.models)
+    assert (after.trained == after.round).all()

@@ -6,9 +6,10 @@ Source: Sattler, Mueller, Samek 2019, arXiv:1910.01991; settings of the authors'
 
 import logging
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.fedavg import FedAvg
@@ -45,7 +46,8 @@ class CFL:
     A client that was absent when its cluster was divided, or that joins later, walks down the tree of splits, one a
     round: it trains the model as it was before the split, which moves no model of now, and goes to the part that has
     the client with the most similar update. Until it has arrived, it uses the larger part's model; so does one
-    that never came.
+    that never came. Whoever is refused by `admission` stays where it is and is asked again in its next round, with the
+    same model.
 
     Ours: both parts go on with the average of the round in which they were divided; the larger part keeps the model's
     number; risks, directives and members are inherited by both; updates are those of parameters (without batch norm's
@@ -65,6 +67,11 @@ class CFL:
         min_clients: clients of the round that each part must have.
         min_examples: training examples that each part's clients of the round must have together.
         sketch: d, the numbers that are kept of an update for its cosines; exact where a model has no more parameters.
+        walk: how a client that was absent or joins later walks down the tree. "stepwise", the paper's: it is sent the
+            model of every split on its way; or "at-once": by one update, from the model at which it stands, it goes
+            down all splits below, and is sent no model between that one and its cluster's.
+        admission: the smallest cosine with some client's update at which it goes to that client's part; -1: any.
+            Against clients that send what none of the others would (`shoal.attacks.ModelAcquisition`).
     """
 
     eps1: NonNegativeFloat = 0.4
@@ -75,6 +82,8 @@ class CFL:
     min_clients: Positive = 1
     min_examples: Count = 0
     sketch: Positive = 4096
+    walk: Literal["stepwise", "at-once"] = "stepwise"
+    admission: Annotated[float, Field(ge=-1, le=1, strict=True)] = -1.0
     name: Literal["cfl"] = "cfl"
     title: ClassVar[str] = "CFL"
     changes_clusters: ClassVar[bool] = True
@@ -119,8 +128,7 @@ class CFL:
         tree, node = ParameterTree.of(state.server), state.clients["cfl.node"].clone()
         where = node[cohort.clients]
         walks = tree.split_of(where) >= 0
-        arrived = where.clone()
-        arrived[walks] = tree.below(where[walks], kept[walks, 1:])
+        arrived = self._arrived(tree, where, kept[:, 1:])
         trained = torch.ones_like(walks) if plan.trainings[0].trains is None else plan.trainings[0].trains
         parents = list(range(len(state.models)))
         for k in range(len(state.models)):
@@ -147,6 +155,18 @@ class CFL:
         node = state.clients["cfl.node"][cohort.clients]
         assignment = ParameterTree.of(state.server).cluster[node]
         return Deployed(state.models, assignment, assignment)
+
+    def _arrived(self, tree: ParameterTree, where: Tensor, updates: Tensor) -> Tensor:
+        """(n,) int64, the nodes that clients at ``where`` (n,) reach by their ``updates`` (n, d)."""
+        arrived, walks = where.clone(), tree.split_of(where) >= 0
+        while bool(walks.any()):
+            reached = tree.below(arrived[walks], updates[walks], self.admission)
+            goes_on = (reached != arrived[walks]) & (tree.split_of(reached) >= 0)
+            arrived[walks] = reached
+            if self.walk == "stepwise":
+                break
+            walks[walks.clone()] = goes_on
+        return arrived
 
     def _parts(self, kept: Tensor, sizes: Tensor, moved: float, number: int) -> Tensor | None:
         """(m,) bool, which of a cluster's m clients are in the second, smaller part; None: it is not divided.

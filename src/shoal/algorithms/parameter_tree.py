@@ -52,17 +52,22 @@ class ParameterTree:
         found[self.split] = torch.arange(len(self.split))
         return found[nodes]
 
-    def below(self, nodes: Tensor, updates: Tensor) -> Tensor:
+    def below(self, nodes: Tensor, updates: Tensor, admission: float = -1.0) -> Tensor:
         """(w,) int64, the part of each divided node that has the client with the most similar update.
 
         Args:
             nodes: (w,) int64, all divided.
             updates: (w, d), what w clients sent from the models that were divided.
+            admission: the cosine that the most similar update must have at least; who has no such one stays at its
+                node. -1: nobody stays.
         """
         reached = []
-        for s, update in zip(self.split_of(nodes).tolist(), unit(updates), strict=True):
-            first, second = ((self.updates[self.owner == part] @ update).max() for part in (2 * s + 1, 2 * s + 2))
-            reached.append(2 * s + 1 if first >= second else 2 * s + 2)
+        for node, s, update in zip(nodes.tolist(), self.split_of(nodes).tolist(), unit(updates), strict=True):
+            parts = 2 * s + 1, 2 * s + 2
+            first, second = (float((self.updates[self.owner == part] @ update).max()) for part in parts)
+            part = parts[0] if first >= second else parts[1]
+            # At -1 nobody may be refused by a last bit below it.
+            reached.append(part if admission <= -1 or max(first, second) >= admission else node)
         return torch.tensor(reached, dtype=torch.int64)
 
     def divided(self, node: int, model: Tensor, updates: Tensor, second: Tensor) -> "ParameterTree":

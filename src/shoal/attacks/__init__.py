@@ -38,6 +38,7 @@ from shoal.attacks.membership import (
     logit_confidence,
     needs_classes,
 )
+from shoal.attacks.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
 from shoal.attacks.one_run_audit import OneRunAudit, one_run_audit
 from shoal.attacks.other_clusters import OtherClusters
 from shoal.attacks.preference_inference import PreferenceInference
@@ -53,6 +54,7 @@ from shoal.attacks.rmia import RMIA, OfflineRMIA
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
 from shoal.attacks.source_inference import GroupInference, Guesses, SourceGuesses, SourceInference
+from shoal.attacks.sybil_paths import Received
 from shoal.attacks.trajectory import LossTrajectory, loss_trajectory
 from shoal.attacks.update_audit import UpdateAudit, audit_updates
 from shoal.attacks.update_features import extract_features
@@ -65,6 +67,7 @@ MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 __all__ = [
     "NEED_HOLDOUT",
     "RMIA",
+    "Acquisition",
     "ActivePropertyAttacker",
     "BaVarIA",
     "CanaryClients",
@@ -79,6 +82,7 @@ __all__ = [
     "GradDifference",
     "GroupInference",
     "Guesses",
+    "HarvestedModel",
     "IdentityGuesses",
     "ImageChanges",
     "LiRA",
@@ -89,6 +93,7 @@ __all__ = [
     "MembershipAttack",
     "MembershipAttacks",
     "MembershipAudit",
+    "ModelAcquisition",
     "ModelOutputs",
     "Needs",
     "NoiseChanges",
@@ -101,6 +106,7 @@ __all__ = [
     "PreferenceInference",
     "PropertyAttack",
     "Query",
+    "Received",
     "ReconstructedUpdates",
     "ReconstructionAudit",
     "RecordedRisks",

@@ -77,14 +77,18 @@ class Federation:
 
     def permuted(self, order: Tensor) -> "Federation":
         """The same federation with its clients in another order; order (N,) int64 is a permutation."""
+        return self.take(order)
+
+    def take(self, some: Tensor) -> "Federation":
+        """The federation of the clients at ``some`` (n,) int64 alone, in that order; examples are shared."""
         return replace(
             self,
-            clients=self.clients.take(order),
-            holdout=self.holdout.take(order),
-            ids=self.ids[order],
-            group=self.group[order],
-            preferences=Preferences(self.preferences.threshold[order], self.preferences.beta[order]),
-            names=None if self.names is None else tuple(self.names[i] for i in order.tolist()),
+            clients=self.clients.take(some),
+            holdout=self.holdout.take(some),
+            ids=self.ids[some],
+            group=self.group[some],
+            preferences=Preferences(self.preferences.threshold[some], self.preferences.beta[some]),
+            names=None if self.names is None else tuple(self.names[i] for i in some.tolist()),
         )
 
     def __repr__(self) -> str:

@@ -88,6 +88,30 @@ class Training:
             return state
         return replace(state, adversary=self.malicious_clients.start(state, self.stream("insider")))
 
+    def joined(self, state: State) -> State:
+        """``state`` of the federation's first n clients, in which the others are newcomers.
+
+        Of the newcomers it says what the algorithm's first state says of them.
+
+        Raises:
+            InputError: the state has more clients than the federation, or knows of them what the first state does not.
+        """
+        had, now = len(state.assignment), len(self.federation)
+        require(had <= now, f"a state of {had} clients needs a federation of at least as many; this one has {now}")
+        first = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
+        unknown = sorted(state.clients.keys() - first.clients.keys())
+        require(
+            not unknown, f"the algorithm's first state must say of newcomers what this one says of clients: {unknown}"
+        )
+        never = torch.zeros(now - had, state.trained.shape[1], dtype=torch.int64)
+        clients = {name: torch.cat([rows, first.clients[name][had:].to(rows)]) for name, rows in state.clients.items()}
+        return replace(
+            state,
+            assignment=torch.cat([state.assignment, torch.full((now - had,), -1)]),
+            clients=clients,
+            trained=torch.cat([state.trained, never]) if state.trained.numel() else state.trained,
+        )
+
     def rounds(self, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
         """Train from ``state`` until ``upto`` rounds are done; yields each round's state and report."""
         while state.round < upto:
