@@ -50,9 +50,10 @@ def test_it_is_local_training_of_what_the_base_deploys(model, build, base):
     assert torch.equal(state.models, shared.models)
     assert state.clients.keys() == shared.clients.keys()
     # At the learning rate of the third round: 0.1 * 0.5^2.
-    expected = [descended(model, federation, before.models[s], i, RATE / 4) for i, s in enumerate(before.model)]
+    used = torch.stack([before.models[s] for s in before.model.tolist()])
+    expected = [descended(model, federation, each, i, RATE / 4) for i, each in enumerate(used)]
     torch.testing.assert_close(deployed.models, torch.stack(expected), **CLOSE)
-    assert not torch.allclose(deployed.models, before.models[before.model], **CLOSE)
+    assert not torch.allclose(deployed.models, used, **CLOSE)
     assert deployed.model.tolist() == list(range(6))
     assert torch.equal(deployed.assignment, before.assignment)
 

@@ -124,6 +124,8 @@ def same(one: State, other: State) -> bool:
         and all(torch.equal(each, getattr(other, kind)[name]) for name, each in getattr(one, kind).items())
         for kind in STRUCTURES
     )
+    own &= one.personal.keys() == other.personal.keys()
+    own &= all(torch.equal(each.tensor(), other.personal[name].tensor()) for name, each in one.personal.items())
     return own and torch.equal(one.models, other.models) and torch.equal(one.assignment, other.assignment)
 
 
@@ -231,7 +233,7 @@ def test_a_round_leaves_its_inputs_alone(network, build, algorithm):
     if algorithm == LocalOnly():
         # Nobody sends anything, so it is the clients' models that move.
         assert torch.equal(after.models, before.models)
-        before_all, after_all = before.clients["local.personal"], after.clients["local.personal"]
+        before_all, after_all = before.personal["local"].tensor(), after.personal["local"].tensor()
         assert (after_all != before_all).any(dim=1).all()
     else:
         assert not torch.equal(after.models, before.models)

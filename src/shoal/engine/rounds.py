@@ -19,6 +19,7 @@ from shoal.data.shards import Shards
 from shoal.engine.cohort_trainer import CohortTrainer
 from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local_sgd import LocalSGD
+from shoal.engine.personal_models import PersonalModels
 from shoal.engine.protocols import (
     Algorithm,
     ClusterRound,
@@ -82,6 +83,7 @@ class Training:
     def start(self) -> State:
         """The state before the first round."""
         state = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
+        state = replace(state, personal=self.engine.stored(state.personal))
         if self.coordinator is not None:
             state = self.coordinator.start(state, self.federation, self.engine)
         if self.malicious_clients is None:
@@ -249,6 +251,8 @@ class Training:
         batches = self.stream("deployed", state.round, "batches")
         trainer = replace(self._trainer(state, everyone), shards=self.federation.clients, batches=batches)
         models, model = deployed.models, deployed.model
+        if isinstance(models, PersonalModels):
+            models = models.tensor()
         for index, local in enumerate(deployed.fine_tuning):
             training = LocalTraining(models, model, keep=lambda update: update, local=local)
             try:
