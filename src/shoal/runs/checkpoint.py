@@ -121,18 +121,20 @@ def load_checkpoint(folder: Path) -> SimulationState | None:
     Raises:
         InputError: there are checkpoints, and all are damaged.
     """
-    found, damage = _newest_first(folder), ""
+    found, newest = _newest_first(folder), ""
     for path in found:
+        why = ""
         try:
             progress = _read(path)
         except InputError as error:
-            progress, damage = None, f" ({error})"
+            progress, why = None, f" ({error})"
         if progress is not None:
             _remove_observations(folder, progress.state.round)
             return progress
-        LOG.warning("checkpoint %s is damaged%s; going back to the one before", path.name, damage)
+        LOG.warning("checkpoint %s is damaged%s; going back to the one before", path.name, why)
+        newest = newest or why
     if found:
-        raise InputError(f"{folder}: every checkpoint is damaged{damage}; start again with another --out")
+        raise InputError(f"{folder}: every checkpoint is damaged{newest}; start again with another --out")
     _remove_observations(folder, 0)
     return None
 
