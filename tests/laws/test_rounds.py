@@ -230,7 +230,11 @@ def test_these_algorithms_keep_a_vector_of_each_client(network, build, algorithm
     assert all(tensor.numel() < state.models[0].numel() for tensor in state.clients.values()), "it belongs to personal"
 
 
-@pytest.mark.parametrize("each", [a for a in ALGORITHMS if isinstance(getattr(a, "base", a), PERSONAL)], ids=repr)
+@pytest.mark.parametrize(
+    "each",
+    [a for a in ALGORITHMS if isinstance(getattr(a, "base", a), PERSONAL) or isinstance(a, FineTuning)],
+    ids=repr,
+)
 def test_personal_models_on_disk_change_no_bit(mlp, build, each):
     federation, ends = build(), []
     for kept in ("memory", "disk"):

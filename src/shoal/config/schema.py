@@ -242,7 +242,8 @@ class DefensesSection:
 
 @settings
 class EngineSection:
-    """What computes. ``threads`` changes no bit of any result; ``device`` and ``backend`` change the last bits only.
+    """What computes. ``threads`` and ``personal_models`` change no bit of any result, ``device`` and ``backend`` the
+    last bits only.
 
     Args:
         device: ``cpu``, ``cuda``, or one of several such as ``cuda:1``.
@@ -252,7 +253,7 @@ class EngineSection:
         backend: ``loop`` or ``vmap``; ``auto`` is resolved by the model, and config.toml has what it became.
         personal_models: where a model of each client, and what else an algorithm keeps of each that is as long, is
             between rounds: ``memory``, or ``disk``, in files in the run's ``checkpoint/``, so that a round and a
-            checkpoint take memory and time by the clients that take part. It changes no bit of any result.
+            checkpoint take memory and time by the clients that take part.
     """
 
     device: Annotated[str, AfterValidator(_device)] = "cpu"
