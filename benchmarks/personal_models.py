@@ -55,7 +55,7 @@ def written() -> float:
 
 def with_own_rows(rows: ClientRows) -> ClientRows:
     """``rows`` of which each is changed a little, so that no two clients share one."""
-    for some in torch.arange(len(rows)).split(256):
+    for some in torch.arange(len(rows)).split(64):
         rows = rows.moved(some, torch.full((len(some), rows.shape[1]), 1e-6))
     return rows
 

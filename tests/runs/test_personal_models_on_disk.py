@@ -76,6 +76,14 @@ def test_it_changes_no_byte_of_what_comes_out(config, in_memory, tmp_path):
     assert rows_in(out)[0].stat().st_size <= 2 * 4 * personal(out).numel()
 
 
+def test_reference_federations_are_trained_on_disk_too(config, tmp_path):
+    asked = {"algorithm__rounds": 2, "evaluation": {"reference_federations": 2}}
+    one, other = (run(config(kept, **asked), tmp_path / kept) for kept in ("memory", "disk"))
+    assert outcome(one) == outcome(other)
+    names = {path.name for path in (one / "references").iterdir()}
+    assert names == {path.name for path in (other / "references").iterdir()}
+
+
 @pytest.mark.parametrize("every", [1, 3])
 def test_killed_between_the_rows_and_the_checkpoint_is_never_killed(config, in_memory, tmp_path, monkeypatch, every):
     """As a kill -9 there: the rows of a round are in the file, and no checkpoint knows of them."""
