@@ -135,9 +135,19 @@ class RowsOnDisk(ClientRows):
 
     @staticmethod
     def of(rows: ClientRows, name: str, folder: Path | None) -> "RowsOnDisk":
-        """A copy of ``rows`` in a new file in ``folder``; None: in one without a name."""
+        """A copy of ``rows`` in a new file in ``folder``; None: in one without a name.
+
+        Raises:
+            OSError: they cannot be written; no file is left behind then.
+        """
         file = RowFile.new(folder, name, rows.shape[1])
-        written = [file.append(block) for block in rows.blocks()]
+        try:
+            written = [file.append(block) for block in rows.blocks()]
+        except BaseException:
+            # On a full disk, for one, which should not stay full of rows that nothing refers to.
+            if file.path is not None:
+                file.path.unlink(missing_ok=True)
+            raise
         number = rows.distinct()[1]
         return RowsOnDisk(file, name, number, torch.cat([sums for _, sums in written])[number])
 

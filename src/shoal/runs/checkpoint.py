@@ -1,7 +1,8 @@
 """Checkpoints: one file a round, whole or absent, that says itself whether it is damaged.
 
-Personal models that are kept on disk are in files beside it, of which it says how many rows count and where each
-client's is. They only grow, and one that no checkpoint refers to is removed.
+Personal models are in files beside it, of which it says how many rows count and where each client's is. Those of a run
+that keeps them on disk only grow, and a round adds its cohort's; otherwise each checkpoint has its own. A file that no
+checkpoint refers to is removed.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The clients' own models and other vectors as long in a checkpoint: their rows, or where in which file they are."""
+"""The clients' own models and other vectors as long in a checkpoint: which row of which file beside it is whose."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class StoredRows:
     """What a checkpoint has of clients' rows.
 
     Args:
-        tensors: by name in the file.
+        tensors: by name in the checkpoint: where in its file each client's row is, and its checksum.
         files: by the rows' name: the "file" that they are in, how many of its "rows" count, and their "width".
     """
 
@@ -37,38 +37,30 @@ class StoredRows:
 
 
 def stored_rows(personal: Mapping[str, ClientRows], folder: Path) -> StoredRows:
-    """What a checkpoint in ``folder`` stores of `State.personal`; files are on the disk when this returns."""
+    """What a checkpoint in ``folder`` stores of `State.personal`; files are on the disk when this returns.
+
+    Rows that are not in a file there are written into a new one, some at a time.
+    """
     tensors, files = dict[str, Tensor](), dict[str, dict[str, Any]]()
     for name, rows in personal.items():
-        if isinstance(rows, RowsOnDisk) and rows.file.path is not None and rows.folder == folder:
-            rows.file.sync()
-            tensors |= {f"{_BEGIN}{name}/at": rows.at, f"{_BEGIN}{name}/checksums": rows.checksums}
-            files[name] = {"file": rows.file.path.name, "rows": rows.file.rows, "width": rows.file.width}
-        else:
-            first, number = rows.distinct()
-            tensors |= {f"{_BEGIN}{name}/at": number, f"{_BEGIN}{name}/rows": rows[first]}
+        written = rows if isinstance(rows, RowsOnDisk) and rows.folder == folder else RowsOnDisk.of(rows, name, folder)
+        assert written.file.path is not None
+        written.file.sync()
+        tensors |= {f"{_BEGIN}{name}/at": written.at, f"{_BEGIN}{name}/checksums": written.checksums}
+        files[name] = {"file": written.file.path.name, "rows": written.file.rows, "width": written.file.width}
     return StoredRows(tensors, files)
 
 
 def read_rows(stored: StoredRows, folder: Path) -> dict[str, ClientRows]:
-    """The `State.personal` that was stored in ``folder``, also by earlier versions.
+    """The `State.personal` that was stored in ``folder``: in its files, of which nothing is read yet.
 
     Raises:
         InputError: a file of rows is missing or cut off.
     """
     personal: dict[str, ClientRows] = {}
-    for key, at in stored.tensors.items():
-        if not (key.startswith(_BEGIN) and key.endswith("/at")):
-            continue
-        begin = key.removesuffix("at")
-        name = begin.removeprefix(_BEGIN).removesuffix("/")
-        if name in stored.files:
-            about = stored.files[name]
-            file = RowFile(folder / about["file"], about["width"], about["rows"])
-            personal[name] = RowsOnDisk(file, name, at, stored.tensors[f"{begin}checksums"])
-        else:
-            each = [row.clone() for row in stored.tensors[f"{begin}rows"]]
-            personal[name] = RowsInMemory(tuple(each[i] for i in at.tolist()))
+    for name, about in stored.files.items():
+        at, checksums = (stored.tensors[f"{_BEGIN}{name}/{each}"] for each in ("at", "checksums"))
+        personal[name] = RowsOnDisk(RowFile(folder / about["file"], about["width"], about["rows"]), name, at, checksums)
     return personal
 
 
