@@ -72,10 +72,10 @@ def test_apfl_is_two_models_of_each_client_that_step_together(model, build, adap
             ends.append(own)
         w = torch.stack(ends).mean(dim=0)
     torch.testing.assert_close(states[-1].models[0], w, **CLOSE)
-    torch.testing.assert_close(states[-1].clients["apfl.personal"], torch.stack(v), **CLOSE)
+    torch.testing.assert_close(states[-1].personal["apfl"].tensor(), torch.stack(v), **CLOSE)
     torch.testing.assert_close(states[-1].clients["apfl.alpha"], torch.stack(alpha), **CLOSE)
     mixtures = torch.stack([a * own + (1 - a) * w for a, own in zip(alpha, v, strict=True)])
-    torch.testing.assert_close(deployed.models, mixtures, **CLOSE)
+    torch.testing.assert_close(deployed.models.tensor(), mixtures, **CLOSE)
     if adaptive:
         assert len(set(states[-1].clients["apfl.alpha"].tolist())) > 1
 
@@ -88,8 +88,8 @@ def test_apfl_between_fedavg_and_local_training(model, build, local):
         (*_, last), _, deployed = trained(model, build(), APFL(alpha), local)
         torch.testing.assert_close(last.models, average.models, **CLOSE)
         if alpha != 0.5:
-            expected = own.models if alpha else average.models.expand(6, -1)
-            torch.testing.assert_close(deployed.models, expected, **CLOSE)
+            expected = own.models.tensor() if alpha else average.models.expand(6, -1)
+            torch.testing.assert_close(deployed.models.tensor(), expected, **CLOSE)
 
 
 def test_an_adapted_share_stays_between_0_and_1(mlp, build):
@@ -111,7 +111,7 @@ def test_of_apfl_the_server_receives_the_shared_model_alone(mlp, build):
         ((_, _, again),) = training.client_updates(states[0], reports[0], int(build().ids[2]))
     torch.testing.assert_close(again, updates.updates[reports[0].cohort.tolist().index(2)], **CLOSE)
     limited, _, _ = trained(mlp, build(), APFL(), rounds=1, update_filter=NormClipping(1e-3))
-    assert torch.equal(limited[1].clients["apfl.personal"], states[1].clients["apfl.personal"])
+    assert torch.equal(limited[1].personal["apfl"].tensor(), states[1].personal["apfl"].tensor())
     assert float((limited[1].models - states[0].models).norm()) <= 1.01e-3
 
 

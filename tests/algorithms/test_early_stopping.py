@@ -69,10 +69,11 @@ def test_after_so_many_rounds_nothing_changes(play, trained_clients, base):
 def test_personal_models_of_a_stopped_cluster_stay_and_others_move_as_ever(play):
     (first, plain), (report,) = play(Ditto(IFCA(2)), rounds=1)
     (_, after), _ = play(EarlyStopping(Ditto(IFCA(2))), rounds=1, stop=(0.0, 1.0))
-    name, stopped = "ditto.personal", report.assignment == 1
-    assert torch.equal(after.clients[name][stopped], first.clients[name][stopped])
-    assert torch.equal(after.clients[name][~stopped], plain.clients[name][~stopped])
-    assert not torch.equal(plain.clients[name][stopped], first.clients[name][stopped])
+    stopped = report.assignment == 1
+    began, ended, free = (each.personal["ditto"].tensor() for each in (first, after, plain))
+    assert torch.equal(ended[stopped], began[stopped])
+    assert torch.equal(ended[~stopped], free[~stopped])
+    assert not torch.equal(free[stopped], began[stopped])
 
 
 class Counting(IFCA):

@@ -73,9 +73,9 @@ def test_it_is_each_client_s_head_then_the_body(model, build, weighting, body_ep
         sizes = federation.clients.sizes[report.cohort].float() if weighting == "examples" else torch.ones(len(ends))
         body = (sizes[:, None] * torch.stack(ends)).sum(dim=0) / sizes.sum()
     torch.testing.assert_close(states[-1].models[0][~head], body[~head], **CLOSE)
-    torch.testing.assert_close(states[-1].clients["fedrep.head"], torch.stack(heads), **CLOSE)
-    torch.testing.assert_close(deployed[:, head], torch.stack(heads), **CLOSE)
-    torch.testing.assert_close(deployed[:, ~head], body[~head].expand(6, -1), **CLOSE)
+    torch.testing.assert_close(states[-1].personal["fedrep"].tensor(), torch.stack(heads), **CLOSE)
+    torch.testing.assert_close(deployed.tensor()[:, head], torch.stack(heads), **CLOSE)
+    torch.testing.assert_close(deployed.tensor()[:, ~head], body[~head].expand(6, -1), **CLOSE)
 
 
 def test_no_head_leaves_its_client(mlp, build):
@@ -86,7 +86,7 @@ def test_no_head_leaves_its_client(mlp, build):
         assert not report.updates.updates[:, head].any()
         assert report.updates.updates[:, ~head].any(dim=1).all()
         assert torch.equal(before.models[0, head], states[0].models[0, head])
-    heads = states[-1].clients["fedrep.head"]
+    heads = states[-1].personal["fedrep"].tensor()
     assert len(torch.unique(heads, dim=0)) == 6
     with Engine(mlp, threads=1) as engine:
         training = Training(build(), FedRep(), LOCAL, engine, Stream(5), record_every=1)
@@ -99,7 +99,7 @@ def test_the_server_s_filter_bounds_the_body_s_update_and_leaves_the_heads(mlp, 
     plain, _, _ = trained(mlp, build(), FedRep("equal"), rounds=1)
     options = {"update_filter": NormClipping(0.01), "record_every": 1}
     bounded, reports, _ = trained(mlp, build(), FedRep("equal"), rounds=1, **options)
-    assert torch.equal(bounded[1].clients["fedrep.head"], plain[1].clients["fedrep.head"])
+    assert torch.equal(bounded[1].personal["fedrep"].tensor(), plain[1].personal["fedrep"].tensor())
     updates = reports[0].updates.updates[:, ~head]
     expected = (updates * (0.01 / updates.norm(dim=1, keepdim=True)).clamp(max=1)).mean(dim=0)
     moved = bounded[1].models[0, ~head] - bounded[0].models[0, ~head]
@@ -109,8 +109,8 @@ def test_the_server_s_filter_bounds_the_body_s_update_and_leaves_the_heads(mlp, 
 def test_with_its_first_layer_as_head_the_rest_is_shared(mlp, build):
     states, _, deployed = trained(mlp, build(), FedRep(head="hidden"), rounds=1)
     head = ~head_of(mlp)
-    assert (deployed[:, ~head] == states[-1].models[0, ~head]).all()
-    assert len(torch.unique(deployed[:, head], dim=0)) == 6
+    assert (deployed.tensor()[:, ~head] == states[-1].models[0, ~head]).all()
+    assert len(torch.unique(deployed.tensor()[:, head], dim=0)) == 6
 
 
 def test_it_is_not_fedavg(mlp, build):

@@ -10,6 +10,7 @@ from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import NormClipping, ShorterTraining
 from shoal.engine import Deployed, Engine, LocalSGD, State, Training
+from shoal.engine import rounds as engine_rounds
 from shoal.models import Model
 from shoal.simulation.membership import Membership
 
@@ -50,9 +51,10 @@ def test_it_is_local_training_of_what_the_base_deploys(model, build, base):
     assert torch.equal(state.models, shared.models)
     assert state.clients.keys() == shared.clients.keys()
     # At the learning rate of the third round: 0.1 * 0.5^2.
-    expected = [descended(model, federation, before.models[s], i, RATE / 4) for i, s in enumerate(before.model)]
-    torch.testing.assert_close(deployed.models, torch.stack(expected), **CLOSE)
-    assert not torch.allclose(deployed.models, before.models[before.model], **CLOSE)
+    used = torch.stack([before.models[s] for s in before.model.tolist()])
+    expected = [descended(model, federation, each, i, RATE / 4) for i, each in enumerate(used)]
+    torch.testing.assert_close(deployed.models.tensor(), torch.stack(expected), **CLOSE)
+    assert not torch.allclose(deployed.models.tensor(), used, **CLOSE)
     assert deployed.model.tolist() == list(range(6))
     assert torch.equal(deployed.assignment, before.assignment)
 
@@ -62,7 +64,7 @@ def test_its_own_local_training_takes_the_place_of_the_run_s(mlp, build):
     shared, _ = ended(mlp, federation, FedAvg())
     _, deployed = ended(mlp, federation, FineTuning(local=own))
     expected = [descended(mlp, federation, shared.models[0], i, 0.3, 1) for i in range(6)]
-    torch.testing.assert_close(deployed.models, torch.stack(expected), **CLOSE)
+    torch.testing.assert_close(deployed.models.tensor(), torch.stack(expected), **CLOSE)
 
 
 def test_fine_tuning_twice_trains_twice(mlp, build):
@@ -70,13 +72,13 @@ def test_fine_tuning_twice_trains_twice(mlp, build):
     _, once = ended(mlp, federation, FineTuning())
     _, twice = ended(mlp, federation, FineTuning(FineTuning()))
     expected = [descended(mlp, federation, once.models[i], i, RATE / 4) for i in range(6)]
-    torch.testing.assert_close(twice.models, torch.stack(expected), **CLOSE)
+    torch.testing.assert_close(twice.models.tensor(), torch.stack(expected), **CLOSE)
 
 
 def test_who_never_took_part_is_fine_tuned_and_is_a_member_of_its_model(mlp, build):
     state, deployed = ended(mlp, build(), FineTuning(), rounds=1, participation=0.5)
     assert (state.assignment < 0).sum() == 3
-    assert (deployed.models != state.models[0]).any(dim=1).all()
+    assert (deployed.models.tensor() != state.models[0]).any(dim=1).all()
     members = Membership.of_deployed(state, deployed, within=5)
     assert torch.equal(members.trainers, torch.eye(6, dtype=torch.bool))
     assert members.latest.tolist() == list(range(6))
@@ -88,9 +90,22 @@ def test_who_never_took_part_is_fine_tuned_and_is_a_member_of_its_model(mlp, bui
 def test_asked_again_on_other_threads_or_in_another_order_it_gives_the_same_models(mlp, build):
     federation, order = build(), torch.tensor([3, 0, 5, 1, 4, 2])
     (_, first), (_, second) = (ended(mlp, federation, FineTuning(), BATCHES, threads=count) for count in (1, 3))
-    assert torch.equal(first.models, second.models)
+    assert torch.equal(first.models.tensor(), second.models.tensor())
     _, permuted = ended(mlp, federation.permuted(order), FineTuning(), BATCHES)
-    torch.testing.assert_close(permuted.models, first.models[order], **CLOSE)
+    torch.testing.assert_close(permuted.models.tensor(), first.models.tensor()[order], **CLOSE)
+
+
+@pytest.mark.parametrize("base", [IFCA(2), FineTuning(Ditto())], ids=repr)
+def test_some_clients_at_a_time_is_all_at_once(mlp, build, base, monkeypatch):
+    federation = build()
+    _, whole = ended(mlp, federation, FineTuning(base), BATCHES)
+    monkeypatch.setattr(engine_rounds, "BLOCK", 4 * mlp.parameters)
+    _, parts = ended(mlp, federation, FineTuning(base), BATCHES)
+    torch.testing.assert_close(parts.models.tensor(), whole.models.tensor(), **CLOSE)
+    clients = federation.clients
+    clients.x[clients.indices[clients.owners() == 5]] = 1e30
+    with pytest.raises(InputError, match=r"NaN in the fine-tuning after round 0 at client 5 with"):
+        ended(mlp, federation, FineTuning(), BATCHES, rounds=0)
 
 
 def test_defences_of_local_training_act_on_it_and_the_server_s_filter_does_not(mlp, build):
@@ -99,9 +114,9 @@ def test_defences_of_local_training_act_on_it_and_the_server_s_filter_does_not(m
     _, shorter = ended(mlp, federation, FineTuning(), rounds=0, defenses=(ShorterTraining(0.34),))
     first, _ = ended(mlp, federation, FedAvg(), rounds=0)
     one = [descended(mlp, federation, first.models[0], i, RATE, 1) for i in range(6)]
-    torch.testing.assert_close(shorter.models, torch.stack(one), **CLOSE)
+    torch.testing.assert_close(shorter.models.tensor(), torch.stack(one), **CLOSE)
     _, limited = ended(mlp, federation, FineTuning(), rounds=0, update_filter=NormClipping(1e-3))
-    assert torch.equal(limited.models, plain.models)
+    assert torch.equal(limited.models.tensor(), plain.models.tensor())
 
 
 def test_a_learning_rate_at_which_it_diverges_is_named_with_the_client(mlp, build):

@@ -55,7 +55,7 @@ def sgd(model: Model, federation: Federation, start: Tensor, i: int, local: Loca
 
 
 def own(state: State) -> Tensor:
-    return state.clients["local.personal"]
+    return state.personal["local"].tensor()
 
 
 @pytest.mark.parametrize(("local", "participation"), [(FULL, 0.5), (BATCHES, 1.0)], ids=["full", "mini-batches"])
@@ -94,8 +94,8 @@ class SecondTraining(LocalOnly):
 def test_ditto_without_a_pull_is_local_training_bit_for_bit(model, build, local):
     alone = own(trained(model, build(), SecondTraining(), local)[-1])
     ditto, pulled = (trained(model, build(), Ditto(strength=each), local)[-1] for each in (0.0, 0.1))
-    assert torch.equal(ditto.clients["ditto.personal"], alone)
-    assert not torch.equal(pulled.clients["ditto.personal"], alone)
+    assert torch.equal(ditto.personal["ditto"].tensor(), alone)
+    assert not torch.equal(pulled.personal["ditto"].tensor(), alone)
     if local is FULL:
         # Full batches are drawn by nobody, so it is local training itself.
         assert torch.equal(alone, own(trained(model, build(), LocalOnly(), local)[-1]))
@@ -111,7 +111,7 @@ def test_of_local_training_the_server_receives_nothing_and_so_limits_nothing(mlp
         assert not list(training.client_updates(training.start(), report, int(federation.ids[0])))
         assert int(state.trained.max()) == 0, "a client counts as one that trained the server's model"
         deployed, _ = training.deployed(state)
-    assert torch.equal(deployed.models, own(state))
+    assert torch.equal(deployed.models.tensor(), own(state))
     assert deployed.model.tolist() == list(range(6))
     limited = trained(mlp, federation, LocalOnly(), rounds=1, update_filter=NormClipping(1e-3))[-1]
     assert torch.equal(own(limited), own(state))
@@ -174,7 +174,7 @@ def test_what_clients_send_by_mr_mtl_is_their_model_and_moves_the_mean_by_its_sh
     assert len(again) == len(report.cohort) == 3
     moved = torch.stack([weight * update for _, weight, update in again]).sum(dim=0)
     torch.testing.assert_close(first.models[0] + moved, after.models[0], **CLOSE)
-    assert torch.equal(deployed.models, own(after))
+    assert torch.equal(deployed.models.tensor(), own(after))
 
 
 @pytest.mark.parametrize(

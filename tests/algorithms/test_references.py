@@ -101,7 +101,7 @@ def test_scaffold(plain, model, build, server_learning_rate, participation):
         x = x + server_learning_rate * torch.stack(ends).mean(dim=0)
         c = c + len(cohort) / plain.count * torch.stack(changes).mean(dim=0)
     torch.testing.assert_close(states[-1].models[0], x, **CLOSE)
-    torch.testing.assert_close(states[-1].clients["scaffold.c"], own, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(states[-1].personal["scaffold"].tensor(), own, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(states[-1].server["scaffold.c"][0], c, rtol=1e-3, atol=1e-5)
 
 
@@ -113,7 +113,7 @@ def test_scaffold_s_first_round_is_equally_weighted_fedavg(model, build):
 def test_with_everybody_in_every_round_the_control_variates_average_to_the_server_s(model, build):
     last = trained(model, build(), Scaffold())[-1]
     torch.testing.assert_close(
-        last.clients["scaffold.c"].mean(dim=0), last.server["scaffold.c"][0], rtol=1e-3, atol=1e-6
+        last.personal["scaffold"].tensor().mean(dim=0), last.server["scaffold.c"][0], rtol=1e-3, atol=1e-6
     )
 
 
@@ -136,7 +136,7 @@ def test_ditto(plain, model, build):
         personal = [plain.local(v, i, lambda v, w=start: 0.35 * (v - w).square().sum()) for i, v in enumerate(personal)]
         x = plain.average([plain.local(start, i) for i in range(plain.count)])
     torch.testing.assert_close(states[-1].models[0], x, **CLOSE)
-    torch.testing.assert_close(states[-1].clients["ditto.personal"], torch.stack(personal), **CLOSE)
+    torch.testing.assert_close(states[-1].personal["ditto"].tensor(), torch.stack(personal), **CLOSE)
 
 
 def test_ditto_at_strength_0_is_local_training_and_its_shared_models_are_the_base_s(plain, model, build):
@@ -147,13 +147,13 @@ def test_ditto_at_strength_0_is_local_training_and_its_shared_models_are_the_bas
     personal = [ditto[0].models[0]] * plain.count
     for _ in range(ROUNDS):
         personal = [plain.local(v, i) for i, v in enumerate(personal)]
-    torch.testing.assert_close(ditto[-1].clients["ditto.personal"], torch.stack(personal), **CLOSE)
+    torch.testing.assert_close(ditto[-1].personal["ditto"].tensor(), torch.stack(personal), **CLOSE)
 
 
 def test_a_stronger_pull_keeps_personal_models_closer(model, build):
     def distance(strength: float) -> float:
         last = trained(model, build(), Ditto(strength=strength))[-1]
-        return float((last.clients["ditto.personal"] - last.models[0]).norm(dim=1).mean())
+        return float((last.personal["ditto"].tensor() - last.models[0]).norm(dim=1).mean())
 
     assert distance(0.0) > distance(1.0) > distance(4.0)
 

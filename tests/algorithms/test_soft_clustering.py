@@ -79,7 +79,7 @@ def test_fedsoft_is_each_client_s_sgd_pulled_to_all_clusters(model, build, start
     federation, strength, smoother = build(), 0.7, 0.01
     states = trained(model, federation, FedSoft(3, strength, smoother, start=start))
     centres, sizes = states[0].models, federation.clients.sizes
-    personal = list(states[0].clients["fedsoft.personal"])
+    personal = list(states[0].personal["fedsoft"].tensor())
     for _ in range(ROUNDS):
         importances = []
         for i in range(len(federation)):
@@ -95,7 +95,7 @@ def test_fedsoft_is_each_client_s_sgd_pulled_to_all_clusters(model, build, start
         points = torch.tensor(importances).T * sizes
         centres = (points / points.sum(dim=1, keepdim=True)) @ torch.stack(personal)
     torch.testing.assert_close(states[-1].models, centres, **CLOSE)
-    torch.testing.assert_close(states[-1].clients["fedsoft.personal"], torch.stack(personal), **CLOSE)
+    torch.testing.assert_close(states[-1].personal["fedsoft"].tensor(), torch.stack(personal), **CLOSE)
     assert states[-1].assignment.tolist() == torch.tensor(importances).argmax(dim=1).tolist()
 
 
@@ -104,13 +104,13 @@ def test_fedsoft_s_personal_models_persist_and_are_what_clients_use(mlp, build):
         training = Training(build(), FedSoft(2), LOCAL, engine, Stream(8), participation=0.5)
         state = training.start()
         for after, report in training.rounds(state, 3):
-            own, before = after.clients["fedsoft.personal"], state.clients["fedsoft.personal"]
+            own, before = after.personal["fedsoft"].tensor(), state.personal["fedsoft"].tensor()
             assert sorted(torch.nonzero((own != before).any(dim=1)).flatten().tolist()) == sorted(
                 report.cohort.tolist()
             )
             state = after
         deployed, _ = training.deployed(state)
-    assert torch.equal(deployed.models, state.clients["fedsoft.personal"])
+    assert torch.equal(deployed.models.tensor(), state.personal["fedsoft"].tensor())
 
 
 def test_fedsoft_draws_clients_for_each_cluster_by_importance(mlp, build):
@@ -136,7 +136,7 @@ def test_fedsoft_draws_clients_for_each_cluster_by_importance(mlp, build):
     assert (torch.stack(weights).sum(dim=0)[[0, 1], [1, 4]] > 0).all()
     assert len({tuple(each.flatten().tolist()) for each in weights}) > 1
     (training_,) = report.plan.trainings
-    moved = (after.clients["fedsoft.personal"] != state.clients["fedsoft.personal"]).any(dim=1)
+    moved = (after.personal["fedsoft"].tensor() != state.personal["fedsoft"].tensor()).any(dim=1)
     assert torch.equal(moved[report.cohort], training_.weights.any(dim=0))
     assert 2 <= int(moved.sum()) <= 4
 

@@ -132,7 +132,7 @@ def test_malicious_clients_see_nothing_of_trainings_that_send_nothing(model, bui
     sybils = Sybils(torch.tensor([1, 4]))
     last = states(model, build(), Ditto(strength=0.5), rounds=2, malicious_clients=sybils)[-1]
     assert last.adversary["called"].tolist() == [2, 2]
-    moved = (last.clients["ditto.personal"] != states(model, build(), Ditto(), rounds=0)[0].models[0]).any(dim=1)
+    moved = (last.personal["ditto"].tensor() != states(model, build(), Ditto(), rounds=0)[0].models[0]).any(dim=1)
     assert moved.all(), "they train models of their own as everybody does"
 
 
@@ -227,7 +227,7 @@ def test_what_is_not_sent_passes_no_filter(model, build):
     )
     first = states(model, build(), Ditto(strength=0.5), rounds=0)[0]
     assert float((shared.models - first.models).norm()) <= 2.1e-3
-    assert float((shared.clients["ditto.personal"] - first.models[0]).norm(dim=1).min()) > 1e-2
+    assert float((shared.personal["ditto"].tensor() - first.models[0]).norm(dim=1).min()) > 1e-2
     assert not torch.equal(shared.models, personal.models)
 
 

@@ -124,6 +124,8 @@ def same(one: State, other: State) -> bool:
         and all(torch.equal(each, getattr(other, kind)[name]) for name, each in getattr(one, kind).items())
         for kind in STRUCTURES
     )
+    own &= one.personal.keys() == other.personal.keys()
+    own &= all(torch.equal(each.tensor(), other.personal[name].tensor()) for name, each in one.personal.items())
     return own and torch.equal(one.models, other.models) and torch.equal(one.assignment, other.assignment)
 
 
@@ -217,6 +219,38 @@ def test_interrupted_rounds_are_uninterrupted_rounds(network, build, algorithm):
     assert torch.equal(state.risks, whole.risks)
 
 
+PERSONAL = (Scaffold, Ditto, LocalOnly, MRMTL, FedSoft, FedRep, APFL)
+"""Algorithms that keep a vector as long as a model, or nearly, for each client."""
+
+
+def test_these_algorithms_keep_a_vector_of_each_client(network, build, algorithm):
+    """Else one of them copies N x P numbers in every round, or is missing below."""
+    state, base = played(network, build(), algorithm, rounds=0), getattr(algorithm, "base", None)
+    assert bool(state.personal) == (isinstance(algorithm, PERSONAL) or isinstance(base, PERSONAL))
+    assert all(tensor.numel() < state.models[0].numel() for tensor in state.clients.values()), "it belongs to personal"
+
+
+@pytest.mark.parametrize(
+    "each",
+    [a for a in ALGORITHMS if isinstance(getattr(a, "base", a), PERSONAL) or isinstance(a, FineTuning)],
+    ids=repr,
+)
+def test_personal_models_on_disk_change_no_bit(mlp, build, each):
+    federation, ends = build(), []
+    for kept in ("memory", "disk"):
+        with Engine(mlp, personal_models=kept) as engine:
+            training = Training(federation, each, LOCAL, engine, Stream(5), participation=0.5)
+            (*_, state) = [after for after, _ in training.rounds(training.start(), 4)]
+            assert {type(rows).__name__ for rows in state.personal.values()} <= {
+                "RowsInMemory" if kept == "memory" else "RowsOnDisk"
+            }
+            ends.append((state, *training.deployed(state)))
+    (one, used, losses), (other, used_too, losses_too) = ends
+    assert same(one, other)
+    assert torch.equal(losses, losses_too)
+    assert all(torch.equal(model, model_too) for model, model_too in zip(used.models, used_too.models, strict=True))
+
+
 def test_a_round_leaves_its_inputs_alone(network, build, algorithm):
     federation = build()
     x = federation.clients.x.clone()
@@ -231,7 +265,7 @@ def test_a_round_leaves_its_inputs_alone(network, build, algorithm):
     if algorithm == LocalOnly():
         # Nobody sends anything, so it is the clients' models that move.
         assert torch.equal(after.models, before.models)
-        before_all, after_all = before.clients["local.personal"], after.clients["local.personal"]
+        before_all, after_all = before.personal["local"].tensor(), after.personal["local"].tensor()
         assert (after_all != before_all).any(dim=1).all()
     else:
         assert not torch.equal(after.models, before.models)

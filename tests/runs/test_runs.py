@@ -181,17 +181,21 @@ def stop_after(number):
 
 @pytest.mark.parametrize(
     ("algorithm", "stored"),
-    [("ditto", {"clients"}), ("scaffold", {"server", "clients"}), ("local", {"clients"}), ("mr-mtl", {"clients"})],
+    [("ditto", {"personal"}), ("scaffold", {"server", "personal"}), ("apfl", {"clients", "personal"})],
 )
-def test_a_killed_run_of_an_algorithm_with_tensors_of_its_own_is_never_killed(toy_config, tmp_path, algorithm, stored):
+@pytest.mark.parametrize("kept", ["memory", "disk"])
+def test_a_killed_run_of_an_algorithm_with_tensors_of_its_own_is_never_killed(
+    toy_config, tmp_path, algorithm, stored, kept
+):
     """The state of the algorithm has to come back with the models."""
-    config = toy_config(algorithm={"name": algorithm, "rounds": 6}, algorithm__participation=0.5)
+    changes = {"algorithm__participation": 0.5, "engine__personal_models": kept}
+    config = toy_config(algorithm={"name": algorithm, "rounds": 6}, **changes)
     whole = run(config, tmp_path / "whole")
     killed = tmp_path / "killed"
     for number in (2, 4):
         with pytest.raises(KeyboardInterrupt):
             run(config, killed, resume=True, watch=stop_after(number))
-        newest = sorted((killed / "checkpoint").iterdir())[-1]
+        newest = max((killed / "checkpoint").glob("round-*"))
         assert stored <= {name.partition("/")[0] for name in load_file(newest)}
     run(config, killed, resume=True)
     assert content(killed) == content(whole)

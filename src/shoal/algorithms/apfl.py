@@ -18,12 +18,14 @@ from shoal.core.settings import settings
 from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
+    ClientRows,
     Cohort,
     Deployed,
     Engine,
     Gradient,
     LocalSGD,
     LocalTraining,
+    PersonalModels,
     RoundPlan,
     State,
     require_plain_sgd,
@@ -72,16 +74,16 @@ class APFL:
             "APFL mixes parameters, so the network must have neither batch norm nor frozen layers",
         )
         state = FedAvg().init(engine, federation, local, stream)
-        personal = state.models[0].repeat(len(federation), 1)
+        personal = ClientRows.same(state.models[0], len(federation))
         alpha = torch.full((len(federation),), self.alpha)
-        return replace(state, clients={"apfl.personal": personal, "apfl.alpha": alpha})
+        return replace(state, clients={"apfl.alpha": alpha}, personal={"apfl": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains the shared model and its own, and sends the shared one."""
         plan = FedAvg(self.weighting).plan(state, cohort)
         (training,) = plan.trainings
         size = state.models.shape[1]
-        personal, alpha = (state.clients[name][cohort.clients] for name in ("apfl.personal", "apfl.alpha"))
+        personal, alpha = state.personal["apfl"][cohort.clients], state.clients["apfl.alpha"][cohort.clients]
         pair = LocalTraining(
             starts=torch.cat([state.models[0].expand(len(cohort), -1), personal, alpha[:, None]], dim=1),
             start=torch.arange(len(cohort)),
@@ -96,17 +98,21 @@ class APFL:
         del plan
         (update,) = aggregate.kept
         assert update is not None
-        personal = state.clients["apfl.personal"].index_add(0, cohort.clients, update[:, :-1])
+        personal = state.personal["apfl"].moved(cohort.clients, update[:, :-1])
         # Rounding may take a sum of differences past the ends.
         alpha = state.clients["apfl.alpha"].index_add(0, cohort.clients, update[:, -1]).clamp(0, 1)
-        return replace(state, models=aggregate.models, clients={"apfl.personal": personal, "apfl.alpha": alpha})
+        return replace(state, models=aggregate.models, clients={"apfl.alpha": alpha}, personal={"apfl": personal})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody uses its mixture."""
-        alpha = state.clients["apfl.alpha"][cohort.clients][:, None]
         everybody = torch.arange(len(cohort))
-        mixed = alpha * state.clients["apfl.personal"][cohort.clients] + (1 - alpha) * state.models[0]
-        return Deployed(mixed, everybody, torch.zeros_like(everybody))
+
+        def mixed(some: Tensor) -> Tensor:
+            clients = cohort.clients[some]
+            alpha = state.clients["apfl.alpha"][clients][:, None]
+            return alpha * state.personal["apfl"][clients] + (1 - alpha) * state.models[0]
+
+        return Deployed(PersonalModels(len(cohort), mixed), everybody, torch.zeros_like(everybody))
 
 
 @dataclass(frozen=True)

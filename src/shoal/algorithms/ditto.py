@@ -15,12 +15,14 @@ from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     Algorithm,
+    ClientRows,
     Cohort,
     Deployed,
     Engine,
     LinearTerm,
     LocalSGD,
     LocalTraining,
+    PersonalModels,
     RoundPlan,
     State,
 )
@@ -53,8 +55,8 @@ class Ditto:
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """The base's state, with a personal model for each client."""
         state = self.base.init(engine, federation, local, stream)
-        personal = state.models[0].repeat(len(federation), 1)
-        return replace(state, clients={**state.clients, "ditto.personal": personal})
+        personal = ClientRows.same(state.models[0], len(federation))
+        return replace(state, personal={**state.personal, "ditto": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The base's plan, and then a training of the personal models, of which the server receives nothing."""
@@ -63,7 +65,7 @@ class Ditto:
         # Without a pull there is no term at all: even one of 0 could make the engine compute in another order.
         pull = LinearTerm(torch.full((len(cohort),), self.strength), state.models, plan.assignment)
         training = LocalTraining(
-            starts=state.clients["ditto.personal"][cohort.clients],
+            starts=state.personal["ditto"][cohort.clients],
             start=everybody,
             keep=lambda update: update,
             term=pull if self.strength else None,
@@ -77,10 +79,11 @@ class Ditto:
         after = self.base.server_update(state, cohort, shared, Aggregate(aggregate.models, aggregate.kept[:-1]))
         update = aggregate.kept[-1]
         assert update is not None
-        personal = state.clients["ditto.personal"].index_add(0, cohort.clients, update)
-        return replace(after, clients={**after.clients, "ditto.personal": personal})
+        personal = state.personal["ditto"].moved(cohort.clients, update)
+        return replace(after, personal={**after.personal, "ditto": personal})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody uses its own model; clusters are the base's."""
-        personal = state.clients["ditto.personal"][cohort.clients]
-        return Deployed(personal, torch.arange(len(cohort)), self.base.deployed(state, cohort).assignment)
+        personal = state.personal["ditto"]
+        models = PersonalModels(len(cohort), lambda some: personal[cohort.clients[some]])
+        return Deployed(models, torch.arange(len(cohort)), self.base.deployed(state, cohort).assignment)

@@ -18,11 +18,13 @@ from shoal.core.settings import Positive, settings
 from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
+    ClientRows,
     Cohort,
     Deployed,
     Engine,
     LocalSGD,
     LocalTraining,
+    PersonalModels,
     RoundPlan,
     State,
     TrainingPhase,
@@ -73,18 +75,18 @@ class FedRep:
         """
         state = FedAvg().init(engine, federation, local, stream)
         head = state.models[0, head_of(engine.model.layout, self.head)]
-        return replace(state, clients={"fedrep.head": head.repeat(len(federation), 1)})
+        return replace(state, personal={"fedrep": ClientRows.same(head, len(federation))})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains its own head, then the body, and sends the body alone."""
         plan = FedAvg(self.weighting).plan(state, cohort)
-        head = head_of(cohort.layout, self.head)
+        head, everybody = head_of(cohort.layout, self.head), torch.arange(len(cohort))
         theirs, body = _tensors(cohort.layout, self.head)
         assert cohort.local.epochs is not None
         (training,) = plan.trainings
         own = LocalTraining(
-            starts=self._own(state, cohort),
-            start=torch.arange(len(cohort)),
+            starts=self._own(state, cohort, everybody),
+            start=everybody,
             weights=training.weights,
             keep=lambda update: update[:, head.to(update.device)],
             phases=(
@@ -101,20 +103,21 @@ class FedRep:
         (update,) = aggregate.kept
         assert update is not None
         head = head_of(cohort.layout, self.head)
-        heads = state.clients["fedrep.head"].index_add(0, cohort.clients, update)
+        heads = state.personal["fedrep"].moved(cohort.clients, update)
         # Nobody sent a head, so the server's stays to the last bit.
         models = torch.where(head, state.models, aggregate.models)
-        return replace(state, models=models, clients={"fedrep.head": heads})
+        return replace(state, models=models, personal={"fedrep": heads})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody uses the one body with its own head."""
         everybody = torch.arange(len(cohort))
-        return Deployed(self._own(state, cohort), everybody, torch.zeros_like(everybody))
+        models = PersonalModels(len(cohort), lambda some: self._own(state, cohort, some))
+        return Deployed(models, everybody, torch.zeros_like(everybody))
 
-    def _own(self, state: State, cohort: Cohort) -> torch.Tensor:
-        """(n, P), the body with each client's head."""
-        rows = state.models[0].repeat(len(cohort), 1)
-        rows[:, head_of(cohort.layout, self.head)] = state.clients["fedrep.head"][cohort.clients]
+    def _own(self, state: State, cohort: Cohort, some: torch.Tensor) -> torch.Tensor:
+        """(u, P), the body with the head of each of the cohort's clients at ``some`` (u,)."""
+        rows = state.models[0].repeat(len(some), 1)
+        rows[:, head_of(cohort.layout, self.head)] = state.personal["fedrep"][cohort.clients[some]]
         return rows
 
 

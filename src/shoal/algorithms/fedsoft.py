@@ -16,7 +16,19 @@ from shoal.algorithms.ifca import IFCA
 from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, Positive, settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Cohort, Deployed, Engine, LinearTerm, LocalSGD, LocalTraining, RoundPlan, State
+from shoal.engine import (
+    Aggregate,
+    ClientRows,
+    Cohort,
+    Deployed,
+    Engine,
+    LinearTerm,
+    LocalSGD,
+    LocalTraining,
+    PersonalModels,
+    RoundPlan,
+    State,
+)
 
 _Smoother = Annotated[float, Field(ge=0, le=1, strict=True)]
 
@@ -60,8 +72,8 @@ class FedSoft:
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """K independent random models, and a further one that all personal models start from."""
         state = IFCA(self.clusters).init(engine, federation, local, stream)
-        personal = engine.model.init(stream("model", self.clusters)).repeat(len(federation), 1)
-        return replace(state, clients={"fedsoft.personal": personal})
+        personal = ClientRows.same(engine.model.init(stream("model", self.clusters)), len(federation))
+        return replace(state, personal={"fedsoft": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Every client trains its own model, pulled to all clusters' models by its importances."""
@@ -69,12 +81,12 @@ class FedSoft:
         importance = self._importance(losses, cohort)
         share = importance / importance.sum(dim=1, keepdim=True)
         weights, trains = self._weights(importance, cohort)
-        everybody, personal = torch.arange(len(cohort)), state.clients["fedsoft.personal"][cohort.clients]
+        everybody = torch.arange(len(cohort))
         from_personal = self.start == "personal"
         # The sum of the pulls is one pull, to the clusters' mean by importance.
         pull = LinearTerm(self.strength * importance.sum(dim=1).float(), share.to(state.models) @ state.models)
         training = LocalTraining(
-            starts=personal if from_personal else state.models,
+            starts=state.personal["fedsoft"][cohort.clients] if from_personal else state.models,
             start=everybody if from_personal else share.float(),
             weights=weights,
             keep=lambda update: update,
@@ -87,20 +99,19 @@ class FedSoft:
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The clusters' models are the averages; those who trained keep what their models became."""
         ((training,), (update,)) = plan.trainings, aggregate.kept
-        before = state.clients["fedsoft.personal"]
         trains = torch.ones(len(cohort), dtype=torch.bool) if training.trains is None else training.trains
         if update is None or not bool(trains.any()):
             return state
         starts = training.starts[training.start] if training.start.dim() == 1 else training.start @ training.starts
-        personal, some = before.clone(), cohort.clients[trains]
-        personal[some] = (starts + update.to(starts))[trains]
-        return replace(state, models=aggregate.models, clients={**state.clients, "fedsoft.personal": personal})
+        personal = state.personal["fedsoft"].replaced(cohort.clients[trains], (starts + update.to(starts))[trains])
+        return replace(state, models=aggregate.models, personal={**state.personal, "fedsoft": personal})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody uses its own model; its cluster is the one of its highest importance."""
         importance = self._importance(cohort.example_losses(state.models), cohort)
-        personal = state.clients["fedsoft.personal"][cohort.clients]
-        return Deployed(personal, torch.arange(len(cohort)), importance.argmax(dim=1))
+        personal = state.personal["fedsoft"]
+        models = PersonalModels(len(cohort), lambda some: personal[cohort.clients[some]])
+        return Deployed(models, torch.arange(len(cohort)), importance.argmax(dim=1))
 
     def _importance(self, losses: Tensor, cohort: Cohort) -> Tensor:
         """From the losses (m, K) of examples to the importances (n, K) float64."""

@@ -13,7 +13,18 @@ from shoal.algorithms.fedavg import FedAvg
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Cohort, Deployed, Engine, LocalSGD, LocalTraining, RoundPlan, State
+from shoal.engine import (
+    Aggregate,
+    ClientRows,
+    Cohort,
+    Deployed,
+    Engine,
+    LocalSGD,
+    LocalTraining,
+    PersonalModels,
+    RoundPlan,
+    State,
+)
 
 
 @settings
@@ -36,12 +47,12 @@ class LocalOnly:
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """FedAvg's random model, and the same one for each client."""
         state = FedAvg().init(engine, federation, local, stream)
-        return replace(state, clients={"local.personal": state.models[0].repeat(len(federation), 1)})
+        return replace(state, personal={"local": ClientRows.same(state.models[0], len(federation))})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody goes on with its own model, and keeps the outcome to itself."""
         training = LocalTraining(
-            starts=state.clients["local.personal"][cohort.clients],
+            starts=state.personal["local"][cohort.clients],
             start=torch.arange(len(cohort)),
             keep=lambda update: update,
         )
@@ -52,10 +63,11 @@ class LocalOnly:
         del plan
         (update,) = aggregate.kept
         assert update is not None
-        personal = state.clients["local.personal"].index_add(0, cohort.clients, update)
-        return replace(state, clients={"local.personal": personal})
+        personal = state.personal["local"].moved(cohort.clients, update)
+        return replace(state, personal={"local": personal})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody uses its own model."""
-        personal = state.clients["local.personal"][cohort.clients]
-        return Deployed(personal, torch.arange(len(cohort)), torch.zeros(len(cohort), dtype=torch.int64))
+        personal = state.personal["local"]
+        models = PersonalModels(len(cohort), lambda some: personal[cohort.clients[some]])
+        return Deployed(models, torch.arange(len(cohort)), torch.zeros(len(cohort), dtype=torch.int64))

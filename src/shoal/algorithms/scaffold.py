@@ -13,7 +13,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import PositiveFloat, settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Cohort, Deployed, Engine, LinearTerm, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, ClientRows, Cohort, Deployed, Engine, LinearTerm, LocalSGD, RoundPlan, State
 
 
 @settings
@@ -48,13 +48,13 @@ class Scaffold:
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """One random model, and control variates of 0."""
         state = _AVERAGE.init(engine, federation, local, stream)
-        own = state.models.new_zeros(len(federation), state.models.shape[1])
-        return replace(state, server={"scaffold.c": torch.zeros_like(state.models)}, clients={"scaffold.c": own})
+        own = ClientRows.same(torch.zeros_like(state.models[0]), len(federation))
+        return replace(state, server={"scaffold.c": torch.zeros_like(state.models)}, personal={"scaffold": own})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """FedAvg's plan with equal weights, corrected by the control variates; the server keeps every update."""
         plan = _AVERAGE.plan(state, cohort)
-        correction = state.server["scaffold.c"] - state.clients["scaffold.c"][cohort.clients]
+        correction = state.server["scaffold.c"] - state.personal["scaffold"][cohort.clients]
         term = LinearTerm(torch.zeros(len(cohort)), state.models, plan.assignment, correction)
         (training,) = plan.trainings
         return replace(plan, trainings=(replace(training, term=term, keep=lambda update: update),))
@@ -68,13 +68,13 @@ class Scaffold:
         change = -server - update / (steps * cohort.local.learning_rate)
         # Batch norm's statistics have no gradient to correct.
         change[:, cohort.layout.trainable :] = 0
-        own, eta = state.clients["scaffold.c"], self.server_learning_rate
+        own, eta = state.personal["scaffold"], self.server_learning_rate
         moved = aggregate.models if eta == 1 else state.models + eta * (aggregate.models - state.models)
         return replace(
             state,
             models=moved,
             server={"scaffold.c": server + change.sum(dim=0) / len(own)},
-            clients={"scaffold.c": own.index_add(0, cohort.clients, change)},
+            personal={"scaffold": own.moved(cohort.clients, change)},
         )
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:

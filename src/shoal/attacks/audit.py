@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.attacks.membership import FittedAttack, Query, Records
 from shoal.data.federation import Federation
-from shoal.engine import Engine
+from shoal.engine import Engine, PersonalModels
 from shoal.metrics import MembershipMetrics, membership_metrics
 from shoal.models.model import Loss, cross_entropy
 
@@ -50,7 +50,11 @@ class ModelOutputs:
 
 
 def evaluate_models(
-    models: Tensor, clients: Tensor, federation: Federation, engine: Engine, records: Sequence[Records] = ()
+    models: Tensor | PersonalModels,
+    clients: Tensor,
+    federation: Federation,
+    engine: Engine,
+    records: Sequence[Records] = (),
 ) -> ModelOutputs:
     """Evaluate each model on the training examples of some clients, and on the test set.
 

@@ -163,7 +163,14 @@ def engine_of(config: Config, model: Model) -> Engine:
     asked = config.engine
     backend = None if asked.backend == "auto" else asked.backend
     with in_table("engine"):
-        return Engine(model, device=asked.device, threads=asked.threads, precision=asked.precision, backend=backend)
+        return Engine(
+            model,
+            device=asked.device,
+            threads=asked.threads,
+            precision=asked.precision,
+            backend=backend,
+            personal_models=asked.personal_models,
+        )
 
 
 def load_data(section: DataSection, data_dir: Path | None = None) -> LabelledDataset | ClientDataset:

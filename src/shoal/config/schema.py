@@ -31,7 +31,7 @@ from shoal.defenses import (
     RelaxLoss,
     ShorterTraining,
 )
-from shoal.engine import Algorithm, LocalSGD
+from shoal.engine import Algorithm, LocalSGD, Storage
 from shoal.engine.engine import MAX_THREADS
 from shoal.models import Network
 
@@ -242,7 +242,8 @@ class DefensesSection:
 
 @settings
 class EngineSection:
-    """What computes. ``threads`` changes no bit of any result; ``device`` and ``backend`` change the last bits only.
+    """What computes. ``threads`` and ``personal_models`` change no bit of any result, ``device`` and ``backend`` the
+    last bits only.
 
     Args:
         device: ``cpu``, ``cuda``, or one of several such as ``cuda:1``.
@@ -250,12 +251,16 @@ class EngineSection:
         precision: ``fp32``, or ``bf16``, which has 8 bits of mantissa and keeps parameters in float32: faster on
             processors with bf16 matrix units (Intel's AMX, GPUs), slower on others.
         backend: ``loop`` or ``vmap``; ``auto`` is resolved by the model, and config.toml has what it became.
+        personal_models: where a model of each client, and what else an algorithm keeps of each that is as long, is
+            between rounds: ``memory``, or ``disk``, in files in the run's ``checkpoint/``, so that a round and a
+            checkpoint take memory and time by the clients that take part.
     """
 
     device: Annotated[str, AfterValidator(_device)] = "cpu"
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS, strict=True)] = 2
     precision: Literal["fp32", "bf16"] = "fp32"
     backend: Literal["auto", "loop", "vmap"] = "auto"
+    personal_models: Storage = "memory"
 
 
 @settings

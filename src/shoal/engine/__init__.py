@@ -4,12 +4,14 @@ May import `core`, `data` and `models`. `loop_backend.py` and `vmap_backend.py` 
 the rest does not know which. `protocols.py` has what the packages above implement.
 """
 
+from shoal.core.client_rows import ClientRows
 from shoal.engine.aggregation import Aggregator, averaging_weights
 from shoal.engine.backend import Backend, check_backend, check_loss, resolve_backend
-from shoal.engine.engine import DivergenceError, Engine, Precision
+from shoal.engine.engine import DivergenceError, Engine, Precision, Storage
 from shoal.engine.gradient_clipping import require_per_example_gradients
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD
+from shoal.engine.personal_models import PersonalModels
 from shoal.engine.protocols import (
     Aggregate,
     Algorithm,
@@ -37,10 +39,11 @@ from shoal.engine.step_rule import Gradient, StepRule, require_plain_sgd
 from shoal.engine.torch_optimizer import TorchOptimizer
 
 __all__ = [
-    "Aggregate", "Aggregator", "Algorithm", "Augmentation", "Backend", "ClusterRound", "Cohort", "Coordinator",
-    "Deployed", "DivergenceError", "Engine", "FirstRoundOfItsOwn", "Gradient", "GradientPrivacy", "LinearTerm",
-    "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining", "MaliciousClients", "Objective", "Precision",
-    "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates", "ScalableDefense", "State", "StepRule", "Tensors",
-    "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter", "averaging_weights", "check_backend", "check_loss",
-    "require_per_example_gradients", "require_plain_sgd", "resolve_backend",
+    "Aggregate", "Aggregator", "Algorithm", "Augmentation", "Backend", "ClientRows", "ClusterRound", "Cohort",
+    "Coordinator", "Deployed", "DivergenceError", "Engine", "FirstRoundOfItsOwn", "Gradient", "GradientPrivacy",
+    "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining", "MaliciousClients", "Objective",
+    "PersonalModels", "Precision", "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates", "ScalableDefense",
+    "State", "StepRule", "Storage", "Tensors", "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter",
+    "averaging_weights", "check_backend", "check_loss", "require_per_example_gradients", "require_plain_sgd",
+    "resolve_backend",
 ]  # fmt: skip

@@ -2,16 +2,19 @@
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from shoal.core.errors import InputError, require, require_instance
+from shoal.core.client_rows import ClientRows
+from shoal.core.errors import InputError, described, require, require_instance
 from shoal.core.representation import shortened
+from shoal.core.row_file import RowsOnDisk
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
@@ -28,6 +31,8 @@ from shoal.engine.worker_pool import WorkerPool
 from shoal.models.model import Model
 
 Precision = Literal["fp32", "bf16"]
+
+Storage = Literal["memory", "disk"]
 
 MAX_THREADS = 1024
 """More than any machine's processors; the operating system refuses more threads without a sentence."""
@@ -73,6 +78,8 @@ class Engine:
         precision: "fp32", or "bf16" for computing (parameters stay float32).
         backend: "loop", "vmap", or None for the rule of `vmap_backend.prefers_vmap`. Under vmap, local trainings that
             only the loop can do (`backend.needs_loop`) are looped.
+        personal_models: where the clients' own models and other vectors as long (`State.personal`) are kept between
+            rounds, "memory" or "disk"; results are the same.
 
     Raises:
         InputError: CUDA asked for and absent, or batch norm, dropout or recurrent layers under vmap.
@@ -86,6 +93,7 @@ class Engine:
         threads: int = 2,
         precision: Precision = "fp32",
         backend: Backend | None = None,
+        personal_models: Storage = "memory",
     ) -> None:
         device = str(device)
         require(
@@ -105,8 +113,13 @@ class Engine:
         require_instance("threads", threads, int, "such as 2")
         require(1 <= threads <= MAX_THREADS, f"'threads' must be at least 1 and at most {MAX_THREADS}; got {threads}")
         require(precision in get_args(Precision), f"'precision' must be 'fp32' or 'bf16'; got {precision!r}")
+        require(
+            personal_models in get_args(Storage),
+            f"'personal_models' must be 'memory' or 'disk'; got {described(personal_models)}",
+        )
         check_backend(backend, model)
         self.model = model
+        self.personal_models: Storage = personal_models
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.threads = threads if self.device.type == "cpu" else 1
@@ -132,7 +145,12 @@ class Engine:
         """A new engine with these settings, also of one that is closed."""
         precision: Precision = "bf16" if self.dtype == torch.bfloat16 else "fp32"
         return Engine(
-            self.model, device=self.device, threads=self.threads, precision=precision, backend=self._requested
+            self.model,
+            device=self.device,
+            threads=self.threads,
+            precision=precision,
+            backend=self._requested,
+            personal_models=self.personal_models,
         )
 
     def close(self) -> None:
@@ -158,6 +176,23 @@ class Engine:
             shadow=examples(federation.shadow),
             test=examples(federation.test),
         )
+
+    def stored(self, personal: Mapping[str, ClientRows], folder: Path | None = None) -> dict[str, ClientRows]:
+        """The vectors of clients by name (`State.personal`), kept where this engine is to keep them.
+
+        Args:
+            personal: what is there already stays as it is.
+            folder: where the files lie; None: they have no name, and go with the process.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        if self.personal_models == "memory":
+            return {name: rows.in_memory() for name, rows in personal.items()}
+        return {
+            name: rows if isinstance(rows, RowsOnDisk) and rows.folder == folder else RowsOnDisk.of(rows, name, folder)
+            for name, rows in personal.items()
+        }
 
     def train(
         self,

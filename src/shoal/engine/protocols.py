@@ -7,6 +7,7 @@ from typing import Literal, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
+from shoal.core.client_rows import ClientRows
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
@@ -17,6 +18,7 @@ from shoal.data.shards import Shards, entries_of
 from shoal.engine.engine import Engine
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
+from shoal.engine.personal_models import PersonalModels
 from shoal.engine.round_updates import RoundUpdates
 from shoal.engine.step_rule import StepRule
 
@@ -38,6 +40,8 @@ class State:
         assignment: (N,) int64, each client's last cluster; -1 for a client that has not yet taken part.
         server: the algorithm's own tensors at the server, by name.
         clients: the algorithm's own tensors of the clients, by name; the first axis is N.
+        personal: the algorithm's own vectors of the clients that are as long as a model, or nearly, by name; N rows.
+            Unlike ``clients`` they need not be in memory (`Engine.stored`), and a round costs what its cohort's cost.
         directives: what the server asks of each cluster, by name; (K,) float64 each. A `LocalDefense` reads them for
             local training, and an algorithm for what the server itself does (`strength`).
         adversary: the malicious clients' own tensors, by name.
@@ -52,6 +56,7 @@ class State:
     assignment: Tensor
     server: Tensors = field(default_factory=dict)
     clients: Tensors = field(default_factory=dict)
+    personal: Mapping[str, ClientRows] = field(default_factory=dict)
     directives: Tensors = field(default_factory=dict)
     adversary: Tensors = field(default_factory=dict)
     control: Tensors = field(default_factory=dict)
@@ -282,7 +287,8 @@ class Deployed:
     """The models that clients use after training, and that are attacked.
 
     Args:
-        models: (S, P): the K models of the clusters, or as many personal models as there are clients.
+        models: (S, P): the K models of the clusters, or as many personal models as there are clients, which may be
+            made when they are asked for.
         model: (n,) int64, the index of each client's model.
         assignment: (n,) int64, the cluster of each client.
         fine_tuning: local trainings that every client does from its model, one after another, on all its examples, of
@@ -290,7 +296,7 @@ class Deployed:
             models after them.
     """
 
-    models: Tensor
+    models: Tensor | PersonalModels
     model: Tensor
     assignment: Tensor
     fine_tuning: tuple[LocalSGD | None, ...] = ()

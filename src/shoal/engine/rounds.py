@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from shoal.core.client_rows import BLOCK, ClientRows
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
@@ -19,6 +20,7 @@ from shoal.data.shards import Shards
 from shoal.engine.cohort_trainer import CohortTrainer
 from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local_sgd import LocalSGD
+from shoal.engine.personal_models import PersonalModels
 from shoal.engine.protocols import (
     Algorithm,
     ClusterRound,
@@ -82,6 +84,7 @@ class Training:
     def start(self) -> State:
         """The state before the first round."""
         state = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
+        state = replace(state, personal=self.engine.stored(state.personal))
         if self.coordinator is not None:
             state = self.coordinator.start(state, self.federation, self.engine)
         if self.malicious_clients is None:
@@ -268,25 +271,39 @@ class Training:
 
     def _fine_tuned(self, state: State, deployed: Deployed) -> Deployed:
         """``deployed`` with a model of its own for every client, after the trainings that it asks for."""
-        everyone = torch.arange(len(self.federation))
-        # All examples, as `final_cohort`, also where a round has only some of a client's.
-        batches = self.stream("deployed", state.round, "batches")
-        trainer = replace(self._trainer(state, everyone), shards=self.federation.clients, batches=batches)
         models, model = deployed.models, deployed.model
         for index, local in enumerate(deployed.fine_tuning):
-            training = LocalTraining(models, model, keep=lambda update: update, local=local)
+            models, model = self._trained_once(state, replace(deployed, models=models, model=model), local, index)
+        return replace(deployed, models=models, model=model)
+
+    def _trained_once(
+        self, state: State, deployed: Deployed, local: LocalSGD | None, index: int
+    ) -> tuple[PersonalModels, Tensor]:
+        """What one training makes of every client's model, and the index (N,) of each, some clients at a time."""
+        everyone, width = torch.arange(len(self.federation)), state.models.shape[1]
+        rows = self.engine.stored({"fine-tuned": ClientRows.same(state.models[0], len(everyone))})["fine-tuned"]
+        # All examples, as `final_cohort`, also where a round has only some of a client's.
+        batches = self.stream("deployed", state.round, "batches")
+        for some in everyone.split(max(1, BLOCK // width)):
+            starts, which = deployed.models, deployed.model[some]
+            if isinstance(starts, PersonalModels):
+                starts, which = starts.rows(which), torch.arange(len(some))
+            shards = self.federation.clients.take(some)
+            trainer = replace(self._trainer(state, some), shards=shards, batches=batches)
+            training = LocalTraining(starts, which, keep=lambda update: update, local=local)
             try:
-                aggregate, _ = trainer.train(state, RoundPlan(deployed.assignment, (training,)), index)
+                aggregate, _ = trainer.train(state, RoundPlan(deployed.assignment[some], (training,)), index)
             except DivergenceError as diverged:
-                rate = self.local_of(state, int(deployed.assignment[diverged.owner]), local).learning_rate
+                client = int(some[diverged.owner])
+                rate = self.local_of(state, int(deployed.assignment[client]), local).learning_rate
                 raise InputError(
                     f"the loss became NaN in the fine-tuning after round {state.round} at client "
-                    f"{int(self.federation.ids[diverged.owner])} with learning rate {rate:g}; lower 'learning_rate'"
+                    f"{int(self.federation.ids[client])} with learning rate {rate:g}; lower 'learning_rate'"
                 ) from diverged
             (update,) = aggregate.kept
             assert update is not None
-            models, model = models[model] + update, everyone
-        return replace(deployed, models=models, model=model)
+            rows = rows.replaced(some, starts[which] + update)
+        return PersonalModels(len(everyone), rows.__getitem__), everyone
 
     def _collector(self, state: State, clients: Tensor, plan: RoundPlan) -> UpdateCollector | None:
         """What copies the updates of the round after ``state``; None where they are not recorded."""

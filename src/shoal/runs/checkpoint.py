@@ -1,9 +1,15 @@
-"""Checkpoints: one file a round, whole or absent, that says itself whether it is damaged."""
+"""Checkpoints: one file a round, whole or absent, that says itself whether it is damaged.
+
+Personal models are in files beside it, of which it says how many rows count and where each client's is. Those of a run
+that keeps them on disk only grow, and a round adds its cohort's; otherwise each checkpoint has its own. A file that no
+checkpoint refers to is removed.
+"""
 
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -14,8 +20,11 @@ from torch import Tensor
 
 from shoal.attacks import RoundObservation
 from shoal.core.atomic_files import write_bytes
+from shoal.core.client_rows import ClientRows
 from shoal.core.errors import InputError
+from shoal.core.row_file import ENDING, RowsOnDisk
 from shoal.engine import State
+from shoal.runs.personal_rows import StoredRows, of_earlier_versions, read_rows, stored_rows
 from shoal.simulation.simulation import SimulationState
 
 LOG = logging.getLogger(__name__)
@@ -28,7 +37,7 @@ KEPT = 2
 
 
 def save_checkpoint(folder: Path, progress: SimulationState, observations: Sequence[RoundObservation] = ()) -> None:
-    """Write ``progress`` into ``folder`` and remove all but the newest checkpoints.
+    """Write ``progress`` into ``folder`` and remove all but the newest checkpoints, with files that only those need.
 
     Args:
         folder: of the run's checkpoints.
@@ -57,7 +66,10 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Seque
         tensors["updates"] = progress.updates.contiguous()
     for kind in _OWN:
         tensors |= {f"{kind}/{name}": tensor.contiguous() for name, tensor in getattr(state, kind).items()}
+    stored = stored_rows(state.personal, folder)
+    tensors |= stored.tensors
     about = {
+        "files": json.dumps(stored.files),
         "round": str(state.round),
         "columns": json.dumps(names),
         "whole": json.dumps([name for name in names if isinstance(progress.rows[0][name], int)]),
@@ -70,14 +82,26 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Seque
         # A damaged checkpoint of this round, which was played again.
         if twin != path:
             twin.unlink()
-    for old in _newest_first(folder)[KEPT:]:
-        old.unlink()
+    _keep(folder, KEPT, state.personal)
 
 
 def keep_last_checkpoint(folder: Path) -> None:
     """Remove all checkpoints but the newest, from which a finished run can be prolonged; observations stay."""
-    for old in _newest_first(folder)[1:]:
+    _keep(folder, 1, {})
+
+
+def _keep(folder: Path, count: int, personal: Mapping[str, ClientRows]) -> None:
+    """Remove all but the newest ``count`` checkpoints, and files of rows that neither these nor ``personal`` need."""
+    checkpoints = _newest_first(folder)
+    for old in checkpoints[count:]:
         old.unlink()
+    used = {rows.file.path.name for rows in personal.values() if isinstance(rows, RowsOnDisk) and rows.file.path}
+    for path in checkpoints[:count]:
+        with suppress(SafetensorError, ValueError), safe_open(path, framework="pt") as file:
+            used |= {entry["file"] for entry in json.loads((file.metadata() or {}).get("files", "{}")).values()}
+    for path in folder.glob(f"*{ENDING}"):
+        if path.name not in used:
+            path.unlink()
 
 
 def stored_observations(folder: Path) -> list[RoundObservation]:
@@ -93,20 +117,25 @@ def stored_observations(folder: Path) -> list[RoundObservation]:
 def load_checkpoint(folder: Path) -> SimulationState | None:
     """The newest undamaged checkpoint of ``folder``; None where there is none at all.
 
-    A damaged one is passed over with a warning.
+    A damaged one is passed over with a warning, also where clients' rows are in a file that is missing or cut off.
 
     Raises:
         InputError: there are checkpoints, and all are damaged.
     """
-    found = _newest_first(folder)
+    found, newest = _newest_first(folder), ""
     for path in found:
-        progress = _read(path)
+        why = ""
+        try:
+            progress = _read(path)
+        except InputError as error:
+            progress, why = None, f" ({error})"
         if progress is not None:
             _remove_observations(folder, progress.state.round)
             return progress
-        LOG.warning("checkpoint %s is damaged; going back to the one before", path.name)
+        LOG.warning("checkpoint %s is damaged%s; going back to the one before", path.name, why)
+        newest = newest or why
     if found:
-        raise InputError(f"{folder}: every checkpoint is damaged; start again with another --out")
+        raise InputError(f"{folder}: every checkpoint is damaged{newest}; start again with another --out")
     _remove_observations(folder, 0)
     return None
 
@@ -119,6 +148,11 @@ def _remove_observations(folder: Path, number: int) -> None:
 
 
 def _read(path: Path) -> SimulationState | None:
+    """What a checkpoint holds; None where it is not what was written.
+
+    Raises:
+        InputError: a file of rows that it refers to is missing or cut off.
+    """
     content = path.read_bytes()
     if path.stem.rpartition("-")[2] != _digest(content):
         return None
@@ -137,13 +171,16 @@ def _read(path: Path) -> SimulationState | None:
         kind: {name.partition("/")[2]: each for name, each in tensors.items() if name.startswith(f"{kind}/")}
         for kind in _OWN
     }
+    clients, formerly = of_earlier_versions(own["clients"])
+    personal = read_rows(StoredRows(tensors, json.loads(about.get("files", "{}"))), path.parent)
     state = State(
         round=int(about["round"]),
         models=tensors["models"],
         risks=tensors["risks"],
         assignment=tensors["assignment"],
         server=own["server"],
-        clients=own["clients"],
+        clients=clients,
+        personal=formerly | personal,
         directives=own["directives"],
         adversary=own["adversary"],
         control=own["control"],

@@ -9,7 +9,7 @@ from shoal.config.schema import Config
 def decisive_settings(config: Config) -> dict[str, Any]:
     """A configuration's values by dotted key, but for the keys that change no result."""
     table = config.table()
-    del table["engine"]["threads"], table["checkpoint"]
+    del table["engine"]["threads"], table["engine"]["personal_models"], table["checkpoint"]
     table.get("record", {}).pop("max_megabytes", None)
     return dict(_flat(table, ""))
 

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -93,11 +94,14 @@ def train(
 ) -> SimulationState:
     """Run the rounds that are left, with a checkpoint after each ``every`` of them and after the last.
 
-    The updates of recorded rounds are written beside the folder of checkpoints.
+    The updates of recorded rounds are written beside the folder of checkpoints, and personal models into it where they
+    are kept on disk.
     """
     if simulation.record_updates:
         LOG.info("updates: %s MB in %s/ at the end", f"{megabytes(simulation):,.1f}", FOLDER)
-    saved = progress.state.round
+    state = progress.state
+    progress = replace(progress, state=replace(state, personal=engine.stored(state.personal, checkpoints)))
+    saved = state.round
     fresh: list[RoundObservation] = []
     try:
         for after, report in run_rounds(simulation, engine, progress):

@@ -3,7 +3,8 @@
 config.toml          the complete configuration; running it again gives the same results
 references/          where they are trained, the scores of each reference federation
 updates/             where they are recorded, each recorded round's updates as the server received them
-checkpoint/          the last two rounds' states; of a finished run the last, from which it can be prolonged
+checkpoint/          the last two rounds' states; of a finished run the last, from which it can be prolonged; and files
+                     with the clients' own models
 rounds.csv           a row a round and cluster
 clients.csv          a row a client
 summary.json         every figure, under flat keys; written last, so it marks a finished run

@@ -20,6 +20,7 @@ from shoal.engine import (
     MaliciousClients,
     Precision,
     State,
+    Storage,
     check_backend,
     resolve_backend,
 )
@@ -72,6 +73,7 @@ def simulate(
     threads: int = 2,
     precision: Precision = "fp32",
     backend: Backend | None = None,
+    personal_models: Storage = "memory",
     watch: Watch | None = None,
 ) -> Result:
     """Train a federation and measure it, as `shoal run` does.
@@ -110,7 +112,8 @@ def simulate(
         reference_federations: R, how many are trained after the last round (docs/audit.md), each for about the time of
             the rounds; the strongest of all attacks then decides how exposed the models are. Their scores are kept in
             ``references/`` of ``out``.
-        device, threads, precision, backend: see `Engine`.
+        device, threads, precision, backend, personal_models: see `Engine`. With "disk" personal models are in files in
+            the directory's ``checkpoint/``, or without ``out`` in temporary ones that go with the process.
         watch: called before the first round and after each.
 
     Raises:
@@ -160,7 +163,14 @@ def simulate(
     )
     require_room(simulation, record_max_megabytes, "record_max_megabytes")
     chosen = resolve_backend(setup.model, setup.first_local()) if backend is None else backend
-    with Engine(setup.model, device=device, threads=threads, precision=precision, backend=chosen) as engine:
+    with Engine(
+        setup.model,
+        device=device,
+        threads=threads,
+        precision=precision,
+        backend=chosen,
+        personal_models=personal_models,
+    ) as engine:
         description = record_of(simulation, local, defenses, engine)
         simulation = move_to_engine(simulation, engine)
         if out is None:

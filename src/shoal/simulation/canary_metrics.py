@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.attacks import one_run_audit
 from shoal.data import Canaries, Federation
-from shoal.engine import Engine
+from shoal.engine import Engine, PersonalModels
 from shoal.metrics import canary_rate, exposure_of_canaries
 from shoal.simulation.summary import Summary
 
@@ -28,7 +28,7 @@ _RATES = (0.1, 0.01)
 
 
 def table_of_canaries(
-    canaries: Canaries, federation: Federation, models: Tensor, latest: Tensor, engine: Engine
+    canaries: Canaries, federation: Federation, models: Tensor | PersonalModels, latest: Tensor, engine: Engine
 ) -> pd.DataFrame:
     """The rows of `canaries.csv`, one per canary.
 

@@ -17,7 +17,7 @@ from shoal.attacks import (
 )
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.engine import Deployed, Engine, State, Training
+from shoal.engine import Deployed, Engine, PersonalModels, State, Training
 from shoal.simulation.attack_metrics import attack_key
 from shoal.simulation.exposure import title_of
 from shoal.simulation.membership import Membership, is_personal
@@ -109,7 +109,7 @@ def attack_final_models(
 class _Attacked:
     """S models to be attacked: by what was fitted on which cluster's model, whose members, on whose examples."""
 
-    models: Tensor
+    models: Tensor | PersonalModels
     cluster: Sequence[int]
     members: Membership
     evaluated_on: Tensor

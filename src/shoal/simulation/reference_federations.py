@@ -178,7 +178,7 @@ class AttackedRun:
         for s in model[client].unique().tolist():
             inside = torch.nonzero(model[client] == s).flatten()
             score[inside] = self._confidence(deployed.models[s], engine, inside)
-        models = deployed.models[:0] if is_personal(deployed) else deployed.models
+        models = () if is_personal(deployed) else deployed.models
         x, y = self.population.x, self.population.y.cpu()
         loss = engine.model.loss
         population = [logit_confidence(engine.outputs(each, x).cpu(), y, loss) for each in models if len(y)]

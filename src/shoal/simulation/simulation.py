@@ -244,7 +244,11 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
         InputError: ``start`` has another number of models than the algorithm begins with.
     """
     state = simulation.on(engine).start()
-    now = SimulationState(state if simulation.start is None else started(state, simulation.start))
+    if simulation.start is not None:
+        state = started(state, simulation.start)
+        # Those of a run in a directory must not be appended to the files there.
+        state = replace(state, personal=engine.stored(state.personal))
+    now = SimulationState(state)
     if simulation.property_attack is None:
         return now
     seconds = now.seconds | {"property_attack": 0.0}

@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import Tensor
 
+from shoal.core.client_rows import ClientRows
 from shoal.core.errors import require
 from shoal.engine import State
+
+_Kept = TypeVar("_Kept", Tensor, ClientRows)
 
 
 def started(initial: State, start: State) -> State:
@@ -36,13 +40,14 @@ def started(initial: State, start: State) -> State:
         assignment=start.assignment if start.assignment.shape == initial.assignment.shape else initial.assignment,
         server=_kept(initial.server, start.server),
         clients=_kept(initial.clients, start.clients),
+        personal=_kept(initial.personal, start.personal),
         directives=_kept(initial.directives, start.directives),
         adversary=_kept(initial.adversary, start.adversary),
         control=_kept(initial.control, start.control),
     )
 
 
-def _kept(initial: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _kept(initial: Mapping[str, _Kept], start: Mapping[str, _Kept]) -> dict[str, _Kept]:
     return {
         name: start[name] if name in start and start[name].shape == tensor.shape else tensor
         for name, tensor in initial.items()

@@ -95,7 +95,7 @@ def forget_datasets() -> None:
 def digest_of(config: Config) -> str:
     """64 bits that name a resolved configuration, but for the keys that only decide how fast a run goes."""
     table = config.table()
-    del table["engine"]["threads"], table["checkpoint"]
+    del table["engine"]["threads"], table["engine"]["personal_models"], table["checkpoint"]
     table.get("record", {}).pop("max_megabytes", None)
     if not config.evaluation.reference_federations:
         # As before there was this key, so that finished runs are found again.

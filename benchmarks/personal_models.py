@@ -1,0 +1,123 @@
+"""What a model for each of N clients costs: peak memory, time and bytes written, a round and a checkpoint.
+
+Clients of 10 random images (8 x 8) train an MLP of 50,185 parameters; 1 % of them take part in a round, and there is a
+checkpoint after each. Before that each client's row is made another than all others', as after many rounds. After the
+last round every client's model is evaluated on the client's own examples. Each row is measured in a process of its own,
+since memory that a process once had counts for its peak.
+
+    python benchmarks/personal_models.py [--clients 1000 10000] [--algorithms local mr-mtl] [--kept memory disk]
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from machine import commit, processor
+
+from shoal import Engine, Federation, LocalSGD, Shape, Stream, Training, create_model
+from shoal.algorithms import Algorithms
+from shoal.engine import ClientRows, Storage
+from shoal.runs.checkpoint import save_checkpoint
+from shoal.simulation.simulation import SimulationState
+
+NAMED = {kind().name: kind() for kind in get_args(Algorithms)}
+SHAPE = Shape(1, 8, 8, 10)
+MIB = 1024**2
+
+
+def federation(clients: int, examples: int = 10) -> Federation:
+    """Clients with random images."""
+    draw = torch.Generator().manual_seed(0)
+    images = torch.rand(clients, examples, 1, 8, 8, generator=draw)
+    labels = torch.arange(examples) % SHAPE.classes
+    return Federation.from_tensors([(each, labels) for each in images], test=(images[0], labels))
+
+
+def peak() -> float:
+    """The most memory that this process has had so far, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def written() -> float:
+    """What this process has given to the operating system to write so far, in MiB."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar")) / MIB
+
+
+def with_own_rows(rows: ClientRows) -> ClientRows:
+    """``rows`` of which each is changed a little, so that no two clients share one."""
+    for some in torch.arange(len(rows)).split(64):
+        rows = rows.moved(some, torch.full((len(some), rows.shape[1]), 1e-6))
+    return rows
+
+
+def measured(algorithm: str, clients: int, kept: Storage, rounds: int) -> dict[str, Any]:
+    """Medians over the rounds after the first, and peaks of all."""
+    seconds: dict[str, list[float]] = {"round": [], "checkpoint": [], "written": []}
+    with (
+        tempfile.TemporaryDirectory(dir=Path.cwd()) as folder,
+        Engine(create_model("mlp", SHAPE, hidden=669), personal_models=kept) as engine,
+    ):
+        data, path = engine.prepare(federation(clients)), Path(folder)
+        before = peak()
+        run = Training(data, NAMED[algorithm], LocalSGD(epochs=2), engine, Stream(0), participation=0.01)
+        state = run.start()
+        personal = engine.stored(state.personal, path)
+        state = replace(state, personal={name: with_own_rows(rows) for name, rows in personal.items()})
+        for _ in range(rounds + 1):
+            bytes_before, began = written(), time.perf_counter()
+            state, _ = run.round(state)
+            trained = time.perf_counter()
+            save_checkpoint(path, SimulationState(state))
+            seconds["round"].append(trained - began)
+            seconds["checkpoint"].append(time.perf_counter() - trained)
+            seconds["written"].append(written() - bytes_before)
+        at_rounds, began = peak(), time.perf_counter()
+        run.deployed(state)
+        medians = {name: statistics.median(each[1:]) for name, each in seconds.items()}
+        return medians | {"data": before, "rounds": at_rounds, "end": peak(), "ending": time.perf_counter() - began}
+
+
+def main() -> None:
+    """Measure, each row in a process of its own, and print the table."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000])
+    options.add_argument("--algorithms", nargs="+", default=["local", "mr-mtl", "ditto", "apfl"], choices=NAMED)
+    options.add_argument("--kept", nargs="+", default=["memory", "disk"], choices=["memory", "disk"])
+    options.add_argument("--rounds", type=int, default=4, help="rounds counted, after one for warming up")
+    options.add_argument("--one", action="store_true", help="measure the first of each in this process, as JSON")
+    given = options.parse_args()
+    if given.one:
+        print(json.dumps(measured(given.algorithms[0], given.clients[0], given.kept[0], given.rounds)))
+        return
+    print(f"Commit {commit()}, {processor()[0]}, torch {torch.__version__}.\n")
+    print(
+        "| algorithm | clients | kept in | peak MiB, rounds | peak MiB, with the end | s a round | s a checkpoint "
+        "| MiB written | s at the end |"
+    )
+    print("|---|---:|---|---:|---:|---:|---:|---:|---:|")
+    for clients in given.clients:
+        for algorithm in given.algorithms:
+            for kept in given.kept:
+                command = [sys.executable, __file__, "--one", "--rounds", str(given.rounds), "--kept", kept]
+                command += ["--clients", str(clients), "--algorithms", algorithm]
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
+                one = json.loads(done.stdout)
+                print(
+                    f"| `{algorithm}` | {clients:,} | {kept} | {one['rounds']:,.0f} | {one['end']:,.0f} "
+                    f"| {one['round']:.3f} | {one['checkpoint']:.3f} | {one['written']:,.1f} | {one['ending']:.1f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

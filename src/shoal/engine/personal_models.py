@@ -1,0 +1,37 @@
+"""Models of clients that are made one by one, so that those of all clients need not be in memory at once."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PersonalModels:
+    """The models of n clients; used as a tensor (n, P) is of which one row is looked at at a time.
+
+    Args:
+        count: n.
+        rows: maps positions (u,) int64 among the n to models (u, P).
+    """
+
+    count: int
+    rows: Callable[[Tensor], Tensor]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, client: int) -> Tensor:
+        """(P,), the model of one client."""
+        return self.rows(torch.tensor([client]))[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[client] for client in range(self.count))
+
+    def tensor(self) -> Tensor:
+        """All models at once: (n, P)."""
+        return self.rows(torch.arange(self.count))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.count} clients)"
