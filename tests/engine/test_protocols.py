@@ -258,8 +258,7 @@ def test_newcomers_join_as_the_first_state_has_them_and_the_others_keep_theirs(m
         with pytest.raises(InputError, match=r"^the algorithm's first state must say of newcomers .*: \['other'\]$"):
             training.joined(strange)
     assert joined.assignment.tolist() == [*before.assignment.tolist(), -1, -1]
-    for name, rows in joined.clients.items():
-        assert torch.equal(rows[:4], before.clients[name])
-        assert torch.equal(rows[4:], first.clients[name][4:])
+    assert torch.equal(joined.personal["ditto"].tensor()[:4], before.personal["ditto"].tensor())
+    assert torch.equal(joined.personal["ditto"].tensor()[4:], first.personal["ditto"].tensor()[4:])
     assert torch.equal(joined.models, before.models)
     assert (after.trained == after.round).all()

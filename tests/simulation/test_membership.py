@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.engine import Deployed, State
-from shoal.simulation.membership import Membership
+from shoal.engine import Deployed, PersonalModels, State
+from shoal.simulation.membership import Membership, is_personal
 
 
 def after(trained, assignment):
@@ -38,3 +38,10 @@ def test_of_models_that_were_trained_together_it_is_a_member_of_the_one_that_it_
 def test_without_a_record_of_trainings_the_assignment_decides(model):
     state = replace(after([[0, 0]] * 3, [1, 0, -1]), trained=torch.zeros(0, 0, dtype=torch.int64))
     assert Membership.of_deployed(state, deployed(model), within=5).latest.tolist() == [1, 0, -1]
+
+
+def test_a_cluster_with_one_client_is_no_personal_model():
+    models, everybody, one = torch.zeros(3, 3), torch.arange(3), torch.zeros(3, dtype=torch.int64)
+    assert not is_personal(Deployed(models, everybody, everybody))
+    assert is_personal(Deployed(models, everybody, one))
+    assert is_personal(Deployed(PersonalModels(3, lambda some: models[some]), everybody, everybody))

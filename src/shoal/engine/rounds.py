@@ -102,16 +102,19 @@ class Training:
         had, now = len(state.assignment), len(self.federation)
         require(had <= now, f"a state of {had} clients needs a federation of at least as many; this one has {now}")
         first = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
-        unknown = sorted(state.clients.keys() - first.clients.keys())
+        unknown = sorted((*(state.clients.keys() - first.clients), *(state.personal.keys() - first.personal)))
         require(
             not unknown, f"the algorithm's first state must say of newcomers what this one says of clients: {unknown}"
         )
         never = torch.zeros(now - had, state.trained.shape[1], dtype=torch.int64)
         clients = {name: torch.cat([rows, first.clients[name][had:].to(rows)]) for name, rows in state.clients.items()}
+        old = torch.arange(had)
+        personal = {name: first.personal[name].replaced(old, rows.tensor()) for name, rows in state.personal.items()}
         return replace(
             state,
             assignment=torch.cat([state.assignment, torch.full((now - had,), -1)]),
             clients=clients,
+            personal=self.engine.stored(personal),
             trained=torch.cat([state.trained, never]) if state.trained.numel() else state.trained,
         )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.engine import Deployed, State
+from shoal.engine import Deployed, PersonalModels, State
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,5 +53,6 @@ class Membership:
 
 
 def is_personal(deployed: Deployed) -> bool:
-    """Whether each client has a model of its own."""
-    return torch.equal(deployed.model, torch.arange(len(deployed.models)))
+    """Whether each client has a model of its own, and not a cluster's of which it happens to be the only client."""
+    own = torch.equal(deployed.model, torch.arange(len(deployed.models)))
+    return isinstance(deployed.models, PersonalModels) or (own and not torch.equal(deployed.model, deployed.assignment))
