@@ -32,7 +32,7 @@ class HarvestedModel:
 
     Args:
         round: its number.
-        sybil: the how manieth sybil, from 1.
+        sybil: which sybil, numbered from 1.
         cluster: whose model it is; the attacker is not told.
         model: (P,).
     """
