@@ -224,7 +224,9 @@ def test_killed_and_resumed_is_never_killed(tmp_path, algorithm):
     resumed = simulated(algorithm=algorithm, out=out, resume=True)
     require_same(whole, resumed)
     require_same(whole, shoal.load(out))
-    assert [path.name[:12] for path in (out / "checkpoint").iterdir()] == ["round-000004"]
+    # Beside the clients' vectors of algorithms that have them.
+    names = {path.name for path in (out / "checkpoint").iterdir() if path.suffix != ".rows"}
+    assert [name[:12] for name in names] == ["round-000004"]
     log = (out / "run.log").read_text()
     assert "begin after round 3" in log
     assert log.count("round 4:") == 1

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from run_files import content
+from shoal.engine import ClientRows
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.run import run
 
@@ -33,7 +34,8 @@ def state_of(out):
     found = dict(vars(progress.state))
     for kind, value in vars(progress.state).items():
         if isinstance(value, dict):
-            found |= {f"{kind}/{name}": tensor for name, tensor in found.pop(kind).items()}
+            values = found.pop(kind).items()
+            found |= {f"{kind}/{name}": v.tensor() if isinstance(v, ClientRows) else v for name, v in values}
     return found
 
 
