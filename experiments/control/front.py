@@ -3,7 +3,7 @@
     shoal sweep experiments/control/front.toml --jobs 2
     python experiments/control/front.py runs/front docs/control/front
 
-A family is the settings whose names begin alike, up to the first digit or comma: "augmentation 5", "augmentation 10".
+A family is the settings whose names begin alike, up to a comma or a number: "augmentation 5", "augmentation 10".
 Written: OUT.svg, OUT.md and OUT.csv (a row for each run). Exposure is by the strongest attack on each client's model,
 averaged over clients; violations are those that are expected of limits uniform in [0.5, 0.8].
 """
@@ -46,10 +46,10 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#0
 def family(setting: str) -> str:
     """The name of a setting without its strength.
 
-    >>> family("augmentation 10"), family("IFCA, 40 rounds")
-    ('augmentation', 'IFCA')
+    >>> family("L2 0.01"), family("IFCA, 40 rounds")
+    ('L2', 'IFCA')
     """
-    return re.split(r"[,\d]", setting, maxsplit=1)[0].strip()
+    return re.split(r",| \d", setting, maxsplit=1)[0]
 
 
 def measured(sweep: Path) -> pd.DataFrame:

@@ -538,7 +538,8 @@ def test_progress_counts_the_rounds_of_reference_federations(toy_config, tmp_pat
 def test_runs_without_reference_federations_keep_their_names(toy_config):
     config = toy_config()
     table = config.table()
-    del table["engine"]["threads"], table["checkpoint"], table["evaluation"]["reference_federations"]
+    del table["engine"]["threads"], table["engine"]["personal_models"], table["checkpoint"]
+    del table["evaluation"]["reference_federations"]
     known = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
     assert plan.digest_of(config) == known
     assert plan.digest_of(toy_config(evaluation__reference_federations=1)) != known
