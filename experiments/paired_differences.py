@@ -7,6 +7,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import t
 
+from shoal.metrics import mean_interval
+
 
 def spread(values: pd.Series) -> str:
     """Mean and standard deviation over seeds.
@@ -25,11 +27,10 @@ def differences(values: pd.Series) -> list[str]:
     ['+0.200', '-0.048 to +0.448', '3 of 3']
     """
     digits = 1 if values.abs().max() > 2 else 3
-    half = t.ppf(0.975, len(values) - 1) * values.std() / np.sqrt(len(values))
-    mean = values.mean()
+    low, high = mean_interval(values.to_numpy())
     return [
-        f"{mean:+.{digits}f}",
-        f"{mean - half:+.{digits}f} to {mean + half:+.{digits}f}",
+        f"{values.mean():+.{digits}f}",
+        f"{low:+.{digits}f} to {high:+.{digits}f}",
         f"{int((values > 0).sum())} of {len(values)}",
     ]
 

@@ -23,6 +23,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import RoundUpdates
+from shoal.metrics import mean_interval
 from shoal.simulation.simulation import move_to_engine
 from shoal.sweeps import read_sweep
 
@@ -75,8 +76,8 @@ def above(values: pd.Series) -> list[str]:
     if len(known) < 2:
         return ["", "open"]
     mean, interval, _ = differences(known)
-    ends = [float(end) for end in interval.split(" to ")]
-    return [mean, f"{interval}{', open' if ends[0] <= 0 <= ends[1] else ''}"]
+    low, high = mean_interval(known.to_numpy())
+    return [mean, f"{interval}{', open' if low <= 0 <= high else ''}"]
 
 
 def report(rows: pd.DataFrame) -> str:

@@ -14,12 +14,13 @@ import sys
 from itertools import cycle
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from shoal.core.atomic_files import write_text
+from shoal.core.atomic_files import write_bytes, write_text
+from shoal.reports.plotting import figure_files
 from shoal.sweeps import read_sweep
 from shoal.sweeps.results import read_results
 
@@ -92,9 +93,9 @@ def front(means: pd.DataFrame) -> list[str]:
     return names
 
 
-def draw(means: pd.DataFrame, path: Path) -> None:
-    """The figure: a line for each family, its settings by accuracy."""
-    figure, axes = plt.subplots(figsize=(9, 6), layout="constrained")
+def draw(means: pd.DataFrame, figure: Figure) -> None:
+    """A line for each family, its settings by accuracy."""
+    axes = figure.subplots()
     marks, colours = cycle("osD^vPX*<>hp"), cycle(COLOURS)
     for name, some in means.sort_values("accuracy").groupby(family, sort=False):
         axes.plot(100 * some["accuracy"], some["exposure"], marker=next(marks), color=next(colours), label=name, lw=1)
@@ -103,9 +104,7 @@ def draw(means: pd.DataFrame, path: Path) -> None:
     axes.set_xlabel("accuracy on held-out images (%)")
     axes.set_ylabel("exposure: balanced accuracy of the strongest attack,\nmean over clients (guessing: 0.5)")
     axes.legend(ncols=2, fontsize="small")
-    axes.grid(alpha=0.3)
-    figure.savefig(path)
-    plt.close(figure)
+    axes.grid(visible=True)
 
 
 def main() -> None:
@@ -131,7 +130,8 @@ def main() -> None:
     heads = ["family", f"area below accuracy and above exposure, from {WORST[0]:g} and {WORST[1]:g}, in thousandths"]
     parts.append(table("Hypervolume of the means", heads, areas))
     write_text(arguments.out.with_suffix(".md"), "\n".join([*parts, ""]))
-    draw(means, arguments.out.with_suffix(".svg"))
+    alt = "Accuracy against exposure of every setting, means over seeds; the settings of a family are joined by a line."
+    write_bytes(arguments.out.with_suffix(".svg"), figure_files(alt, lambda figure: draw(means, figure), (9, 6)).svg)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class Event:
         """The federation until the event; ``federation`` is the whole one, whose clients tolerate anything."""
         if self.kind == "disturbance":
             return with_limit(federation, torch.arange(len(federation)), self.limit)
-        return of_clients(federation, torch.nonzero(~self.joining(federation)).flatten())
+        return federation.take(torch.nonzero(~self.joining(federation)).flatten())
 
     def after(self, federation: Federation, state: State, stream: Stream) -> Federation:
         """The federation from the event on."""
@@ -79,7 +79,7 @@ class Event:
         drawn = torch.randperm(len(larger), generator=stream("leave").generator())
         leaving = larger[drawn[: round(self.share * len(larger))]]
         staying = torch.isin(torch.arange(len(federation)), leaving, invert=True)
-        return of_clients(self.before(federation), torch.nonzero(staying).flatten())
+        return self.before(federation).take(torch.nonzero(staying).flatten())
 
     def joining(self, federation: Federation) -> Tensor:
         """(N,) bool, the last clients of each group."""
@@ -94,19 +94,6 @@ EVENTS = (
     Event("step", 20, 0.25, 0.52, "strict clients join"),
     Event("disturbance", 40, 1 / 3, 0.55, "a third of the larger cluster leaves"),
 )
-
-
-def of_clients(federation: Federation, clients: Tensor) -> Federation:
-    """The federation of the clients at these positions alone."""
-    limits = federation.preferences
-    return replace(
-        federation,
-        clients=federation.clients.take(clients),
-        holdout=federation.holdout.take(clients),
-        ids=federation.ids[clients],
-        group=federation.group[clients],
-        preferences=Preferences(limits.threshold[clients], limits.beta[clients]),
-    )
 
 
 def with_limit(federation: Federation, clients: Tensor, limit: float) -> Federation:

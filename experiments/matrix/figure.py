@@ -11,18 +11,19 @@ import argparse
 import sys
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from shoal.core.atomic_files import write_text
-from shoal.runs.files import read_table
-from shoal.simulation.result import CLIENT_COLUMNS
+from shoal.core.atomic_files import write_bytes, write_text
+from shoal.metrics import mean_interval
+from shoal.reports.plotting import figure_files
 from shoal.sweeps import read_sweep
 from shoal.sweeps.results import read_results
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import differences, spread, table
+from run_figures import of_clients
 
 FIGURES = {
     "accuracy": "accuracy",
@@ -56,15 +57,15 @@ def measured(sweep: Path) -> pd.DataFrame:
     axis = next(iter(asked.axes))
     rows = []
     for run in read_results(sweep, asked.axes).to_dict("records"):
-        clients = read_table(sweep / "runs" / str(run["run"]) / "clients.csv", CLIENT_COLUMNS)
+        of_run = of_clients(sweep / "runs" / str(run["run"]))
         rows.append({
             "setting": str(run[axis]),
             "seed": run["seed"],
             "accuracy": run["accuracy.overall"],
             "accuracy.minority": run["accuracy.minority"],
-            "exposure": clients["exposure"].mean(),
-            "exposure.minority": clients.loc[clients["group"] == "minority", "exposure"].mean(),
-            "worst": clients["exposure"].max(),
+            "exposure": of_run["exposure"],
+            "exposure.minority": run["exposure.minority"],
+            "worst": of_run["worst"],
             "tpr": run.get("tpr_at_fpr_0.01.majority", np.nan),
             "violations": float(run["violations.total"]),
             "fairness": run["fairness.demographic_parity"],
@@ -85,16 +86,15 @@ def compared(runs: pd.DataFrame, beside: str) -> list[list[str]]:
         cells = []
         for figure in COMPARED:
             mean, interval, _ = differences(apart[figure])
-            low, high = (float(end) for end in interval.split(" to "))
+            low, high = mean_interval(apart[figure].to_numpy())
             cells.append(f"**{mean}** ({interval})" if low * high > 0 else f"{mean} ({interval})")
         rows.append([name, *cells])
     return rows
 
 
-def draw(runs: pd.DataFrame, path: Path) -> None:
-    """The figure: a line for each setting, means over seeds with the seeds' standard deviation."""
-    names = list(runs.groupby("setting", sort=False)["exposure"].mean().sort_values(ascending=False).index)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 0.28 * len(names) + 1.4), sharey=True, layout="constrained")
+def draw(runs: pd.DataFrame, names: list[str], figure: Figure) -> None:
+    """A line for each setting, means over seeds with the seeds' standard deviation."""
+    axes = figure.subplots(1, 2, sharey=True)
     where = np.arange(len(names))
     for axis, (label, (everybody, minority, factor)) in zip(axes, PANELS.items(), strict=True):
         for column, colour, mark, name, moved in (
@@ -106,11 +106,9 @@ def draw(runs: pd.DataFrame, path: Path) -> None:
             axis.errorbar(mean, where + moved, xerr=sd, fmt=mark, color=colour, ms=5, lw=1, label=name)
         axis.set_xlabel(label)
         axis.set_yticks(where, names)
-        axis.grid(alpha=0.3)
+        axis.grid(visible=True)
     axes[1].axvline(0.5, color="black", lw=1, ls=":")
     axes[0].legend(loc="lower left", fontsize="small")
-    figure.savefig(path)
-    plt.close(figure)
 
 
 def main() -> None:
@@ -135,7 +133,11 @@ def main() -> None:
         ),
     ]
     write_text(arguments.out.with_suffix(".md"), "\n".join([*parts, ""]))
-    draw(runs, arguments.out.with_suffix(".svg"))
+    names = list(runs.groupby("setting")["exposure"].mean().sort_values(ascending=False).index)
+    alt = "Accuracy and exposure of every setting, of all clients and of the minority, the least exposed first."
+    size = (9, 0.28 * len(names) + 1.4)
+    files = figure_files(alt, lambda figure: draw(runs, names, figure), size)
+    write_bytes(arguments.out.with_suffix(".svg"), files.svg)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shoal.attacks import audit_reconstruction, reconstruct_from_rounds
+from shoal.attacks.centroid_reconstruction import moves_between
 from shoal.core.errors import InputError
 from shoal.engine import RoundUpdates, averaging_weights
 
@@ -56,6 +57,18 @@ def test_clients_who_were_never_apart_have_no_gain_over_the_mean_move():
     assert float(found.baseline[1]) == pytest.approx(
         float(torch.cosine_similarity(mean, drawn(6, 200)[1], dim=0)), abs=1e-5
     )
+
+
+def test_the_updates_of_past_rounds_do_not_stay_in_memory(monkeypatch):
+    kept = []
+
+    def seen(rounds):
+        kept.extend(each.updates.untyped_storage().nbytes() for each in rounds)
+        return moves_between(rounds)
+
+    monkeypatch.setattr("shoal.attacks.reconstruction_audit.moves_between", seen)
+    audit_reconstruction(rounds_of(drawn(5, 6, 20), choices(5, 6)), EQUAL)
+    assert kept == [0] * 6
 
 
 def test_updates_drawn_anew_in_every_round_are_not_explained():

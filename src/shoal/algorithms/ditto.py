@@ -84,6 +84,5 @@ class Ditto:
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody uses its own model; clusters are the base's."""
-        personal = state.personal["ditto"]
-        models = PersonalModels(len(cohort), lambda some: personal[cohort.clients[some]])
+        models = PersonalModels.of(state.personal["ditto"], cohort.clients)
         return Deployed(models, torch.arange(len(cohort)), self.base.deployed(state, cohort).assignment)

@@ -109,8 +109,7 @@ class FedSoft:
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody uses its own model; its cluster is the one of its highest importance."""
         importance = self._importance(cohort.example_losses(state.models), cohort)
-        personal = state.personal["fedsoft"]
-        models = PersonalModels(len(cohort), lambda some: personal[cohort.clients[some]])
+        models = PersonalModels.of(state.personal["fedsoft"], cohort.clients)
         return Deployed(models, torch.arange(len(cohort)), importance.argmax(dim=1))
 
     def _importance(self, losses: Tensor, cohort: Cohort) -> Tensor:

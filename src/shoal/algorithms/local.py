@@ -68,6 +68,5 @@ class LocalOnly:
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody uses its own model."""
-        personal = state.personal["local"]
-        models = PersonalModels(len(cohort), lambda some: personal[cohort.clients[some]])
+        models = PersonalModels.of(state.personal["local"], cohort.clients)
         return Deployed(models, torch.arange(len(cohort)), torch.zeros(len(cohort), dtype=torch.int64))

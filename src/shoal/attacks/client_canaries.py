@@ -19,6 +19,7 @@ from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors
+from shoal.metrics import mean_interval
 
 Floats = NDArray[np.float64]
 
@@ -86,8 +87,6 @@ def estimate_client_epsilon(
     Raises:
         InputError: fewer than two cosines, all of them equal, no dimension, or a number outside its range.
     """
-    from scipy import stats  # noqa: PLC0415 - takes half a second to import
-
     count = len(cosines)
     require(cosines.ndim == 1 and count >= 2, f"'cosines' must be at least 2 numbers (k,); got shape {cosines.shape}")
     require(dimension >= 1, f"'dimension' must be at least 1; got {dimension}")
@@ -95,9 +94,9 @@ def estimate_client_epsilon(
     mean, deviation = float(cosines.mean()), float(cosines.std(ddof=1))
     require(deviation > 0, "'cosines' must differ from each other; all are equal")
     null = 1 / np.sqrt(dimension)
-    reach = float(stats.t.ppf(0.5 + confidence / 2, count - 1)) * deviation / np.sqrt(count)
+    least, most = mean_interval(cosines, confidence)
     # Only how far the mean is from 0 counts.
-    near, far = max(0.0, abs(mean) - reach), abs(mean) + reach
+    near, far = max(0.0, least, -most), max(-least, most)
     epsilon, low, high = (epsilon_of_normals(0.0, null, each, deviation, delta) for each in (mean, near, far))
     return ClientCanaryEstimate(epsilon, low, high, delta, count, mean, deviation, float(null))
 

@@ -64,7 +64,8 @@ def audit_reconstruction(rounds: Iterable[RoundUpdates], sizes: Mapping[int, flo
                 sent[client] = sent.get(client, 0) + update
                 moved[client] = moved.get(client, 0) + moves[cluster]
         before = each
-        released.append(replace(each, updates=each.updates[:0]))
+        # Not a view, which would keep all updates in memory.
+        released.append(replace(each, updates=each.updates.new_empty(0, each.updates.shape[1])))
     moves, assignment, clients = moves_between(released)
     by_examples = torch.tensor([float(sizes[client]) for client in clients.tolist()])
     found = _explaining(moves, assignment, clients, by_examples)

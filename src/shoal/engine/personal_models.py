@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.core.client_rows import ClientRows
+
 
 @dataclass(frozen=True, eq=False)
 class PersonalModels:
@@ -18,6 +20,11 @@ class PersonalModels:
 
     count: int
     rows: Callable[[Tensor], Tensor]
+
+    @staticmethod
+    def of(rows: ClientRows, clients: Tensor) -> "PersonalModels":
+        """Those of the clients at positions (n,) int64, which are their ``rows``."""
+        return PersonalModels(len(clients), lambda some: rows[clients[some]])
 
     def __len__(self) -> int:
         return self.count

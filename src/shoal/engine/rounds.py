@@ -306,7 +306,7 @@ class Training:
             (update,) = aggregate.kept
             assert update is not None
             rows = rows.replaced(some, starts[which] + update)
-        return PersonalModels(len(everyone), rows.__getitem__), everyone
+        return PersonalModels.of(rows, everyone), everyone
 
     def _collector(self, state: State, clients: Tensor, plan: RoundPlan) -> UpdateCollector | None:
         """What copies the updates of the round after ``state``; None where they are not recorded."""

@@ -95,11 +95,14 @@ def _keep(folder: Path, count: int, personal: Mapping[str, ClientRows]) -> None:
     checkpoints = _newest_first(folder)
     for old in checkpoints[count:]:
         old.unlink()
+    rows_there = list(folder.glob(f"*{ENDING}"))
+    if not rows_there:
+        return
     used = {rows.file.path.name for rows in personal.values() if isinstance(rows, RowsOnDisk) and rows.file.path}
     for path in checkpoints[:count]:
         with suppress(SafetensorError, ValueError), safe_open(path, framework="pt") as file:
             used |= {entry["file"] for entry in json.loads((file.metadata() or {}).get("files", "{}")).values()}
-    for path in folder.glob(f"*{ENDING}"):
+    for path in rows_there:
         if path.name not in used:
             path.unlink()
 
