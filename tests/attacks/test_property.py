@@ -109,7 +109,8 @@ def test_threads_change_no_bit_of_what_is_seen(cnn, federation):
 
 
 def test_what_is_seen_is_the_difference_of_models(mlp, federation):
-    states, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=PropertyAttack())
+    attack = PropertyAttack(remove_own_update=False)
+    states, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack)
     for before, after, each in zip(states, states[1:], observations, strict=False):
         updates = (after.models - before.models)[each.clusters]
         assert torch.equal(each.features, extract_features(mlp.layout, updates))

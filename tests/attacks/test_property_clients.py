@@ -21,6 +21,7 @@ from shoal.attacks.simulated_updates import Auxiliary, local_updates
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, TextDataset, partition_by_property
+from shoal.data.property_schedule import PropertySchedule
 from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
@@ -31,6 +32,17 @@ from shoal.simulation.summary import flatten
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 CLIENTS = 6
+
+
+class FixedAssignment(IFCA):
+    """IFCA whose clients train the models that they are told to."""
+
+    def __init__(self, assignment):
+        super().__init__(2)
+        object.__setattr__(self, "fixed", assignment)
+
+    def plan(self, state, cohort):
+        return self.plan_of(self.fixed, None, state, cohort)
 
 
 class Normed(nn.Module):
@@ -232,6 +244,88 @@ def test_without_its_own_part_an_update_is_that_of_the_others(mlp, federation):
     torch.testing.assert_close(observation.features, expected, atol=2e-3, rtol=0)
     assert not torch.equal(observation.features, extract_features(mlp.layout, last[observation.clusters]))
     assert torch.equal(last, after.models - before.models)
+
+
+@pytest.mark.parametrize("remove_own_update", [False, True])
+def test_a_swapped_update_is_that_of_the_round_with_the_victims_other_examples(mlp, federation, remove_own_update):
+    """By playing the round again on a federation whose victim's schedule is the other way round."""
+
+    class Swapped(PropertySchedule):
+        def present(self, number):
+            return not super().present(number)
+
+    attack, algorithm = PropertyAttack(remove_own_update=remove_own_update), IFCA(2)
+    schedule = federation.property_schedule
+    other = replace(federation, property_schedule=Swapped(**vars(schedule)))
+    # All a client's examples in one batch, so that no order is drawn.
+    local = replace(LOCAL, batch_size="all")
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5))
+        before = training.start()
+        for _ in range(3):
+            after, report = training.round(before)
+            last = torch.zeros_like(before.models)
+            found, _ = attack.observe(before, after, report, last, attack.auxiliary_examples(federation), training)
+            again = Training(engine.prepare(other), FixedAssignment(report.assignment), local, engine, Stream(5))
+            changed, its = again.round(before)
+            expected, _ = attack.observe(before, changed, its, last, attack.auxiliary_examples(other), again)
+            (k,) = found.swapped.tolist()
+            victim = report.assignment[federation.ids[report.cohort] == schedule.victim]
+            assert found.clusters[k] == victim
+            torch.testing.assert_close(found.swapped_features[0], expected.features[k], atol=2e-3, rtol=0)
+            assert not torch.allclose(found.swapped_features[0], found.features[k], atol=2e-3)
+            before = after
+
+
+def test_noise_is_drawn_anew_for_a_swapped_update(mlp, federation):
+    """The attacker does not know the noise: pairs that shared it would tell more than it can see."""
+    private = DPSGD(max_grad_norm=1e-6, noise_multiplier=1e5)
+    with Engine(mlp) as engine:
+        training = Training(
+            engine.prepare(federation), FedAvg("equal"), replace(LOCAL, gradient_privacy=private), engine, Stream(5)
+        )
+        before = training.start()
+        _, report = training.round(before)
+        schedule = federation.property_schedule
+        same = federation.clients.take(torch.nonzero(federation.ids == schedule.victim).flatten())
+        ((_, _, own),) = training.client_updates(before, report, schedule.victim)
+        ((_, _, again),) = training.client_updates(before, report, schedule.victim, same)
+    assert abs(float(nn.functional.cosine_similarity(own, again, dim=0))) < 0.2
+
+
+def test_pairs_cancel_whose_examples_they_are():
+    """A score that tells rounds and models apart, and not the property, has no counterfactual AUC."""
+    rounds = np.repeat(np.arange(20), 2)
+    updates = pd.DataFrame({
+        "round": rounds, "cluster": np.tile([0, 1], 20), "clients": 3, "cosine": 0.1,
+        "present": ((rounds % 5 == 0) & (np.tile([0, 1], 20) == 1)).astype(int),
+        "score": np.where(rounds % 5 == 0, 0.9, 0.1),
+    })  # fmt: skip
+    blind = updates.assign(swapped=updates["score"].where(updates["cluster"] == 1))
+    metrics = property_summary(blind).overall
+    assert metrics["property.auc_within"] == 1
+    assert (metrics["property.pairs"], metrics["property.auc_counterfactual"]) == (20, 0.5)
+    assert metrics["property.auc_swapped"] == 0.5
+    # A score that sees it, by less than rounds differ.
+    seen = np.where(updates["present"] == 1, -0.01, 0.01)
+    metrics = property_summary(blind.assign(swapped=blind["swapped"] + seen)).overall
+    assert metrics["property.auc_counterfactual"] == 1
+    assert 0.5 < metrics["property.auc_swapped"] < 0.9
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg("equal"), IFCA(2)])
+def test_simulated_updates_without_the_property_are_not_all_of_the_same_clients(mlp, federation, algorithm):
+    attack = PropertyAttack(simulated_clients=2, simulated_updates=8)
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(federation), algorithm, LOCAL, engine, Stream(5))
+        before = training.start()
+        after, report = training.round(before)
+        found, _ = attack.observe(
+            before, after, report, torch.zeros_like(before.models), attack.auxiliary_examples(federation), training
+        )
+    for k in found.simulated_clusters.unique():
+        without = found.simulated_features[(found.simulated_clusters == k) & ~found.simulated_has_property]
+        assert len(without.float().unique(dim=0)) >= 4
 
 
 def test_matched_examples_have_each_label_as_often_with_the_property_as_without():

@@ -1,5 +1,6 @@
 """The laws of named streams."""
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -53,6 +54,36 @@ def test_keys_fit_torch_and_numpy() -> None:
     keys = [Stream(0)(i).key() for i in range(200)]
     assert all(0 <= key < 2**63 for key in keys)
     assert any(key >= 2**62 for key in keys)
+
+
+def test_streams_whose_keys_agree_in_32_bits_draw_different_numbers() -> None:
+    """PyTorch's `manual_seed` keeps 32 bits of a seed, so that these would have been one stream."""
+    streams = {}
+    alike = []
+    for i in range(200_000):
+        stream = Stream(0)("client", i)
+        other = streams.setdefault(stream.key() % 2**32, stream)
+        if other is not stream:
+            alike.append((stream, other))
+    assert alike
+    for stream, other in alike:
+        assert torch.equal(*(torch.rand(2, generator=torch.Generator().manual_seed(s.key())) for s in (stream, other)))
+        assert not torch.equal(*(torch.rand(2, generator=s.generator()) for s in (stream, other)))
+    drawn = {tuple(torch.randint(2**62, (2,), generator=Stream(0)(i).generator()).tolist()) for i in range(20_000)}
+    assert len(drawn) == 20_000
+
+
+def test_a_generator_is_a_mersenne_twister_at_its_start() -> None:
+    """The layout of PyTorch's state, which it does not document: NumPy's twister of the same words draws the same."""
+    stream = Stream(3)("layout")
+    words = np.random.Philox(key=int.from_bytes(stream._digest(16), "little")).random_raw(312).view(np.uint32)
+    twister = np.random.MT19937()
+    twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+    expected = [value % 2**24 * 2.0**-24 for value in twister.random_raw(40)]
+    assert torch.rand(40, generator=stream.generator()).tolist() == expected
+    normal = torch.randn(20_000, generator=stream.generator())
+    assert abs(float(normal.mean())) < 0.03
+    assert abs(float(normal.std()) - 1) < 0.03
 
 
 def test_permutations_are_permutations_with_padding_behind() -> None:

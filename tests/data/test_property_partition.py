@@ -77,6 +77,31 @@ def test_skew_leaves_each_client_a_batch_and_no_skew_leaves_equal_parts():
     assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_natural_victims_labels_are_those_of_all_and_the_others_are_skewed(seed):
+    """In rounds with the property and in the others, so that an attack on its labels finds nothing."""
+    dataset = images(count=6_000)
+    common = torch.bincount(dataset.labels).double() / 6_000
+
+    def distance(victim_labels, client):
+        asked = settings(examples=700, alpha=0.3, victim_labels=victim_labels)
+        own = draw_property_partition(dataset, asked, Stream(seed)).clients[client]
+        labels = dataset.labels[own[~dataset.has_property[own]]]
+        return float((torch.bincount(labels, minlength=3).double() / len(labels) - common).abs().max())
+
+    assert distance("natural", VICTIM) < 0.08
+    assert max(distance("natural", client) for client in range(6) if client != VICTIM) > 0.2
+    assert sum(distance("skewed", client) for client in range(6)) / 6 > 0.15
+
+
+def test_a_natural_victim_has_as_many_examples_of_each_kind():
+    dataset = images()
+    own = draw_property_partition(dataset, settings(), STREAM).clients[VICTIM]
+    assert 2 * int(dataset.has_property[own].sum()) == len(own)
+    everything = torch.cat(draw_property_partition(dataset, settings(), STREAM).clients)
+    assert len(everything.unique()) == 6 * 150
+
+
 def test_a_seed_gives_the_same_partition_and_another_seed_another():
     first, again, other = (
         draw_property_partition(images(), settings(), stream) for stream in (STREAM, STREAM, Stream(8, ("data",)))

@@ -31,7 +31,8 @@ LOG = logging.getLogger(__name__)
 class RoundObservation:
     """One round as the attacker sees it, with the ground truth beside it.
 
-    S simulated and A observed aggregated updates, each of one cluster's model, with F features.
+    S simulated and A observed aggregated updates, each of one cluster's model, with F features. C of the observed ones
+    hold a part of the victim's, and are given once more as they would have been in a round of the other kind.
 
     Args:
         round: the round's number.
@@ -42,6 +43,9 @@ class RoundObservation:
         clusters: (A,) int64.
         has_property: (A,) bool, the truth: whether the victim trained that model on the property in this round.
         clients: (A,) int64, the number of clients that trained that model.
+        swapped: (C,) int64, which of the A updates hold a part of the victim's.
+        swapped_features: (C, F) float16, of these updates if the victim had trained on examples of the other kind, and
+            all else had been the same.
         cosine: (A,) float64, of each update with the previous one of the same model; NaN where there was none.
     """
 
@@ -53,6 +57,8 @@ class RoundObservation:
     clusters: Tensor
     has_property: Tensor
     clients: Tensor
+    swapped: Tensor
+    swapped_features: Tensor
     cosine: Tensor
 
 
@@ -67,8 +73,8 @@ class PropertyAttack:
         visible_models: "all", which IFCA sends to every client, here also in rounds in which the attacker takes no
             part; or its "own", the model that it trains in the round.
         simulate_every: rounds from one simulation to the next.
-        simulated_clients: simulated local updates of each kind, with and without the property, per model; more without
-            it where an aggregated update needs more.
+        simulated_clients: simulated local updates of each kind, with and without the property, per model; without it at
+            least three times as many as an aggregated update is made of, so that these are not all of the same ones.
         simulated_updates: aggregated updates made of these, of each kind, per model.
         aggregate_of: local updates per simulated aggregated update; "cluster": as many as other clients train a model
             on average, n // K - 1 of n clients in a round and at least one, which is all that a client can know (the
@@ -79,7 +85,8 @@ class PropertyAttack:
             published codes).
         match_labels: simulate on as many examples of each label with the property as without it.
         remove_own_update: subtract the attacker's own contribution from the update of the model that it trained, as the
-            published codes do. It must know how many clients share that model; in the paper it does not.
+            published codes do. It must know how many clients share that model, which the paper does not say that it
+            does; in FL it knows.
         warm_up: rounds before the first that is attacked.
         forests: a "single" random forest for all models (the paper), or one "per-cluster".
         trees: of a random forest.
@@ -95,7 +102,7 @@ class PropertyAttack:
     )
     auxiliary: Literal["attacker", "attacker+test"] = "attacker"
     match_labels: Flag = False
-    remove_own_update: Flag = False
+    remove_own_update: Flag = True
     warm_up: Count = 0
     forests: Literal["single", "per-cluster"] = "single"
     trees: Positive = 100
@@ -154,15 +161,17 @@ class PropertyAttack:
         last = last if len(last) == models else torch.zeros_like(before.models)
         if after.round <= self.warm_up or changed:
             visible = []
-        others = torch.bincount(report.assignment[ids != schedule.attacker], minlength=models)
-        attacked = [k for k in visible if others[k] > 0]
+        trained = torch.bincount(report.assignment[ids != schedule.attacker], minlength=models)
+        attacked = [k for k in visible if trained[k] > 0]
         moved = torch.zeros_like(before.models) if changed else after.models - before.models
         updates = moved[attacked]
-        if self.remove_own_update:
+        if self.remove_own_update and attacked:
             for k, share, own in training.client_updates(before, report, schedule.attacker):
-                if share < 1:
-                    moved[k] = (moved[k] - share * own) / (1 - share)
+                # Not divided by what is left of the weights: features do not depend on the length of an update.
+                moved[k] = moved[k] - share * own
         of_victim = report.assignment[ids == schedule.victim].tolist() if schedule.present(after.round) else []
+        swapped = self._swapped(attacked, moved, before, report, training) if attacked else {}
+        others = torch.cat([updates[:0], *(update[None] for update in swapped.values())])
         simulated = self._simulated(visible, before, auxiliary, training)
         each, layout = self.simulated_updates, training.engine.model.layout
         observation = RoundObservation(
@@ -174,11 +183,32 @@ class PropertyAttack:
             clusters=torch.tensor(attacked, dtype=torch.int64),
             has_property=torch.tensor([k in of_victim for k in attacked], dtype=torch.bool),
             clients=torch.bincount(report.assignment, minlength=models)[attacked],
+            swapped=torch.tensor([attacked.index(k) for k in swapped], dtype=torch.int64),
+            swapped_features=extract_features(layout, others),
             cosine=_cosine(updates, last[attacked]),
         )
         last = last.clone()
         last[attacked] = updates
         return observation, last
+
+    def _swapped(
+        self, attacked: list[int], moved: Tensor, before: State, report: RoundReport, training: Training
+    ) -> dict[int, Tensor]:
+        """The update (P,) of each attacked model that the victim trained, had it trained on its other examples.
+
+        The victim keeps its model and its weight; its batch and its noise are others, as in any other round.
+        """
+        schedule, federation = schedule_of(training.federation), training.federation
+        examples = schedule.swapped(federation.clients, federation.ids, before.round + 1)
+        updates: dict[int, Tensor] = {}
+        for k, share, part in training.client_updates(before, report, schedule.victim):
+            if k in attacked:
+                updates[k] = updates.get(k, moved[k]) - share * part
+        if updates:
+            for k, share, part in training.client_updates(before, report, schedule.victim, examples):
+                if k in updates:
+                    updates[k] = updates[k] + share * part
+        return updates
 
     def _simulated(
         self, clusters: list[int], before: State, auxiliary: Auxiliary, training: Training
@@ -204,7 +234,7 @@ class PropertyAttack:
         updates = local_updates(
             before.models[k],
             auxiliary,
-            fractions + [0.0] * max(self.simulated_clients, size),
+            fractions + [0.0] * max(self.simulated_clients, 3 * size),
             size=min(own, local.batch(own) * local.steps_of(own)),
             local=local,
             engine=training.engine,

@@ -25,9 +25,10 @@ def classify_updates(
     """Score each aggregated update of a whole training by how likely it contains the property.
 
     Returns:
-        One row per update: ``round``, ``cluster``, ``clients``, ``present``, ``cosine``, ``score``, the forest's
-        probability of the property, and ``control.0`` to ``control.4``, those of forests trained on shuffled labels.
-        Without simulated updates there are no scores.
+        One row per update: ``round``, ``cluster``, ``clients``, ``present``, ``cosine``; ``score``, the forest's
+        probability of the property; ``swapped``, that of the update if the victim had trained on its other examples,
+        NaN where it had no part in the update; and ``control.0`` to ``control.4``, those of forests trained on shuffled
+        labels. Without simulated updates there are no scores.
     """
 
     def joined(name: str) -> NDArray[Any]:
@@ -49,17 +50,23 @@ def classify_updates(
     from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
     from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
 
-    simulated, observed = joined("simulated_features").astype(np.float32), joined("features").astype(np.float32)
+    simulated, seen = joined("simulated_features").astype(np.float32), joined("features")
+    begins = np.cumsum([0, *(len(each.clusters) for each in observations)])[:-1]
+    swapped = np.concatenate(
+        [begin + each.swapped.numpy() for begin, each in zip(begins, observations, strict=True)], dtype=np.int64
+    )
+    observed = np.concatenate([seen, joined("swapped_features")]).astype(np.float32)
+    of_cluster = np.concatenate([cluster, cluster[swapped]])
     scaler = StandardScaler().fit(simulated)
     simulated, observed = np.asarray(scaler.transform(simulated)), np.asarray(scaler.transform(observed))
     # Which simulated and which observed updates each forest is for; the number -1 is that of a forest for all.
-    forests = {k: (simulated_cluster == k, cluster == k) for k in np.unique(cluster).tolist()}
+    forests = {k: (simulated_cluster == k, of_cluster == k) for k in np.unique(cluster).tolist()}
     if attack.forests == "single":
         forests = {-1: (slice(None), slice(None))}
 
     def scores(label: NDArray[np.bool_], trees: int, stream: Stream) -> NDArray[np.float32]:
-        """Of the observed updates; NaN where a forest has only one kind to train on."""
-        scored = np.full(len(cluster), np.nan, dtype=np.float32)
+        """Of the observed updates, then of the swapped; NaN where a forest has only one kind to train on."""
+        scored = np.full(len(observed), np.nan, dtype=np.float32)
         for k, (of_training, of_observed) in forests.items():
             if len(np.unique(label[of_training])) == 2:
                 seed = stream("cluster", k).key() % 2**32
@@ -70,10 +77,13 @@ def classify_updates(
         return scored
 
     label = joined("simulated_has_property")
-    updates["score"] = scores(label, attack.trees, stream("forest"))
+    scored = scores(label, attack.trees, stream("forest"))
+    updates["score"] = scored[: len(updates)]
+    updates["swapped"] = np.full(len(updates), np.nan, dtype=np.float32)
+    updates.loc[swapped, "swapped"] = scored[len(updates) :]
     for i in range(CONTROLS):
         shuffled = _shuffled(label, stream("shuffled", i).numpy())
-        updates[f"control.{i}"] = scores(shuffled, max(1, attack.trees // 3), stream("control", i))
+        updates[f"control.{i}"] = scores(shuffled, max(1, attack.trees // 3), stream("control", i))[: len(updates)]
     return updates
 
 

@@ -172,6 +172,9 @@ class PropertyAttackSection:
             examples without it.
         attacker_share: fraction of the property's training examples that the attacker has; the victim has the rest (the
             authors' code: 0.3).
+        victim_labels: labels of the victim's examples without the property: ``natural``, drawn before label skew (the
+            authors' code), or ``skewed`` as those of the others. Then its labels change with its rounds where those of
+            the property do not follow the same skew, and an attack may see labels instead of the property.
         train_head: whether the attacker's outputs for the property learn; in the code of Melis et al. they stay as
             initialised.
         tsne: whether the updates are laid out by t-SNE at the end.
@@ -193,6 +196,7 @@ class PropertyAttackSection:
     gamma: PositiveFloat = 5.0
     period: Annotated[int, Field(ge=2, strict=True)] = 5
     attacker_share: OpenFraction = 0.5
+    victim_labels: Literal["natural", "skewed"] = "natural"
     train_head: Flag = True
     tsne: Flag = True
     attack: Annotated[PropertyAttack, Inline()] = PropertyAttack()

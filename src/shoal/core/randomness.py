@@ -16,6 +16,12 @@ from torch import Tensor
 
 _GLOBAL_GENERATOR = threading.Lock()
 
+_FIRST_STATE = torch.Generator().manual_seed(0).get_state().numpy()
+"""The state of PyTorch's Mersenne Twister before its first number: a head (the seed, counters), its words, a tail."""
+
+_HEAD, _WORDS = 24, 624
+"""Bytes of the head; words of the Mersenne Twister, 32 bits each in 64."""
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -41,12 +47,27 @@ class Stream:
 
     def key(self) -> int:
         """The stream's seed, 63 bits: BLAKE2b of the seed and the path."""
-        text = repr((self.seed, *self.path)).encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+        return int.from_bytes(self._digest(8), "little") >> 1
 
     def generator(self) -> torch.Generator:
-        """A new PyTorch CPU generator at the start of this stream."""
-        return torch.Generator().manual_seed(self.key())
+        """A new PyTorch CPU generator at the start of this stream.
+
+        Its state is drawn from Philox under a key of 128 bits: of a seed, `torch.Generator.manual_seed` keeps 32 bits,
+        so that two of 100,000 streams would draw the same numbers more often than not.
+        """
+        generator = torch.Generator()
+        generator.set_state(self._state())
+        return generator
+
+    def _state(self) -> Tensor:
+        """The state of a PyTorch CPU generator that is about to compute its first numbers."""
+        state = _FIRST_STATE.copy()
+        words = np.random.Philox(key=int.from_bytes(self._digest(16), "little")).random_raw(_WORDS // 2)
+        state[_HEAD : _HEAD + 8 * _WORDS].view(np.uint64)[:] = words.view(np.uint32)
+        return torch.from_numpy(state)
+
+    def _digest(self, size: int) -> bytes:
+        return hashlib.blake2b(repr((self.seed, *self.path)).encode(), digest_size=size).digest()
 
     def numpy(self) -> np.random.Generator:
         """A new NumPy generator at the start of this stream."""
@@ -98,5 +119,5 @@ def seeded(stream: Stream) -> Iterator[None]:
     """Seed PyTorch's global generator for code that can use no other (`torch.nn` initialisation), then restore it."""
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also seed GPUs.
-        torch.default_generator.manual_seed(stream.key())
+        torch.default_generator.set_state(stream._state())
         yield

@@ -4,7 +4,7 @@ Source: Kim et al., RAID 2023, section 4.1.1; label skew as `skew_labels_balance
 """
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -34,13 +34,16 @@ class PropertyPartition:
     """How examples with and without a property are partitioned.
 
     The training examples are ``clients * examples_per_client``, drawn as for any federation. Those with the property go
-    to the attacker and the victim, those without to all clients, with label skew by ``dirichlet_alpha``.
+    to the attacker and the victim, those without to all clients, with label skew by ``dirichlet_alpha``, from which the
+    victim may be exempt.
 
     Args:
         partition: how many examples go where.
         attacker_share: fraction of the property's training examples that the attacker gets; the victim gets the rest
             (paper: 0.5; its authors' code: 0.3).
         period: rounds from one in which the victim trains on the property to the next.
+        victim_labels: of the victim's examples without the property: "natural", drawn at random before label skew, as
+            many as it has with the property or as are left (the authors' code); or "skewed" as those of the others.
         min_examples: fewest examples of each kind that a client trains on, usually a batch.
 
     Raises:
@@ -50,6 +53,7 @@ class PropertyPartition:
     partition: Partition
     attacker_share: OpenFraction = 0.5
     period: Annotated[int, Field(ge=2, strict=True)] = 5
+    victim_labels: Literal["natural", "skewed"] = "natural"
     min_examples: Positive = 32
 
     def __post_init__(self) -> None:
@@ -87,7 +91,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
             f"the {name} gets {count} training examples with the property, fewer than a batch of "
             f"{plan.min_examples}; raise 'examples_per_client', lower the batch size, or change 'attacker_share'",
         )
-    owners = _owners_without_property(dataset.labels.numpy()[without], plan, stream("skew").numpy())
+    owners = _owners_without_property(dataset.labels.numpy()[without], len(with_property) - cut, plan, stream)
     clients = [without[owners == client] for client in range(partition.clients)]
     clients[ATTACKER] = np.concatenate([with_property[:cut], clients[ATTACKER]])
     clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
@@ -136,19 +140,34 @@ def _has_property(dataset: LabelledDataset) -> Tensor:
     return has_property
 
 
-def _owners_without_property(labels: np.ndarray, plan: PropertyPartition, rng: np.random.Generator) -> np.ndarray:
-    """The client of each example without the property: (M,)."""
+def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyPartition, stream: Stream) -> np.ndarray:
+    """The client of each example without the property: (M,).
+
+    Args:
+        labels: (M,) of these examples.
+        of_victim: number of examples with the property that the victim has.
+        plan: how they are partitioned.
+        stream: of the partition.
+    """
     clients, alpha = plan.partition.clients, plan.partition.dirichlet_alpha
     require(
         len(labels) >= clients * plan.min_examples,
         f"there are {len(labels):,} training examples without the property, fewer than a batch of "
         f"{plan.min_examples} for each of {clients} clients; raise 'examples_per_client' or lower the batch size",
     )
+    skew = stream("skew").numpy()
     if alpha is None:
-        return rng.permutation(np.arange(len(labels)) % clients)
+        return skew.permutation(np.arange(len(labels)) % clients)
+    owners, others, left = np.full(len(labels), VICTIM), clients, np.arange(len(labels))
+    if plan.victim_labels == "natural":
+        # Enough are left for the others to have a batch each.
+        count = min(max(of_victim, plan.min_examples), len(labels) - (clients - 1) * plan.min_examples)
+        others, left = clients - 1, stream("victim").numpy().permutation(len(labels))[count:]
     for _ in range(_ATTEMPTS):
-        owners = skew_labels_balanced(labels, clients, alpha, rng)
-        if np.bincount(owners, minlength=clients).min() >= plan.min_examples:
+        drawn = skew_labels_balanced(labels[left], others, alpha, skew)
+        if np.bincount(drawn, minlength=others).min() >= plan.min_examples:
+            # With a natural victim, the others are all clients but this one.
+            owners[left] = drawn if others == clients else drawn + (drawn >= VICTIM)
             return owners
     raise InputError(
         f"'dirichlet_alpha' = {alpha:g} leaves a client fewer than {plan.min_examples} of {len(labels):,} examples "

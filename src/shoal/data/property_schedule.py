@@ -42,6 +42,16 @@ class PropertySchedule:
         """The shards that the clients train on in a round, out of ``clients``, all their examples; ids (N,) int64."""
         indices = [clients.owned(i) for i in range(len(clients))]
         for i in torch.nonzero(ids == self.victim).flatten().tolist():
-            indices[i] = indices[i][self.has_property[indices[i]] == self.present(number)]
+            indices[i] = self._of_victim(indices[i], present=self.present(number))
         sizes = torch.tensor([len(each) for each in indices])
         return Shards.from_indices(clients.x, clients.y, torch.cat(indices), sizes)
+
+    def swapped(self, clients: Shards, ids: Tensor, number: int) -> Shards:
+        """The victim's shard as it would be if round ``number`` were of the other kind: one owner, or none."""
+        owners = torch.nonzero(ids == self.victim).flatten()
+        indices = [self._of_victim(clients.owned(i), present=not self.present(number)) for i in owners.tolist()]
+        sizes = torch.tensor([len(each) for each in indices], dtype=torch.int64)
+        return Shards.from_indices(clients.x, clients.y, torch.cat([owners[:0], *indices]), sizes)
+
+    def _of_victim(self, indices: Tensor, *, present: bool) -> Tensor:
+        return indices[self.has_property[indices] == present]

@@ -21,11 +21,12 @@ Sampling = Literal["shuffled", "poisson"]
 
 @settings
 class DPSGD:
-    """Differentially private local steps: the sum over a batch B of clipped gradients, plus noise.
+    """Differentially private local steps: the sum over a batch of clipped gradients, plus noise.
 
-    A step is ``theta <- theta - learning_rate / |B| * (sum_i g_i * min(1, C / |g_i|) + N(0, (sigma * C)^2 I))``.
-    Without clipping and noise, and with shuffled batches, it is the plain step, bit for bit. Not with batch norm
-    (the VGGs have ``group`` norm), and in the ``loop`` backend only.
+    A step is ``theta <- theta - learning_rate / B * (sum_i g_i * min(1, C / |g_i|) + N(0, (sigma * C)^2 I))``, where B
+    is the nominal batch size, also for a pass's last batch, which may be shorter, and for a Poisson subsample. Without
+    clipping and noise, and with shuffled batches, it is the plain step, bit for bit. Not with batch norm (the VGGs have
+    ``group`` norm), and in the ``loop`` backend only.
 
     Args:
         max_grad_norm: C, the bound on the L2 norm of each example's gradient; ``inf``: no clipping, allowed without
@@ -35,7 +36,7 @@ class DPSGD:
         accountant: of epsilon: ``rdp`` (Renyi, at Opacus' default orders), or ``prv`` (tighter, slower, and refused
             where it would take gigabytes of memory).
         sampling: ``shuffled``: batches as plain SGD takes them, for which epsilon is an approximation; ``poisson``:
-            Poisson subsampling, as the accountants assume, where a step divides by the expected batch size.
+            Poisson subsampling, as the accountants assume.
 
     Raises:
         InputError: a value outside its range, or noise without clipping.

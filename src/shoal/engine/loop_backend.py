@@ -130,8 +130,10 @@ def _train_privately(
         batches = _poisson_batches(bound, shards, mine, own("coins").generator(), local, augment)
     else:
         batches = _batches(bound, shards, mine, randomness.orders[owner], local, augment)
+    # Also a shorter last batch is divided by the nominal size: by its own, noise would be larger than stated.
+    expected = local.batch(len(mine))
     for x, y, *_ in batches:
-        bound.private_step(x, y, local.batch(len(mine)) if rule.poisson else len(y), rule, noise)
+        bound.private_step(x, y, expected, rule, noise)
 
 
 def _batches(

@@ -235,13 +235,17 @@ class Training:
         last = replace(state, round=max(0, state.round - 1))
         return tuple(self.local_of(last, k) for k in range(len(state.models)))
 
-    def client_updates(self, before: State, report: RoundReport, client: int) -> Iterator[tuple[int, float, Tensor]]:
+    def client_updates(
+        self, before: State, report: RoundReport, client: int, examples: Shards | None = None
+    ) -> Iterator[tuple[int, float, Tensor]]:
         """What the server received of a client in a round, computed once more; nothing where it took no part.
 
         Args:
             before: the state before the round.
             report: of the round.
             client: its id.
+            examples: what it would have received if the client had trained the same models on these (one owner), with
+                other randomness and equal weights; None: on those of the round.
 
         Yields:
             The cluster whose model it moved, its aggregation weight, and its update (P,).
@@ -253,8 +257,12 @@ class Training:
                 if training.weights is None or not (training.trains is None or bool(training.trains[position])):
                     continue
                 alone = replace(training.of(one, sizes), keep=lambda update: update, trains=None)
+                if examples is not None:
+                    alone = replace(alone, example_weights=None)
                 cluster = report.plan.clusters(index)[one]
                 trainer = self._trainer(before, report.cohort[one])
+                if examples is not None:
+                    trainer = replace(trainer, shards=examples, batches=self.batches(before)("other examples"))
                 update = trainer.train(before, RoundPlan(cluster, (alone,)), index)[0].kept[0]
                 assert update is not None
                 k = int(cluster)

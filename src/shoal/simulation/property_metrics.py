@@ -54,6 +54,12 @@ def property_summary(updates: pd.DataFrame) -> Summary:
     among its model's, against whether the victim trained on the property in that round. Both can be compared between
     algorithms with one model and with many. ``property.auc_control`` is the mean over classifiers that learned from
     shuffled labels.
+
+    ``property.auc_counterfactual`` is over ``property.pairs`` pairs: a model's update in which the victim has a part,
+    and the same update if it had trained on its examples of the other kind. It is the share of pairs in which the one
+    with the property has the higher score, a tie counting half: whose examples they are, which model and which round
+    are the same in both. ``property.auc_swapped`` is the AUC within models over all updates of these pairs: the other
+    clients' batches and the noise of other rounds, which an attacker does not know, are in the way.
     """
     present = updates["present"].to_numpy(dtype=bool)
     overall: dict[str, float] = {
@@ -71,16 +77,38 @@ def property_summary(updates: pd.DataFrame) -> Summary:
         overall["property.auc"] = auc(present, updates["score"].to_numpy())
         overall["property.auc_control"] = control_auc(updates)
         overall["property.auc_rounds"] = _auc_of_rounds(updates)
-        pairs = []
+        if "swapped" in updates:
+            overall |= _counterfactual(updates)
+        overall["property.auc_within"] = _auc_within(updates["cluster"], present, updates["score"])
         for k, rows in clusters.items():
             held = rows["present"].to_numpy(dtype=bool)
             by_cluster[k] |= {"property_auc": auc(held, rows["score"].to_numpy()), "property_updates": len(rows)}
-            pairs.append(int(held.sum()) * int((~held).sum()))
-        aucs = np.array([each["property_auc"] for each in by_cluster.values()])
-        known = ~np.isnan(aucs)
-        if known.any():
-            overall["property.auc_within"] = float(np.average(aucs[known], weights=np.array(pairs)[known]))
     return Summary(overall=overall, by_cluster=by_cluster)
+
+
+def _auc_within(clusters: pd.Series, present: NDArray[np.bool_], scores: pd.Series) -> float:
+    """The mean AUC of the models by their numbers of pairs of an update with the property and one without."""
+    aucs, pairs = [], []
+    for k in np.unique(clusters):
+        rows = (clusters == k).to_numpy() & scores.notna().to_numpy()
+        aucs.append(auc(present[rows], scores[rows].to_numpy()))
+        pairs.append(int(present[rows].sum()) * int((~present[rows]).sum()))
+    return float(np.average(np.nan_to_num(aucs), weights=pairs)) if sum(pairs) else nan
+
+
+def _counterfactual(updates: pd.DataFrame) -> Metrics:
+    """The metrics of the pairs of updates, as in `property_summary`."""
+    both = updates.dropna(subset=["score", "swapped"])
+    # Without the property in the round as it was: with it in the other.
+    having = both["score"].where(both["present"] == 1, both["swapped"])
+    lacking = both["swapped"].where(both["present"] == 1, both["score"])
+    higher = (having > lacking) + 0.5 * (having == lacking)
+    present = np.arange(2 * len(both)) < len(both)
+    return {
+        "property.pairs": len(both),
+        "property.auc_counterfactual": float(higher.mean()),
+        "property.auc_swapped": _auc_within(pd.concat([both["cluster"]] * 2), present, pd.concat([having, lacking])),
+    }
 
 
 def _auc_of_rounds(updates: pd.DataFrame) -> float:

@@ -121,6 +121,15 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> Table:
             "How often the attacker is surer of a round with the property than of one without, each round counting by "
             "its update of highest rank among all of the same model. Compares one model with many."
         ), once("property.auc_rounds")),
+        TableRow("AUC, counterfactual", (
+            "Each update that holds a part of the victim's is computed once more with the victim's examples of the "
+            "other kind: how often the attacker is surer of the one with the property. Labels, models and rounds are "
+            f"the same in both. Of {count(int(overall.get('property.pairs', 0)))} pairs."
+        ), once("property.auc_counterfactual")),
+        TableRow("AUC, counterfactual, over rounds", (
+            "Over the same updates, each with the property against each without it, of the same model and of any "
+            "round: what other clients did in the round is in the attacker's way."
+        ), once("property.auc_swapped")),
         TableRow("Cosine of consecutive updates", (
             "Mean ± standard deviation: 1 where a model's update keeps the direction of the one before."
         ), (

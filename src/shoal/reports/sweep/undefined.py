@@ -13,7 +13,7 @@ _AGAINST = ("mia", "mia_auc", "loss_threshold")
 _OF_RUNS = (
     "cosine.mean", "cosine.sd", "epsilon", "fairness.demographic_parity", "fairness.equal_opportunity",
     "fairness.equalized_odds", "main.auc", "main.auc_even", "property.auc", "property.auc_control",
-    "property.auc_rounds", "property.auc_within",
+    "property.auc_counterfactual", "property.auc_rounds", "property.auc_swapped", "property.auc_within",
 )  # fmt: skip
 
 
