@@ -16,34 +16,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import differences, spread, table
 
 FIGURES = (
-    "property.auc", "property.auc_within", "property.auc_rounds", "property.auc_control", "main.auc", "main.auc_even",
-    "cosine.mean",
+    "property.auc_counterfactual", "property.auc_swapped", "property.auc", "property.auc_within", "property.auc_rounds",
+    "property.auc_control", "main.auc", "main.auc_even", "cosine.mean",
 )  # fmt: skip
 MODE = "property_attack.mode"
 REGULARIZED = ("dropout 0.1", "dropout 0.2", "L2 0.01", "L2 0.02")
 PAIRS = {
-    "passive": ("algorithm", [("CFL", "FL")], "task"),
-    "clients": ("algorithm", [("CFL", "FL")], "data.clients"),
+    "passive": ("algorithm", [("CFL", "FL")], ["task"]),
+    "clients": ("algorithm", [("CFL", "FL")], ["data.clients"]),
     "active": (
         "attack",
         [
-            ("FL, active", "FL, passive"), ("CFL, active", "CFL, passive"), ("CFL, active", "FL, active"),
-            ("CFL, scaled by 5", "CFL, active"), ("CFL, scaled by 10", "CFL, active"),
+            ("FL, active", "FL, passive"), ("FL, scaled by 5", "FL, active"), ("CFL, active", "CFL, passive"),
+            ("CFL, scaled by 5", "CFL, active"), ("CFL, passive", "FL, passive"), ("CFL, active", "FL, active"),
         ],
-        None,
+        [],
     ),
-    "explained": ("algorithm", [("CFL", "FL")], "setting"),
-    "regularization-passive": ("defense", [(each, "none") for each in REGULARIZED], None),
-    "regularization-scaled": ("defense", [(each, "none") for each in REGULARIZED], None),
-    "privacy": ("noise", [("0.2", "none"), ("0.5", "none")], "algorithm"),
-    "beyond": ("federation", [("IFCA-MIR", "IFCA"), ("IFCA, bounded", "IFCA")], MODE),
+    "explained": ("algorithm", [("CFL", "FL")], ["task", "setting"]),
+    "regularization-passive": ("defense", [(each, "none") for each in REGULARIZED], []),
+    "regularization-scaled": ("defense", [(each, "none") for each in REGULARIZED], []),
+    "privacy": ("noise", [(each, "none") for each in ("0.002", "0.02", "0.2", "0.5")], ["algorithm"]),
+    "beyond": ("federation", [("IFCA-MIR", "IFCA"), ("IFCA, bounded", "IFCA")], [MODE]),
 }  # fmt: skip
-"""Of each sweep: the axis that is compared, which of its settings with which, and the axis that is held."""
+"""Of each sweep: the axis that is compared, which of its settings with which, and the axes that are held."""
 
 
 def compared(results: pd.DataFrame, name: str) -> None:
     axis, pairs, held = PAIRS[name]
-    for setting, mine in results.groupby(held, sort=False) if held else [("", results)]:
+    for setting, mine in results.groupby(held, sort=False) if held else [((), results)]:
         rows = []
         for key in [each for each in FIGURES if each in mine]:
             by = mine.pivot_table(index="seed", columns=axis, values=key)
@@ -54,7 +54,7 @@ def compared(results: pd.DataFrame, name: str) -> None:
                         apart = differences(both[one] - both[other])
                         rows.append([key, f"{one} against {other}", spread(both[one]), spread(both[other]), *apart])
         heads = ["figure", "", "first", "second", "difference", "95 % interval", "seeds above"]
-        print(table(f"{name}{f', {setting}' if held else ''}", heads, rows))
+        print(table(", ".join([name, *map(str, setting)]), heads, rows))
 
 
 def main() -> None:

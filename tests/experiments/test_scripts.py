@@ -6,8 +6,6 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from experiment_scripts import experiment_script
-from shoal.config.build import build
-from shoal.config.schema import parse_config
 
 differences = experiment_script("paired_differences").differences
 
@@ -123,31 +121,3 @@ def test_property_claims_are_paired_by_seed(capsys):
     assert lines[0][:4] == ["property.auc", "CFL against FL", "0.710 ± 0.010", "0.510 ± 0.010"]
     assert lines[0][4:] == ["+0.200", "+0.200 to +0.200", "3 of 3"]
     assert lines[1][-1] == "0 of 3"
-
-
-def test_agreement_of_labels_is_the_cosine_of_their_changes(tmp_path):
-    config = parse_config(
-        {
-            "data": {
-                "source": "digits", "task": "class/thick", "clients": 4, "examples_per_client": 150,
-                "test_examples": 100, "dirichlet_alpha": 0.5,
-            },
-            "model": {"name": "logistic"},
-            "algorithm": {"name": "fedavg", "rounds": 5},
-            "local": {"steps": 1, "batch_size": 16},
-            "red_team": {"every": 0, "attack": "gap"},
-            "property_attack": {},
-        },
-        "test",
-    )  # fmt: skip
-    decided, simulation = build(config)
-    (tmp_path / "config.toml").write_text(decided.toml())
-    federation = simulation.federation
-    changes = []
-    for client in (federation.property_schedule.attacker, federation.property_schedule.victim):
-        rows = federation.clients.owned(client).numpy()
-        labels, holds = federation.clients.y.numpy()[rows], federation.property_schedule.has_property.numpy()[rows]
-        shares = [np.histogram(labels[kind], bins=10, range=(0, 10))[0] / kind.sum() for kind in (holds, ~holds)]
-        changes.append(shares[0] - shares[1])
-    expected = changes[0] @ changes[1] / np.prod([np.linalg.norm(each) for each in changes])
-    assert script("labels", "property").agreement(tmp_path) == pytest.approx(expected)
