@@ -326,7 +326,7 @@ def test_maps_tell_the_kinds_apart_by_shape_and_colour() -> None:
         ({}, None),
         ({"property.auc": 0.9}, "from others with an AUC of 0.900 (guessing: 0.500)."),
         ({"property.auc": 0.51, "property.auc_control": 0.5}, "no better than guessing, with an AUC of 0.510"),
-        ({"property.auc": 0.9, "property.auc_control": 0.4, "property.auc_rounds": 0.6}, "labels: 0.400; over rounds"),
+        ({"property.auc": 0.9, "property.auc_control": 0.4, "property.auc_counterfactual": 0.6}, "swapped: 0.600"),
     ],
 )
 def test_verdict_gains_a_sentence(found: dict, told: str | None) -> None:
