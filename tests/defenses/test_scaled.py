@@ -21,8 +21,8 @@ SCALABLE = [
     DPSGD(0.5, 0.3, sampling="poisson"),
     Augmentation(30.0, 1.0, flip=True, crop=0.3),
     Mixup(0.4),
-    Flooding(0.9),
-    RelaxLoss(0.9),
+    Flooding(1.2),
+    RelaxLoss(1.2),
     CCL(beta=0.5),
     ShorterTraining(0.5),
 ]

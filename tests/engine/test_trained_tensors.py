@@ -69,7 +69,7 @@ def by_hand(model: Model, federation, local, starts, names=HEAD, term=None, clip
                     norm = torch.cat([part.flatten() for part in each]).norm()
                     for weights, part in zip(moved.values(), each, strict=True):
                         weights.grad = (0 if weights.grad is None else weights.grad) + (
-                            part * min(1.0, clip / float(norm)) / len(batch)
+                            part * min(1.0, clip / float(norm)) / local.batch(len(y))
                         )
             if local.clip_norm is not None:
                 nn.utils.clip_grad_norm_(moved.values(), local.clip_norm)

@@ -104,7 +104,7 @@ def squared(outputs: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_shoal_s_engine_runs_the_same_rounds(backend: str) -> None:
     setting = Setting(m=8, n=10, p=2, r=1.0, sigma=0.1, d=6)
-    mixture, (first,) = draw_mixture(setting, Stream(2)), draw_starts(setting, Stream(2), 1)
+    mixture, (first,) = draw_mixture(setting, Stream(3)), draw_starts(setting, Stream(3), 1)
     inputs = torch.cat([mixture.x, mixture.y[:, :, None]], dim=2)
     nothing = torch.zeros(10, dtype=torch.int64)
     federation = Federation.from_tensors([(x, nothing) for x in inputs], test=(inputs[0], nothing))
@@ -254,7 +254,7 @@ def test_a_client_leaves_at_the_formula_s_gap_and_not_a_bit_before() -> None:
 
 
 def test_bisection_finds_the_formula_s_gap_for_every_client_and_weight() -> None:
-    mixture, start = draw_clusters((4, 12), 50, 5, 0.1, Stream(0))
+    mixture, start = draw_clusters((4, 12), 50, 5, 0.1, Stream(1))
     assert flip_errors(mixture, start, (0.1, 0.5, 0.9)) < 1e-12
 
 
@@ -313,7 +313,7 @@ def test_conditions_by_hand() -> None:
 def test_contraction_writes_its_tables_and_the_same_bytes_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = {"SIZES": (3, 9), "BATCH": 60, "D": 4, "ROUNDS": 9, "BETAS": (0.5, 0.8), "GAPS": (0.5,)}
+    small = {"SIZES": (3, 9), "BATCH": 60, "D": 5, "ROUNDS": 9, "BETAS": (0.5, 0.8), "GAPS": (0.5,)}
     for name, value in small.items():
         monkeypatch.setattr(contraction, name, value)
     printed = []

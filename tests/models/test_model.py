@@ -83,7 +83,7 @@ def test_initial_rows_neither_read_nor_move_the_global_generator() -> None:
 def test_the_initial_row_is_the_network_s_own_initialisation() -> None:
     stream = Stream(9)("start")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream.key())
+        torch.set_rng_state(stream.generator().get_state())
         network = MnistCNN()
     model = Model(MnistCNN)
     for name, tensor in model.state_dict(model.init(stream)).items():

@@ -21,12 +21,13 @@ ROUNDS = 6
 LOCAL = shoal.LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 TEAM = shoal.RedTeam(every=2, estimator="audit", attack=shoal.LossThreshold())
 STEERED = {
+    "seed": 10,
     "algorithm__rounds": ROUNDS,
     "red_team__estimator": "audit",
     "privacy__thresholds": [0.51, 0.53],
     "coordinator": {"gain": 1.0, "max_cost": 0.006, "augmentation": {"rotation": 10}},
 }
-"""Changes of the toy run under which directives move, and are bounded by what they may cost."""
+"""Changes of the toy run under which directives move at each estimate, and are bounded by what they may cost."""
 
 FROM_THE_FIRST = {"gain": 1.0, "release": 0.0, "prediction": shoal.RiskPrediction()}
 """Under which directives are given before the first round, and never taken back."""

@@ -309,11 +309,22 @@ def test_some_rounds_and_more_from_their_result_are_all_rounds(algorithm):
     pd.testing.assert_frame_equal(whole.clients, more.clients)
 
 
+def test_who_trained_before_the_start_alone_stays_a_member():
+    whole, first = simulated(), simulated(rounds=2)
+    more = simulated(rounds=2, start=first)
+    last = whole.state.trained.amax(dim=1)
+    assert ((last > 0) & (last <= 2)).any(), "somebody trains in the first rounds alone"
+    assert torch.equal(more.state.trained, whole.state.trained)
+
+
 def test_a_directory_starts_as_its_result_does(tmp_path):
-    first = simulated(rounds=2)
+    # With a seed of which all clients train their models in the later rounds: it does not say who did before.
+    first = simulated(rounds=2, seed=3)
     saved = first.save(tmp_path / "first")
-    require_same(simulated(rounds=2, start=first), simulated(rounds=2, start=saved))
-    require_same(simulated(rounds=2, start=first), simulated(rounds=2, start=shoal.load(str(saved))))
+    more = simulated(rounds=2, start=first, seed=3)
+    assert (more.state.trained.amax(dim=1) > 2).all()
+    require_same(more, simulated(rounds=2, start=saved, seed=3))
+    require_same(more, simulated(rounds=2, start=shoal.load(str(saved)), seed=3))
 
 
 def test_models_with_batch_norm_load_strictly_and_start_others(tmp_path):

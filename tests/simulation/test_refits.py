@@ -18,7 +18,7 @@ LOCAL = LocalSGD(epochs=12, batch_size=4, learning_rate=0.2)
 SHADOWS = ShadowModels(number=2)
 
 
-def ended(mlp, build, team, algorithm):
+def ended(mlp, build, team, algorithm, seed=0):
     """With random labels, which a model can only know by heart: otherwise every attack of such a toy is at 0.5."""
     federation = build()
 
@@ -26,7 +26,8 @@ def ended(mlp, build, team, algorithm):
         return replace(examples, y=torch.randint(0, 3, examples.y.shape, generator=Stream(4)(name).generator()))
 
     known = {name: random(getattr(federation, name), name) for name in ("clients", "test", "shadow")}
-    return simulate(replace(federation, **known), mlp, algorithm, LOCAL, rounds=2, threads=1, red_team=team)
+    federation = replace(federation, **known)
+    return simulate(federation, mlp, algorithm, LOCAL, rounds=2, seed=seed, threads=1, red_team=team)
 
 
 @dataclass
@@ -87,7 +88,8 @@ def test_exposure_is_by_the_mean_and_all_else_by_the_first_fit(mlp, build, attac
 
 def test_personal_models_too(mlp, build):
     team = RedTeam(0, attack=LossThreshold(), shadow_models=SHADOWS, refits=2)
-    result = ended(mlp, build, team, Ditto(FedAvg()))
+    # A seed with which the two fits of so small a toy set thresholds between which some losses lie.
+    result = ended(mlp, build, team, Ditto(FedAvg()), seed=2)
     assert set(result.summary.by_cluster) == {0}
     assert result.summary.by_cluster[0]["mia_mean"] != result.summary.by_cluster[0]["mia"]
     assert {"mia_mean", "mia_spread"} <= set(result.summary.by_group["rows"])

@@ -292,7 +292,7 @@ def _property_partition(config: Config) -> PropertyPartition:
     section, partition = config.property_attack, _partition(config)
     assert section is not None
     least = config.local.batch(partition.examples_per_client)
-    return PropertyPartition(partition, section.attacker_share, section.period, section.victim_labels, least)
+    return PropertyPartition(partition, section.attacker_share, section.period, least, section.victim_labels)
 
 
 def _check_tables(config: Config, data: LabelledDataset | ClientDataset, own: PartitionIndices | None) -> None:

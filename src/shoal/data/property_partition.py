@@ -42,9 +42,9 @@ class PropertyPartition:
         attacker_share: fraction of the property's training examples that the attacker gets; the victim gets the rest
             (paper: 0.5; its authors' code: 0.3).
         period: rounds from one in which the victim trains on the property to the next.
+        min_examples: fewest examples of each kind that a client trains on, usually a batch.
         victim_labels: of the victim's examples without the property: "natural", drawn at random before label skew, as
             many as it has with the property or as are left (the authors' code); or "skewed" as those of the others.
-        min_examples: fewest examples of each kind that a client trains on, usually a batch.
 
     Raises:
         InputError: fewer than three clients, or a value outside its range.
@@ -53,8 +53,8 @@ class PropertyPartition:
     partition: Partition
     attacker_share: OpenFraction = 0.5
     period: Annotated[int, Field(ge=2, strict=True)] = 5
-    victim_labels: Literal["natural", "skewed"] = "natural"
     min_examples: Positive = 32
+    victim_labels: Literal["natural", "skewed"] = "natural"
 
     def __post_init__(self) -> None:
         require(

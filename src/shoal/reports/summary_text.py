@@ -146,7 +146,10 @@ def _property(summary: Summary) -> list[str]:
     auc = summary.overall.get("property.auc")
     if auc is None:
         return []
-    beside = {"property.auc_control": "learned from shuffled labels", "property.auc_counterfactual": "the victim's examples swapped"}
+    beside = {
+        "property.auc_control": "learned from shuffled labels",
+        "property.auc_counterfactual": "the victim's examples swapped",
+    }
     known = (f"; {name}: {decimal(summary.overall[key])}" for key, name in beside.items() if key in summary.overall)
     how = "no better than guessing, with an AUC of" if auc < 0.5 + NOTICEABLE else "from others with an AUC of"
     attack = "The property attack tells updates with the property"

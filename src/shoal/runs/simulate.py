@@ -100,8 +100,9 @@ def simulate(
             from its last: after 10 rounds, ``rounds=5`` are rounds 11 to 15, at their learning rates, and cohorts,
             batches and noise are those of ``seed`` for these numbers. So 10 rounds and 5 more, with one seed and the
             same settings, are 15 rounds, bit for bit, if ``start`` has the algorithm's own tensors: a result of this
-            process has them (`Result.state`), a directory has none, and they begin anew. `rounds.csv`, seconds and
-            epsilon are of the new rounds alone: what earlier rounds spent on the same data comes on top.
+            process has them (`Result.state`), a directory has none, and they begin anew. Nor does a directory say who
+            trained which model, so that members are those of the new rounds. `rounds.csv`, seconds and epsilon are of
+            the new rounds alone: what earlier rounds spent on the same data comes on top.
         out: a run directory to make, with a checkpoint after each round; None: nothing is written.
         resume: whether ``out`` may exist, with the same simulation in it. It goes on after its last checkpoint, and the
             result is that of an uninterrupted simulation, bit for bit; a finished one is only read (`load`).

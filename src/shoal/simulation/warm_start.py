@@ -16,8 +16,9 @@ _Kept = TypeVar("_Kept", Tensor, ClientRows)
 def started(initial: State, start: State) -> State:
     """``initial`` with the models, risks and number of rounds of ``start``.
 
-    The assignment and the tensors of the algorithm, the coordinator and the malicious clients come from ``start`` where
-    it has them, by name and shape; others, such as those of clients where there are more now, stay as in ``initial``.
+    The assignment, who trained which model, and the tensors of the algorithm, the coordinator and the malicious clients
+    come from ``start`` where it has them, by name and shape; others, such as those of clients where there are more now,
+    stay as in ``initial``.
 
     Args:
         initial: what the algorithm begins with.
@@ -44,6 +45,8 @@ def started(initial: State, start: State) -> State:
         directives=_kept(initial.directives, start.directives),
         adversary=_kept(initial.adversary, start.adversary),
         control=_kept(initial.control, start.control),
+        # Who trained a model before, and not since, still is its member.
+        trained=start.trained if start.trained.shape == initial.trained.shape else initial.trained,
     )
 
 
