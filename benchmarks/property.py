@@ -27,7 +27,7 @@ def main() -> None:
         for clients, rounds in cases:
             each = 3_000 // clients
             changes = [f"algorithm.name={algorithm}", f"data.clients={clients}", f"data.examples_per_client={each}"]
-            # From the first round on, with as many simulations as the table in docs/performance.md has.
+            # From the first round on, so that a short training is attacked at all.
             changes += ["property_attack.warm_up=0", "property_attack.simulate_every=2"]
             config = read_config(
                 BASE, [*changes, f"algorithm.rounds={rounds}", "evaluation.every=1000", "engine.threads=1"]
