@@ -33,12 +33,18 @@ PAIRS = {
         [],
     ),
     "explained": ("algorithm", [("CFL", "FL")], ["task", "setting"]),
+    "explained by setting": (
+        "setting",
+        [("no skew", "skewed others"), ("skewed victim, own part kept", "skewed others")],
+        ["task", "algorithm"],
+    ),
     "regularization-passive": ("defense", [(each, "none") for each in REGULARIZED], []),
     "regularization-scaled": ("defense", [(each, "none") for each in REGULARIZED], []),
     "privacy": ("noise", [(each, "none") for each in ("0.002", "0.02", "0.2", "0.5")], ["algorithm"]),
     "beyond": ("federation", [("IFCA-MIR", "IFCA"), ("IFCA, bounded", "IFCA")], [MODE]),
 }  # fmt: skip
-"""Of each sweep: the axis that is compared, which of its settings with which, and the axes that are held."""
+"""Of each sweep, which its first word names: the axis that is compared, which of its settings with which, and the axes
+that are held."""
 
 
 def compared(results: pd.DataFrame, name: str) -> None:
@@ -61,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="a folder of sweeps' results, each in a folder of the sweep's name")
     folder = parser.parse_args().folder
-    read = {name: pd.read_csv(path) for name in PAIRS if (path := folder / name / "results.csv").exists()}
+    read = {name: pd.read_csv(path) for name in PAIRS if (path := folder / name.split()[0] / "results.csv").exists()}
     if not read:
         parser.error(f"no sweep with results in {folder}")
     for name, results in read.items():

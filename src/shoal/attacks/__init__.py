@@ -42,7 +42,7 @@ from shoal.attacks.model_acquisition import Acquisition, HarvestedModel, ModelAc
 from shoal.attacks.one_run_audit import OneRunAudit, one_run_audit
 from shoal.attacks.other_clusters import OtherClusters
 from shoal.attacks.preference_inference import PreferenceInference
-from shoal.attacks.property import PropertyAttack, RoundObservation
+from shoal.attacks.property import PropertyAttack
 from shoal.attacks.property_classifier import classify_updates
 from shoal.attacks.reconstruction_audit import ReconstructionAudit, audit_reconstruction
 from shoal.attacks.record_exposure import record_exposure
@@ -51,6 +51,7 @@ from shoal.attacks.red_team import NEED_HOLDOUT, RedTeam
 from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
 from shoal.attacks.reference_threshold import halved_margins, reference_margins
 from shoal.attacks.rmia import RMIA, OfflineRMIA
+from shoal.attacks.round_observation import RoundObservation
 from shoal.attacks.shadow_models import ShadowModels
 from shoal.attacks.shokri import ShadowModelAttack
 from shoal.attacks.source_inference import GroupInference, Guesses, SourceGuesses, SourceInference

@@ -9,7 +9,6 @@ features (`update_features.py`, `property_classifier.py`). An active attacker al
 """
 
 import logging
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -17,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from shoal.attacks.round_observation import RoundObservation
 from shoal.attacks.simulated_updates import Auxiliary, aggregated_updates, local_updates, schedule_of
 from shoal.attacks.update_features import extract_features
 from shoal.core.errors import require
@@ -25,41 +25,6 @@ from shoal.data.federation import Federation
 from shoal.engine import DivergenceError, RoundReport, State, Training
 
 LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class RoundObservation:
-    """One round as the attacker sees it, with the ground truth beside it.
-
-    S simulated and A observed aggregated updates, each of one cluster's model, with F features. C of the observed ones
-    hold a part of the victim's, and are given once more as they would have been in a round of the other kind.
-
-    Args:
-        round: the round's number.
-        simulated_features: (S, F) float16.
-        simulated_has_property: (S,) bool, whether examples with the property are in each simulated update.
-        simulated_clusters: (S,) int64.
-        features: (A, F) float16, of the round's aggregated updates.
-        clusters: (A,) int64.
-        has_property: (A,) bool, the truth: whether the victim trained that model on the property in this round.
-        clients: (A,) int64, the number of clients that trained that model.
-        swapped: (C,) int64, which of the A updates hold a part of the victim's.
-        swapped_features: (C, F) float16, of these updates if the victim had trained on examples of the other kind, and
-            all else had been the same.
-        cosine: (A,) float64, of each update with the previous one of the same model; NaN where there was none.
-    """
-
-    round: int
-    simulated_features: Tensor
-    simulated_has_property: Tensor
-    simulated_clusters: Tensor
-    features: Tensor
-    clusters: Tensor
-    has_property: Tensor
-    clients: Tensor
-    swapped: Tensor
-    swapped_features: Tensor
-    cosine: Tensor
 
 
 @settings

@@ -12,7 +12,8 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from shoal.attacks.property import PropertyAttack, RoundObservation
+from shoal.attacks.property import PropertyAttack
+from shoal.attacks.round_observation import RoundObservation
 from shoal.core.randomness import Stream
 
 CONTROLS = 5

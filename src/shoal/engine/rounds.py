@@ -257,11 +257,10 @@ class Training:
                 if training.weights is None or not (training.trains is None or bool(training.trains[position])):
                     continue
                 alone = replace(training.of(one, sizes), keep=lambda update: update, trains=None)
-                if examples is not None:
-                    alone = replace(alone, example_weights=None)
                 cluster = report.plan.clusters(index)[one]
                 trainer = self._trainer(before, report.cohort[one])
                 if examples is not None:
+                    alone = replace(alone, example_weights=None)
                     trainer = replace(trainer, shards=examples, batches=self.batches(before)("other examples"))
                 update = trainer.train(before, RoundPlan(cluster, (alone,)), index)[0].kept[0]
                 assert update is not None
