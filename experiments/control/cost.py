@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import pandas as pd
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -30,7 +29,7 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation, LabelledDataset
-from shoal.engine import Coordinator, Engine, LocalSGD, RiskEstimator, State
+from shoal.engine import Coordinator, Engine, LocalSGD, RiskEstimate, RiskEstimator, State
 from shoal.simulation.simulation import initial_state, move_to_engine
 
 BASE = Path(__file__).with_name("response.toml")
@@ -84,11 +83,11 @@ class TimedSensor(Timed[RiskEstimator]):
     def every(self) -> int:
         return self.inner.every
 
-    def risks(
+    def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
-    ) -> Tensor:
+    ) -> RiskEstimate:
         with self.timing():
-            return self.inner.risks(state, federation, engine, local, stream)
+            return self.inner.estimate(state, federation, engine, local, stream)
 
 
 class TimedCoordinator(Timed[Coordinator]):

@@ -20,10 +20,11 @@ FIGURES = (
     "property.auc_control", "main.auc", "main.auc_even", "cosine.mean",
 )  # fmt: skip
 MODE = "property_attack.mode"
+NOISES = ("clipping alone", "0.0002", "0.002", "0.2", "0.5")
 REGULARIZED = ("dropout 0.1", "dropout 0.2", "L2 0.01", "L2 0.02")
 PAIRS = {
     "passive": ("algorithm", [("CFL", "FL")], ["task"]),
-    "clients": ("algorithm", [("CFL", "FL")], ["data.clients"]),
+    "clients": ("algorithm", [("CFL", "FL")], ["clients"]),
     "active": (
         "attack",
         [
@@ -32,15 +33,20 @@ PAIRS = {
         ],
         [],
     ),
-    "explained": ("algorithm", [("CFL", "FL")], ["task", "setting"]),
-    "explained by setting": (
+    "explained-faces": ("algorithm", [("CFL", "FL")], ["setting"]),
+    "explained-faces by setting": ("setting", [("no skew", "skewed others")], ["algorithm"]),
+    "explained-digits": ("algorithm", [("CFL", "FL")], ["setting"]),
+    "explained-digits by setting": (
         "setting",
-        [("no skew", "skewed others"), ("skewed victim, own part kept", "skewed others")],
-        ["task", "algorithm"],
+        [
+            (each, "skewed others")
+            for each in ("no skew", "skewed victim", "own part kept", "skewed victim, own part kept")
+        ],
+        ["algorithm"],
     ),
     "regularization-passive": ("defense", [(each, "none") for each in REGULARIZED], []),
     "regularization-scaled": ("defense", [(each, "none") for each in REGULARIZED], []),
-    "privacy": ("noise", [(each, "none") for each in ("0.002", "0.02", "0.2", "0.5")], ["algorithm"]),
+    "privacy": ("noise", [(each, "none") for each in NOISES], ["algorithm"]),
     "beyond": ("federation", [("IFCA-MIR", "IFCA"), ("IFCA, bounded", "IFCA")], [MODE]),
 }  # fmt: skip
 """Of each sweep, which its first word names: the axis that is compared, which of its settings with which, and the axes

@@ -93,7 +93,7 @@ def estimates(team: RedTeam, state: State, training: Training) -> Iterator[dict]
         seen = federation if most is None else with_holdouts(federation, most)
         began = time.perf_counter()
         # One stream for all: the same shadow models, where they are trained in the same way.
-        risks = each.risks(state, seen, engine, local, stream)
+        risks = each.estimate(state, seen, engine, local, stream).risks
         seconds = time.perf_counter() - began
         for k in state.assignment[state.assignment >= 0].unique().tolist():
             clients = int((state.assignment == k).sum())

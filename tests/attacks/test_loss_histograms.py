@@ -21,7 +21,7 @@ TEAM = RedTeam(1, "histogram", Gap())
 
 
 def risks_of(clustered, team=TEAM, stream=None):
-    return team.risks(*clustered, (LOCAL,) * 2, stream or Stream(2))
+    return team.estimate(*clustered, (LOCAL,) * 2, stream or Stream(2)).risks
 
 
 def losses_of(clustered, k, client):
@@ -75,7 +75,7 @@ def test_shipped_bins_lose_little():
         for kind, values in enumerate((inside, outside)):
             np.add.at(counts[half, kind], np.searchsorted(loss_histograms.EDGES, values[half], side="right"), 1)
     estimate = cross_fitted_accuracy(counts, np.array([0, 1]), np.zeros(counts.shape[1:]))
-    assert estimate == pytest.approx(exact(list(zip(inside, outside, strict=True))), abs=0.01)
+    assert estimate.value == pytest.approx(exact(list(zip(inside, outside, strict=True))), abs=0.01)
 
 
 MEMBERS_LOW, MEMBERS_HIGH = np.array([[4.0, 0.0], [0.0, 4.0]]), np.array([[0.0, 4.0], [4.0, 0.0]])
@@ -91,23 +91,26 @@ def test_where_nothing_is_memorised_the_estimate_is_a_guess(epsilon):
         if epsilon is not None:
             counts += discrete_laplace(epsilon, counts.shape, generator)
         estimates.append(cross_fitted_accuracy(counts, half, NOTHING.repeat(4, axis=1)))
-    assert abs(np.mean(estimates) - 0.5) < 4 * np.std(estimates) / np.sqrt(len(estimates))
-    assert min(estimates) < 0.48, "below 0.5 it is not clipped"
+    values = np.array([each.value for each in estimates])
+    assert abs(values.mean() - 0.5) < 4 * values.std() / np.sqrt(len(values))
+    assert values.min() < 0.48, "below 0.5 it is not clipped"
+    if epsilon is None:
+        assert np.mean([each.low <= 0.5 <= each.high for each in estimates]) >= 0.95 - 0.02, "of 400"
 
 
 def test_a_threshold_that_does_not_carry_over_is_worse_than_guessing():
     """What is learnt from the first client is wrong for the second; the second teaches to call nobody a member."""
     counts, half = np.stack([MEMBERS_LOW, MEMBERS_HIGH]), np.array([0, 1])
-    assert cross_fitted_accuracy(counts, half, NOTHING) == 0.25
-    assert cross_fitted_accuracy(np.stack([MEMBERS_LOW] * 2), half, NOTHING) == 1.0
-    assert cross_fitted_accuracy(np.stack([MEMBERS_HIGH] * 2), half, NOTHING) == 0.5
+    assert cross_fitted_accuracy(counts, half, NOTHING).value == 0.25
+    assert cross_fitted_accuracy(np.stack([MEMBERS_LOW] * 2), half, NOTHING).value == 1.0
+    assert cross_fitted_accuracy(np.stack([MEMBERS_HIGH] * 2), half, NOTHING).value == 0.5
 
 
 def test_a_lone_client_is_judged_by_the_other_models_threshold():
     lone, half = MEMBERS_LOW[None], np.array([0])
-    assert cross_fitted_accuracy(lone, half, MEMBERS_LOW) == 1.0
-    assert cross_fitted_accuracy(lone, half, MEMBERS_HIGH) == 0.5
-    assert np.isnan(cross_fitted_accuracy(lone, half, NOTHING))
+    assert cross_fitted_accuracy(lone, half, MEMBERS_LOW).value == 1.0
+    assert cross_fitted_accuracy(lone, half, MEMBERS_HIGH).value == 0.5
+    assert np.isnan(cross_fitted_accuracy(lone, half, NOTHING)).all()
 
 
 def test_without_histograms_to_judge_by_the_last_estimate_stays(clustered):

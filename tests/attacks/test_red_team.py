@@ -23,6 +23,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples, Shards
 from shoal.engine import LocalSGD
+from shoal.metrics.intervals import mean_rate_interval
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 GAPS = [Gap().fit(Records.none(), Stream(0))] * 2
@@ -80,15 +81,18 @@ def test_without_a_shadow_set_there_are_no_shadow_models(clustered):
 def test_risks_are_accuracies_and_come_again(clustered, estimator, attack):
     team = RedTeam(1, estimator, attack, ShadowModels(number=2))
     state, federation, engine = clustered
-    first, again = (team.risks(state, federation, engine, (LOCAL,) * 2, Stream(2)) for _ in range(2))
-    assert torch.equal(first, again)
-    assert first.shape == (2,)
-    assert ((first >= 0) & (first <= 1)).all()
+    first, again = (team.estimate(state, federation, engine, (LOCAL,) * 2, Stream(2)) for _ in range(2))
+    assert torch.equal(first.risks, again.risks)
+    assert torch.equal(first.intervals, again.intervals)
+    assert first.risks.shape == (2,)
+    assert ((first.risks >= 0) & (first.risks <= 1)).all()
+    assert (first.intervals[:, 0] <= first.risks).all()
+    assert (first.risks <= first.intervals[:, 1]).all()
 
 
 def test_one_shadow_model_is_judged_on_its_other_half(clustered):
-    risks = RedTeam(1, "shadow", LossThreshold(), ShadowModels(number=1)).risks(*clustered, (LOCAL,) * 2, Stream(2))
-    assert torch.isfinite(risks).all()
+    team = RedTeam(1, "shadow", LossThreshold(), ShadowModels(number=1))
+    assert torch.isfinite(team.estimate(*clustered, (LOCAL,) * 2, Stream(2)).risks).all()
 
 
 @pytest.mark.parametrize("estimator", ["federated", "audit"])
@@ -106,22 +110,29 @@ def test_members_that_are_known_by_heart_are_the_highest_risk(clustered, estimat
         test=replace(federation.test, y=labels(federation.test.x, 1)),
     )
     risks = torch.tensor([0.5, 0.77], dtype=torch.float64)
-    everyone_on_the_first = replace(state, assignment=torch.zeros(6, dtype=torch.int64), risks=risks)
-    estimates = RedTeam(1, estimator, Gap()).risks(everyone_on_the_first, known, engine, (LOCAL,) * 2, Stream(2))
-    assert estimates.tolist() == [1.0, 0.77], "a model without members keeps its last estimate"
+    intervals = torch.tensor([[0.4, 0.6], [0.7, 0.8]], dtype=torch.float64)
+    assignment = torch.zeros(6, dtype=torch.int64)
+    everyone_on_the_first = replace(state, assignment=assignment, risks=risks, risk_intervals=intervals)
+    team = RedTeam(1, estimator, Gap())
+    found = team.estimate(everyone_on_the_first, known, engine, (LOCAL,) * 2, Stream(2))
+    assert found.risks.tolist() == [1.0, 0.77], "a model without members keeps its last estimate"
+    assert found.intervals[0, 0] < found.intervals[0, 1] == 1.0
+    assert found.intervals[1].tolist() == [0.7, 0.8]
 
 
 def test_the_federated_estimate_counts_members_and_holdout(clustered):
     state, federation, engine = clustered
-    risks = RedTeam(1, "federated", Gap()).risks(state, federation, engine, (LOCAL,) * 2, Stream(2))
+    found = RedTeam(1, "federated", Gap()).estimate(state, federation, engine, (LOCAL,) * 2, Stream(2))
     for k in range(2):
         clients = torch.nonzero(state.assignment == k).flatten()
-        rates = []
+        rates, sizes = [], []
         for shards, member in ((federation.clients, True), (federation.holdout, False)):
             rows = torch.cat([shards.owned(int(i)) for i in clients])
             right = engine.outputs(state.models[k], shards.x[rows]).argmax(1) == shards.y[rows]
             rates.append(float((right == member).double().mean()))
-        assert float(risks[k]) == pytest.approx(sum(rates) / 2)
+            sizes.append(len(rows))
+        assert float(found.risks[k]) == pytest.approx(sum(rates) / 2)
+        assert found.intervals[k].tolist() == pytest.approx(mean_rate_interval(rates, sizes))
 
 
 def test_the_federated_estimate_needs_holdout(clustered):
@@ -129,7 +140,7 @@ def test_the_federated_estimate_needs_holdout(clustered):
     nothing = [(federation.clients.x[:0], federation.clients.y[:0])] * 6
     bare = replace(federation, holdout=Shards.from_pairs(nothing))
     with pytest.raises(InputError, match="needs hold-out examples"):
-        RedTeam(1, "federated", Gap()).risks(state, bare, engine, (LOCAL,) * 2, Stream(2))
+        RedTeam(1, "federated", Gap()).estimate(state, bare, engine, (LOCAL,) * 2, Stream(2))
 
 
 def audit_of(attacks, models, assignment, federation, engine):

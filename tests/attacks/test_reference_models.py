@@ -96,7 +96,7 @@ def test_the_audit_queries_members_and_test_examples(clustered):
     attack = Recording()
     team = RedTeam(1, "audit", attack, ShadowModels(number=2))
     _, records = team.fit(state, federation, engine, (LOCAL,) * 2, Stream(2))
-    team.risks(state, federation, engine, (LOCAL,) * 2, Stream(2))
+    team.estimate(state, federation, engine, (LOCAL,) * 2, Stream(2))
     assert len(attack.queries) == 4
     for k, (members, test) in enumerate((attack.queries[:2], attack.queries[2:])):
         clients = torch.nonzero(state.assignment == k).flatten()
@@ -118,7 +118,7 @@ def test_clients_evaluate_the_reference_models_on_their_own_examples(clustered):
     attack = Recording()
     team = RedTeam(1, "federated", attack, ShadowModels(number=2))
     _, records = team.fit(state, federation, engine, (LOCAL,) * 2, Stream(2))
-    team.risks(state, federation, engine, (LOCAL,) * 2, Stream(2))
+    team.estimate(state, federation, engine, (LOCAL,) * 2, Stream(2))
     parts = [(k, shards) for k in range(2) for shards in (federation.clients, federation.holdout)]
     for query, (k, shards) in zip(attack.queries, parts, strict=True):
         clients = torch.nonzero(state.assignment == k).flatten()
@@ -133,7 +133,7 @@ def test_the_shadow_estimator_leaves_the_judged_model_out(clustered):
     state, federation, engine = clustered
     stream = Stream(2)("shadow models")
     records = team.shadow_models.records(state, federation, engine, (LOCAL,) * 2, stream, keep_models=True)
-    team.risks(state, federation, engine, (LOCAL,) * 2, Stream(2))
+    team.estimate(state, federation, engine, (LOCAL,) * 2, Stream(2))
     expected = [each.query(r) for each in records for r in range(3)]
     for query, right in zip(attack.queries, expected, strict=True):
         for name, value in vars(right).items():
@@ -144,7 +144,7 @@ def test_the_shadow_estimator_leaves_the_judged_model_out(clustered):
 @pytest.mark.parametrize("estimator", ["shadow", "federated", "audit"])
 def test_risks_are_accuracies_and_come_again(clustered, estimator):
     team = RedTeam(1, estimator, CalibratedConfidence(), ShadowModels(number=3))
-    first, again = (team.risks(*clustered, (LOCAL,) * 2, Stream(2)) for _ in range(2))
+    first, again = (team.estimate(*clustered, (LOCAL,) * 2, Stream(2)).risks for _ in range(2))
     assert torch.equal(first, again)
     assert first.shape == (2,)
     assert ((first >= 0) & (first <= 1)).all()
@@ -155,7 +155,7 @@ def test_a_model_without_clients_keeps_its_last_estimate(clustered, estimator):
     state, federation, engine = clustered
     state = replace(state, assignment=torch.zeros(6, dtype=torch.int64), risks=torch.tensor([0.5, 0.77]).double())
     team = RedTeam(1, estimator, CalibratedConfidence(), ShadowModels(number=2))
-    assert float(team.risks(state, federation, engine, (LOCAL,) * 2, Stream(2))[1]) == float(state.risks[1])
+    assert float(team.estimate(state, federation, engine, (LOCAL,) * 2, Stream(2)).risks[1]) == float(state.risks[1])
 
 
 def test_shadow_models_that_know_their_members_by_heart_are_at_risk(clustered):
@@ -164,7 +164,8 @@ def test_shadow_models_that_know_their_members_by_heart_are_at_risk(clustered):
     random = torch.randint(0, 3, federation.shadow.y.shape, generator=torch.Generator().manual_seed(0))
     federation = replace(federation, shadow=replace(federation.shadow, y=random))
     team = RedTeam(1, "shadow", CalibratedConfidence(), ShadowModels(number=3, size=20, epochs=150))
-    risks = team.risks(state, federation, engine, (LocalSGD(batch_size=4, learning_rate=0.1, epochs=1),) * 2, Stream(0))
+    local = LocalSGD(batch_size=4, learning_rate=0.1, epochs=1)
+    risks = team.estimate(state, federation, engine, (local,) * 2, Stream(0)).risks
     # Each is judged on 60 members and 60 others: guessing has a standard deviation of 0.046.
     assert (risks > 0.6).all(), risks
 

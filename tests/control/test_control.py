@@ -156,8 +156,13 @@ def coordinator(**changes) -> Coordinator:
     return Coordinator({"l2": Knob(L2(0.1), relief=0.1, cost=0.01)}, **{"gain": 0.1, "max_cost": 0.02, **changes})
 
 
-def updated(asked: Coordinator, risks: list[list[float]], thresholds: list[float], mlp) -> list[State]:
-    """The states after estimates of these risks (K,), one after another; clients are dealt out in turn."""
+def updated(
+    asked: Coordinator, risks: list[list[float]], thresholds: list[float], mlp, half: float = math.nan
+) -> list[State]:
+    """The states after estimates of these risks (K,), one after another; clients are dealt out in turn.
+
+    ``half`` is how far the ends of a risk's interval are from it.
+    """
     federation = federation_of(thresholds)
     models = torch.stack([mlp.init(Stream(k)) for k in range(len(risks[0]))])
     with Engine(mlp) as engine:
@@ -173,6 +178,7 @@ def updated(asked: Coordinator, risks: list[list[float]], thresholds: list[float
                 assignment,
                 directives=state.directives,
                 control=state.control,
+                risk_intervals=torch.tensor([[risk - half, risk + half] for risk in each], dtype=FLOAT),
             )
             state = asked.update(state, federation, engine, Stream(number))
             states.append(state)
@@ -194,6 +200,16 @@ def test_demand_is_not_wound_up_and_is_released_slowly(mlp):
     states = updated(coordinator(release=0.05), [[0.7]] * 10 + [[0.5]] * 3, [0.6] * 4, mlp)
     # After ten estimates at full strength the first one below the limit already moves it: by release * target / relief.
     assert [each[0] for each in strengths(states)][-4:] == pytest.approx([1.0, 0.95, 0.9, 0.85])
+
+
+@pytest.mark.parametrize(("half", "released"), [(math.nan, True), (0.05, True), (0.15, False)])
+def test_knobs_are_released_on_what_the_interval_leaves_possible(mlp, half, released):
+    risks, limits = [[0.7]] * 2 + [[0.5]] * 3, [0.6] * 4
+    by_interval = strengths(updated(coordinator(release_on="interval"), risks, limits, mlp, half))
+    by_estimate = strengths(updated(coordinator(), risks, limits, mlp, half))
+    assert by_interval[:3] == by_estimate[:3], "raised on the estimate either way"
+    assert (by_interval == by_estimate) is released
+    assert (by_interval[-1][0] < by_interval[2][0]) is released
 
 
 def test_within_the_hysteresis_nothing_moves(mlp):

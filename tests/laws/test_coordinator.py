@@ -11,7 +11,7 @@ from shoal.attacks import RecordedRisks
 from shoal.control import Coordinator, Knob, RecordedDirectives
 from shoal.core.randomness import Stream
 from shoal.defenses import L2
-from shoal.engine import Engine, LocalSGD, State, Training
+from shoal.engine import Engine, LocalSGD, RiskEstimate, State, Training
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 
@@ -21,8 +21,9 @@ class Told:
 
     every = 2
 
-    def risks(self, state, federation, engine, local, stream):
-        return 0.6 + 0.2 * state.models[:, 0].double().abs().clamp(max=1)
+    def estimate(self, state, federation, engine, local, stream):
+        risks = 0.6 + 0.2 * state.models[:, 0].double().abs().clamp(max=1)
+        return RiskEstimate(risks, torch.stack([risks - 0.1, risks + 0.1], dim=1))
 
 
 RISKS = Told()

@@ -25,7 +25,7 @@ from shoal.core.errors import InputError
 from shoal.reports.formats import DASH
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.page import run_page
-from shoal.reports.run.round_curves import ESTIMATORS, accuracy_by_group
+from shoal.reports.run.round_curves import ESTIMATORS, accuracy_by_group, risk
 from shoal.runs.report import report_of
 from shoal.simulation.summary import Summary, parse_summary
 
@@ -151,6 +151,21 @@ def test_accuracy_by_group_is_the_mean_over_clients() -> None:
     figure = accuracy_by_group(rounds, ["a", "b"])
     assert figure is not None
     assert "At the end: a 0.600, b unknown." in figure.image
+
+
+def test_the_interval_of_an_estimate_is_shaded_where_it_is_known() -> None:
+    rounds = pd.DataFrame({"round": [1, 2], "cluster": 0, "risk": [0.5, 0.6]})
+    ends = {"risk_low": [np.nan, 0.55], "risk_high": [np.nan, 0.65]}
+    plain, shaded, unknown = (
+        risk(each, Summary(), estimated=True, estimator="shadow")
+        for each in (rounds, rounds.assign(**ends), rounds.assign(**dict.fromkeys(ends, np.nan)))
+    )
+    assert plain is not None
+    assert shaded is not None
+    assert unknown is not None
+    assert "Shaded: its 95 % interval." in shaded.caption
+    assert "Shaded" not in plain.caption + unknown.caption
+    assert shaded.image.count("<path") > plain.image.count("<path") == unknown.image.count("<path")
 
 
 def test_images_of_one_and_three_channels() -> None:

@@ -64,7 +64,7 @@ def test_recorded_risks_replay_the_run_bit_for_bit(attacked, algorithm):
 def test_risks_of_another_number_of_models_are_not_taken_over(attacked):
     run, engine = attacked(algorithm__rounds=2)
     estimator = RecordedRisks(2, {2: torch.tensor([0.7, 0.8, 0.9])})
-    kept = estimator.risks(run.state, run.simulation.federation, engine, (), run.stream)
+    kept = estimator.estimate(run.state, run.simulation.federation, engine, (), run.stream).risks
     assert torch.equal(kept, run.state.risks)
 
 
@@ -95,7 +95,7 @@ def test_nothing_is_evaluated_and_no_shadow_model_trained_on_the_way(attacked, m
     def refuse(*_, **__):
         raise AssertionError("a reference federation was evaluated")
 
-    monkeypatch.setattr(RedTeam, "risks", refuse)
+    monkeypatch.setattr(RedTeam, "estimate", refuse)
     monkeypatch.setattr("shoal.simulation.simulation.round_metrics", refuse)
     monkeypatch.setattr("shoal.attacks.shadow_models.ShadowModels.records", refuse)
     run.train_reference(0, engine)

@@ -229,6 +229,7 @@ def inherited(state: State, parents: Tensor) -> State:
         state,
         models=state.models[parents],
         risks=state.risks[parents],
+        risk_intervals=state.risk_intervals[parents],
         directives={name: values[parents] for name, values in state.directives.items()},
         trained=state.trained[:, parents].clone(),
     )

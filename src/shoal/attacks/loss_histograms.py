@@ -26,6 +26,7 @@ from shoal.core.settings import PositiveFloat, settings
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Engine, State
+from shoal.metrics.intervals import RateEstimate, mean_rate_interval
 
 EDGES: NDArray[np.float64] = np.geomspace(1e-4, 20.0, 33)
 """Of 32 bins of the loss, in nats; one more bin on each side takes what is smaller and larger."""
@@ -44,7 +45,7 @@ class LossHistograms:
 
     epsilon: Annotated[PositiveFloat | None, Field(alias="histogram_epsilon")] = None
 
-    def accuracies(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> list[float]:
+    def accuracies(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> list[RateEstimate]:
         """The balanced accuracy of the cross-fitted loss threshold on each of K models, in [0, 1].
 
         An estimate below 0.5 is one, of a threshold that does not carry over to other clients. NaN for a model of which
@@ -89,8 +90,10 @@ def require_holdout(federation: Federation, estimator: str) -> None:
     )
 
 
-def cross_fitted_accuracy(counts: Counts, half: NDArray[np.int64], elsewhere: Counts) -> float:
+def cross_fitted_accuracy(counts: Counts, half: NDArray[np.int64], elsewhere: Counts) -> RateEstimate:
     """The balanced accuracy of a threshold that each half of the clients takes from the other; NaN without one.
+
+    The interval is that of the counts as they were received: the noise of clients who add it is not in it.
 
     Args:
         counts: (n, 2, B), of n clients.
@@ -105,12 +108,16 @@ def cross_fitted_accuracy(counts: Counts, half: NDArray[np.int64], elsewhere: Co
             continue
         usable = [each for each in (others, elsewhere) if (each.sum(axis=1) > 0).all()]
         if not usable:
-            return float("nan")
+            return RateEstimate.unknown()
         cut = best_cut(usable[0])
         right += own[0, :cut].sum(), own[1, cut:].sum()
         total += own.sum(axis=1)
     # Noise can leave a total without examples, and rates outside [0, 1].
-    return float(np.clip((right / total).mean(), 0, 1)) if (total > 0).all() else float("nan")
+    if not (total > 0).all():
+        return RateEstimate.unknown()
+    rates = np.clip(right / total, 0, 1).tolist()
+    value = float(np.clip((right / total).mean(), 0, 1))
+    return RateEstimate(value, *mean_rate_interval(rates, total.tolist()))
 
 
 def best_cut(counts: Counts) -> int:

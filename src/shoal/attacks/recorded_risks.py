@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
-from shoal.engine import Engine, LocalSGD, State
+from shoal.engine import Engine, LocalSGD, RiskEstimate, State
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +26,14 @@ class RecordedRisks:
     every: int
     by_round: Mapping[int, Tensor]
 
-    def risks(
+    def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
-    ) -> Tensor:
-        """Those of the round that ``state`` has done: (K,) float64."""
+    ) -> RiskEstimate:
+        """Those of the round that ``state`` has done; of their intervals nothing is known."""
         del federation, engine, local, stream
         recorded = self.by_round.get(state.round, state.risks)
-        return recorded if recorded.shape == state.risks.shape else state.risks
+        risks = recorded if recorded.shape == state.risks.shape else state.risks
+        return RiskEstimate(risks, torch.full((len(risks), 2), torch.nan, dtype=torch.float64))
 
     @staticmethod
     def of_rows(every: int, rows: Sequence[Mapping[str, float]]) -> "RecordedRisks":

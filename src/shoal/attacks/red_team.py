@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from shoal.attacks.audit import MembershipAudit, evaluate_models
 from shoal.attacks.loss_histograms import LossHistograms, require_holdout
@@ -22,8 +21,9 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Inline, Positive, settings
 from shoal.data.federation import Federation
-from shoal.engine import Engine, LocalSGD, State
+from shoal.engine import Engine, LocalSGD, RiskEstimate, State
 from shoal.metrics import balanced_accuracy
+from shoal.metrics.intervals import RateEstimate, mean_interval, mean_rate_interval
 
 Estimator = Literal["shadow", "federated", "histogram", "audit"]
 
@@ -65,20 +65,22 @@ class RedTeam:
             f"shadow models; got {self.shadow_models.number}",
         )
 
-    def risks(
+    def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
-    ) -> Tensor:
-        """The membership-inference accuracy on each of the K models of ``state``: (K,) float64.
+    ) -> RiskEstimate:
+        """The membership-inference accuracy on each of the K models of ``state``.
 
-        A model without clients keeps its last estimate where the estimator needs members.
+        A model without clients keeps its last estimate where the estimator needs members. Intervals take the examples
+        as independent, and the attack as given; those of the "shadow" estimator are of the mean over shadow models, by
+        their spread, and not of the attacked model.
         """
         if self.estimator == "shadow":
             records = self._records(state, federation, engine, local, stream)
-            estimates = [self._cross_validated_accuracy(each, stream("attack", k)) for k, each in enumerate(records)]
-            return torch.tensor(estimates, dtype=torch.float64)
+            return _of_known(
+                [self._cross_validated_accuracy(each, stream("attack", k)) for k, each in enumerate(records)], state
+            )
         if self.estimator == "histogram":
-            estimates = self.histograms.accuracies(state, federation, engine, stream("histograms"))
-            return _known(estimates, state)
+            return _of_known(self.histograms.accuracies(state, federation, engine, stream("histograms")), state)
         attacks, records = self.fit(state, federation, engine, local, stream)
         if self.estimator == "federated":
             estimates = [
@@ -89,8 +91,9 @@ class RedTeam:
             members = state.assignment[:, None] == torch.arange(len(attacks))
             outputs = evaluate_models(state.models, members, federation, engine, records)
             audit = MembershipAudit.of(outputs, attacks, members, state.assignment, federation)
-            estimates = [audit.of_cluster(k).accuracy for k in range(len(attacks))]
-        return _known(estimates, state)
+            found = [audit.of_cluster(k) for k in range(len(attacks))]
+            estimates = [RateEstimate(each.accuracy, each.low, each.high) for each in found]
+        return _of_known(estimates, state)
 
     def fit(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
@@ -109,7 +112,7 @@ class RedTeam:
         keep, shadows = self.attack.needs == "reference models", stream("shadow models")
         return self.shadow_models.records(state, federation, engine, local, shadows, keep_models=keep)
 
-    def _cross_validated_accuracy(self, records: Records, stream: Stream) -> float:
+    def _cross_validated_accuracy(self, records: Records, stream: Stream) -> RateEstimate:
         """Mean over shadow models of the balanced accuracy on each of the attack fitted on the others."""
         if int(records.shadow.max()) == 0:
             # One shadow model: two halves of its records take turns.
@@ -119,13 +122,15 @@ class RedTeam:
             attack = self.attack.fit(records.without(model), stream("left out", model))
             said_member = attack.score(records.query(model)) > attack.threshold
             accuracies.append(balanced_accuracy(said_member, records.member[records.shadow == model].numpy()))
-        return float(np.mean(accuracies))
+        return RateEstimate(float(np.mean(accuracies)), *mean_interval(np.array(accuracies)))
 
 
-def _known(estimates: list[float], state: State) -> Tensor:
-    """Estimates (K,) float64, and the last ones in the place of NaN."""
+def _of_known(estimates: list[RateEstimate], state: State) -> RiskEstimate:
+    """The estimates of K models, and the last ones in the place of NaN."""
     measured = torch.tensor(estimates, dtype=torch.float64)
-    return torch.where(measured.isnan(), state.risks, measured)
+    unknown = measured[:, 0].isnan()
+    risks = torch.where(unknown, state.risks, measured[:, 0])
+    return RiskEstimate(risks, torch.where(unknown[:, None], state.risk_intervals, measured[:, 1:]))
 
 
 def _federated_accuracy(
@@ -135,19 +140,20 @@ def _federated_accuracy(
     state: State,
     federation: Federation,
     engine: Engine,
-) -> float:
+) -> RateEstimate:
     """Balanced accuracy from the counts of all clients of model k; NaN without training or hold-out examples."""
     require_holdout(federation, "federated")
-    rates = []
+    rates, sizes = [], []
     clients = torch.nonzero(state.assignment == k).flatten()
     for shards, members in ((federation.clients, True), (federation.holdout, False)):
         theirs = shards.take(clients)
         if len(theirs.indices) == 0:
-            return float("nan")
+            return RateEstimate.unknown()
         rows = theirs.indices.to(theirs.y.device)
         outputs = engine.outputs_at(state.models[k], theirs.x, rows).cpu()
         of_reference = None if reference is None else reference.evaluate(theirs.x, rows, engine)
         query = Query.unseen(outputs, theirs.y[rows].cpu(), of_reference, engine.model.loss)
         said_member = attack.score(query) > attack.threshold
         rates.append((said_member == members).sum() / len(said_member))
-    return float(np.mean(rates))
+        sizes.append(len(said_member))
+    return RateEstimate(float(np.mean(rates)), *mean_rate_interval(rates, sizes))

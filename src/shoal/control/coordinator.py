@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -46,6 +46,8 @@ class Coordinator:
         demand  d_k <- d_k + gain * e_k where e_k > 0, d_k + release * e_k where e_k < 0 (relief of risk that is wanted)
         price   d_k <- d_k / 2 instead, where held-out accuracy lies below its best so far by more than ``max_cost`` and
                 two standard errors of a difference, which a best of many estimates is beyond by luck
+        release with ``release_on="interval"`` the last of these three needs as few members whom the upper end of the
+                risk's 95 % interval is over: a low estimate by chance releases nothing
         knobs   u_k: changed until they relieve d_k, the cheapest raised first, the dearest lowered first, and their
                 costs add up to ``max_cost`` at most (`allocate`)
 
@@ -62,6 +64,8 @@ class Coordinator:
         gain: relief (of balanced accuracy) that is asked for at an estimate, for each unit of e_k, by which the
             share of members over their limit is off the target.
         release: as ``gain``, on the way back.
+        release_on: what must be within the members' limits before knobs are released: the "estimate" of the risk, or
+            the upper end of its "interval", of which members are asked beside the estimate, in one more bit.
         max_cost: held-out accuracy that knobs may cost.
         audit_factor: what clients are asked about is ``0.5 + audit_factor * (risk - 0.5)``: how many times the
             advantage that the estimator sees a strong attack has, by an audit.
@@ -79,6 +83,7 @@ class Coordinator:
     hysteresis: Fraction = 0.05
     gain: NonNegativeFloat = 0.1
     release: NonNegativeFloat = 0.02
+    release_on: Literal["estimate", "interval"] = "estimate"
     max_cost: NonNegativeFloat = 0.01
     audit_factor: PositiveFloat = 1.0
     vote_epsilon: PositiveFloat | None = None
@@ -117,6 +122,7 @@ class Coordinator:
         memory = Memory.of(state, self.knobs)
         told = GUESSING + self.audit_factor * (state.risks - GUESSING)
         shares = over_limit_shares(told, state.assignment, federation, self.vote_epsilon, stream)
+        possible = self._possibly_over(state, told, shares, federation, stream("upper end"))
         utility, error = utilities(state, federation, engine)
         changed = memory.strengths - memory.strengths_before
         memory = replace(
@@ -135,7 +141,7 @@ class Coordinator:
             if bool(shares[k].isnan()):
                 continue  # Nobody's model: its directive stays what it was.
             fell = float(memory.best[k] - utility[k])
-            wanted = self._demand(float(demand[k]), float(shares[k]), fell, float(error[k]))
+            wanted = self._demand(float(demand[k]), float(shares[k]), float(possible[k]), fell, float(error[k]))
             held = memory.strengths[k]
             most = self._most(relief, cost, held)
             demand[k] = min(wanted, most)
@@ -152,14 +158,24 @@ class Coordinator:
         told = replace(memory, demand=demand, strengths=strengths, limit_unmet=unmet)
         return self._told(state, told, self._prices(state))
 
-    def _demand(self, demand: float, share: float, fell: float, error: float) -> float:
+    def _possibly_over(
+        self, state: State, told: Tensor, shares: Tensor, federation: Federation, stream: Stream
+    ) -> Tensor:
+        """The share (K,) of each model's members who must be within their limits before its knobs are released."""
+        if self.release_on == "estimate":
+            return shares
+        # Where no interval is known, the estimate is all there is.
+        upper = torch.fmax(told, GUESSING + self.audit_factor * (state.risk_intervals[:, 1] - GUESSING))
+        return over_limit_shares(upper, state.assignment, federation, self.vote_epsilon, stream)
+
+    def _demand(self, demand: float, share: float, possible: float, fell: float, error: float) -> float:
         """The relief that is wanted of a cluster, before it is bounded by what knobs can relieve."""
         if fell > self.max_cost + 2 * math.sqrt(2) * error:
             return demand / 2
         if share > self.target:
             return demand + self.gain * (share - self.target)
-        if share < self.target - self.hysteresis:
-            return max(0.0, demand - self.release * (self.target - share))
+        if possible < self.target - self.hysteresis:
+            return max(0.0, demand - self.release * (self.target - possible))
         return demand
 
     def _sensitivities(self, memory: Memory) -> tuple[Tensor, Tensor]:

@@ -46,6 +46,7 @@ class State:
             local training, and an algorithm for what the server itself does (`strength`).
         adversary: the malicious clients' own tensors, by name.
         control: the coordinator's own tensors, by name.
+        risk_intervals: (K, 2) float64, the 95 % interval of each estimate; NaN where it is not known.
         trained: (N, K) int64, the last round in which each client's update moved each model; 0: none did. The engine
             writes it. Where an algorithm changes K without it, only the clients of that round are known.
     """
@@ -60,8 +61,14 @@ class State:
     directives: Tensors = field(default_factory=dict)
     adversary: Tensors = field(default_factory=dict)
     control: Tensors = field(default_factory=dict)
+    risk_intervals: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.float64))
     trained: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        if len(self.risk_intervals) != len(self.risks):  # none given, or those of another number of models
+            unknown = torch.full((len(self.risks), 2), torch.nan, dtype=torch.float64)
+            object.__setattr__(self, "risk_intervals", unknown)
 
     def trainers(self, within: int) -> Tensor:
         """(N, K) bool, the clients that trained each model, not more than ``within`` rounds before its last training.
@@ -96,6 +103,19 @@ class State:
         risks = torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64)
         never = torch.zeros(clients, len(models), dtype=torch.int64)
         return State(0, models, risks, torch.full((clients,), -1), trained=never)
+
+
+@dataclass(frozen=True, eq=False)
+class RiskEstimate:
+    """How exposed the members of each of K models are.
+
+    Args:
+        risks: (K,) float64 in [0, 1], the balanced accuracy of membership inference.
+        intervals: (K, 2) float64, the 95 % interval of each; NaN where it is not known.
+    """
+
+    risks: Tensor
+    intervals: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,10 +407,10 @@ class RiskEstimator(Protocol):
         """Rounds between estimates; 0: never."""
         ...
 
-    def risks(
+    def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
-    ) -> Tensor:
-        """The membership-inference accuracy on each model of ``state``: (K,) float64 in [0, 1].
+    ) -> RiskEstimate:
+        """The membership-inference accuracy on each of the K models of ``state``.
 
         ``local`` is the local training of each cluster, so that shadow models train as the clients do.
         """

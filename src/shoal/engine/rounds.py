@@ -150,8 +150,9 @@ class Training:
             began = time.perf_counter()
             stream = self.stream("red team", number)
             try:
-                risks = estimator.risks(after, self.federation, self.engine, self.local_of_clusters(after), stream)
-                after = replace(after, risks=risks)
+                local = self.local_of_clusters(after)
+                estimate = estimator.estimate(after, self.federation, self.engine, local, stream)
+                after = replace(after, risks=estimate.risks, risk_intervals=estimate.intervals)
                 if self.coordinator is not None:
                     stream = self.stream("coordinator", number)
                     after = self.coordinator.update(after, self.federation, self.engine, stream)

@@ -5,13 +5,28 @@ All are two-sided. Weighted examples count as `effective_size` says; exact inter
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from math import nan
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+
+class RateEstimate(NamedTuple):
+    """A rate, or a mean of rates, with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @staticmethod
+    def unknown() -> "RateEstimate":
+        """NaN, for want of examples."""
+        return RateEstimate(nan, nan, nan)
 
 
 def effective_size(weights: Floats) -> float:

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from shoal.attacks import RoundObservation
 from shoal.core.atomic_files import write_bytes
 from shoal.core.client_rows import ClientRows
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, require
 from shoal.core.row_file import ENDING, RowsOnDisk
 from shoal.engine import State
 from shoal.runs.personal_rows import StoredRows, of_earlier_versions, read_rows, stored_rows
@@ -58,6 +59,7 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Seque
     tensors = {
         "models": state.models.contiguous(),
         "risks": state.risks,
+        "risk_intervals": state.risk_intervals,
         "assignment": state.assignment,
         "trained": state.trained.contiguous(),
         "rows": torch.tensor([list(row.values()) for row in progress.rows], dtype=torch.float64),
@@ -123,7 +125,8 @@ def load_checkpoint(folder: Path) -> SimulationState | None:
     A damaged one is passed over with a warning, also where clients' rows are in a file that is missing or cut off.
 
     Raises:
-        InputError: there are checkpoints, and all are damaged.
+        InputError: there are checkpoints, and all are damaged; or an earlier version, which observed something else
+            for its property attack, began the run.
     """
     found, newest = _newest_first(folder), ""
     for path in found:
@@ -134,6 +137,7 @@ def load_checkpoint(folder: Path) -> SimulationState | None:
             progress, why = None, f" ({error})"
         if progress is not None:
             _remove_observations(folder, progress.state.round)
+            _check_observations(folder)
             return progress
         LOG.warning("checkpoint %s is damaged%s; going back to the one before", path.name, why)
         newest = newest or why
@@ -180,6 +184,8 @@ def _read(path: Path) -> SimulationState | None:
         round=int(about["round"]),
         models=tensors["models"],
         risks=tensors["risks"],
+        # Checkpoints of earlier versions have none.
+        risk_intervals=tensors.get("risk_intervals", torch.zeros(0, 2, dtype=torch.float64)),
         assignment=tensors["assignment"],
         server=own["server"],
         clients=clients,
@@ -190,6 +196,18 @@ def _read(path: Path) -> SimulationState | None:
         trained=tensors.get("trained", torch.zeros(0, 0, dtype=torch.int64)),
     )
     return SimulationState(state, rows, json.loads(about["seconds"]), tensors.get("updates"))
+
+
+def _check_observations(folder: Path) -> None:
+    expected = {each.name for each in fields(RoundObservation)} - {"round"}
+    for path in folder.glob("observations-*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            found = {name.partition(".")[2] for name in file.keys()}  # noqa: SIM118 - no mapping
+        require(
+            found == expected,
+            f"{folder}: the property attack of an earlier version of Shoal observed these rounds, and this version's "
+            "cannot go on with them; start again with another --out",
+        )
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -39,6 +39,8 @@ def round_metrics(
             "clients": int(inside.sum()),
             "examples": int(sizes.sum()),
             "risk": float(state.risks[k]),
+            "risk_low": float(state.risk_intervals[k, 0]),
+            "risk_high": float(state.risk_intervals[k, 1]),
             "train_loss": nan if report.losses is None or not inside.any() else float(report.losses[inside, k].mean()),
             "accuracy": float(np.average(accuracies[mix > 0], weights=mix[mix > 0])) if mix.any() else nan,
         }

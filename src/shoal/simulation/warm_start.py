@@ -38,6 +38,7 @@ def started(initial: State, start: State) -> State:
         round=start.round,
         models=start.models.to(initial.models),
         risks=start.risks,
+        risk_intervals=start.risk_intervals,
         assignment=start.assignment if start.assignment.shape == initial.assignment.shape else initial.assignment,
         server=_kept(initial.server, start.server),
         clients=_kept(initial.clients, start.clients),

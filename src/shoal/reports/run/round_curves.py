@@ -11,6 +11,7 @@ from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
 
 from shoal.reports.curves import Curve, fit_rounds, over_rounds, round_axes
 from shoal.reports.formats import ACCURACY, capitalized, decimal, name_examples
@@ -122,6 +123,9 @@ def risk(
 ) -> Figure | None:
     """The red team's estimates and the measured exposure of the final models; None if there is neither."""
     curves = curves_by_cluster(rounds, "risk")
+    # Runs of earlier versions have no intervals.
+    known = estimated and "risk_low" in rounds and bool(rounds["risk_low"].notna().any())
+    bands = [curves_by_cluster(rounds, f"risk_{end}") for end in ("low", "high")] if known else []
     measured = [summary.by_cluster.get(k, {}).get("mia", nan) for k in range(len(curves))]
     if not estimated and np.isnan(measured).all():
         return None
@@ -133,7 +137,7 @@ def risk(
         for curve, value in zip(curves, measured, strict=True):
             color, dashes = curve.style.color, curve.style.dashes
             if estimated:
-                over, values = np.append(curve.values.index, end), np.append(curve.values, curve.values.iloc[-1])
+                over, values = _to_the_end(curve, end)
                 axes.step(over, values, where="post", color=color, linestyle=dashes)
                 curve.name_values(axes)
             if np.isnan(value):
@@ -142,6 +146,9 @@ def risk(
                 [end], [value], marker="D", markersize=7, color=color, markeredgecolor="black", clip_on=False, zorder=7
             )
             name_points(diamond, [f"{curve.label}, measured at the end: {decimal(value)}"])
+        for low, high in zip(*bands, strict=True):
+            (over, lower), (_, upper) = _to_the_end(low, end), _to_the_end(high, end)
+            axes.fill_between(over, lower, upper, step="post", color=low.style.color, alpha=0.12, linewidth=0)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.45), max(high, 0.6))
         keys = [curve.key() if estimated else curve.key("D") for curve in curves]
@@ -152,9 +159,10 @@ def risk(
 
     ends = [curve.end for curve in curves if estimated]
     ends += [f"cluster {k} measured {decimal(value)}" for k, value in enumerate(measured) if not np.isnan(value)]
+    shaded = " Shaded: its 95 % interval." if bands else ""
     steps = (
         "Steps: the red team's estimate of the accuracy with which an attacker tells a model's training images from "
-        f"others, {ESTIMATORS[estimator]}; 0.5 before the first estimate."
+        f"others, {ESTIMATORS[estimator]}; 0.5 before the first estimate.{shaded}"
         if estimated
         else "The red team estimated no risk during this run."
     )
@@ -162,6 +170,11 @@ def risk(
     return draw_figure(
         "risk", "Risk of each model", caption, f"Risk by cluster over rounds. At the end: {'; '.join(ends)}.", draw
     )
+
+
+def _to_the_end(curve: Curve, end: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The rounds and values of ``curve``, the last of which holds until ``end``."""
+    return np.append(curve.values.index, end), np.append(curve.values, curve.values.iloc[-1])
 
 
 def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> Figure:
