@@ -19,9 +19,7 @@ FIGURES = (
     "property.auc_counterfactual", "property.auc_swapped", "property.auc", "property.auc_within", "property.auc_rounds",
     "property.auc_control", "main.auc", "main.auc_even", "cosine.mean",
 )  # fmt: skip
-MODE = "property_attack.mode"
-NOISES = ("clipping alone", "0.0002", "0.002", "0.2", "0.5")
-REGULARIZED = ("dropout 0.1", "dropout 0.2", "L2 0.01", "L2 0.02")
+NOISES = ("clipping alone", "0.0002", "0.002", "0.2")
 PAIRS = {
     "passive": ("algorithm", [("CFL", "FL")], ["task"]),
     "clients": ("algorithm", [("CFL", "FL")], ["clients"]),
@@ -44,10 +42,13 @@ PAIRS = {
         ],
         ["algorithm"],
     ),
-    "regularization-passive": ("defense", [(each, "none") for each in REGULARIZED], []),
-    "regularization-scaled": ("defense", [(each, "none") for each in REGULARIZED], []),
+    "regularization": ("defense", [(each, "none") for each in ("dropout 0.2", "L2 0.02")], ["attack"]),
     "privacy": ("noise", [(each, "none") for each in NOISES], ["algorithm"]),
-    "beyond": ("federation", [("IFCA-MIR", "IFCA"), ("IFCA, bounded", "IFCA")], [MODE]),
+    "beyond": (
+        "federation",
+        [("IFCA-MIR", "IFCA"), ("IFCA, scaled by 5", "IFCA"), ("IFCA, scaled by 5, bounded", "IFCA, scaled by 5")],
+        [],
+    ),
 }  # fmt: skip
 """Of each sweep, which its first word names: the axis that is compared, which of its settings with which, and the axes
 that are held."""
