@@ -8,25 +8,37 @@ from pathlib import Path
 import shoal
 
 HEAVY = ("matplotlib", "jinja2", "fairlearn", "opacus", "sklearn", "scipy", "datasets", "PIL", "ray")
-SCRIPT = f"""
-import sys
-import shoal
-import shoal.cli.app
-print([name for name in {HEAVY} if name in sys.modules])
-"""
 
 
-def test_neither_the_package_nor_the_command_line_loads_what_it_may_not_need():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def loaded(statements: str, names: tuple[str, ...]) -> list[str]:
+    """Which of the modules ``names`` these statements load."""
+    script = f"import sys\n{statements}\nprint(*[name for name in {names} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_neither_the_package_nor_the_commands_load_what_they_may_not_need():
+    everything = "import shoal, shoal.cli.commands\nfor name in shoal.__all__: getattr(shoal, name)"
+    assert loaded(everything, HEAVY) == []
+
+
+def test_the_bare_package_and_the_options_of_the_command_line_load_next_to_nothing():
+    assert loaded("import shoal, shoal.cli.app", (*HEAVY, "torch", "pandas", "numpy", "pydantic")) == []
+
+
+def test_every_public_name_is_there_and_an_unknown_one_is_not():
+    assert [name for name in shoal.__all__ if not hasattr(shoal, name)] == []
+    assert not hasattr(shoal, "Unknown")
 
 
 def test_no_file_imports_another_of_the_package_late_to_hide_a_circle():
-    """But for pages and figures, which load matplotlib and jinja2, and which runs and sweeps may not need."""
+    """But for pages and figures, which load matplotlib and jinja2, and which runs and sweeps may not need; and for the
+    command line, which loads what a command does when it is called.
+    """
     root = Path(shoal.__file__).parent
     late = []
     for path in sorted(root.rglob("*.py")):
-        if path.relative_to(root).parts[0] in {"runs", "sweeps"}:
+        if path.relative_to(root).parts[0] in {"runs", "sweeps"} or path == root / "cli" / "app.py":
             continue
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef):
