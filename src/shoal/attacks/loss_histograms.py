@@ -113,13 +113,20 @@ def own_risks(models: Tensor, members: Shards, holdout: Shards, engine: Engine) 
         InputError: fewer than two members or two hold-outs.
     """
     fewest = min(len(members.indices), len(holdout.indices))
-    require(fewest >= 2, f"a client's own estimate of risk needs at least 2 training and 2 hold-out examples; got {fewest}")
+    require(
+        fewest >= 2, f"a client's own estimate of risk needs at least 2 training and 2 hold-out examples; got {fewest}"
+    )
     half = np.array([0, 1])
     estimates = []
     for model in models:
         counts = np.stack(
             [
-                np.stack([histograms(model, each, engine)[0] for each in (_every_second(members, h), _every_second(holdout, h))])
+                np.stack(
+                    [
+                        histograms(model, each, engine)[0]
+                        for each in (_every_second(members, h), _every_second(holdout, h))
+                    ]
+                )
                 for h in (0, 1)
             ]
         )

@@ -78,7 +78,7 @@ class RedTeam:
             return torch.tensor(estimates, dtype=torch.float64)
         if self.estimator == "histogram":
             estimates = self.histograms.accuracies(state, federation, engine, stream("histograms"))
-            return _known(estimates, state)
+            return known(estimates, state)
         attacks, records = self.fit(state, federation, engine, local, stream)
         if self.estimator == "federated":
             estimates = [
@@ -90,7 +90,7 @@ class RedTeam:
             outputs = evaluate_models(state.models, members, federation, engine, records)
             audit = MembershipAudit.of(outputs, attacks, members, state.assignment, federation)
             estimates = [audit.of_cluster(k).accuracy for k in range(len(attacks))]
-        return _known(estimates, state)
+        return known(estimates, state)
 
     def fit(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
@@ -122,7 +122,7 @@ class RedTeam:
         return float(np.mean(accuracies))
 
 
-def _known(estimates: list[float], state: State) -> Tensor:
+def known(estimates: list[float], state: State) -> Tensor:
     """Estimates (K,) float64, and the last ones in the place of NaN."""
     measured = torch.tensor(estimates, dtype=torch.float64)
     return torch.where(measured.isnan(), state.risks, measured)

@@ -27,6 +27,7 @@ class Offer:
         models: (K, P) float32, what the client may choose among.
         risks: (K,) float64, the server's estimate of each model's risk.
         directives: what the server asks of each model's clients, by name; (K,) float64 each.
+        classes: the names of the classes, by number; none where the data are a named set.
     """
 
     round: int
@@ -35,6 +36,7 @@ class Offer:
     models: Tensor
     risks: Tensor
     directives: Mapping[str, Tensor] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
     __repr__ = one_line
 
 
@@ -72,18 +74,21 @@ def check_update(update: ClientUpdate, offered: Tensor, limits: Limits, *, count
         counts_best: whether the algorithm needs `ClientUpdate.best`.
     """
     clusters = len(offered)
-    _require(0 <= update.cluster < clusters, f"cluster {update.cluster} is none of the {clusters} models that were offered")
+    _require(0 <= update.cluster < clusters, f"cluster {update.cluster} is none of the {clusters} offered models")
     known = 1 <= update.examples <= limits.max_examples
     _require(known, f"{update.examples} examples are not in [1, {limits.max_examples}]")
-    _require(update.end.shape == offered.shape[1:], f"a model of shape {tuple(update.end.shape)}, not {tuple(offered.shape[1:])}")
+    shape, wanted = tuple(update.end.shape), tuple(offered.shape[1:])
+    _require(shape == wanted, f"a model of shape {shape}, not {wanted}")
     _require(bool(torch.isfinite(update.end).all()), "the model has numbers that are NaN or infinite")
     norm = float((update.end - offered[update.cluster]).double().norm())
     _require(norm <= limits.max_update_norm, f"an update of norm {norm:.4g}, above {limits.max_update_norm:g}")
     if counts_best:
-        _require(update.best is not None and len(update.best) == clusters, f"no count of examples for each of {clusters} models")
-        assert update.best is not None
-        counted = bool((update.best >= 0).all()) and int(update.best.sum()) == update.examples
-        _require(counted, f"counts by model {update.best.tolist()} do not add up to {update.examples} examples")
+        best = [] if update.best is None else update.best.tolist()
+        _require(len(best) == clusters, f"{len(best)} counts of examples for {clusters} models")
+        _require(
+            min(best) >= 0 and sum(best) == update.examples,
+            f"counts by model {best} that are not of {update.examples} examples",
+        )
 
 
 def _require(condition: bool, reason: str) -> None:

@@ -1,5 +1,6 @@
 """Messages as Flower's records and back: plain arrays, never pickled, and checked before they are read."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError, check_update
+from shoal.deployment.node import CLIENT_NAME
 from shoal.engine import ClientUpdate
 
 _HEADER = 4096
@@ -24,6 +26,7 @@ def pack_offer(offer: Offer) -> RecordDict:
         "config": offer.config,
         "risks": offer.risks.tolist(),
         "directives": sorted(offer.directives),
+        "classes": list(offer.classes),
     }
     about |= {f"directive.{name}": values.tolist() for name, values in offer.directives.items()}
     models = ArrayRecord({"models": _packed(offer.models)})
@@ -48,6 +51,7 @@ def unpack_offer(records: RecordDict) -> Offer:
             models=models,
             risks=torch.tensor(_list(about["risks"]), dtype=torch.float64),
             directives={n: torch.tensor(_list(about[f"directive.{n}"]), dtype=torch.float64) for n in names},
+            classes=tuple(str(name) for name in _list(about["classes"])),
         )
     except (KeyError, TypeError, ValueError, RejectedReplyError) as error:
         raise InputError(f"the server's message is no offer of this version of shoal: {error}") from error
@@ -68,7 +72,7 @@ def unpack_reply(records: RecordDict, offered: Tensor, limits: Limits, *, counts
     """The reply in ``records`` to an offer of the models ``offered`` (K, P).
 
     Raises:
-        RejectedReplyError: missing or further tensors or numbers, wrong shapes or types, or what `check_update` refuses.
+        RejectedReplyError: missing or further tensors or numbers, wrong shapes or types, or as `check_update`.
     """
     if set(records) == {"refusal"} and "refusal" in records.config_records:
         reason = records.config_records["refusal"].get("reason")
@@ -149,3 +153,21 @@ def _list(value: object) -> list[Any]:
 def _reject_unless(condition: bool, reason: str) -> None:
     if not condition:
         raise RejectedReplyError(reason)
+
+
+def pack_identity(name: str, partition: int | None) -> RecordDict:
+    """Which client a node has."""
+    return RecordDict({"client": ConfigRecord({"name": name, "partition": -1 if partition is None else partition})})
+
+
+def unpack_identity(records: RecordDict) -> tuple[str, int | None]:
+    """The client's name and its partition, if it has one; raises `RejectedReplyError` where ``records`` do not say."""
+    _names("records", records, {"client"})
+    _reject_unless("client" in records.config_records, "records of other kinds")
+    about = records.config_records["client"]
+    _names("keys", about, {"name", "partition"})
+    name, partition = about["name"], _whole(about["partition"])
+    if not isinstance(name, str) or re.fullmatch(CLIENT_NAME, name) is None:
+        raise RejectedReplyError(f"{name!r:.200} is no name of a client")
+    _reject_unless(-1 <= partition < 2**31, f"{partition} is no partition")
+    return name, None if partition < 0 else partition

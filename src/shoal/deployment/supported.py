@@ -41,7 +41,7 @@ def choice_of(algorithm: Algorithm) -> Choice:
             require(each.selection is None, "FedSoft's 'selection' must be left out on several machines")
         ifca = each.ifca if isinstance(each, IFCAMIR) else each
         if isinstance(ifca, IFCA):
-            require(ifca.redraw is None, "'redraw' must be left out on several machines: it needs clients before round 1")
+            require(ifca.redraw is None, "IFCA's 'redraw' must be left out on several machines")
     last = chain[-1]
     if isinstance(last, CFL):
         return "server"

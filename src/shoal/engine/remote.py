@@ -1,7 +1,7 @@
 """A round whose clients are on other machines: what one client does in it, and what the server does.
 
-Both halves call what `Training.round` calls: the algorithm's plan, the cohort's trainer, the algorithm's update. A client
-plans as the only client of its cohort; the server plans for all of them, from what they replied.
+Both halves call what `Training.round` calls: the algorithm's plan, the cohort's trainer, the algorithm's update. A
+client plans as the only client of its cohort; the server plans for all of them, from what they replied.
 """
 
 from dataclasses import dataclass, replace
@@ -115,8 +115,9 @@ def server_round(training: Training, state: State, received: Received) -> tuple[
 
 
 def _cohort(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> Cohort:
-    """Clients as the server knows them: of their losses it knows only which is the lowest, and nothing of what they
-    tolerate. With a beta of 0 and these losses, an algorithm by which clients choose gives each the model that it chose.
+    """Clients as the server knows them: of their losses only which is the lowest, and nothing of what they tolerate.
+
+    With a beta of 0 and these losses, an algorithm by which clients choose gives each the model that it chose.
     """
     count = len(best)
 

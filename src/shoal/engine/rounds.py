@@ -352,7 +352,13 @@ class Training:
         assignment = state.assignment.clone()
         assignment[cohort.clients] = plan.assignment
         trained = _trained(state, cohort, plan)
-        now = replace(state, round=cohort.round, assignment=assignment, adversary=state.adversary if adversary is None else adversary, trained=trained)
+        now = replace(
+            state,
+            round=cohort.round,
+            assignment=assignment,
+            adversary=state.adversary if adversary is None else adversary,
+            trained=trained,
+        )
         after = self.algorithm.server_update(now, cohort, plan, aggregate)
         if after.trained.shape[1] == len(after.models):
             return after
