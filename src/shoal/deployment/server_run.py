@@ -33,7 +33,7 @@ LOG = logging.getLogger("shoal")
 
 
 def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress], object] = lambda _: None) -> None:
-    """Run the configuration that ``settings`` names with the nodes of ``exchange``, from its last round if it has begun.
+    """Run what ``settings`` names with the nodes of ``exchange``, from its last round if it has begun.
 
     Raises:
         InputError: a configuration that cannot be run on several machines, another run's directory, or too few clients.
