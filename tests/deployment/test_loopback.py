@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ from safetensors.torch import load_file
 
 from shoal.config.build import build
 from shoal.config.schema import read_config
+from shoal.deployment.certificates import make_certificates
 from shoal.deployment.ledger import Ledger
 from shoal.deployment.processes import Loopback, Programs, descendants, wait_until
-from shoal.engine import Engine
+from shoal.engine import Engine, State
+from shoal.simulation.round_metrics import test_accuracies as accuracies_of
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 SECONDS = 240
@@ -54,7 +58,7 @@ seed = 3
 [data]
 source = "digits"
 clients = {clients}
-examples_per_client = 30
+examples_per_client = {examples}
 shadow_examples = 60
 test_examples = 200
 [data.groups.upright]
@@ -77,6 +81,27 @@ every = {every}
 shadow_models = 2
 [privacy]
 thresholds = [0.5, 0.8]
+{further}
+"""
+
+FAULTY = """
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+from shoal.deployment import client_app
+
+app = ClientApp()
+app.query("identify")(client_app.identify)
+
+
+@app.train()
+def train(message, context):
+    reply = client_app.train(message, context)
+    if context.node_config["partition-id"] == 2 and message.content["offer"]["round"] == 7:
+        model = reply.content["model"]["model"].numpy().copy()
+        model[5] = np.nan
+        reply.content["model"] = ArrayRecord({"model": Array(model)})
+    return reply
 """
 
 
@@ -88,13 +113,15 @@ def an_app(folder: Path, client: str = "shoal.deployment.client_app", code: str 
     return folder
 
 
-def a_config(path: Path, **values: int) -> Path:
-    path.write_text(CONFIG.format(**{"clients": 3, "rounds": 1, "epochs": 2, "every": 1, **values}))
+def a_config(path: Path, **values: object) -> Path:
+    path.write_text(
+        CONFIG.format(**{"clients": 3, "rounds": 1, "epochs": 2, "every": 1, "examples": 30, "further": "", **values})
+    )
     return path
 
 
-def simulated(path: Path) -> torch.Tensor:
-    """The models (K, P) that the simulator ends with, and the risks."""
+def simulated(path: Path) -> State:
+    """What the simulator ends with."""
     decided, simulation = build(read_config(path))
     with Engine(simulation.setup.model, threads=1, backend=decided.engine.backend) as engine:
         simulation = move_to_engine(simulation, engine)
@@ -117,19 +144,97 @@ def finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
 
-def test_a_round_on_three_supernodes_is_the_simulators_bit_for_bit(tmp_path):
-    path, out = a_config(tmp_path / "run.toml"), tmp_path / "run"
+def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_for_bit(tmp_path):
+    path, out, keys = a_config(tmp_path / "run.toml"), tmp_path / "run", tmp_path / "keys"
+    make_certificates(keys, nodes=4)
     with Programs(tmp_path) as programs:
-        loopback = Loopback(programs)
+        loopback = Loopback(programs, keys)
         loopback.start_server()
         for i in range(3):
-            # As Flower itself runs a ClientApp, a program for each message; the other test has forks.
-            loopback.start_node(f"node-{i}", {"partition-id": i, "state-dir": tmp_path / f"state-{i}"}, forks=i > 0)
+            loopback.register(keys / f"node-{i}.pub")
+            node = {"partition-id": i, "state-dir": tmp_path / f"state-{i}"}
+            # One as Flower itself runs a ClientApp, in a program for each message.
+            loopback.start_node(f"node-{i}", node, key=keys / f"node-{i}", forks=i > 0)
+        stranger = {"partition-id": 0, "client": "stranger", "state-dir": tmp_path / "stranger"}
+        loopback.start_node("unregistered", stranger, key=keys / "node-3", forks=False)
+        loopback.start_node("without-tls", stranger, forks=False, plain=True)
         loopback.run(an_app(tmp_path / "app"), {"config": path, "out": out, "min-nodes": 3})
-        started = descendants({program.pid for program in programs.running.values()})
         wait_until(lambda: finished(out), SECONDS, programs.log("superlink")[-2000:])
+        started = descendants({program.pid for program in programs.running.values()})
     expected = simulated(path)
     assert torch.equal(models_in(out, path), expected.models)
     summary = json.loads((out / "summary.json").read_text())
     assert [summary[f"clusters.{k}.risk"] for k in range(2)] == expected.risks.tolist()
-    assert not started & descendants({1}), "programs outlived the run"
+    assert {row["name"] for row in csv.DictReader((out / "clients.csv").open())} == {f"partition-{i}" for i in range(3)}
+    assert not (tmp_path / "stranger").exists(), "a node that was not registered was given a model"
+    assert "SuperNode ID" in programs.log("node-0")
+    assert "SuperNode ID" not in programs.log("unregistered")
+    assert "SuperNode ID" not in programs.log("without-tls")
+    assert not started & descendants({os.getpid(), 1}), "programs outlived the run"
+
+
+def client_accuracy(path: Path, state: State) -> float:
+    """The mean accuracy of the models that the simulator's clients choose, each on its group's test examples."""
+    decided, simulation = build(read_config(path))
+    with Engine(simulation.setup.model, threads=1, backend=decided.engine.backend) as engine:
+        simulation = move_to_engine(simulation, engine)
+        training = simulation.on(engine)
+        deployed, _ = training.deployed(state)
+        of_models = torch.tensor([accuracies_of(row, training.federation, engine) for row in state.models])
+    return float(of_models[deployed.model, simulation.federation.group].mean())
+
+
+def rounds_done(out: Path) -> int:
+    path = out / "rounds.csv"
+    return max(int(row["round"]) for row in csv.DictReader(path.open())) if path.exists() else 0
+
+
+def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(tmp_path):
+    noise = "[defenses.dp_sgd]\nmax_grad_norm = 2.0\nnoise_multiplier = 0.02"
+    path, out = tmp_path / "run.toml", tmp_path / "run"
+    a_config(path, clients=5, rounds=20, epochs=3, every=10, examples=150, further=noise)
+    states = [tmp_path / f"state-{i}" for i in range(5)]
+    nodes = [{"partition-id": i, "state-dir": folder} for i, folder in enumerate(states)]
+    config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 25.0}
+    app = an_app(tmp_path / "app", "faulty_client", FAULTY)
+    with Programs(tmp_path) as programs:
+        loopback = Loopback(programs)
+
+        def wait_for(number: int) -> None:
+            wait_until(lambda: rounds_done(out) >= number, SECONDS, f"round {number}")
+
+        loopback.start_server()
+        for i, node in enumerate(nodes):
+            loopback.start_node(f"node-{i}", node)
+        loopback.run(app, config)
+        wait_for(4)
+        loopback.kill_node("node-0")
+        spent = Ledger.load(states[0] / "ledger.json")
+        wait_for(9)
+        loopback.start_node("node-0", nodes[0])
+        wait_for(11)
+        programs.kill("superlink")
+        done = rounds_done(out)
+        loopback.start_server()
+        loopback.run(app, config)
+        wait_until(lambda: finished(out), SECONDS, "20 rounds")
+    events = list(csv.DictReader((out / "events.csv").open()))
+    assert {(row["client"], row["round"]) for row in events if row["kind"] == "rejected"} == {("partition-2", "7")}
+    assert any(row["client"] == "partition-0" and row["kind"] == "missed" for row in events)
+    assert any(row["client"] == "partition-0" and row["kind"] == "returned" for row in events)
+    log = (out / "run.log").read_text()
+    assert "round 7: client partition-2" in log
+    assert "NaN" in log
+    begun = [int(number) for number in re.findall(r"begin after round (\d+)", log)]
+    assert begun[0] == 0
+    assert begun[1] >= done
+    ledgers = [Ledger.load(folder / "ledger.json") for folder in states]
+    members = {row["name"]: row for row in csv.DictReader((out / "clients.csv").open())}
+    for i, ledger in enumerate(ledgers):
+        trained = int(members[f"partition-{i}"]["rounds"])
+        assert ledger.rounds >= trained
+        assert 0 < ledger.epsilon < float("inf")
+    assert ledgers[0].rounds > spent.rounds >= 1
+    undisturbed = simulated(path)
+    disturbed = replace(undisturbed, models=models_in(out, path))
+    assert client_accuracy(path, disturbed) >= client_accuracy(path, undisturbed) - 0.02

@@ -188,38 +188,73 @@ def node_config(values: Mapping[str, object]) -> str:
 
 @dataclass
 class Loopback:
-    """A SuperLink and SuperNodes on this machine, without TLS, for trials and tests.
+    """A SuperLink and SuperNodes on this machine, for trials and tests.
 
     Args:
         programs: that are started.
+        certificates: a folder of `certificates.make_certificates`: TLS, and registered SuperNodes alone; None: neither.
         port: of the SuperLink.
     """
 
     programs: Programs
+    certificates: Path | None = None
     port: int = field(default_factory=free_port)
+
+    @property
+    def address(self) -> str:
+        """Of the SuperLink."""
+        return f"127.0.0.1:{self.port}"
 
     def start_server(self) -> None:
         """Start the SuperLink, or start it again where it was, and wait until it listens."""
-        home = self.programs.home
-        address = f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
-        (home / "config.toml").write_text(f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\n{address}')
+        folder = self.certificates
+        trust = "insecure = true" if folder is None else f'root-certificates = "{folder / "ca.crt"}"'
+        table = f'[superlink.loopback]\naddress = "{self.address}"\n{trust}\n'
+        (self.programs.home / "config.toml").write_text(f'[superlink]\ndefault = "loopback"\n\n{table}')
+        where = ["--host", "127.0.0.1", "--port", str(self.port)]
         database = ["--database", str(self.programs.folder / "superlink.db")]
-        where = ["--insecure", "--host", "127.0.0.1", "--port", str(self.port)]
-        self.programs.start("superlink", ["flower-superlink", *where, *database])
+        security = ["--insecure"]
+        if folder is not None:
+            authority, server = (
+                ["--ssl-ca-certfile", str(folder / "ca.crt")],
+                ["--ssl-certfile", str(folder / "server.pem")],
+            )
+            security = [*authority, *server, "--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]
+        self.programs.start("superlink", ["flower-superlink", *security, *where, *database])
         wait_until(lambda: listens(self.port), 120, "the SuperLink does not listen")
 
-    def start_node(self, name: str, config: Mapping[str, object], *, forks: bool = True) -> None:
+    def register(self, public_key: Path) -> str:
+        """Let the SuperNode with this key take part; returns what Flower prints."""
+        return self.programs.call(["flwr", "supernode", "register", str(public_key), "loopback"], self.programs.folder)
+
+    def start_node(
+        self,
+        name: str,
+        config: Mapping[str, object],
+        *,
+        key: Path | None = None,
+        forks: bool = True,
+        plain: bool = False,
+    ) -> None:
         """Start a SuperNode.
 
         Args:
             name: of the program.
             config: of the node.
+            key: its private key.
             forks: whether its ClientApp runs in forks of one process (`task_worker`), or in programs of Flower.
+            plain: whether it does without TLS where the SuperLink has it.
         """
-        port = free_port()
-        where = ["--insecure", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(port)]
+        port, folder = free_port(), self.certificates
+        security = ["--insecure"]
+        if folder is not None and not plain:
+            security = ["--root-certificates", str(folder / "ca.crt")]
+        security += [] if key is None else ["--auth-supernode-private-key", str(key)]
+        where = ["--superlink", self.address, "--host", "127.0.0.1", "--port", str(port)]
         isolation = ["--isolation", "process" if forks else "subprocess"]
-        self.programs.start(name, ["flower-supernode", *where, *isolation, "--node-config", node_config(config)])
+        self.programs.start(
+            name, ["flower-supernode", *security, *where, *isolation, "--node-config", node_config(config)]
+        )
         if forks:
             worker = ["python", "-m", "shoal.deployment.task_worker", f"127.0.0.1:{port}"]
             self.programs.start(f"{name}-worker", worker)
