@@ -165,7 +165,8 @@ def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_f
     assert torch.equal(models_in(out, path), expected.models)
     summary = json.loads((out / "summary.json").read_text())
     assert [summary[f"clusters.{k}.risk"] for k in range(2)] == expected.risks.tolist()
-    assert {row["name"] for row in csv.DictReader((out / "clients.csv").open())} == {f"partition-{i}" for i in range(3)}
+    rows = csv.DictReader((out / "clients.csv").read_text().splitlines())
+    assert {row["name"] for row in rows} == {f"partition-{i}" for i in range(3)}
     assert not (tmp_path / "stranger").exists(), "a node that was not registered was given a model"
     assert "SuperNode ID" in programs.log("node-0")
     assert "SuperNode ID" not in programs.log("unregistered")
@@ -186,7 +187,7 @@ def client_accuracy(path: Path, state: State) -> float:
 
 def rounds_done(out: Path) -> int:
     path = out / "rounds.csv"
-    return max(int(row["round"]) for row in csv.DictReader(path.open())) if path.exists() else 0
+    return max(int(row["round"]) for row in csv.DictReader(path.read_text().splitlines())) if path.exists() else 0
 
 
 def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(tmp_path):
@@ -218,7 +219,7 @@ def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_
         loopback.start_server()
         loopback.run(app, config)
         wait_until(lambda: finished(out), SECONDS, "20 rounds")
-    events = list(csv.DictReader((out / "events.csv").open()))
+    events = list(csv.DictReader((out / "events.csv").read_text().splitlines()))
     assert {(row["client"], row["round"]) for row in events if row["kind"] == "rejected"} == {("partition-2", "7")}
     assert any(row["client"] == "partition-0" and row["kind"] == "missed" for row in events)
     assert any(row["client"] == "partition-0" and row["kind"] == "returned" for row in events)
@@ -229,7 +230,7 @@ def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_
     assert begun[0] == 0
     assert begun[1] >= done
     ledgers = [Ledger.load(folder / "ledger.json") for folder in states]
-    members = {row["name"]: row for row in csv.DictReader((out / "clients.csv").open())}
+    members = {row["name"]: row for row in csv.DictReader((out / "clients.csv").read_text().splitlines())}
     for i, ledger in enumerate(ledgers):
         trained = int(members[f"partition-{i}"]["rounds"])
         assert ledger.rounds >= trained

@@ -19,12 +19,14 @@ class Answer:
         content: the reply's records; None: the node's program failed.
         error: why it did.
         late: whether it answers a message of an earlier exchange.
+        gone: whether nobody will answer: the node is not there any more, or its message has expired.
     """
 
     node: int
     content: RecordDict | None
     error: str = ""
     late: bool = False
+    gone: bool = False
 
 
 class Exchange(Protocol):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from shoal.deployment.exchange import Answer, Question
@@ -14,6 +15,8 @@ _KINDS: Mapping[Question, str] = {
     "train": MessageType.TRAIN,
     "histograms": f"{MessageType.QUERY}.histograms",
 }
+
+_GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 _POLL = 0.25
 """Seconds from one look for replies to the next. Flower's own loop takes three."""
@@ -68,5 +71,5 @@ class FlowerExchange:
 
 def _answer(node: int, reply: Message, *, late: bool) -> Answer:
     if reply.has_error():
-        return Answer(node, None, f"{reply.error.reason}"[:500], late)
+        return Answer(node, None, f"{reply.error.reason}"[:500], late, gone=reply.error.code in _GONE)
     return Answer(node, reply.content, late=late)

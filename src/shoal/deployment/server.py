@@ -137,10 +137,11 @@ class Server:
             if answer.late:
                 # It has caught up, so that the next round waits for it again.
                 late = self.roster.by_node(answer.node)
-                if late is not None and not members[late].waits:
+                if late is not None and not answer.gone:
                     members[late].waits = True
                 continue
-            assert i is not None
+            if answer.gone or i is None:
+                continue
             silent.discard(answer.node)
             members[i].waits = True
             update = self._accepted(number, members[i], answer, offered[i][0])
