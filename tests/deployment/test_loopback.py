@@ -193,7 +193,7 @@ def rounds_done(out: Path) -> int:
 def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(tmp_path):
     noise = "[defenses.dp_sgd]\nmax_grad_norm = 2.0\nnoise_multiplier = 0.02"
     path, out = tmp_path / "run.toml", tmp_path / "run"
-    a_config(path, clients=5, rounds=20, epochs=3, every=10, examples=150, further=noise)
+    a_config(path, clients=5, rounds=20, epochs=3, every=10, examples=100, further=noise)
     states = [tmp_path / f"state-{i}" for i in range(5)]
     nodes = [{"partition-id": i, "state-dir": folder} for i, folder in enumerate(states)]
     config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 25.0}
@@ -236,6 +236,7 @@ def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_
         assert ledger.rounds >= trained
         assert 0 < ledger.epsilon < float("inf")
     assert ledgers[0].rounds > spent.rounds >= 1
+    assert (out / "report.html").read_text().count("partition-2") >= 2
     undisturbed = simulated(path)
     disturbed = replace(undisturbed, models=models_in(out, path))
     assert client_accuracy(path, disturbed) >= client_accuracy(path, undisturbed) - 0.02

@@ -99,25 +99,34 @@ class Server:
             return
         messages = {node: RecordDict() for node in new}
         seconds = min(60.0, self.settings.round_timeout)
+        found = list[tuple[int, str, int]]()
         for answer in self.exchange.ask("identify", messages, set(new), seconds, str(number)):
-            if not answer.late:
-                self._identify(number, answer)
+            if answer.late or answer.gone:
+                continue
+            try:
+                if answer.content is None:
+                    raise RejectedReplyError(answer.error)
+                name, partition = unpack_identity(answer.content)
+                found.append((-1 if partition is None else partition, name, answer.node))
+            except RejectedReplyError as error:
+                self._turn_away(number, answer.node, str(error))
+        # Whoever answers first: a run that is done once more has its clients in the same order.
+        for partition, name, node in sorted(found):
+            self._join(number, name, node, None if partition < 0 else partition)
 
-    def _identify(self, number: int, answer: Answer) -> None:
-        try:
-            if answer.content is None:
-                raise RejectedReplyError(answer.error)
-            name, partition = unpack_identity(answer.content)
-            known = self.roster.by_name(name)
-            before = None if known is None else self.roster.members[known]
-            if before is not None and before.node is not None and before.waits:
-                raise RejectedReplyError(f"the client '{name}' is at node {before.node} already")
-        except RejectedReplyError as error:
-            self._strangers.add(answer.node)
-            self.events.add(number, "rejected", "unknown", answer.node, str(error))
+    def _join(self, number: int, name: str, node: int, partition: int | None) -> None:
+        known = self.roster.by_name(name)
+        before = None if known is None else self.roster.members[known]
+        if before is not None and before.node is not None and before.waits:
+            self._turn_away(number, node, f"the client '{name}' is at node {before.node} already")
             return
-        self.roster.join(name, answer.node, partition)
-        self.events.add(number, "joined" if before is None else "returned", name, answer.node)
+        self.roster.join(name, node, partition)
+        self.events.add(number, "joined" if before is None else "returned", name, node)
+
+    def _turn_away(self, number: int, node: int, reason: str) -> None:
+        """Ask a node no more that is nobody's, or says that it is somebody who is elsewhere."""
+        self._strangers.add(node)
+        self.events.add(number, "rejected", "unknown", node, reason)
 
     def _updates(self, training: Training, state: State, cohort: list[int]) -> dict[int, ClientUpdate]:
         """What the clients at ``cohort`` reply that can be merged, by position."""

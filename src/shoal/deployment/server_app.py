@@ -7,7 +7,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError
 from shoal.deployment.flower_exchange import FlowerExchange
 from shoal.deployment.run_settings import RunSettings
 from shoal.deployment.server import Progress
@@ -28,6 +27,8 @@ def main(grid: Grid, context: Context) -> None:
 
     try:
         serve(FlowerExchange(grid), settings, show)
-    except InputError as error:
+    except Exception as error:
         LOG.error("%s", error)
+        if settings.out.is_dir():
+            write_text(settings.out / "progress.json", json.dumps({"error": str(error)}) + "\n")
         raise

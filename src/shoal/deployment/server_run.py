@@ -24,6 +24,7 @@ from shoal.deployment.run_settings import RunSettings
 from shoal.deployment.server import Progress, Server
 from shoal.deployment.supported import at_server, choice_of
 from shoal.engine import Engine, Training
+from shoal.reports.deployment import deployment_page
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
 from shoal.runs.differences import differences
 from shoal.runs.directory import is_begun, is_finished, logged, opened
@@ -125,6 +126,12 @@ def _finish(
     write_text(out / "clients.csv", client_frame(server.roster, state).to_csv(index=False))
     named = {f"{k}.{name}": each for k, row in enumerate(state.models) for name, each in model.state_dict(row).items()}
     write_bytes(out / "models.safetensors", serialize({name: each.contiguous() for name, each in named.items()}))
+    events = pd.read_csv(out / "events.csv", dtype={"client": str, "node": str, "reason": str})
+    title = f"{type(config.algorithm.value).title} on {config.data.source}, {len(server.roster.members)} machines"
+    page = deployment_page(
+        pd.DataFrame(list(now.rows)), client_frame(server.roster, state), events, config.toml(), title
+    )
+    write_text(out / "report.html", page)
     measured = summary_of(training, state, now.rows, dict(server.events.counts))
     about = {"algorithm": config.algorithm.name, "dataset": config.data.source, "seed": config.seed}
     seconds = {f"seconds.{name}": value for name, value in now.seconds.items() if name != "choose"}
