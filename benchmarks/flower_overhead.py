@@ -9,6 +9,7 @@ is not training. Bytes are those of the records of a client's two messages, as F
 import argparse
 import csv
 import datetime
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -69,13 +70,13 @@ def seconds_of_rounds(path: Path, folder: Path, rounds: int, nodes: int) -> list
         for i in range(nodes):
             loopback.start_node(f"node-{i}", {"partition-id": i, "state-dir": folder / f"state-{i}"})
         loopback.run(Path.cwd(), {"config": path, "out": out, "min-nodes": nodes})
-        wait_until(lambda: (out / "summary.json").exists(), 600, "no end of the run")
+        wait_until((out / "summary.json").exists, 600, "no end of the run")
     lines = [line for line in (out / "run.log").read_text().splitlines() if " INFO round " in line]
     moments = [datetime.datetime.fromisoformat(line.partition(",")[0]) for line in lines]
     assert len(moments) == rounds
     whole = [float(row["round"]) for row in csv.DictReader((out / "rounds.csv").read_text().splitlines())]
     assert whole[-1] == rounds
-    return [(after - before).total_seconds() for before, after in zip(moments[:-1], moments[1:], strict=True)]
+    return [(after - before).total_seconds() for before, after in itertools.pairwise(moments)]
 
 
 def main() -> None:

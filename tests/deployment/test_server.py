@@ -18,11 +18,11 @@ from flwr.app import MetricRecord, RecordDict
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
-from shoal.deployment.client import respond, respond_histograms
+from shoal.deployment.client import respond, respond_histograms, respond_vote
 from shoal.deployment.exchange import Answer
 from shoal.deployment.messages import Offer
 from shoal.deployment.node import NodeSettings
-from shoal.deployment.records import pack_counts, pack_identity, pack_reply, unpack_offer
+from shoal.deployment.records import pack_answer, pack_counts, pack_identity, pack_reply, unpack_offer
 from shoal.deployment.run_settings import RunSettings
 from shoal.deployment.server_run import serve
 from shoal.engine import Engine
@@ -78,8 +78,12 @@ class Nodes:
                 continue
             offer = unpack_offer(content)
             self.offers.append(offer)
-            reply = pack_counts(respond_histograms(offer, settings)) if question == "histograms" else None
-            reply = pack_reply(respond(offer, settings)) if reply is None else reply
+            if question == "histograms":
+                reply = pack_counts(respond_histograms(offer, settings))
+            elif question == "votes":
+                reply = pack_answer(respond_vote(offer, settings))
+            else:
+                reply = pack_reply(respond(offer, settings))
             spoiled = self.spoil(offer.round, partition, reply)
             if spoiled is not None:
                 yield Answer(node, spoiled)
@@ -122,8 +126,14 @@ def events_of(folder: Path) -> list[dict[str, str]]:
         {"algorithm": {"name": "ditto", "rounds": 3}, "red_team": {"every": 0}},
         {"defenses": {"dp_sgd": {"noise_multiplier": 0.5}, "max_update_norm": 0.1}},
         {"algorithm": {"name": "ifca-mir", "clusters": 2, "rounds": 3, "participation": 0.67}},
+        {
+            "data": {**TABLE["data"], "holdout_examples": 0},
+            "red_team": {"every": 1, "shadow_models": 2},
+            "privacy": {"thresholds": [0.5, 0.51], "beta": 0.5},
+            "coordinator": {"l2": 0.1, "gain": 1.0, "max_cost": 1.0, "vote_epsilon": 3.0},
+        },
     ],
-    ids=["ifca-mir", "histograms", "fedavg", "cfl", "fedsoft", "ditto", "defenses", "participation"],
+    ids=["ifca-mir", "histograms", "fedavg", "cfl", "fedsoft", "ditto", "defenses", "participation", "coordinator"],
 )
 def test_a_run_is_the_simulators(tmp_path, changes):
     table = {**TABLE, **changes}
@@ -133,6 +143,9 @@ def test_a_run_is_the_simulators(tmp_path, changes):
     assert same(found.models, expected.models)
     assert torch.equal(found.risks, expected.risks)
     assert torch.equal(found.assignment, expected.assignment)
+    assert found.directives.keys() == expected.directives.keys()
+    assert all(torch.equal(found.directives[name], values) for name, values in expected.directives.items())
+    assert ("coordinator" in changes) == any(bool(values.any()) for values in found.directives.values())
 
 
 def test_models_are_sent_once_a_round_in_one_message_and_the_chosen_one_comes_back_alone(tmp_path):

@@ -114,10 +114,22 @@ class Coordinator:
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """``state`` with the directives that its risks ask for."""
-        memory = Memory.of(state, self.knobs)
-        told = GUESSING + self.audit_factor * (state.risks - GUESSING)
-        shares = over_limit_shares(told, state.assignment, federation, self.vote_epsilon, stream)
-        utility, error = utilities(state, federation, engine)
+        shares = over_limit_shares(self.told(state.risks), state.assignment, federation, self.vote_epsilon, stream)
+        return self.steered(state, shares, *utilities(state, federation, engine))
+
+    def told(self, risks: Tensor) -> Tensor:
+        """What clients are asked about (K,), of models with these ``risks`` (K,)."""
+        return GUESSING + self.audit_factor * (risks - GUESSING)
+
+    def steered(self, state: State, shares: Tensor, utility: Tensor, error: Tensor) -> State:
+        """``state`` with the directives that its risks ask for, from what clients and test examples say of each model.
+
+        Args:
+            state: after an estimate of its risks.
+            shares: (K,), as `over_limit_shares`.
+            utility, error: (K,) each, as `utilities`.
+        """
+        memory, risks_told = Memory.of(state, self.knobs), self.told(state.risks)
         changed = memory.strengths - memory.strengths_before
         memory = replace(
             memory,
@@ -147,10 +159,10 @@ class Coordinator:
                 LOG.info(
                     "round %d: cluster %d cannot be brought within its members' limits: %.0f %% of them say that its "
                     "risk of %.3f is too high, with knobs at the most that %.3f of accuracy allows",
-                    state.round, k, 100 * float(shares[k]), float(told[k]), self.max_cost,
+                    state.round, k, 100 * float(shares[k]), float(risks_told[k]), self.max_cost,
                 )  # fmt: skip
-        told = replace(memory, demand=demand, strengths=strengths, limit_unmet=unmet)
-        return self._told(state, told, self._prices(state))
+        memory = replace(memory, demand=demand, strengths=strengths, limit_unmet=unmet)
+        return self._told(state, memory, self._prices(state))
 
     def _demand(self, demand: float, share: float, fell: float, error: float) -> float:
         """The relief that is wanted of a cluster, before it is bounded by what knobs can relieve."""

@@ -2,7 +2,7 @@
 
     python -m shoal.deployment.certificates FOLDER --nodes 3
 
-For trials and tests: the authority's key lies beside what it signed, and nothing is revoked. In use, a server's
+For trials and tests: valid for 30 days, with the authority's key thrown away. In use, a server's
 certificate comes from your own authority, and each SuperNode makes its key itself and sends the public half.
 """
 

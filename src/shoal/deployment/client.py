@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from shoal.attacks.loss_histograms import discrete_laplace, histograms, own_risks
+from shoal.control.feedback import over_limit_answers
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
@@ -73,6 +74,18 @@ def respond_histograms(offer: Offer, settings: NodeSettings) -> np.ndarray:
         return counts
 
 
+def respond_vote(offer: Offer, settings: NodeSettings) -> bool:
+    """Whether the risk of ``offer`` is above what the client tolerates; by randomised response if the run says so."""
+    client = open_client(offer.config, settings, offer.classes)
+    section = client.config.coordinator
+    require(section is not None, "the run has no coordinator, whom a client would answer")
+    assert section is not None
+    stream = Stream(client.config.seed)("coordinator", offer.round)
+    threshold, ids = client.federation.preferences.threshold, torch.tensor([offer.client])
+    epsilon = section.coordinator().vote_epsilon
+    return bool(over_limit_answers(offer.risks, threshold, ids, epsilon, stream)[0])
+
+
 @contextmanager
 def _opened(offer: Offer, settings: NodeSettings) -> Iterator[tuple[Client, Training]]:
     """The node's client, and its training on an engine that is closed afterwards."""
@@ -86,6 +99,7 @@ def _opened(offer: Offer, settings: NodeSettings) -> Iterator[tuple[Client, Trai
             offer.models.dim() == 2 and offer.models.shape[1] == setup.model.parameters,
             f"the server's models have {offer.models.shape[-1]} numbers, this network {setup.model.parameters}",
         )
+        steered = () if config.coordinator is None else (config.coordinator.coordinator(),)
         yield (
             client,
             Training(
@@ -95,7 +109,7 @@ def _opened(offer: Offer, settings: NodeSettings) -> Iterator[tuple[Client, Trai
                 engine=engine,
                 stream=Stream(config.seed),
                 client_filter=setup.client_filter,
-                defenses=setup.defenses,
+                defenses=(*setup.defenses, *steered),
             ),
         )
 

@@ -4,10 +4,10 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from shoal.core.errors import InputError
-from shoal.deployment.client import respond, respond_histograms
+from shoal.deployment.client import respond, respond_histograms, respond_vote
 from shoal.deployment.messages import Refusal
 from shoal.deployment.node import NodeSettings
-from shoal.deployment.records import pack_counts, pack_identity, pack_reply, unpack_offer
+from shoal.deployment.records import pack_answer, pack_counts, pack_identity, pack_reply, unpack_offer
 
 app = ClientApp()
 
@@ -33,6 +33,13 @@ def train(message: Message, context: Context) -> Message:
 def count(message: Message, context: Context) -> Message:
     """Send histograms of the losses of the offered model."""
     content: RecordDict = pack_counts(respond_histograms(unpack_offer(message.content), _settings(context)))
+    return Message(content=content, reply_to=message)
+
+
+@app.query("votes")
+def vote(message: Message, context: Context) -> Message:
+    """Say whether the risk of the client's model is over its limit."""
+    content: RecordDict = pack_answer(respond_vote(unpack_offer(message.content), _settings(context)))
     return Message(content=content, reply_to=message)
 
 

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from flwr.app import RecordDict
 
-Question = Literal["identify", "train", "histograms"]
+Question = Literal["identify", "train", "histograms", "votes"]
 """What a message asks of a client."""
 
 

@@ -14,6 +14,7 @@ _KINDS: Mapping[Question, str] = {
     "identify": f"{MessageType.QUERY}.identify",
     "train": MessageType.TRAIN,
     "histograms": f"{MessageType.QUERY}.histograms",
+    "votes": f"{MessageType.QUERY}.votes",
 }
 
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)

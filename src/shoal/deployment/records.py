@@ -106,6 +106,21 @@ def unpack_counts(records: RecordDict, bins: int) -> np.ndarray:
     return counts
 
 
+def pack_answer(over: bool) -> RecordDict:
+    """A client's one bit: whether its model's risk is over its limit, or what it says in its place."""
+    return RecordDict({"vote": MetricRecord({"over": int(over)})})
+
+
+def unpack_answer(records: RecordDict) -> bool:
+    """A client's one bit; raises `RejectedReplyError` where ``records`` are none."""
+    _names("records", records, {"vote"})
+    _reject_unless("vote" in records.metric_records, "records of other kinds")
+    _names("numbers", records.metric_records["vote"], {"over"})
+    over = _whole(records.metric_records["vote"]["over"])
+    _reject_unless(over in (0, 1), f"{over} is no bit")
+    return over == 1
+
+
 def _packed(tensor: Tensor) -> Array:
     return Array(tensor.detach().cpu().contiguous().numpy())
 

@@ -17,7 +17,7 @@ from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
 from shoal.deployment.events import Events
 from shoal.deployment.exchange import Exchange
-from shoal.deployment.remote_histograms import RemoteHistograms
+from shoal.deployment.remote_feedback import RemoteCoordinator, RemoteHistograms
 from shoal.deployment.roster import Roster
 from shoal.deployment.round_rows import client_frame, round_rows, summary_of
 from shoal.deployment.run_settings import RunSettings
@@ -102,7 +102,7 @@ def _one_round(
 
 def _training(server: Server, simulation: Simulation, base: Federation, engine: Engine) -> Training:
     """The training of the server with the clients that it knows now."""
-    team = simulation.red_team
+    team, law = simulation.red_team, simulation.coordinator
     estimator = RemoteHistograms(server, team) if team.estimator == "histogram" else team
     return Training(
         federation=server.roster.federation(base),
@@ -113,7 +113,8 @@ def _training(server: Server, simulation: Simulation, base: Federation, engine: 
         participation=simulation.participation,
         risk_estimator=estimator,
         update_filter=simulation.setup.update_filter,
-        defenses=simulation.setup.defenses,
+        defenses=simulation.setup.defenses if law is None else (*simulation.setup.defenses, law),
+        coordinator=None if law is None else RemoteCoordinator(server, law),
     )
 
 
@@ -156,6 +157,10 @@ def _require_supported(config: Config) -> None:
         team.every == 0 or team.estimator in ("shadow", "histogram"),
         f"'red_team.estimator' must be 'shadow' or 'histogram' on several machines; got '{team.estimator}'",
     )
-    for name in ("property_attack", "canaries", "record", "coordinator"):
+    require(
+        config.coordinator is None or config.coordinator.obeyed_by(config.algorithm.value) is config.algorithm.value,
+        "'coordinator.min_clients' sets prices, which choices on several machines do not know; leave it out",
+    )
+    for name in ("property_attack", "canaries", "record"):
         given = getattr(config, name)
         require(given is None, f"[{name}] works in simulations alone; leave it out on several machines")
