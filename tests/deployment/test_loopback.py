@@ -67,7 +67,7 @@ share = 0.4
 share = 0.6
 rotation = [180, 180]
 [model]
-name = "digits-cnn"
+name = "{model}"
 [algorithm]
 name = "ifca-mir"
 clusters = 2
@@ -193,10 +193,10 @@ def rounds_done(out: Path) -> int:
 def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(tmp_path):
     noise = "[defenses.dp_sgd]\nmax_grad_norm = 2.0\nnoise_multiplier = 0.02"
     path, out = tmp_path / "run.toml", tmp_path / "run"
-    a_config(path, clients=5, rounds=20, epochs=3, every=10, examples=100, further=noise)
+    a_config(path, clients=5, rounds=20, epochs=3, every=10, examples=100, model="logistic", further=noise)
     states = [tmp_path / f"state-{i}" for i in range(5)]
     nodes = [{"partition-id": i, "state-dir": folder} for i, folder in enumerate(states)]
-    config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 25.0}
+    config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 15.0}
     app = an_app(tmp_path / "app", "faulty_client", FAULTY)
     with Programs(tmp_path) as programs:
         loopback = Loopback(programs)
