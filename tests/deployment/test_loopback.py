@@ -114,9 +114,8 @@ def an_app(folder: Path, client: str = "shoal.deployment.client_app", code: str 
 
 
 def a_config(path: Path, **values: object) -> Path:
-    path.write_text(
-        CONFIG.format(**{"clients": 3, "rounds": 1, "epochs": 2, "every": 1, "examples": 30, "further": "", **values})
-    )
+    usual = {"clients": 3, "rounds": 1, "epochs": 2, "every": 1, "examples": 30, "model": "digits-cnn", "further": ""}
+    path.write_text(CONFIG.format(**{**usual, **values}))
     return path
 
 
