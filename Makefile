@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage lint format bench
+.PHONY: help install demo federation test coverage lint format bench
 
 help:  ## Show what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,7 +13,7 @@ install: .venv/installed  ## Make .venv with Shoal and its tools, in the version
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shoal needs Python 3.11 or later; use make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower]'
 	touch $@
 
 demo: install  ## Run IFCA, IFCA-MIR, and IFCA-MIR with DP-SGD on handwritten digits, and compare them (under 90 seconds)
@@ -22,6 +22,9 @@ demo: install  ## Run IFCA, IFCA-MIR, and IFCA-MIR with DP-SGD on handwritten di
 	$(BIN)/shoal run experiments/demo/digits.toml --set algorithm.name=ifca-mir --set defenses.dp_sgd.max_grad_norm=1.0 --set defenses.dp_sgd.noise_multiplier=0.2 --out runs/demo-$(STAMP)/private
 	@echo
 	@$(BIN)/shoal compare runs/demo-$(STAMP)/ifca runs/demo-$(STAMP)/ifca-mir runs/demo-$(STAMP)/private
+
+federation: install  ## Run IFCA-MIR on a Flower SuperLink and three SuperNodes of this machine (under three minutes)
+	$(BIN)/python -m shoal.deployment.federation --out runs/federation-$(STAMP)
 
 test: lint  ## Run everything that CI runs: linters, type checker, import rules, tests, doctests
 	$(BIN)/python -m pytest

@@ -56,14 +56,7 @@ class LossHistograms:
         """
         require_holdout(federation, "histogram")
         counts = self.received(state, federation, engine, stream("noise"))
-        return [
-            cross_fitted_accuracy(
-                counts[state.assignment.numpy() == k],
-                _halves(federation.ids[state.assignment == k], stream("halves", k)),
-                elsewhere=counts[((state.assignment >= 0) & (state.assignment != k)).numpy()].sum(axis=0),
-            )
-            for k in range(len(state.models))
-        ]
+        return accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream)
 
     def received(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> Counts:
         """What the server receives: (N, 2, B) histograms of each client's members and hold-outs.
@@ -74,12 +67,78 @@ class LossHistograms:
         for k, model in enumerate(state.models):
             clients = torch.nonzero(state.assignment == k).flatten()
             for kind, shards in enumerate((federation.clients, federation.holdout)):
-                counts[clients.numpy(), kind] = _histograms(model, shards.take(clients), engine)
+                counts[clients.numpy(), kind] = histograms(model, shards.take(clients), engine)
         if self.epsilon is not None:
             some = torch.nonzero(state.assignment >= 0).flatten()
             for i, seed in zip(some.tolist(), stream.seeds(federation.ids[some]).tolist(), strict=True):
                 counts[i] += discrete_laplace(self.epsilon, counts[i].shape, np.random.default_rng(seed))
         return counts
+
+
+def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int, stream: Stream) -> list[RateEstimate]:
+    """The server's part of `LossHistograms.accuracies`, from what it received.
+
+    Args:
+        counts: (N, 2, B), zeros of clients that sent nothing.
+        assignment: (N,) int64, the model of each client; -1: none.
+        ids: (N,) int64.
+        clusters: K.
+        stream: of the halves.
+    """
+    return [
+        cross_fitted_accuracy(
+            counts[assignment.numpy() == k],
+            _halves(ids[assignment == k], stream("halves", k)),
+            elsewhere=counts[((assignment >= 0) & (assignment != k)).numpy()].sum(axis=0),
+        )
+        for k in range(clusters)
+    ]
+
+
+def own_risks(models: Tensor, members: Shards, holdout: Shards, engine: Engine) -> Tensor:
+    """A client's own estimates of the risk of K models: no server, no shadow models, nothing sent.
+
+    By the best threshold on the loss, taken from every second of the client's own members and hold-outs and judged on
+    the others, and the other way round. The idea of an estimate by the client is of IFCA-MIR, section 5.7.
+
+    Args:
+        models: (K, P).
+        members: the training examples of one owner.
+        holdout: its hold-out examples.
+        engine: computes the losses.
+
+    Returns:
+        (K,) float64, the balanced accuracy of the attack.
+
+    Raises:
+        InputError: fewer than two members or two hold-outs.
+    """
+    fewest = min(len(members.indices), len(holdout.indices))
+    require(
+        fewest >= 2, f"a client's own estimate of risk needs at least 2 training and 2 hold-out examples; got {fewest}"
+    )
+    half = np.array([0, 1])
+    estimates = []
+    for model in models:
+        counts = np.stack(
+            [
+                np.stack(
+                    [
+                        histograms(model, each, engine)[0]
+                        for each in (_every_second(members, h), _every_second(holdout, h))
+                    ]
+                )
+                for h in (0, 1)
+            ]
+        )
+        estimates.append(cross_fitted_accuracy(counts, half, elsewhere=np.zeros(counts.shape[1:])).value)
+    return torch.tensor(estimates, dtype=torch.float64)
+
+
+def _every_second(shards: Shards, first: int) -> Shards:
+    """Every second example of one owner, beginning with the one at ``first``."""
+    indices = shards.indices[first::2]
+    return Shards.from_indices(shards.x, shards.y, indices, torch.tensor([len(indices)]))
 
 
 def require_holdout(federation: Federation, estimator: str) -> None:
@@ -141,7 +200,7 @@ def discrete_laplace(epsilon: float, shape: tuple[int, ...], generator: np.rando
     return first - second
 
 
-def _histograms(model: Tensor, shards: Shards, engine: Engine) -> Counts:
+def histograms(model: Tensor, shards: Shards, engine: Engine) -> Counts:
     """(n, B) how many of each owner's examples have a loss in each bin."""
     counts = np.zeros((len(shards), len(EDGES) + 1))
     if len(shards.indices):

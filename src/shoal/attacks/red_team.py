@@ -76,11 +76,11 @@ class RedTeam:
         """
         if self.estimator == "shadow":
             records = self._records(state, federation, engine, local, stream)
-            return _of_known(
+            return of_known(
                 [self._cross_validated_accuracy(each, stream("attack", k)) for k, each in enumerate(records)], state
             )
         if self.estimator == "histogram":
-            return _of_known(self.histograms.accuracies(state, federation, engine, stream("histograms")), state)
+            return of_known(self.histograms.accuracies(state, federation, engine, stream("histograms")), state)
         attacks, records = self.fit(state, federation, engine, local, stream)
         if self.estimator == "federated":
             estimates = [
@@ -93,7 +93,7 @@ class RedTeam:
             audit = MembershipAudit.of(outputs, attacks, members, state.assignment, federation)
             found = [audit.of_cluster(k) for k in range(len(attacks))]
             estimates = [RateEstimate(each.accuracy, each.low, each.high) for each in found]
-        return _of_known(estimates, state)
+        return of_known(estimates, state)
 
     def fit(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
@@ -125,8 +125,8 @@ class RedTeam:
         return RateEstimate(float(np.mean(accuracies)), *mean_interval(np.array(accuracies)))
 
 
-def _of_known(estimates: list[RateEstimate], state: State) -> RiskEstimate:
-    """The estimates of K models, and the last ones in the place of NaN."""
+def of_known(estimates: list[RateEstimate], state: State) -> RiskEstimate:
+    """The estimates of K models, and the last ones of ``state`` in the place of NaN."""
     measured = torch.tensor(estimates, dtype=torch.float64)
     unknown = measured[:, 0].isnan()
     risks = torch.where(unknown, state.risks, measured[:, 0])

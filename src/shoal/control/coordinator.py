@@ -119,11 +119,27 @@ class Coordinator:
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """``state`` with the directives that its risks ask for."""
-        memory = Memory.of(state, self.knobs)
-        told = GUESSING + self.audit_factor * (state.risks - GUESSING)
-        shares = over_limit_shares(told, state.assignment, federation, self.vote_epsilon, stream)
-        possible = self._possibly_over(state, told, shares, federation, stream("upper end"))
-        utility, error = utilities(state, federation, engine)
+        shares = over_limit_shares(self.told(state.risks), state.assignment, federation, self.vote_epsilon, stream)
+        possible = shares
+        if self.release_on == "interval":
+            upper, coins = self.told(_upper_ends(state)), stream("upper end")
+            possible = over_limit_shares(upper, state.assignment, federation, self.vote_epsilon, coins)
+        return self.steered(state, shares, possible, *utilities(state, federation, engine))
+
+    def told(self, risks: Tensor) -> Tensor:
+        """What clients are asked about (K,), of models with these ``risks`` (K,)."""
+        return GUESSING + self.audit_factor * (risks - GUESSING)
+
+    def steered(self, state: State, shares: Tensor, possible: Tensor, utility: Tensor, error: Tensor) -> State:
+        """``state`` with the directives that its risks ask for, from what clients and test examples say of each model.
+
+        Args:
+            state: after an estimate of its risks.
+            shares: (K,), as `over_limit_shares`.
+            possible: (K,), those that must be small before knobs are released; the same, or those of the upper ends.
+            utility, error: (K,) each, as `utilities`.
+        """
+        memory, risks_told = Memory.of(state, self.knobs), self.told(state.risks)
         changed = memory.strengths - memory.strengths_before
         memory = replace(
             memory,
@@ -153,20 +169,10 @@ class Coordinator:
                 LOG.info(
                     "round %d: cluster %d cannot be brought within its members' limits: %.0f %% of them say that its "
                     "risk of %.3f is too high, with knobs at the most that %.3f of accuracy allows",
-                    state.round, k, 100 * float(shares[k]), float(told[k]), self.max_cost,
+                    state.round, k, 100 * float(shares[k]), float(risks_told[k]), self.max_cost,
                 )  # fmt: skip
-        told = replace(memory, demand=demand, strengths=strengths, limit_unmet=unmet)
-        return self._told(state, told, self._prices(state))
-
-    def _possibly_over(
-        self, state: State, told: Tensor, shares: Tensor, federation: Federation, stream: Stream
-    ) -> Tensor:
-        """The share (K,) of each model's members who must be within their limits before its knobs are released."""
-        if self.release_on == "estimate":
-            return shares
-        # Where no interval is known, the estimate is all there is.
-        upper = torch.fmax(told, GUESSING + self.audit_factor * (state.risk_intervals[:, 1] - GUESSING))
-        return over_limit_shares(upper, state.assignment, federation, self.vote_epsilon, stream)
+        memory = replace(memory, demand=demand, strengths=strengths, limit_unmet=unmet)
+        return self._told(state, memory, self._prices(state))
 
     def _demand(self, demand: float, share: float, possible: float, fell: float, error: float) -> float:
         """The relief that is wanted of a cluster, before it is bounded by what knobs can relieve."""
@@ -205,3 +211,8 @@ class Coordinator:
         if self.min_clients:
             directives["price"] = prices
         return replace(state, directives={**state.directives, **directives}, control=memory.tensors())
+
+
+def _upper_ends(state: State) -> Tensor:
+    """The upper ends (K,) of the risks' intervals; where none is known, the estimate is all there is."""
+    return torch.fmax(state.risks, state.risk_intervals[:, 1])

@@ -29,13 +29,35 @@ def over_limit_shares(
     """
     asked = torch.nonzero(assignment >= 0).flatten()
     model = assignment[asked]
-    answers = risks[model] > federation.preferences.threshold[asked]
-    lies = 0.0 if epsilon is None else 1 / (1 + math.exp(epsilon))
-    coins = stream("answers").seeds(federation.ids[asked]).double() / 2**63
-    answers = answers ^ (coins < lies)
-    members = torch.bincount(model, minlength=len(risks)).double()
-    said = torch.zeros(len(risks), dtype=torch.float64).index_add_(0, model, answers.double())
+    thresholds, ids = federation.preferences.threshold[asked], federation.ids[asked]
+    answers = over_limit_answers(risks[model], thresholds, ids, epsilon, stream)
+    return shares_of_answers(answers, model, len(risks), epsilon)
+
+
+def over_limit_answers(risks: Tensor, thresholds: Tensor, ids: Tensor, epsilon: float | None, stream: Stream) -> Tensor:
+    """The clients' part of `over_limit_shares`: what each says of its model's risk, (n,) bool.
+
+    Args:
+        risks: (n,), of their models, as they are told.
+        thresholds: (n,), that they tolerate.
+        ids: (n,) int64.
+        epsilon, stream: as there.
+    """
+    coins = stream("answers").seeds(ids).double() / 2**63
+    return (risks > thresholds) ^ (coins < _lies(epsilon))
+
+
+def shares_of_answers(answers: Tensor, model: Tensor, clusters: int, epsilon: float | None) -> Tensor:
+    """The server's part of `over_limit_shares`: from the ``answers`` (n,) of the clients of ``model`` (n,) to (K,)."""
+    lies = _lies(epsilon)
+    members = torch.bincount(model, minlength=clusters).double()
+    said = torch.zeros(clusters, dtype=torch.float64).index_add_(0, model, answers.double())
     return ((said / members - lies) / (1 - 2 * lies)).clamp(0, 1)
+
+
+def _lies(epsilon: float | None) -> float:
+    """The probability of an answer that is not true."""
+    return 0.0 if epsilon is None else 1 / (1 + math.exp(epsilon))
 
 
 def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Tensor, Tensor]:

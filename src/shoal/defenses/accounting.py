@@ -39,12 +39,24 @@ def epsilon(spent: Sequence[Spent], noise_multiplier: float, delta: float, accou
     >>> round(epsilon([(0.01, 1000)], 1.0, 1e-5), 3)
     2.101
     """
-    used = tuple((rate, steps) for rate, steps in spent if steps > 0)
+    return composed([(noise_multiplier, rate, steps) for rate, steps in spent], delta, accountant)
+
+
+def composed(history: Sequence[tuple[float, float, int]], delta: float, accountant: Accountant = "rdp") -> float:
+    """The epsilon of steps with perhaps different noise: noise multipliers, sampling rates, numbers of steps.
+
+    Raises:
+        InputError: as `epsilon`.
+
+    >>> composed([(1.0, 0.01, 600), (1.0, 0.01, 400)], 1e-5) == epsilon([(0.01, 600), (0.01, 400)], 1.0, 1e-5)
+    True
+    """
+    used = tuple(each for each in history if each[2] > 0)
     if not used:
         return 0.0
-    if noise_multiplier == 0:
+    if any(noise == 0 for noise, _, _ in used):
         return math.inf
-    return _epsilon_of_history(used, noise_multiplier, delta, accountant)
+    return _epsilon_of_history(used, delta, accountant)
 
 
 def per_client(
@@ -127,9 +139,7 @@ def of_federation(
 
 
 @lru_cache(maxsize=4096)
-def _epsilon_of_history(
-    used: tuple[Spent, ...], noise_multiplier: float, delta: float, accountant: Accountant
-) -> float:
+def _epsilon_of_history(used: tuple[tuple[float, float, int], ...], delta: float, accountant: Accountant) -> float:
     with warnings.catch_warnings():
         # Opacus warns of orders at the end of its list, where its value is still a bound.
         warnings.simplefilter("ignore")
@@ -137,7 +147,7 @@ def _epsilon_of_history(
         from opacus.accountants import PRVAccountant, RDPAccountant  # noqa: PLC0415
 
         counting = RDPAccountant() if accountant == "rdp" else PRVAccountant()
-        counting.history = [(noise_multiplier, rate, steps) for rate, steps in used]
+        counting.history = list(used)
         try:
             value = float(counting.get_epsilon(delta))
         except (RuntimeError, ValueError, MemoryError, OverflowError) as error:

@@ -33,6 +33,7 @@ from shoal.engine.protocols import (
     TrainingPhase,
     UpdateFilter,
 )
+from shoal.engine.remote import ClientUpdate, Received, client_round, server_plan, server_round
 from shoal.engine.round_updates import RoundUpdates
 from shoal.engine.rounds import Training
 from shoal.engine.step_protocols import Augmentation, Objective
@@ -40,11 +41,12 @@ from shoal.engine.step_rule import Gradient, StepRule, require_plain_sgd
 from shoal.engine.torch_optimizer import TorchOptimizer
 
 __all__ = [
-    "Aggregate", "Aggregator", "Algorithm", "Augmentation", "Backend", "ClientRows", "ClusterRound", "Cohort",
-    "Coordinator", "Deployed", "DivergenceError", "Engine", "FirstRoundOfItsOwn", "Gradient", "GradientPrivacy",
-    "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining", "MaliciousClients", "Objective",
-    "PersonalModels", "Precision", "RiskEstimate", "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates",
-    "ScalableDefense", "State", "StepRule", "Storage", "Tensors", "TorchOptimizer", "Training", "TrainingPhase",
-    "UpdateFilter", "averaging_weights", "check_backend", "check_loss", "require_per_example_gradients",
-    "require_plain_sgd", "resolve_backend",
+    "Aggregate", "Aggregator", "Algorithm", "Augmentation", "Backend", "ClientRows", "ClientUpdate", "ClusterRound",
+    "Cohort", "Coordinator", "Deployed", "DivergenceError", "Engine", "FirstRoundOfItsOwn", "Gradient",
+    "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining",
+    "MaliciousClients", "Objective", "PersonalModels", "Precision", "Received", "RiskEstimate", "RiskEstimator",
+    "RoundPlan", "RoundReport", "RoundUpdates", "ScalableDefense", "State", "StepRule", "Storage", "Tensors",
+    "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter", "averaging_weights", "check_backend", "check_loss",
+    "client_round", "require_per_example_gradients", "require_plain_sgd", "resolve_backend", "server_plan",
+    "server_round",
 ]  # fmt: skip

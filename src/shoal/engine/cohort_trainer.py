@@ -12,6 +12,7 @@ from shoal.data.shards import Shards
 from shoal.engine.aggregation import Aggregator, PartialSum
 from shoal.engine.engine import DivergenceError, Engine, starts_of
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
+from shoal.engine.loop_backend import parts_of
 from shoal.engine.protocols import (
     Aggregate,
     LocalTraining,
@@ -177,6 +178,37 @@ class CohortTrainer:
         for local in different:
             alike = torch.tensor([k for k, each in zip(present, locals_, strict=True) if each == local])
             yield local, torch.nonzero(torch.isin(clusters, alike) & trains).flatten()
+
+
+def aggregated(
+    state: State, plan: RoundPlan, ends: Tensor, seeds: Tensor, sizes: Tensor, update_filter: UpdateFilter | None
+) -> Aggregate:
+    """The outcome of a plan whose clients have trained elsewhere and sent their parameters; the server's part.
+
+    Where clients are trained by the loop, it is what `CohortTrainer.train` gives, bit for bit.
+
+    Args:
+        state: before the round.
+        plan: for these n clients.
+        ends: (n, P), the parameters that they sent.
+        seeds: (n,) int64, what the server's filter draws by.
+        sizes: (n,) int64, examples of each, which decide the order in which they are added up.
+        update_filter: applied to every update; None: none.
+
+    Raises:
+        InputError: the plan asks for no update of each client, or for several.
+    """
+    sent = [index for index, each in enumerate(plan.trainings) if each.weights is not None]
+    require(len(sent) == 1, f"clients elsewhere send one update each in a round; this plan asks for {len(sent)}")
+    training = plan.trainings[sent[0]]
+    kept: list[Tensor | None] = [None] * len(plan.trainings)
+    assert training.weights is not None
+    aggregator = Aggregator(state.models, training.weights)
+    receiver = _Receiver(training, aggregator, 0, update_filter, None)
+    for some in parts_of(sizes):
+        receiver.add(receiver.received(some, ends[some], seeds[some]))
+    kept[sent[0]] = receiver.kept(len(sizes))
+    return Aggregate(aggregator.result(), tuple(kept))
 
 
 _Update = tuple[Tensor, PartialSum | None, Tensor | None]

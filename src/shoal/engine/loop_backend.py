@@ -27,13 +27,7 @@ class LoopBackend:
         """The owners (n,) in the parts in which threads take them: largest first, so that no thread is left with a
         large one at the end, and a few at a time while many are left.
         """
-        queue = shards.sizes.argsort(descending=True, stable=True)
-        parts, taken = [], 0
-        while taken < len(queue):
-            count = min(max((len(queue) - taken) // 32, 1), 16)
-            parts.append(queue[taken : taken + count])
-            taken += count
-        return parts
+        return parts_of(shards.sizes)
 
     def train(
         self,
@@ -208,3 +202,18 @@ def _augmented(augmentation: Augmentation, generator: torch.Generator, x: Tensor
 def _examples(bound: BoundNetwork, shards: Shards, rows: Tensor) -> tuple[Tensor, Tensor]:
     chosen, device = rows.to(shards.y.device), bound.row.device
     return to_compute_dtype(gather(shards.x, chosen), bound.dtype, device), shards.y[chosen].to(device)
+
+
+def parts_of(sizes: Tensor) -> list[Tensor]:
+    """The positions of n owners of ``sizes`` (n,) in the parts in which they are trained, and their results added up.
+
+    >>> parts_of(torch.tensor([2, 5, 2]))
+    [tensor([1]), tensor([0]), tensor([2])]
+    """
+    queue = sizes.argsort(descending=True, stable=True)
+    parts, taken = [], 0
+    while taken < len(queue):
+        count = min(max((len(queue) - taken) // 32, 1), 16)
+        parts.append(queue[taken : taken + count])
+        taken += count
+    return parts

@@ -22,6 +22,7 @@ from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local_sgd import LocalSGD
 from shoal.engine.personal_models import PersonalModels
 from shoal.engine.protocols import (
+    Aggregate,
     Algorithm,
     ClusterRound,
     Cohort,
@@ -34,6 +35,7 @@ from shoal.engine.protocols import (
     RoundPlan,
     RoundReport,
     State,
+    Tensors,
     UpdateFilter,
 )
 from shoal.engine.round_updates import UpdateCollector
@@ -144,23 +146,28 @@ class Training:
             after = self._train(state, cohort, plan, collector)
             seconds["choose"], seconds["train"] = planned - began, time.perf_counter() - planned
 
-        estimator = self.risk_estimator
-        due = estimator is not None and estimator.every > 0 and number % estimator.every == 0
-        if estimator is not None and due:
-            began = time.perf_counter()
-            stream = self.stream("red team", number)
-            try:
-                local = self.local_of_clusters(after)
-                estimate = estimator.estimate(after, self.federation, self.engine, local, stream)
-                after = replace(after, risks=estimate.risks, risk_intervals=estimate.intervals)
-                if self.coordinator is not None:
-                    stream = self.stream("coordinator", number)
-                    after = self.coordinator.update(after, self.federation, self.engine, stream)
-            except DivergenceError:
-                LOG.warning("round %d: a shadow model's loss became NaN; risks stay what they were", number)
-            seconds["red_team"] = time.perf_counter() - began
+        began = time.perf_counter()
+        after, due = self.estimated(after)
+        seconds["red_team"] = time.perf_counter() - began if due else 0.0
         updates = None if collector is None else collector.updates(number)
         return after, RoundReport(clients, plan, due, seconds, updates)
+
+    def estimated(self, after: State) -> tuple[State, bool]:
+        """``after`` a round with new risks and directives, where they are due in it; and whether they were."""
+        estimator, number = self.risk_estimator, after.round
+        if estimator is None or estimator.every == 0 or number % estimator.every:
+            return after, False
+        stream = self.stream("red team", number)
+        try:
+            local = self.local_of_clusters(after)
+            estimate = estimator.estimate(after, self.federation, self.engine, local, stream)
+            after = replace(after, risks=estimate.risks, risk_intervals=estimate.intervals)
+            if self.coordinator is not None:
+                stream = self.stream("coordinator", number)
+                after = self.coordinator.update(after, self.federation, self.engine, stream)
+        except DivergenceError:
+            LOG.warning("round %d: a shadow model's loss became NaN; risks stay what they were", number)
+        return after, True
 
     def cohort(self, number: int) -> Tensor:
         """Positions (n,) of a round's clients, ordered by id; perhaps none.
@@ -259,7 +266,7 @@ class Training:
                     continue
                 alone = replace(training.of(one, sizes), keep=lambda update: update, trains=None)
                 cluster = report.plan.clusters(index)[one]
-                trainer = self._trainer(before, report.cohort[one])
+                trainer = self.trainer(before, report.cohort[one])
                 if examples is not None:
                     alone = replace(alone, example_weights=None)
                     trainer = replace(trainer, shards=examples, batches=self.batches(before)("other examples"))
@@ -300,7 +307,7 @@ class Training:
             if isinstance(starts, PersonalModels):
                 starts, which = starts.rows(which), torch.arange(len(some))
             shards = self.federation.clients.take(some)
-            trainer = replace(self._trainer(state, some), shards=shards, batches=batches)
+            trainer = replace(self.trainer(state, some), shards=shards, batches=batches)
             training = LocalTraining(starts, which, keep=lambda update: update, local=local)
             try:
                 aggregate, _ = trainer.train(state, RoundPlan(deployed.assignment[some], (training,)), index)
@@ -326,13 +333,33 @@ class Training:
     def _train(self, state: State, cohort: Cohort, plan: RoundPlan, collector: UpdateCollector | None) -> State:
         """The state after the trainings of a plan and the server's update."""
         try:
-            aggregate, adversary = self._trainer(state, cohort.clients, collector).train(state, plan)
+            aggregate, adversary = self.trainer(state, cohort.clients, collector).train(state, plan)
         except DivergenceError as diverged:
             raise self._diverged(cohort.round, cohort.clients[diverged.owner]) from diverged
+        return self.merged(state, cohort, plan, aggregate, adversary)
+
+    def merged(
+        self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, adversary: Tensors | None = None
+    ) -> State:
+        """The state after a round whose trainings are done: the server's part of it.
+
+        Args:
+            state: before the round.
+            cohort: the n clients that trained.
+            plan: what they did.
+            aggregate: what came of it.
+            adversary: `State.adversary` after it; None: as it was.
+        """
         assignment = state.assignment.clone()
         assignment[cohort.clients] = plan.assignment
         trained = _trained(state, cohort, plan)
-        now = replace(state, round=cohort.round, assignment=assignment, adversary=adversary, trained=trained)
+        now = replace(
+            state,
+            round=cohort.round,
+            assignment=assignment,
+            adversary=state.adversary if adversary is None else adversary,
+            trained=trained,
+        )
         after = self.algorithm.server_update(now, cohort, plan, aggregate)
         if after.trained.shape[1] == len(after.models):
             return after
@@ -341,7 +368,7 @@ class Training:
         trained[cohort.clients, after.assignment[cohort.clients]] = cohort.round
         return replace(after, trained=trained)
 
-    def _trainer(self, state: State, clients: Tensor, collector: UpdateCollector | None = None) -> CohortTrainer:
+    def trainer(self, state: State, clients: Tensor, collector: UpdateCollector | None = None) -> CohortTrainer:
         """What trains the clients at ``clients`` (n,) in the round after ``state``."""
         return CohortTrainer(
             engine=self.engine,

@@ -32,7 +32,7 @@ def round_metrics(
         sizes = federation.clients.sizes[report.cohort[inside]]
         by_group = torch.bincount(group[inside], minlength=len(federation.groups))
         mix = by_group.double().numpy()
-        accuracies = np.array(_accuracies(model, federation, engine) if evaluated else [nan] * len(mix))
+        accuracies = np.array(test_accuracies(model, federation, engine) if evaluated else [nan] * len(mix))
         row: dict[str, float] = {
             "round": state.round,
             "cluster": k,
@@ -61,7 +61,8 @@ def not_evaluated(row: Row) -> Row:
     return {name: nan if name.partition(".")[0] == "accuracy" else value for name, value in row.items()}
 
 
-def _accuracies(model: Tensor, federation: Federation, engine: Engine) -> list[float]:
+def test_accuracies(model: Tensor, federation: Federation, engine: Engine) -> list[float]:
+    """The mean of the model's metric on each group's test examples."""
     metric = engine.model.metric_for(federation.classes)
     values = metric(engine.outputs(model, federation.test.x), federation.test.y).cpu().double()
     return [float(values[federation.test.group == g].mean()) for g in range(len(federation.groups))]

@@ -1,0 +1,151 @@
+"""A client's part of a run on several machines: it answers the server's messages, and keeps its own books."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shoal.attacks.loss_histograms import discrete_laplace, histograms, own_risks
+from shoal.control.feedback import over_limit_answers
+from shoal.core.atomic_files import write_text
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.deployment.client_memory import ClientMemory, remembered
+from shoal.deployment.ledger import Ledger
+from shoal.deployment.messages import Offer, Refusal
+from shoal.deployment.node import NodeSettings
+from shoal.deployment.node_data import Client, open_client
+from shoal.deployment.supported import at_client, choice_of
+from shoal.engine import ClientUpdate, Engine, State, Training, client_round
+
+
+def respond(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refusal:
+    """What a client replies to an offer: its model, its cluster and its number of examples, or why it does not train.
+
+    Raises:
+        InputError: data that cannot be used, or training that diverged.
+    """
+    with _opened(offer, settings) as (client, training):
+        ledger_path = settings.state_dir / "ledger.json"
+        ledger = Ledger.load(ledger_path)
+        memory = ClientMemory.of(settings.state_dir, offer.config)
+        state = _state(training, offer, memory)
+        if settings.risk == "client":
+            risks = own_risks(state.models, training.federation.clients, training.federation.holdout, training.engine)
+            _write_risks(settings.state_dir, offer, risks.tolist())
+            state = replace(state, risks=risks)
+        algorithm = client.config.algorithm.value
+        # Before training, and so before it is known which model is trained: the dearest is charged.
+        examples = int(training.federation.clients.sizes[0])
+        costs = [ledger.after_round(training.local_of(state, k), examples) for k in range(len(state.models))]
+        charged = max(costs, key=lambda each: each.epsilon)
+        if charged.epsilon > settings.epsilon_budget:
+            return Refusal(
+                f"the privacy budget is spent: epsilon {ledger.epsilon:.3f} of {settings.epsilon_budget:g}, and "
+                f"{charged.epsilon:.3f} after this round"
+            )
+        charged.save(ledger_path)
+        update, after = client_round(training, state, count_best=choice_of(algorithm) == "shares")
+        memory.save(offer.round, after)
+        return update
+
+
+def respond_histograms(offer: Offer, settings: NodeSettings) -> np.ndarray:
+    """A client's histograms (2, B) of the loss of the one model that is offered, with the run's noise.
+
+    Raises:
+        InputError: the client has no hold-out examples.
+    """
+    with _opened(offer, settings) as (client, training):
+        federation, (model,) = training.federation, offer.models
+        require(len(federation.holdout.indices) > 0, "the client has no hold-out examples for histograms")
+        both = (federation.clients, federation.holdout)
+        counts = np.stack([histograms(model, each, training.engine)[0] for each in both])
+        epsilon = client.config.red_team.histograms.epsilon
+        if epsilon is not None:
+            stream = training.stream("red team", offer.round, "histograms", "noise")
+            seed = int(stream.seeds(federation.ids)[0])
+            counts = counts + discrete_laplace(epsilon, counts.shape, np.random.default_rng(seed))
+        return counts
+
+
+def respond_vote(offer: Offer, settings: NodeSettings) -> bool:
+    """Whether the risk of ``offer`` is above what the client tolerates; by randomised response if the run says so."""
+    client = open_client(offer.config, settings, offer.classes)
+    section = client.config.coordinator
+    require(section is not None, "the run has no coordinator, whom a client would answer")
+    assert section is not None
+    stream = Stream(client.config.seed)("coordinator", offer.round)
+    threshold, ids = client.federation.preferences.threshold, torch.tensor([offer.client])
+    epsilon = section.coordinator().vote_epsilon
+    return bool(over_limit_answers(offer.risks, threshold, ids, epsilon, stream)[0])
+
+
+@contextmanager
+def _opened(offer: Offer, settings: NodeSettings) -> Iterator[tuple[Client, Training]]:
+    """The node's client, and its training on an engine that is closed afterwards."""
+    client = open_client(offer.config, settings, offer.classes)
+    config, setup = client.config, client.setup
+    choice_of(config.algorithm.value)
+    backend = None if config.engine.backend == "auto" else config.engine.backend
+    with Engine(setup.model, threads=settings.threads, precision=config.engine.precision, backend=backend) as engine:
+        federation = replace(engine.prepare(client.federation), ids=torch.tensor([offer.client]))
+        require(
+            offer.models.dim() == 2 and offer.models.shape[1] == setup.model.parameters,
+            f"the server's models have {offer.models.shape[-1]} numbers, this network {setup.model.parameters}",
+        )
+        steered = () if config.coordinator is None else (config.coordinator.coordinator(),)
+        yield (
+            client,
+            Training(
+                federation=federation,
+                algorithm=at_client(config.algorithm.value),
+                local=setup.local,
+                engine=engine,
+                stream=Stream(config.seed),
+                client_filter=setup.client_filter,
+                defenses=(*setup.defenses, *steered),
+            ),
+        )
+
+
+def _state(training: Training, offer: Offer, memory: ClientMemory) -> State:
+    """The state of a federation of this client alone before the round: what was offered, and what it remembers."""
+    clusters = len(offer.models)
+    # As many clients as models, all of them this one, since algorithms refuse to begin with fewer.
+    crowd = training.federation.take(torch.zeros(clusters, dtype=torch.int64))
+    first = replace(training, federation=crowd).start()
+    one = torch.zeros(1, dtype=torch.int64)
+    state = replace(
+        first,
+        round=offer.round - 1,
+        models=offer.models,
+        risks=offer.risks,
+        directives=dict(offer.directives),
+        assignment=first.assignment[:1],
+        clients={name: rows[:1] for name, rows in first.clients.items()},
+        personal={name: type(rows).same(rows[one][0], 1) for name, rows in first.personal.items()},
+        trained=torch.zeros(1, clusters, dtype=torch.int64),
+    )
+    return remembered(state, memory.before(offer.round))
+
+
+def _write_risks(folder: Path, offer: Offer, own: Sequence[float]) -> None:
+    """Add a round's own estimates beside the server's to the client's ``risks.csv``, each round once."""
+    path = folder / "risks.csv"
+    kept: list[list[str]] = []
+    if path.exists():
+        kept = [row for row in csv.reader(path.read_text().splitlines()[1:]) if int(row[0]) < offer.round]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["round", "model", "own", "server"])
+    writer.writerows(kept)
+    for k, (mine, server) in enumerate(zip(own, offer.risks.tolist(), strict=True)):
+        writer.writerow([offer.round, k, f"{mine:.6f}", f"{server:.6f}"])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(path, out.getvalue())

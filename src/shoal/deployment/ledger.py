@@ -1,0 +1,86 @@
+"""A client's privacy ledger: what DP-SGD has spent on its data, in a file on its own disk.
+
+A round is written down before it is trained, so that a client that dies in it has spent too much and never too little.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shoal.core.atomic_files import write_text
+from shoal.core.errors import InputError, require
+from shoal.defenses.accounting import composed, private_rule
+from shoal.defenses.dp_sgd import Accountant
+from shoal.engine import LocalSGD
+
+Steps = tuple[float, float, int]
+"""A noise multiplier (0: no differential privacy), a sampling rate, and how many such steps were taken."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The local steps that a client has taken on its data, over all runs.
+
+    Args:
+        steps: without two of the same noise and rate.
+        rounds: how many rounds they were.
+        delta: of the epsilon that is reported: the largest that any run asked for.
+        accountant: of the last run.
+
+    >>> ledger = Ledger().after(((1.0, 0.1, 10),), 1e-5, "rdp")
+    >>> ledger.after(((1.0, 0.1, 10),), 1e-5, "rdp").steps, ledger.rounds
+    (((1.0, 0.1, 20),), 1)
+    """
+
+    steps: tuple[Steps, ...] = ()
+    rounds: int = 0
+    delta: float = 1e-5
+    accountant: Accountant = "rdp"
+
+    @property
+    def epsilon(self) -> float:
+        """What has been spent; infinite once a round was trained without differential privacy."""
+        return composed(self.steps, self.delta, self.accountant)
+
+    def after(self, steps: tuple[Steps, ...], delta: float, accountant: Accountant) -> "Ledger":
+        """The ledger with one round of these steps more."""
+        total = {(noise, rate): count for noise, rate, count in self.steps}
+        for noise, rate, count in steps:
+            total[noise, rate] = total.get((noise, rate), 0) + count
+        together = tuple((noise, rate, count) for (noise, rate), count in sorted(total.items()))
+        largest = delta if self.rounds == 0 else max(delta, self.delta)
+        return replace(self, steps=together, rounds=self.rounds + 1, delta=largest, accountant=accountant)
+
+    def after_round(self, local: LocalSGD, examples: int) -> "Ledger":
+        """The ledger with one round of ``local`` training on so many examples more."""
+        rule = private_rule(local)
+        noise = 0.0 if rule is None else rule.noise_multiplier
+        step = (noise, local.batch(examples) / examples, local.steps_of(examples))
+        if rule is None:
+            return self.after((step,), self.delta, self.accountant)
+        return self.after((step,), rule.delta, rule.accountant)
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(vars(self), indent=2) + "\n")
+
+    @staticmethod
+    def load(path: Path) -> "Ledger":
+        """The ledger in a file; an empty one where there is none.
+
+        Raises:
+            InputError: the file is damaged; a client must not go on as if it had spent nothing.
+        """
+        if not path.exists():
+            return Ledger()
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+            steps = tuple((float(noise), float(rate), int(count)) for noise, rate, count in table["steps"])
+            accountant: Accountant = "prv" if table["accountant"] == "prv" else "rdp"
+            ledger = Ledger(steps, int(table["rounds"]), float(table["delta"]), accountant)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}: is no privacy ledger: {error}; restore it from a copy") from error
+        valid = all(noise >= 0 and 0 < rate <= 1 and count >= 0 for noise, rate, count in ledger.steps)
+        require(valid and 0 < ledger.delta < 1, f"{path}: is no privacy ledger; restore it from a copy")
+        return ledger

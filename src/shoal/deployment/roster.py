@@ -1,0 +1,108 @@
+"""Who takes part: the clients that have ever joined a run, by name, and the nodes that they are at now."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from shoal.core.atomic_files import write_text
+from shoal.core.errors import InputError
+from shoal.data import Federation, Preferences
+from shoal.data.shards import Shards
+
+
+@dataclass
+class Member:
+    """One client, as the server knows it.
+
+    Args:
+        name: that its node gave.
+        id: by which its random streams are named: of a partition its number, otherwise the next free one.
+        examples: that it last said it has; 0 before its first update.
+        trained: rounds in which its update was merged.
+        rejected: replies that were not merged.
+        missed: rounds in which it was asked and did not reply in time.
+        refused: rounds that it refused.
+        node: where it is now; None: nowhere.
+        waits: whether a round waits for it; not since it missed a deadline, until it is heard from again.
+    """
+
+    name: str
+    id: int
+    examples: int = 0
+    trained: int = 0
+    rejected: int = 0
+    missed: int = 0
+    refused: int = 0
+    node: int | None = None
+    waits: bool = True
+
+
+@dataclass
+class Roster:
+    """All members, in the order in which they joined, which is their position in the federation."""
+
+    members: list[Member] = field(default_factory=list)
+
+    def by_name(self, name: str) -> int | None:
+        """The position of the client of that name; None: it has never joined."""
+        return next((i for i, each in enumerate(self.members) if each.name == name), None)
+
+    def by_node(self, node: int) -> int | None:
+        """The position of the client at that node."""
+        return next((i for i, each in enumerate(self.members) if each.node == node), None)
+
+    def join(self, name: str, node: int, partition: int | None) -> Member:
+        """Add a client, or move one that is known to its new node."""
+        known = self.by_name(name)
+        if known is None:
+            taken = {each.id for each in self.members}
+            free = next(i for i in range(len(taken) + 1) if i not in taken)
+            self.members.append(Member(name, free if partition is None or partition in taken else partition))
+            known = len(self.members) - 1
+        member = self.members[known]
+        member.node, member.waits = node, True
+        return member
+
+    def federation(self, of_server: Federation) -> Federation:
+        """The federation as the server sees it: numbers of examples, and none of them.
+
+        Args:
+            of_server: has the server's shadow and test set.
+        """
+        count, clients = len(self.members), of_server.clients
+        sizes = torch.tensor([each.examples for each in self.members], dtype=torch.int64)
+        nobody = torch.zeros(count, dtype=torch.int64)
+        x, y = clients.x[:0], clients.y[:0]
+        return Federation(
+            clients=Shards.from_indices(x, y, torch.zeros(int(sizes.sum()), dtype=torch.int64), sizes),
+            holdout=Shards.from_indices(x, y, torch.zeros(0, dtype=torch.int64), nobody),
+            ids=torch.tensor([each.id for each in self.members], dtype=torch.int64),
+            group=nobody,
+            groups=of_server.groups,
+            preferences=Preferences(torch.ones(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)),
+            test=of_server.test,
+            shadow=of_server.shadow,
+            classes=of_server.classes,
+            names=tuple(each.name for each in self.members),
+        )
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all; where clients are now is not written."""
+        rows = [{name: value for name, value in asdict(each).items() if name != "node"} for each in self.members]
+        write_text(path, json.dumps(rows, indent=1) + "\n")
+
+    @staticmethod
+    def load(path: Path) -> "Roster":
+        """The clients of a run that goes on; nobody where there is no file.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        if not path.exists():
+            return Roster()
+        try:
+            return Roster([Member(**row) for row in json.loads(path.read_text(encoding="utf-8"))])
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{path}: is no list of clients: {error}; choose another 'out'") from error

@@ -1,0 +1,145 @@
+"""A round whose clients are on other machines: what one client does in it, and what the server does.
+
+Both halves call what `Training.round` calls: the algorithm's plan, the cohort's trainer, the algorithm's update. A
+client plans as the only client of its cohort; the server plans for all of them, from what they replied.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import require
+from shoal.core.representation import one_line
+from shoal.data.preferences import Preferences
+from shoal.engine.cohort_trainer import aggregated
+from shoal.engine.protocols import Cohort, RoundPlan, State
+from shoal.engine.rounds import Training
+
+
+@dataclass(frozen=True, eq=False)
+class ClientUpdate:
+    """What a client sends in a round.
+
+    Args:
+        cluster: index of the offered model that it chose.
+        examples: how many it trained on.
+        end: (P,) float32, its parameters after local training.
+        best: (K,) int64, of its examples, how many each offered model has the lowest loss on; None where the algorithm
+            does not need it.
+    """
+
+    cluster: int
+    examples: int
+    end: Tensor
+    best: Tensor | None = None
+    __repr__ = one_line
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """What the server received from the n clients of a round, in the order of their ids.
+
+    Args:
+        clients: (n,) int64, positions in the federation.
+        sizes: (n,) int64, examples of each.
+        best: (n, K) int64, of each client's examples, how many each model has the lowest loss on; where clients sent
+            their cluster alone, all of them on its model.
+        ends: (n, P) float32.
+    """
+
+    clients: Tensor
+    sizes: Tensor
+    best: Tensor
+    ends: Tensor
+    __repr__ = one_line
+
+
+def client_round(training: Training, state: State, *, count_best: bool = False) -> tuple[ClientUpdate, State]:
+    """A client's part of the round after ``state``: it chooses a model, and trains it.
+
+    Args:
+        training: of a federation of this client alone, without what the server does to updates.
+        state: the offered models and their risks and directives, with the client's own tensors.
+        count_best: whether `ClientUpdate.best` is asked for.
+
+    Returns:
+        What the client sends, and the state with its own tensors after the round.
+
+    Raises:
+        InputError: training diverged, or the algorithm does not have each client send one update.
+    """
+    alone = torch.zeros(1, dtype=torch.int64)
+    cohort = training.cohort_of(state, alone)
+    plan = training.algorithm.plan(state, cohort)
+    cluster = int(plan.assignment[0])
+    require(
+        sum(each.weights is not None for each in plan.trainings) == 1,
+        "clients on other machines send one update each in a round, which this algorithm does not ask for",
+    )
+    # Of a weighted mean of one client, whose weight is exactly 1, the result is what it sends, bit for bit.
+    own = torch.zeros(len(state.models), 1, dtype=torch.float64)
+    own[cluster] = 1.0
+    trainings = tuple(each if each.weights is None else replace(each, weights=own) for each in plan.trainings)
+    plan = replace(plan, trainings=trainings)
+    aggregate, _ = training.trainer(state, alone).train(state, plan)
+    best = None
+    if count_best:
+        lowest = cohort.example_losses(state.models).argmin(dim=1)
+        best = torch.bincount(lowest, minlength=len(state.models))
+    update = ClientUpdate(cluster, int(cohort.sizes[0]), aggregate.models[cluster].clone(), best)
+    return update, training.merged(state, cohort, plan, aggregate)
+
+
+def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> RoundPlan:
+    """What ``clients`` (n,) do in the round after ``state``, as far as the server knows; see `Received`."""
+    return replace(training.algorithm.plan(state, _cohort(training, state, clients, sizes, best)), losses=None)
+
+
+def server_round(training: Training, state: State, received: Received) -> tuple[State, RoundPlan]:
+    """The server's part of the round after ``state``: it merges what it received.
+
+    Without clients nothing changes but the round. Risks are not estimated yet (`Training.estimated`).
+
+    Returns:
+        The state after the round, and what the clients did in it.
+    """
+    if not len(received.clients):
+        return replace(state, round=state.round + 1), RoundPlan(torch.empty(0, dtype=torch.int64), ())
+    cohort = _cohort(training, state, received.clients, received.sizes, received.best)
+    plan = replace(training.algorithm.plan(state, cohort), losses=None)
+    seeds = training.batches(state)("own").seeds(training.federation.ids[received.clients])
+    aggregate = aggregated(state, plan, received.ends, seeds, received.sizes, training.update_filter)
+    return training.merged(state, cohort, plan, aggregate), plan
+
+
+def _cohort(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> Cohort:
+    """Clients as the server knows them: of their losses only which is the lowest, and nothing of what they tolerate.
+
+    With a beta of 0 and these losses, an algorithm by which clients choose gives each the model that it chose.
+    """
+    count = len(best)
+
+    def losses(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
+        del models, examples
+        lowest = torch.nn.functional.one_hot(best.argmax(dim=1), best.shape[1])
+        return 1 - lowest.double()
+
+    def example_losses(models: Tensor) -> Tensor:
+        del models
+        lowest = torch.repeat_interleave(torch.arange(best.shape[1]).repeat(count), best.flatten())
+        return 1 - torch.nn.functional.one_hot(lowest, best.shape[1]).double()
+
+    return Cohort(
+        round=state.round + 1,
+        clients=clients,
+        sizes=sizes,
+        preferences=Preferences(torch.ones(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)),
+        local=training.local.at(state.round + 1),
+        layout=training.engine.model.layout,
+        scores=losses,
+        stream=training.stream("round", state.round + 1, "server"),
+        example_scores=example_losses,
+        labels=torch.zeros(int(sizes.sum()), dtype=torch.int64),
+    )

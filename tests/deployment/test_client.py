@@ -1,0 +1,195 @@
+"""A client answers for itself: its own data, its own ledger, its own estimate of risk."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+import torch
+
+from shoal.attacks.loss_histograms import own_risks
+from shoal.config.build import build
+from shoal.config.schema import parse_config
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Federation
+from shoal.deployment.client import respond
+from shoal.deployment.ledger import Ledger
+from shoal.deployment.messages import Offer, Refusal
+from shoal.deployment.node import NodeSettings
+from shoal.deployment.node_data import open_client, run_config
+from shoal.engine import ClientUpdate, Engine
+from shoal.models import Model
+
+TABLE = {
+    "seed": 2,
+    "data": {
+        "source": "digits", "clients": 3, "examples_per_client": 20, "holdout_examples": 10, "shadow_examples": 20,
+        "test_examples": 20,
+    },
+    "model": {"name": "logistic"},
+    "algorithm": {"name": "ifca-mir", "clusters": 2, "rounds": 3},
+    "local": {"epochs": 1, "batch_size": 10},
+}  # fmt: skip
+
+
+def an_offer(number: int = 1, **tables: object) -> Offer:
+    decided, simulation = build(parse_config({**TABLE, **tables}, "test"))
+    models = torch.stack([simulation.setup.model.init(Stream(k)) for k in range(2)])
+    return Offer(number, 1, decided.toml(), models, torch.tensor([0.5, 0.5], dtype=torch.float64))
+
+
+def settings(folder, **given: object) -> NodeSettings:
+    return NodeSettings.read({"partition-id": 1, "state-dir": str(folder), **given})
+
+
+def test_the_partition_is_the_simulators_client_with_the_nodes_own_preferences(tmp_path):
+    offer = an_offer()
+    client = open_client(offer.config, settings(tmp_path, beta=0.25, threshold=0.6), ())
+    _, simulation = build(parse_config(TABLE, "test"))
+    whole = simulation.federation.take(torch.tensor([1]))
+    own, rows = client.federation.clients, whole.clients.indices
+    assert torch.equal(own.x[own.indices], whole.clients.x[rows])
+    assert torch.equal(own.y[own.indices], whole.clients.y[rows])
+    assert len(own.x) == 20, "a node keeps nobody else's examples"
+    assert client.federation.preferences.beta.tolist() == [0.25]
+    assert client.federation.preferences.threshold.tolist() == [0.6]
+
+
+def test_a_client_replies_with_its_model_its_cluster_and_its_examples(tmp_path):
+    offer = an_offer()
+    update = respond(offer, settings(tmp_path, beta=0.0))
+    assert isinstance(update, ClientUpdate)
+    assert update.examples == 20
+    assert update.best is None
+    assert not torch.equal(update.end, offer.models[update.cluster])
+
+
+def test_risk_decides_by_the_nodes_own_beta(tmp_path):
+    offer = replace(an_offer(), risks=torch.tensor([0.9, 0.5], dtype=torch.float64))
+    assert respond(offer, settings(tmp_path, alpha=0.0)).cluster == 1
+    risky = replace(offer, risks=torch.tensor([0.5, 0.9], dtype=torch.float64))
+    assert respond(risky, settings(tmp_path, alpha=0.0)).cluster == 0
+
+
+def test_a_client_that_does_not_trust_the_server_goes_by_its_own_estimates(tmp_path):
+    offer = replace(an_offer(), risks=torch.tensor([0.9, 0.5], dtype=torch.float64))
+    own = settings(tmp_path, beta=1.0, risk="client")
+    update = respond(offer, own)
+    rows = list(csv.DictReader((tmp_path / "risks.csv").read_text().splitlines()))
+    estimates = [float(row["own"]) for row in rows]
+    assert [float(row["server"]) for row in rows] == [0.9, 0.5]
+    assert update.cluster == estimates.index(min(estimates))
+    respond(replace(offer, round=2), own)
+    assert [row.partition(",")[0] for row in (tmp_path / "risks.csv").read_text().splitlines()[1:]] == [
+        "1",
+        "1",
+        "2",
+        "2",
+    ]
+
+
+def test_own_estimates_find_a_model_that_remembers_its_members():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(80, 60, generator=generator), torch.randint(0, 2, (80,), generator=generator)
+    federation = Federation.from_tensors([(x[:40], y[:40])], test=(x[40:], y[40:]), holdout=[(x[40:], y[40:])])
+    model = Model(lambda: torch.nn.Linear(60, 2))
+    with Engine(model, threads=1) as engine:
+        weights = torch.linalg.lstsq(x[:40].double(), 8.0 * (2 * y[:40].double() - 1)).solution.float()
+        remembers = model.layout.pack({"weight": torch.stack([-weights, weights]), "bias": torch.zeros(2)})
+        both = torch.stack([remembers, torch.zeros_like(remembers)])
+        risks = own_risks(both, federation.clients, federation.holdout, engine)
+        with pytest.raises(InputError, match="at least 2 training and 2 hold-out"):
+            own_risks(remembers[None], federation.clients, federation.holdout.take(torch.zeros(0).long()), engine)
+    assert float(risks[0]) > 0.6
+    assert float(risks[1]) == 0.5
+
+
+def test_a_client_whose_budget_is_spent_refuses_also_after_a_restart(tmp_path):
+    private = {"defenses": {"dp_sgd": {"noise_multiplier": 1.0}}}
+    offer = an_offer(**private)
+    first = respond(offer, settings(tmp_path))
+    assert isinstance(first, ClientUpdate)
+    spent = Ledger.load(tmp_path / "ledger.json")
+    assert 0 < spent.epsilon < float("inf")
+    refusal = respond(replace(offer, round=2), settings(tmp_path, **{"epsilon-budget": spent.epsilon * 1.01}))
+    assert isinstance(refusal, Refusal)
+    assert "the privacy budget is spent" in refusal.reason
+    assert Ledger.load(tmp_path / "ledger.json") == spent
+    assert isinstance(respond(replace(offer, round=2), settings(tmp_path)), ClientUpdate)
+    assert Ledger.load(tmp_path / "ledger.json").rounds == 2
+
+
+def test_a_budget_needs_differential_privacy(tmp_path):
+    refusal = respond(an_offer(), settings(tmp_path, **{"epsilon-budget": 100.0}))
+    assert isinstance(refusal, Refusal)
+
+
+def test_a_personal_model_is_remembered_on_the_clients_disk(tmp_path):
+    offer = an_offer(algorithm={"name": "ditto", "rounds": 3})
+    offer = replace(offer, models=offer.models[:1], risks=offer.risks[:1])
+    respond(offer, settings(tmp_path))
+    respond(replace(offer, round=2), settings(tmp_path))
+    (folder,) = tmp_path.glob("run-*")
+    assert [path.name for path in sorted(folder.glob("*"))] == ["round-000001.safetensors", "round-000002.safetensors"]
+    again = tmp_path / "again"
+    respond(offer, settings(again))
+    respond(replace(offer, round=2), settings(again))
+    (other,) = again.glob("run-*")
+    assert (folder / "round-000002.safetensors").read_bytes() == (other / "round-000002.safetensors").read_bytes()
+    first, second = ((folder / f"round-00000{i}.safetensors").read_bytes() for i in (1, 2))
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "give 'data-path', or 'partition-id'"),
+        ({"partition-id": -1}, "at least 0"),
+        ({"partition-id": 0, "partion-id": 1}, "unknown key 'partion-id'; did you mean 'partition-id'"),
+        ({"partition-id": 0, "alpha": 0.5, "beta": 0.6}, "must sum to 1"),
+        ({"partition-id": 0, "threshold": 0.4}, "'threshold' must be a number in \\[0.5, 1\\]"),
+        ({"partition-id": 0, "risk": "mine"}, "'server' or 'client'"),
+        ({"partition-id": 0, "client": "../etc"}, "'client' must be of letters"),
+        ({"data-path": "x"}, "needs a name"),
+        ({"partition-id": 0, "threads": 0}, "'threads' must be in"),
+        ({"partition-id": 0, "epsilon-budget": "much"}, "'epsilon-budget' must be a number"),
+    ],
+)
+def test_a_node_that_is_set_wrong_says_so(given, words):
+    with pytest.raises(InputError, match=words):
+        NodeSettings.read(given)
+
+
+def test_a_node_runs_no_code_that_the_server_names():
+    with pytest.raises(InputError, match="names Python code of its own, 'os:system'"):
+        run_config('[data]\nsource = "os:system"\nclients = 1')
+
+
+def test_a_model_of_another_network_is_refused(tmp_path):
+    offer = an_offer()
+    with pytest.raises(InputError, match="this network 650"):
+        respond(replace(offer, models=offer.models[:, :-1]), settings(tmp_path))
+
+
+def test_a_client_trains_on_a_folder_of_its_own(tmp_path):
+    pictures = pytest.importorskip("PIL.Image")
+    for label, shade in (("dark", 20), ("light", 230)):
+        folder = tmp_path / "north" / "north" / label
+        folder.mkdir(parents=True)
+        for i in range(8):
+            pictures.new("L", (8, 8), shade + i).save(folder / f"{i}.png")
+    table = {
+        "data": {"source": "folder", "path": "", "size": [8, 8], "channels": 1, "holdout_fraction": 0.25},
+        "model": {"name": "logistic", "classes": 3},
+        "algorithm": {"name": "fedavg", "rounds": 1},
+    }
+    config = parse_config(table, "test").toml()
+    node = NodeSettings.read(
+        {"data-path": str(tmp_path / "north"), "client": "north", "state-dir": str(tmp_path / "s")}
+    )
+    client = open_client(config, node, ("dark", "grey", "light"))
+    assert client.federation.names == ("north",)
+    assert sorted(client.federation.clients.y.unique().tolist()) == [0, 2]
+    assert len(client.federation.clients.indices) == 11
+    with pytest.raises(InputError, match="classes 'dark', which the server's data have not"):
+        open_client(config, node, ("grey", "light"))

@@ -1,0 +1,49 @@
+"""The privacy ledger survives, and never forgets."""
+
+import math
+
+import pytest
+
+from shoal.core.errors import InputError
+from shoal.defenses import DPSGD, accounting
+from shoal.deployment.ledger import Ledger
+from shoal.engine import LocalSGD
+
+PRIVATE = LocalSGD(epochs=2, batch_size=10, gradient_privacy=DPSGD(noise_multiplier=1.1))
+
+
+def test_epsilon_is_the_accountants_over_all_rounds(tmp_path):
+    ledger, path = Ledger(), tmp_path / "state" / "ledger.json"
+    for _ in range(3):
+        ledger = ledger.after_round(PRIVATE, 100)
+        ledger.save(path)
+        ledger = Ledger.load(path)
+    assert ledger.rounds == 3
+    assert ledger.epsilon == accounting.epsilon([(0.1, 60)], 1.1, 1e-5)
+
+
+def test_rounds_with_different_noise_are_composed():
+    more = LocalSGD(epochs=2, batch_size=10, gradient_privacy=DPSGD(noise_multiplier=2.0))
+    both = Ledger().after_round(PRIVATE, 100).after_round(more, 100)
+    assert Ledger().after_round(PRIVATE, 100).epsilon < both.epsilon
+    assert both.epsilon == accounting.composed([(1.1, 0.1, 20), (2.0, 0.1, 20)], 1e-5)
+
+
+def test_a_round_without_noise_has_no_guarantee():
+    assert Ledger().epsilon == 0
+    assert Ledger().after_round(LocalSGD(epochs=1, batch_size=10), 100).epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"steps": [[1, 2]], "rounds": 1, "delta": 1e-5, "accountant": "rdp"}',
+        '{"steps": [[1, 0.1, -3]], "rounds": 1, "delta": 1e-5, "accountant": "rdp"}',
+    ],
+)
+def test_a_damaged_ledger_stops_the_client(tmp_path, text):
+    (tmp_path / "ledger.json").write_text(text)
+    with pytest.raises(InputError, match="no privacy ledger"):
+        Ledger.load(tmp_path / "ledger.json")

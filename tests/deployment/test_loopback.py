@@ -1,0 +1,241 @@
+"""Flower's real programs on loopback: a round is the simulator's, and faults cost a round and nothing else."""
+
+import csv
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower's programs need the extra: pip install 'shoal[flower]'")
+
+from safetensors.torch import load_file
+
+from shoal.config.build import build
+from shoal.config.schema import read_config
+from shoal.deployment.certificates import make_certificates
+from shoal.deployment.ledger import Ledger
+from shoal.deployment.processes import Loopback, Programs, descendants, wait_until
+from shoal.engine import Engine, State
+from shoal.simulation.round_metrics import test_accuracies as accuracies_of
+from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+
+SECONDS = 240
+"""What any one step may take on a machine that others use too."""
+
+APP = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "trial"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "trial"
+
+[tool.flwr.app.components]
+serverapp = "shoal.deployment.server_app:app"
+clientapp = "{client}:app"
+
+[tool.flwr.app.config]
+config = ""
+out = ""
+min-nodes = 2
+round-timeout = 600.0
+wait-timeout = 600.0
+max-update-norm = 0.0
+"""
+
+CONFIG = """
+seed = 3
+[data]
+source = "digits"
+clients = {clients}
+examples_per_client = {examples}
+shadow_examples = 60
+test_examples = 200
+[data.groups.upright]
+share = 0.4
+[data.groups.turned]
+share = 0.6
+rotation = [180, 180]
+[model]
+name = "{model}"
+[algorithm]
+name = "ifca-mir"
+clusters = 2
+rounds = {rounds}
+[local]
+epochs = {epochs}
+batch_size = 10
+learning_rate = 0.1
+[red_team]
+every = {every}
+shadow_models = 2
+[privacy]
+thresholds = [0.5, 0.8]
+{further}
+"""
+
+FAULTY = """
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+from shoal.deployment import client_app
+
+app = ClientApp()
+app.query("identify")(client_app.identify)
+
+
+@app.train()
+def train(message, context):
+    reply = client_app.train(message, context)
+    if context.node_config["partition-id"] == 2 and message.content["offer"]["round"] == 7:
+        model = reply.content["model"]["model"].numpy().copy()
+        model[5] = np.nan
+        reply.content["model"] = ArrayRecord({"model": Array(model)})
+    return reply
+"""
+
+
+def an_app(folder: Path, client: str = "shoal.deployment.client_app", code: str = "") -> Path:
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(APP.format(client=client))
+    if code:
+        (folder / f"{client}.py").write_text(code)
+    return folder
+
+
+def a_config(path: Path, **values: object) -> Path:
+    usual = {"clients": 3, "rounds": 1, "epochs": 2, "every": 1, "examples": 30, "model": "digits-cnn", "further": ""}
+    path.write_text(CONFIG.format(**{**usual, **values}))
+    return path
+
+
+def simulated(path: Path) -> State:
+    """What the simulator ends with."""
+    decided, simulation = build(read_config(path))
+    with Engine(simulation.setup.model, threads=1, backend=decided.engine.backend) as engine:
+        simulation = move_to_engine(simulation, engine)
+        (*_, (now, _)) = run_rounds(simulation, engine, initial_state(simulation, engine))
+    return now.state
+
+
+def models_in(out: Path, path: Path) -> torch.Tensor:
+    """The models (K, P) in a run's directory."""
+    _, simulation = build(read_config(path))
+    model, named = simulation.setup.model, load_file(out / "models.safetensors")
+    rows = []
+    for k in range(2):
+        own = {name.partition(".")[2]: each for name, each in named.items() if name.startswith(f"{k}.")}
+        rows.append(model.layout.pack(own))
+    return torch.stack(rows)
+
+
+def finished(out: Path) -> bool:
+    return (out / "summary.json").exists()
+
+
+def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_for_bit(tmp_path):
+    path, out, keys = a_config(tmp_path / "run.toml"), tmp_path / "run", tmp_path / "keys"
+    make_certificates(keys, nodes=4)
+    with Programs(tmp_path) as programs:
+        loopback = Loopback(programs, keys)
+        loopback.start_server()
+        for i in range(3):
+            loopback.register(keys / f"node-{i}.pub")
+            node = {"partition-id": i, "state-dir": tmp_path / f"state-{i}"}
+            # One as Flower itself runs a ClientApp, in a program for each message.
+            loopback.start_node(f"node-{i}", node, key=keys / f"node-{i}", forks=i > 0)
+        stranger = {"partition-id": 0, "client": "stranger", "state-dir": tmp_path / "stranger"}
+        loopback.start_node("unregistered", stranger, key=keys / "node-3", forks=False)
+        loopback.start_node("without-tls", stranger, forks=False, plain=True)
+        loopback.run(an_app(tmp_path / "app"), {"config": path, "out": out, "min-nodes": 3})
+        wait_until(lambda: finished(out), SECONDS, programs.log("superlink")[-2000:])
+        started = descendants({program.pid for program in programs.running.values()})
+    expected = simulated(path)
+    assert torch.equal(models_in(out, path), expected.models)
+    summary = json.loads((out / "summary.json").read_text())
+    assert [summary[f"clusters.{k}.risk"] for k in range(2)] == expected.risks.tolist()
+    rows = csv.DictReader((out / "clients.csv").read_text().splitlines())
+    assert {row["name"] for row in rows} == {f"partition-{i}" for i in range(3)}
+    assert not (tmp_path / "stranger").exists(), "a node that was not registered was given a model"
+    assert "SuperNode ID" in programs.log("node-0")
+    assert "SuperNode ID" not in programs.log("unregistered")
+    assert "SuperNode ID" not in programs.log("without-tls")
+    assert not started & descendants({os.getpid(), 1}), "programs outlived the run"
+
+
+def client_accuracy(path: Path, state: State) -> float:
+    """The mean accuracy of the models that the simulator's clients choose, each on its group's test examples."""
+    decided, simulation = build(read_config(path))
+    with Engine(simulation.setup.model, threads=1, backend=decided.engine.backend) as engine:
+        simulation = move_to_engine(simulation, engine)
+        training = simulation.on(engine)
+        deployed, _ = training.deployed(state)
+        of_models = torch.tensor([accuracies_of(row, training.federation, engine) for row in state.models])
+    return float(of_models[deployed.model, simulation.federation.group].mean())
+
+
+def rounds_done(out: Path) -> int:
+    path = out / "rounds.csv"
+    return max(int(row["round"]) for row in csv.DictReader(path.read_text().splitlines())) if path.exists() else 0
+
+
+def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(tmp_path):
+    noise = "[defenses.dp_sgd]\nmax_grad_norm = 2.0\nnoise_multiplier = 0.02"
+    path, out = tmp_path / "run.toml", tmp_path / "run"
+    a_config(path, clients=5, rounds=20, epochs=3, every=10, examples=100, model="logistic", further=noise)
+    states = [tmp_path / f"state-{i}" for i in range(5)]
+    nodes = [{"partition-id": i, "state-dir": folder} for i, folder in enumerate(states)]
+    config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 15.0}
+    app = an_app(tmp_path / "app", "faulty_client", FAULTY)
+    with Programs(tmp_path) as programs:
+        loopback = Loopback(programs)
+
+        def wait_for(number: int) -> None:
+            wait_until(lambda: rounds_done(out) >= number, SECONDS, f"round {number}")
+
+        loopback.start_server()
+        for i, node in enumerate(nodes):
+            loopback.start_node(f"node-{i}", node)
+        loopback.run(app, config)
+        wait_for(4)
+        loopback.kill_node("node-0")
+        spent = Ledger.load(states[0] / "ledger.json")
+        wait_for(9)
+        loopback.start_node("node-0", nodes[0])
+        wait_for(11)
+        programs.kill("superlink")
+        done = rounds_done(out)
+        loopback.start_server()
+        loopback.run(app, config)
+        wait_until(lambda: finished(out), SECONDS, "20 rounds")
+    events = list(csv.DictReader((out / "events.csv").read_text().splitlines()))
+    assert {(row["client"], row["round"]) for row in events if row["kind"] == "rejected"} == {("partition-2", "7")}
+    assert any(row["client"] == "partition-0" and row["kind"] == "missed" for row in events)
+    assert any(row["client"] == "partition-0" and row["kind"] == "returned" for row in events)
+    log = (out / "run.log").read_text()
+    assert "round 7: client partition-2" in log
+    assert "NaN" in log
+    begun = [int(number) for number in re.findall(r"begin after round (\d+)", log)]
+    assert begun[0] == 0
+    assert begun[1] >= done
+    ledgers = [Ledger.load(folder / "ledger.json") for folder in states]
+    members = {row["name"]: row for row in csv.DictReader((out / "clients.csv").read_text().splitlines())}
+    for i, ledger in enumerate(ledgers):
+        trained = int(members[f"partition-{i}"]["rounds"])
+        assert ledger.rounds >= trained
+        assert 0 < ledger.epsilon < float("inf")
+    assert ledgers[0].rounds > spent.rounds >= 1
+    assert (out / "report.html").read_text().count("partition-2") >= 2
+    undisturbed = simulated(path)
+    disturbed = replace(undisturbed, models=models_in(out, path))
+    assert client_accuracy(path, disturbed) >= client_accuracy(path, undisturbed) - 0.02

@@ -1,0 +1,177 @@
+"""What a server takes from strangers, and what it does not."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="messages are Flower's, which needs the extra: pip install 'shoal[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from shoal.core.errors import InputError
+from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError
+from shoal.deployment.records import (
+    pack_counts,
+    pack_identity,
+    pack_offer,
+    pack_reply,
+    unpack_counts,
+    unpack_identity,
+    unpack_offer,
+    unpack_reply,
+)
+from shoal.engine import ClientUpdate
+
+OFFERED = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+GOOD = ClientUpdate(1, 40, torch.tensor([1.0, 2.0, 3.0]))
+
+
+def reply(**changes: object) -> RecordDict:
+    """The records of a good reply, but for these numbers."""
+    records = pack_reply(GOOD)
+    records["update"] = MetricRecord({"cluster": 1, "examples": 40, **changes})
+    return records
+
+
+def with_array(array: Array, **others: Array) -> RecordDict:
+    records = pack_reply(GOOD)
+    records["model"] = ArrayRecord({"model": array, **others})
+    return records
+
+
+def of(values: np.ndarray) -> Array:
+    return Array(values)
+
+
+def announced(values: np.ndarray, **header: object) -> Array:
+    """An array whose own bytes are other than what is announced."""
+    array = of(values)
+    for name, value in header.items():
+        setattr(array, name, value)
+    return array
+
+
+def pickled() -> Array:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}, {"b": 2}, {"c": 3}]), allow_pickle=True)
+    return announced(np.zeros(3, np.float32), data=buffer.getvalue())
+
+
+ANY = Limits()
+
+
+def unpacked(records: RecordDict, limits: Limits = ANY, *, shares: bool = False) -> ClientUpdate | Refusal:
+    return unpack_reply(records, OFFERED, limits, counts_best=shares)
+
+
+def test_an_offer_arrives_as_it_was_sent():
+    offer = Offer(
+        7,
+        3,
+        "seed = 1",
+        OFFERED,
+        torch.tensor([0.5, 0.61]).double(),
+        {"l2": torch.tensor([0.0, 0.25]).double()},
+        ("a", "b"),
+    )
+    found = unpack_offer(pack_offer(offer))
+    assert (found.round, found.client, found.config, found.classes) == (7, 3, "seed = 1", ("a", "b"))
+    assert torch.equal(found.models, OFFERED)
+    assert torch.equal(found.risks, offer.risks)
+    assert torch.equal(found.directives["l2"], offer.directives["l2"])
+
+
+def test_an_update_arrives_as_it_was_sent_bit_for_bit():
+    found = unpacked(pack_reply(GOOD))
+    assert isinstance(found, ClientUpdate)
+    assert (found.cluster, found.examples, found.best) == (1, 40, None)
+    assert torch.equal(found.end, GOOD.end)
+    shares = unpacked(pack_reply(ClientUpdate(1, 40, GOOD.end, torch.tensor([15, 25]))), shares=True)
+    assert isinstance(shares, ClientUpdate)
+    assert shares.best.tolist() == [15, 25]
+
+
+def test_a_refusal_says_why():
+    assert unpacked(pack_reply(Refusal("the budget is spent"))) == Refusal("the budget is spent")
+
+
+def test_a_reply_has_the_model_the_cluster_the_examples_and_nothing_more():
+    records = pack_reply(GOOD)
+    assert set(records) == {"model", "update"}
+    assert set(records["model"]) == {"model"}
+    assert set(records["update"]) == {"cluster", "examples"}
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        (RecordDict(), "records are missing"),
+        (RecordDict({"model": pack_reply(GOOD)["model"]}), "records are missing: \\['update'\\]"),
+        (RecordDict({**pack_reply(GOOD), "more": ConfigRecord({})}), "further records: \\['more'\\]"),
+        (RecordDict({"model": ConfigRecord({}), "update": MetricRecord({})}), "records of other kinds"),
+        (with_array(of(np.zeros(3, np.float32)), second=of(np.zeros(3, np.float32))), "further tensors"),
+        (RecordDict({"model": ArrayRecord({}), "update": pack_reply(GOOD)["update"]}), "tensors are missing"),
+        (with_array(of(np.zeros(4, np.float32))), "not float32 \\(3,\\)"),
+        (with_array(of(np.zeros((1, 3), np.float32))), "not float32 \\(3,\\)"),
+        (with_array(of(np.zeros(3, np.float64))), "float64"),
+        (with_array(of(np.zeros(3, np.int32))), "int32"),
+        (with_array(of(np.array([1.0, np.nan, 0.0], np.float32))), "NaN"),
+        (with_array(of(np.array([1.0, np.inf, 0.0], np.float32))), "NaN or infinite"),
+        (with_array(announced(np.zeros(5, np.float32), shape=(3,))), "an array that is"),
+        (with_array(announced(np.zeros(3, np.float64), dtype="float32")), "an array that is"),
+        (with_array(announced(np.zeros(3, np.float32), data=b"no numbers")), "cannot be read"),
+        (with_array(announced(np.zeros(10_000, np.float32), shape=(3,))), "bytes, above"),
+        (with_array(announced(np.zeros(3, np.float32), stype="pickle")), "pickle"),
+        (with_array(pickled()), "cannot be read"),
+        (reply(cluster=2), "cluster 2 is none of the 2"),
+        (reply(cluster=-1), "cluster -1"),
+        (reply(cluster=1.0), "1.0 is no whole number"),
+        (reply(examples=0), "0 examples"),
+        (reply(examples=-5), "-5 examples"),
+        (reply(examples=1_000_001), "1000001 examples"),
+        (reply(accuracy=1), "further numbers"),
+        (RecordDict({**pack_reply(GOOD), "update": MetricRecord({"cluster": 1})}), "numbers are missing"),
+        (with_array(of(np.full(3, 100.0, np.float32))), "an update of norm 171.5, above 100"),
+    ],
+)
+def test_what_cannot_be_merged_is_rejected_with_its_reason(records, why):
+    limits = Limits(max_examples=1_000_000, max_update_norm=100.0)
+    assert isinstance(unpacked(reply(), limits), ClientUpdate)
+    with pytest.raises(RejectedReplyError, match=why):
+        unpacked(records, limits)
+
+
+@pytest.mark.parametrize("best", [[15, 24], [41, -1], [40], [10, 10, 20], [20.0, 20.0]])
+def test_counts_by_model_must_be_of_the_clients_examples(best):
+    with pytest.raises(RejectedReplyError):
+        unpacked(reply(best=best), shares=True)
+
+
+def test_a_message_of_another_program_is_no_offer():
+    with pytest.raises(InputError, match="no offer of this version"):
+        unpack_offer(RecordDict({"arrays": ArrayRecord({})}))
+
+
+def test_histograms_arrive_and_others_are_rejected():
+    counts = np.arange(8.0).reshape(2, 4)
+    assert np.array_equal(unpack_counts(pack_counts(counts), 4), counts)
+    with pytest.raises(RejectedReplyError, match="2 x 5 counts"):
+        unpack_counts(pack_counts(counts), 5)
+    with pytest.raises(RejectedReplyError, match="NaN"):
+        unpack_counts(pack_counts(counts * np.nan), 4)
+
+
+def test_a_client_says_its_name_and_no_path():
+    assert unpack_identity(pack_identity("north", None)) == ("north", None)
+    assert unpack_identity(pack_identity("partition-2", 2)) == ("partition-2", 2)
+    for name in ("../escape", "", "a b", "x" * 101):
+        with pytest.raises(RejectedReplyError, match="no name of a client"):
+            unpack_identity(pack_identity(name, None))
+
+
+@pytest.mark.parametrize("limits", [{"max_examples": 0}, {"max_update_norm": 0.0}])
+def test_limits_that_would_refuse_everything_are_an_error(limits):
+    with pytest.raises(InputError, match="must be"):
+        Limits(**limits)

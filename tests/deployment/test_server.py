@@ -1,0 +1,291 @@
+"""The server's rounds with nodes that are functions: who is merged, who is not, and going on after a kill."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip(
+    "flwr", reason="the server's messages are Flower's, which needs the extra: pip install 'shoal[flower]'"
+)
+
+from flwr.app import MetricRecord, RecordDict
+
+from shoal.config.build import build
+from shoal.config.schema import parse_config
+from shoal.core.errors import InputError
+from shoal.deployment.client import respond, respond_histograms, respond_vote
+from shoal.deployment.exchange import Answer
+from shoal.deployment.messages import Offer
+from shoal.deployment.node import NodeSettings
+from shoal.deployment.records import pack_answer, pack_counts, pack_identity, pack_reply, unpack_offer
+from shoal.deployment.run_settings import RunSettings
+from shoal.deployment.server_run import serve
+from shoal.engine import Engine
+from shoal.runs.checkpoint import load_checkpoint
+from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+
+TABLE = {
+    "seed": 2,
+    "data": {
+        "source": "digits", "clients": 3, "examples_per_client": 20, "holdout_examples": 10, "shadow_examples": 40,
+        "test_examples": 20,
+    },
+    "model": {"name": "logistic"},
+    "algorithm": {"name": "ifca-mir", "clusters": 2, "rounds": 3},
+    "local": {"epochs": 1, "batch_size": 10},
+    "red_team": {"every": 2, "shadow_models": 2},
+    "engine": {"backend": "loop"},
+}  # fmt: skip
+
+
+@dataclass
+class Nodes:
+    """An exchange whose nodes are in this process.
+
+    Args:
+        folder: of the clients' states.
+        numbers: the partitions, whose nodes are 100 + partition.
+        spoil: what becomes of a reply in a round, by partition; None is silence.
+        away: the partitions that are not connected, asked before each round.
+    """
+
+    folder: Path
+    numbers: tuple[int, ...] = (0, 1, 2)
+    spoil: Callable[[int, int, RecordDict], RecordDict | None] = lambda number, partition, reply: reply
+    away: Callable[[], set[int]] = set
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    offers: list[Offer] = field(default_factory=list)
+    pauses: int = 0
+
+    def connected(self) -> list[int]:
+        return [100 + each for each in self.numbers if each not in self.away()]
+
+    def pause(self) -> None:
+        self.pauses += 1
+
+    def ask(self, question, messages: Mapping[int, RecordDict], awaited, seconds, group) -> Iterator[Answer]:
+        for node, content in reversed(messages.items()):
+            partition = node - 100
+            self.asked.append((question, partition))
+            settings = NodeSettings.read({"partition-id": partition, "state-dir": str(self.folder / str(partition))})
+            if question == "identify":
+                yield Answer(node, pack_identity(settings.client, partition))
+                continue
+            offer = unpack_offer(content)
+            self.offers.append(offer)
+            if question == "histograms":
+                reply = pack_counts(respond_histograms(offer, settings))
+            elif question == "votes":
+                reply = pack_answer(respond_vote(offer, settings))
+            else:
+                reply = pack_reply(respond(offer, settings))
+            spoiled = self.spoil(offer.round, partition, reply)
+            if spoiled is not None:
+                yield Answer(node, spoiled)
+
+
+def settings(folder: Path, table: Mapping[str, object] = TABLE, **given: object) -> RunSettings:
+    path = folder / "run.toml"
+    path.write_text(parse_config(table, "test").toml())
+    return RunSettings.read(
+        {"config": str(path), "out": str(folder / "run"), "min-nodes": 3, "wait-timeout": 0.0, **given}
+    )
+
+
+def simulated(table: Mapping[str, object]):
+    _, simulation = build(parse_config(table, "test"))
+    with Engine(simulation.setup.model, threads=1, backend="loop") as engine:
+        simulation = move_to_engine(simulation, engine)
+        (*_, (now, _)) = run_rounds(simulation, engine, initial_state(simulation, engine))
+    return now.state
+
+
+def state_of(folder: Path):
+    found = load_checkpoint(folder / "run" / "checkpoint")
+    assert found is not None
+    return found.state
+
+
+def events_of(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "run" / "events.csv").read_text().splitlines()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"red_team": {"every": 2, "estimator": "histogram", "attack": "loss-threshold", "histogram_epsilon": 1.0}},
+        {"algorithm": {"name": "fedavg", "rounds": 3}, "red_team": {"every": 0}},
+        {"algorithm": {"name": "cfl", "rounds": 3, "eps1": 10.0, "eps2": 0.0}, "red_team": {"every": 0}},
+        {"algorithm": {"name": "fedsoft", "rounds": 3}, "red_team": {"every": 0}},
+        {"algorithm": {"name": "ditto", "rounds": 3}, "red_team": {"every": 0}},
+        {"defenses": {"dp_sgd": {"noise_multiplier": 0.5}, "max_update_norm": 0.1}},
+        {"algorithm": {"name": "ifca-mir", "clusters": 2, "rounds": 3, "participation": 0.67}},
+        {
+            "data": {**TABLE["data"], "holdout_examples": 0},
+            "red_team": {"every": 1, "shadow_models": 2},
+            "privacy": {"thresholds": [0.5, 0.51], "beta": 0.5},
+            "coordinator": {"l2": 0.1, "gain": 1.0, "max_cost": 1.0, "vote_epsilon": 3.0},
+        },
+    ],
+    ids=["ifca-mir", "histograms", "fedavg", "cfl", "fedsoft", "ditto", "defenses", "participation", "coordinator"],
+)
+def test_a_run_is_the_simulators(tmp_path, changes):
+    table = {**TABLE, **changes}
+    serve(Nodes(tmp_path), settings(tmp_path, table))
+    expected, found = simulated(table), state_of(tmp_path)
+    same = torch.allclose if "fedsoft" in str(changes) else torch.equal
+    assert same(found.models, expected.models)
+    assert torch.equal(found.risks, expected.risks)
+    assert torch.equal(found.assignment, expected.assignment)
+    assert found.directives.keys() == expected.directives.keys()
+    assert all(torch.equal(found.directives[name], values) for name, values in expected.directives.items())
+    assert ("coordinator" in changes) == any(bool(values.any()) for values in found.directives.values())
+
+
+def test_models_are_sent_once_a_round_in_one_message_and_the_chosen_one_comes_back_alone(tmp_path):
+    nodes = Nodes(tmp_path)
+    serve(nodes, settings(tmp_path))
+    assert sorted(nodes.asked) == sorted([("identify", i) for i in range(3)] + 3 * [("train", i) for i in range(3)])
+    assert all(offer.models.shape == (2, 650) for offer in nodes.offers)
+
+
+def test_a_client_of_cfl_is_sent_its_own_model_alone(tmp_path):
+    nodes = Nodes(tmp_path)
+    serve(nodes, settings(tmp_path, {**TABLE, "algorithm": {"name": "cfl", "rounds": 2, "eps1": 10.0, "eps2": 0.0}}))
+    assert {len(offer.models) for offer in nodes.offers} == {1}
+
+
+def test_nothing_of_what_a_client_tolerates_is_sent(tmp_path):
+    replies = []
+    nodes = Nodes(tmp_path, spoil=lambda number, partition, reply: replies.append(reply) or reply)
+    serve(nodes, settings(tmp_path))
+    assert all(
+        set(reply["update"]) == {"cluster", "examples"} and set(reply) == {"model", "update"} for reply in replies
+    )
+
+
+def test_a_rejected_reply_is_logged_counted_and_never_merged(tmp_path):
+    def spoil(number: int, partition: int, reply: RecordDict) -> RecordDict:
+        if (number, partition) == (2, 1):
+            reply["update"] = MetricRecord({"cluster": 7, "examples": 20})
+        return reply
+
+    serve(Nodes(tmp_path, spoil=spoil), settings(tmp_path))
+    alone = tmp_path / "without"
+    alone.mkdir()
+    serve(Nodes(alone, spoil=lambda n, p, reply: None if (n, p) == (2, 1) else reply), settings(alone))
+    assert torch.equal(state_of(tmp_path).models, state_of(alone).models)
+    (rejected,) = [row for row in events_of(tmp_path) if row["kind"] == "rejected"]
+    assert (rejected["round"], rejected["client"], rejected["node"]) == ("2", "partition-1", "101")
+    assert "cluster 7" in rejected["reason"]
+    assert "round 2: client partition-1 (node 101) rejected" in (tmp_path / "run" / "run.log").read_text()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["events.rejected"] == 1
+    assert "events.missed" not in summary
+    assert json.loads((alone / "run" / "summary.json").read_text())["events.missed"] == 1
+    rows = list(csv.DictReader((tmp_path / "run" / "clients.csv").read_text().splitlines()))
+    assert [(row["name"], row["rounds"], row["rejected"]) for row in rows] == [
+        ("partition-0", "3", "0"), ("partition-1", "2", "1"), ("partition-2", "3", "0")
+    ]  # fmt: skip
+
+
+def test_a_killed_server_goes_on_after_its_last_round_bit_for_bit(tmp_path):
+    def kill(number: int, partition: int, reply: RecordDict) -> RecordDict:
+        if number == 3:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(Nodes(tmp_path, spoil=kill), settings(tmp_path))
+    again = Nodes(tmp_path)
+    serve(again, settings(tmp_path))
+    assert [each for each in again.asked if each[0] == "train"] == [("train", i) for i in (2, 1, 0)]
+    assert torch.equal(state_of(tmp_path).models, simulated(TABLE).models)
+
+
+def test_a_client_that_comes_later_joins(tmp_path):
+    rounds = []
+    nodes = Nodes(tmp_path, spoil=lambda number, partition, reply: rounds.append(number) or reply)
+    nodes.away = lambda: set() if 1 in rounds else {2}
+    serve(nodes, settings(tmp_path, **{"min-nodes": 2}))
+    assert [(row["round"], row["kind"]) for row in events_of(tmp_path) if row["client"] == "partition-2"] == [
+        ("2", "joined")
+    ]
+    assert len(state_of(tmp_path).assignment) == 3
+
+
+def test_a_client_that_leaves_and_comes_back_is_the_same_client(tmp_path):
+    rounds = []
+    nodes = Nodes(tmp_path, spoil=lambda number, partition, reply: rounds.append(number) or reply)
+    nodes.away = lambda: {2} if rounds and rounds[-1] == 1 else set()
+    serve(nodes, settings(tmp_path, **{"min-nodes": 2}))
+    kinds = [row["kind"] for row in events_of(tmp_path) if row["client"] == "partition-2"]
+    assert kinds == ["joined", "left", "returned"]
+    assert len(state_of(tmp_path).assignment) == 3
+
+
+def test_too_few_clients_end_the_run_with_a_sentence(tmp_path):
+    with pytest.raises(InputError, match="only 2 of 'min-nodes' = 3 clients came"):
+        serve(Nodes(tmp_path, numbers=(0, 1)), settings(tmp_path))
+
+
+def test_another_runs_directory_is_not_touched(tmp_path):
+    serve(Nodes(tmp_path), settings(tmp_path))
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(InputError, match="holds a run with seed = 2"):
+        serve(Nodes(tmp_path), settings(tmp_path, {**TABLE, "seed": 5}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm": {"name": "scaffold", "rounds": 2}}, "does not run on several machines"),
+        ({"red_team": {"every": 1, "estimator": "audit"}}, "must be 'shadow' or 'histogram'"),
+        ({"canaries": {"per_client": 2}}, "works in simulations alone"),
+    ],
+)
+def test_what_a_server_cannot_do_is_said_before_anybody_is_asked(tmp_path, changes, words):
+    nodes = Nodes(tmp_path)
+    with pytest.raises(InputError, match=words):
+        serve(nodes, settings(tmp_path, {**TABLE, **changes}))
+    assert not nodes.asked
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "'config' must name a TOML file"),
+        ({"config": "nowhere.toml"}, "'nowhere.toml', which is neither"),
+        ({"min-nodes": 0}, "'min-nodes' must be a whole number of at least 1"),
+        ({"round-timeout": -1.0}, "'round-timeout' must be a number of at least 0"),
+    ],
+)
+def test_a_run_that_is_set_wrong_says_so(tmp_path, given, words):
+    path = tmp_path / "run.toml"
+    path.write_text("")
+    with pytest.raises(InputError, match=words):
+        RunSettings.read({"config": str(path), **given} if given.get("config") != "nowhere.toml" and given else given)
+
+
+def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
+    class Twice(Nodes):
+        def connected(self) -> list[int]:
+            return [100, 101, 102, 1100] if self.offers else [100, 101, 102]
+
+        def ask(self, question, messages, awaited, seconds, group):
+            if question == "identify" and 1100 in messages:
+                yield Answer(1100, pack_identity("partition-0", 0))
+                return
+            yield from super().ask(question, messages, awaited, seconds, group)
+
+    serve(Twice(tmp_path), settings(tmp_path))
+    (rejected,) = [row for row in events_of(tmp_path) if row["kind"] == "rejected"]
+    assert (rejected["node"], rejected["reason"]) == ("1100", "the client 'partition-0' is at node 100 already")
+    assert torch.equal(state_of(tmp_path).models, simulated(TABLE).models)
