@@ -163,7 +163,7 @@ def _require_supported(config: Config) -> None:
     )
     require(
         config.coordinator is None or config.coordinator.law.release_on == "estimate",
-        "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit; got 'interval'",
+        "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit",
     )
     for name in ("property_attack", "canaries", "record"):
         given = getattr(config, name)
