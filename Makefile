@@ -6,7 +6,7 @@ STAMP := $(shell date +%Y%m%d-%H%M%S)
 .PHONY: help install demo federation test coverage lint format bench
 
 help:  ## Show what each target does
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: .venv/installed  ## Make .venv with Shoal and its tools, in the versions of constraints.txt
 

@@ -113,7 +113,7 @@ def test_a_client_whose_budget_is_spent_refuses_also_after_a_restart(tmp_path):
     assert 0 < spent.epsilon < float("inf")
     refusal = respond(replace(offer, round=2), settings(tmp_path, **{"epsilon-budget": spent.epsilon * 1.01}))
     assert isinstance(refusal, Refusal)
-    assert "the privacy budget is spent" in refusal.reason
+    assert refusal.reason == "the client's privacy budget is spent", "how much was spent is the client's own"
     assert Ledger.load(tmp_path / "ledger.json") == spent
     assert isinstance(respond(replace(offer, round=2), settings(tmp_path)), ClientUpdate)
     assert Ledger.load(tmp_path / "ledger.json").rounds == 2

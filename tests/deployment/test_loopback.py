@@ -79,6 +79,8 @@ learning_rate = 0.1
 [red_team]
 every = {every}
 shadow_models = 2
+[evaluation]
+every = 20
 [privacy]
 thresholds = [0.5, 0.8]
 {further}
@@ -153,10 +155,10 @@ def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_f
             loopback.register(keys / f"node-{i}.pub")
             node = {"partition-id": i, "state-dir": tmp_path / f"state-{i}"}
             # One as Flower itself runs a ClientApp, in a program for each message.
-            loopback.start_node(f"node-{i}", node, key=keys / f"node-{i}", forks=i > 0)
+            loopback.start_node(f"node-{i}", node, key=keys / f"node-{i}", apps="forks" if i else "programs")
         stranger = {"partition-id": 0, "client": "stranger", "state-dir": tmp_path / "stranger"}
-        loopback.start_node("unregistered", stranger, key=keys / "node-3", forks=False)
-        loopback.start_node("without-tls", stranger, forks=False, plain=True)
+        loopback.start_node("unregistered", stranger, key=keys / "node-3", apps="none")
+        loopback.start_node("without-tls", stranger, apps="none", plain=True)
         loopback.run(an_app(tmp_path / "app"), {"config": path, "out": out, "min-nodes": 3})
         wait_until(lambda: finished(out), SECONDS, programs.log("superlink")[-2000:])
         started = descendants({program.pid for program in programs.running.values()})
@@ -166,7 +168,6 @@ def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_f
     assert [summary[f"clusters.{k}.risk"] for k in range(2)] == expected.risks.tolist()
     rows = csv.DictReader((out / "clients.csv").read_text().splitlines())
     assert {row["name"] for row in rows} == {f"partition-{i}" for i in range(3)}
-    assert not (tmp_path / "stranger").exists(), "a node that was not registered was given a model"
     assert "SuperNode ID" in programs.log("node-0")
     assert "SuperNode ID" not in programs.log("unregistered")
     assert "SuperNode ID" not in programs.log("without-tls")

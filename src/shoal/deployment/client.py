@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,8 @@ from shoal.deployment.node import NodeSettings
 from shoal.deployment.node_data import Client, open_client
 from shoal.deployment.supported import at_client, choice_of
 from shoal.engine import ClientUpdate, Engine, State, Training, client_round
+
+LOG = logging.getLogger("shoal")
 
 
 def respond(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refusal:
@@ -45,10 +48,11 @@ def respond(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refusal:
         costs = [ledger.after_round(training.local_of(state, k), examples) for k in range(len(state.models))]
         charged = max(costs, key=lambda each: each.epsilon)
         if charged.epsilon > settings.epsilon_budget:
-            return Refusal(
-                f"the privacy budget is spent: epsilon {ledger.epsilon:.3f} of {settings.epsilon_budget:g}, and "
-                f"{charged.epsilon:.3f} after this round"
-            )
+            LOG.warning(
+                "the privacy budget is spent: epsilon %.3f of %g, and %.3f after round %d",
+                ledger.epsilon, settings.epsilon_budget, charged.epsilon, offer.round,
+            )  # fmt: skip
+            return Refusal("the client's privacy budget is spent")
         charged.save(ledger_path)
         update, after = client_round(training, state, count_best=choice_of(algorithm) == "shares")
         memory.save(offer.round, after)

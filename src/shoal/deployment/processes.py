@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from shoal.core.errors import ShoalError
 
@@ -233,7 +234,7 @@ class Loopback:
         config: Mapping[str, object],
         *,
         key: Path | None = None,
-        forks: bool = True,
+        apps: Literal["forks", "programs", "none"] = "forks",
         plain: bool = False,
     ) -> None:
         """Start a SuperNode.
@@ -242,7 +243,7 @@ class Loopback:
             name: of the program.
             config: of the node.
             key: its private key.
-            forks: whether its ClientApp runs in forks of one process (`task_worker`), or in programs of Flower.
+            apps: whether its ClientApp runs in forks of one process (`task_worker`), in programs of Flower, or nowhere.
             plain: whether it does without TLS where the SuperLink has it.
         """
         port, folder = free_port(), self.certificates
@@ -251,11 +252,11 @@ class Loopback:
             security = ["--root-certificates", str(folder / "ca.crt")]
         security += [] if key is None else ["--auth-supernode-private-key", str(key)]
         where = ["--superlink", self.address, "--host", "127.0.0.1", "--port", str(port)]
-        isolation = ["--isolation", "process" if forks else "subprocess"]
+        isolation = ["--isolation", "subprocess" if apps == "programs" else "process"]
         self.programs.start(
             name, ["flower-supernode", *security, *where, *isolation, "--node-config", node_config(config)]
         )
-        if forks:
+        if apps == "forks":
             worker = ["python", "-m", "shoal.deployment.task_worker", f"127.0.0.1:{port}"]
             self.programs.start(f"{name}-worker", worker)
 

@@ -90,6 +90,8 @@ class Server:
     def _look(self, number: int) -> None:
         """Find out who is there: nodes that are new say which client they have."""
         nodes = set(self.exchange.connected())
+        # A node that was turned away may come back mended.
+        self._strangers &= nodes
         for each in self.roster.members:
             if each.node is not None and each.node not in nodes:
                 self.events.add(number, "left", each.name, each.node)

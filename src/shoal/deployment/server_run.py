@@ -128,7 +128,7 @@ def _finish(
     named = {f"{k}.{name}": each for k, row in enumerate(state.models) for name, each in model.state_dict(row).items()}
     write_bytes(out / "models.safetensors", serialize({name: each.contiguous() for name, each in named.items()}))
     events = pd.read_csv(out / "events.csv", dtype={"client": str, "node": str, "reason": str})
-    title = f"{type(config.algorithm.value).title} on {config.data.source}, {len(server.roster.members)} machines"
+    title = f"{config.algorithm.name} on {config.data.source}, {len(server.roster.members)} machines"
     page = deployment_page(
         pd.DataFrame(list(now.rows)), client_frame(server.roster, state), events, config.toml(), title
     )

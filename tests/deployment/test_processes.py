@@ -1,0 +1,84 @@
+"""Programs end with everything that they started, and phone nobody."""
+
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.core.errors import InputError, ShoalError
+from shoal.deployment.processes import Programs, descendants, environment, free_port, listens, node_config, wait_until
+
+
+def alive(process: int) -> bool:
+    path = Path(f"/proc/{process}/stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc, to see processes")
+def test_children_of_programs_end_with_them_also_in_a_group_of_their_own(tmp_path):
+    code = "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True); time.sleep(300)"
+    with Programs(tmp_path) as programs:
+        programs.start("parent", [sys.executable, "-c", code])
+        parent = programs.running["parent"].pid
+        wait_until(lambda: len(descendants({parent})) == 1, 30, "no child")
+        (child,) = descendants({parent})
+        assert alive(child)
+    wait_until(lambda: not alive(child), 30, "the child goes on")
+    assert not alive(parent)
+
+
+def test_no_program_sends_telemetry_or_looks_for_updates_or_installs(tmp_path):
+    found = environment(tmp_path)
+    assert found["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert found["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+    assert found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert found["FLWR_HOME"] == str(tmp_path)
+
+
+def test_a_program_that_fails_says_so(tmp_path):
+    with Programs(tmp_path) as programs:
+        assert programs.call([sys.executable, "-c", "print(6 * 7)"], tmp_path) == "42\n"
+        with pytest.raises(ShoalError, match=r"failed: .*broken"):
+            programs.call([sys.executable, "-c", "import sys; sys.exit('broken')"], tmp_path)
+        with pytest.raises(ShoalError, match=r"did not end within 0\.1 seconds"):
+            programs.call([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, seconds=0.1)
+
+
+def test_what_never_holds_is_not_waited_for_forever():
+    began = time.monotonic()
+    with pytest.raises(ShoalError, match="a miracle: not within 0 seconds"):
+        wait_until(lambda: False, 0, "a miracle", poll=0.01)
+    assert time.monotonic() - began < 30
+
+
+def test_a_node_config_is_as_flower_reads_it():
+    assert (
+        node_config({"partition-id": 1, "state-dir": Path("/s"), "beta": 0.5})
+        == 'partition-id=1 state-dir="/s" beta=0.5'
+    )
+    assert not listens(free_port())
+
+
+def test_certificates_are_of_the_authority_and_keys_are_their_owners_alone(tmp_path):
+    x509 = pytest.importorskip("cryptography.x509", reason="certificates need the extra: pip install 'shoal[flower]'")
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key  # noqa: PLC0415
+
+    from shoal.deployment.certificates import main, make_certificates  # noqa: PLC0415
+
+    folder = tmp_path / "keys"
+    assert main([str(folder), "--nodes", "2", "--host", "server"]) == 0
+    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    server = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "server"]
+    keys = [folder / "server.key", folder / "node-0", folder / "node-1"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in keys} == {0o600}
+    public = [load_ssh_public_key((folder / f"node-{i}.pub").read_bytes()).public_numbers() for i in range(2)]
+    assert public[0] != public[1]
+    assert main([str(folder)]) == 2
+    with pytest.raises(InputError, match="'--nodes' must be at least 1"):
+        make_certificates(tmp_path / "none", 0)
+    assert not (tmp_path / "none").exists()
