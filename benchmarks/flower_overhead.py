@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from shoal.config.build import build
@@ -48,9 +48,8 @@ attack = "gap"
 
 
 def stored(records: RecordDict) -> int:
-    """The bytes of a message with these records."""
-    message = Message(content=records, dst_node_id=1, message_type=MessageType.TRAIN)
-    return sum(len(each.deflate()) for each in get_all_nested_objects(message).values())
+    """The bytes of these records, in the objects that Flower makes of them."""
+    return sum(len(each.deflate()) for each in get_all_nested_objects(records).values())
 
 
 def traffic(path: Path, clusters: int) -> tuple[int, int]:
