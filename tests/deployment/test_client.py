@@ -3,8 +3,10 @@
 import csv
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from shoal.attacks.loss_histograms import own_risks
 from shoal.config.build import build
@@ -12,7 +14,7 @@ from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.deployment.client import respond
+from shoal.deployment.client import respond, respond_histograms, respond_vote
 from shoal.deployment.ledger import Ledger
 from shoal.deployment.messages import Offer, Refusal
 from shoal.deployment.node import NodeSettings
@@ -102,6 +104,39 @@ def test_own_estimates_find_a_model_that_remembers_its_members():
             own_risks(remembers[None], federation.clients, federation.holdout.take(torch.zeros(0).long()), engine)
     assert float(risks[0]) > 0.6
     assert float(risks[1]) == 0.5
+
+
+@pytest.mark.parametrize(
+    "defenses",
+    [
+        {"dp_sgd": {"noise_multiplier": 1.0}},
+        {"laplace_noise": {"noise_multiplier": 1.0}},
+    ],
+    ids=["dp-sgd", "Laplace noise"],
+)
+def test_noise_is_the_clients_secret_and_new_for_an_offer_that_is_made_twice(tmp_path, defenses):
+    """Of noise that follows from the run's seed the server knows every number."""
+    noisy, plain = an_offer(defenses=defenses), an_offer()
+
+    def answers(offer, source: str) -> list[Tensor]:
+        found = [respond(offer, settings(tmp_path / f"{source}-{turn}", noise=source)) for turn in (0, 1)]
+        assert all(isinstance(each, ClientUpdate) for each in found)
+        return [each.end for each in found]
+
+    assert torch.equal(*answers(noisy, "seed")), "for trials"
+    assert torch.equal(*answers(plain, "secret")), "batches without noise are the simulator's"
+    assert not torch.equal(*answers(noisy, "secret"))
+
+
+def test_noise_of_histograms_and_answers_is_the_clients_secret(tmp_path):
+    team = {"every": 1, "estimator": "histogram", "attack": "loss-threshold", "histogram_epsilon": 1.0}
+    offer = an_offer(red_team=team, coordinator={"l2": 0.1, "vote_epsilon": 0.1})
+    one = replace(offer, models=offer.models[:1], risks=offer.risks[:1])
+    secret, seeded = settings(tmp_path), settings(tmp_path, noise="seed")
+    assert np.array_equal(respond_histograms(one, seeded), respond_histograms(one, seeded))
+    assert not np.array_equal(respond_histograms(one, secret), respond_histograms(one, secret))
+    assert len({respond_vote(one, seeded) for _ in range(50)}) == 1
+    assert len({respond_vote(one, secret) for _ in range(50)}) == 2, "equal with a probability of 2^-49"
 
 
 def test_a_client_whose_budget_is_spent_refuses_also_after_a_restart(tmp_path):

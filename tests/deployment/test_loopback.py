@@ -195,7 +195,8 @@ def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_
     path, out = tmp_path / "run.toml", tmp_path / "run"
     a_config(path, clients=5, rounds=20, epochs=3, every=10, examples=100, model="logistic", further=noise)
     states = [tmp_path / f"state-{i}" for i in range(5)]
-    nodes = [{"partition-id": i, "state-dir": folder} for i, folder in enumerate(states)]
+    # Noise by the run's seed, so that the test is the same each time.
+    nodes = [{"partition-id": i, "state-dir": folder, "noise": "seed"} for i, folder in enumerate(states)]
     config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 15.0}
     app = an_app(tmp_path / "app", "faulty_client", FAULTY)
     with Programs(tmp_path) as programs:

@@ -72,7 +72,9 @@ class Nodes:
         for node, content in reversed(messages.items()):
             partition = node - 100
             self.asked.append((question, partition))
-            settings = NodeSettings.read({"partition-id": partition, "state-dir": str(self.folder / str(partition))})
+            settings = NodeSettings.read(
+                {"partition-id": partition, "state-dir": str(self.folder / str(partition)), "noise": "seed"}
+            )
             if question == "identify":
                 yield Answer(node, pack_identity(settings.client, partition))
                 continue

@@ -1,8 +1,14 @@
-"""A client's part of a run on several machines: it answers the server's messages, and keeps its own books."""
+"""A client's part of a run on several machines: it answers the server's messages, and keeps its own books.
+
+Batches and the like come from the run's seed, so that a round is the simulator's. Noise must not: the server knows that
+seed, and could subtract what it says. Whatever protects the client is drawn from its own machine's randomness instead,
+anew for each answer, so that an offer that is made twice is not answered with the same noise (`NodeSettings.noise`).
+"""
 
 import csv
 import io
 import logging
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,10 +18,12 @@ import numpy as np
 import torch
 
 from shoal.attacks.loss_histograms import discrete_laplace, histograms, own_risks
+from shoal.config.schema import Config
 from shoal.control.feedback import over_limit_answers
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
+from shoal.defenses import DPSGD
 from shoal.deployment.client_memory import ClientMemory, remembered
 from shoal.deployment.ledger import Ledger
 from shoal.deployment.messages import Offer, Refusal
@@ -72,7 +80,7 @@ def respond_histograms(offer: Offer, settings: NodeSettings) -> np.ndarray:
         counts = np.stack([histograms(model, each, training.engine)[0] for each in both])
         epsilon = client.config.red_team.histograms.epsilon
         if epsilon is not None:
-            stream = training.stream("red team", offer.round, "histograms", "noise")
+            stream = _protecting(client.config, settings)("red team", offer.round, "histograms", "noise")
             seed = int(stream.seeds(federation.ids)[0])
             counts = counts + discrete_laplace(epsilon, counts.shape, np.random.default_rng(seed))
         return counts
@@ -84,7 +92,7 @@ def respond_vote(offer: Offer, settings: NodeSettings) -> bool:
     section = client.config.coordinator
     require(section is not None, "the run has no coordinator, whom a client would answer")
     assert section is not None
-    stream = Stream(client.config.seed)("coordinator", offer.round)
+    stream = _protecting(client.config, settings)("coordinator", offer.round)
     threshold, ids = client.federation.preferences.threshold, torch.tensor([offer.client])
     epsilon = section.coordinator().vote_epsilon
     return bool(over_limit_answers(offer.risks, threshold, ids, epsilon, stream)[0])
@@ -111,11 +119,23 @@ def _opened(offer: Offer, settings: NodeSettings) -> Iterator[tuple[Client, Trai
                 algorithm=at_client(config.algorithm.value),
                 local=setup.local,
                 engine=engine,
-                stream=Stream(config.seed),
+                stream=_protecting(config, settings) if _noisy(client) else Stream(config.seed),
                 client_filter=setup.client_filter,
                 defenses=(*setup.defenses, *steered),
             ),
         )
+
+
+def _protecting(config: Config, settings: NodeSettings) -> Stream:
+    """The stream of the numbers that protect a client; see `NodeSettings.noise`."""
+    return Stream(secrets.randbits(128) if settings.noise == "secret" else config.seed)
+
+
+def _noisy(client: Client) -> bool:
+    """Whether the client's training or its update has noise, or may be told to; batches are then its secret too."""
+    steered, setup = client.config.coordinator, client.setup
+    told = steered is not None and steered.dp_sgd is not None
+    return told or setup.client_filter is not None or any(isinstance(each, DPSGD) for each in setup.defenses)
 
 
 def _state(training: Training, offer: Offer, memory: ClientMemory) -> State:

@@ -16,7 +16,7 @@ CLIENT_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 
 _KEYS = (
     "partition-id", "num-partitions", "client", "data-path", "data-dir", "alpha", "beta", "threshold",
-    "epsilon-budget", "state-dir", "risk", "threads",
+    "epsilon-budget", "state-dir", "risk", "noise", "threads",
 )  # fmt: skip
 
 
@@ -34,6 +34,8 @@ class NodeSettings:
         epsilon_budget: the client refuses a round after which it would have spent more.
         state_dir: its own folder, where its privacy ledger and its personal model are.
         risk: whose estimates it chooses by: the server's, or its own.
+        noise: where random numbers that protect the client come from: "secret", this machine's own, anew for each
+            answer; or "seed", the run's seed, which the server knows and could take them off by: for trials alone.
         threads: of the processor.
     """
 
@@ -46,6 +48,7 @@ class NodeSettings:
     epsilon_budget: float
     state_dir: Path
     risk: Literal["server", "client"]
+    noise: Literal["secret", "seed"]
     threads: int
 
     @staticmethod
@@ -68,6 +71,8 @@ class NodeSettings:
         require(plain, f"--node-config: 'client' must be of letters, digits, '-', '_' and '.'; got {name!r}")
         risk = given.get("risk", "server")
         require(risk in ("server", "client"), f"--node-config: 'risk' must be 'server' or 'client'; got {risk!r}")
+        noise = given.get("noise", "secret")
+        require(noise in ("secret", "seed"), f"--node-config: 'noise' must be 'secret' or 'seed'; got {noise!r}")
         threads = given.get("threads", 1)
         fits = type(threads) is int and 1 <= threads <= MAX_THREADS
         require(fits, f"--node-config: 'threads' must be in [1, {MAX_THREADS}]; got {threads!r}")
@@ -82,6 +87,7 @@ class NodeSettings:
             epsilon_budget=math.inf if budget is None else budget,
             state_dir=_home() / name if state is None else Path(str(state)).expanduser(),
             risk="client" if risk == "client" else "server",
+            noise="seed" if noise == "seed" else "secret",
             threads=threads,
         )
 
