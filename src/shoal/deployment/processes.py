@@ -124,15 +124,20 @@ class Programs:
         for process in started & descendants({os.getpid(), 1}):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and started & descendants({os.getpid(), 1}):
+            time.sleep(0.05)
 
 
 def descendants(roots: set[int]) -> set[int]:
-    """The processes that those of ``roots`` have started, and so on; on systems without ``/proc`` none."""
+    """The processes that those of ``roots`` have started, and so on, without ended ones; none where is no ``/proc``."""
     parents = dict[int, int]()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # The name in parentheses may hold anything, also spaces.
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state not in "ZX":  # It has ended, and its parent has not asked how.
+                parents[int(stat.parent.name)] = int(parent)
     found: set[int] = set()
     wave = roots
     while wave:
