@@ -60,7 +60,7 @@ source = "digits"
 clients = {clients}
 examples_per_client = {examples}
 shadow_examples = 60
-test_examples = 200
+test_examples = {test}
 [data.groups.upright]
 share = 0.4
 [data.groups.turned]
@@ -116,8 +116,8 @@ def an_app(folder: Path, client: str = "shoal.deployment.client_app", code: str 
 
 
 def a_config(path: Path, **values: object) -> Path:
-    usual = {"clients": 3, "rounds": 1, "epochs": 2, "every": 1, "examples": 30, "model": "digits-cnn", "further": ""}
-    path.write_text(CONFIG.format(**{**usual, **values}))
+    usual = {"clients": 3, "rounds": 1, "epochs": 2, "every": 1, "examples": 30, "test": 200}
+    path.write_text(CONFIG.format(**{**usual, "model": "digits-cnn", "further": "", **values}))
     return path
 
 
@@ -193,7 +193,9 @@ def rounds_done(out: Path) -> int:
 def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(tmp_path):
     noise = "[defenses.dp_sgd]\nmax_grad_norm = 2.0\nnoise_multiplier = 0.02"
     path, out = tmp_path / "run.toml", tmp_path / "run"
-    a_config(path, clients=5, rounds=20, epochs=3, every=10, examples=100, model="logistic", further=noise)
+    # Enough training and test examples that it hardly matters who misses which rounds, which hangs on the machine: with
+    # any one client away for nine rounds, or two of five away from each, accuracy is 0.913 to 0.918.
+    a_config(path, clients=5, rounds=20, epochs=6, every=10, examples=100, test=1000, model="logistic", further=noise)
     states = [tmp_path / f"state-{i}" for i in range(5)]
     # Noise by the run's seed, so that the test is the same each time.
     nodes = [{"partition-id": i, "state-dir": folder, "noise": "seed"} for i, folder in enumerate(states)]
