@@ -28,8 +28,9 @@ def compared(config: Path, changes: list[str]) -> pd.DataFrame:
         training, state = simulation.on(engine), now.state
         federation, local = training.federation, training.local_of_clusters(state)
         stream = training.stream("compared")
-        server = simulation.red_team.risks(state, federation, engine, local, stream)
-        audit = replace(simulation.red_team, estimator="audit").risks(state, federation, engine, local, stream)
+        server = simulation.red_team.estimate(state, federation, engine, local, stream).risks
+        all_knowing = replace(simulation.red_team, estimator="audit")
+        audit = all_knowing.estimate(state, federation, engine, local, stream).risks
         rows = []
         for k in range(len(state.models)):
             users = torch.nonzero(state.assignment == k).flatten().tolist()
