@@ -184,6 +184,7 @@ def test_a_personal_model_is_remembered_on_the_clients_disk(tmp_path):
         ({"partition-id": 0, "alpha": 0.5, "beta": 0.6}, "must sum to 1"),
         ({"partition-id": 0, "threshold": 0.4}, "'threshold' must be a number in \\[0.5, 1\\]"),
         ({"partition-id": 0, "risk": "mine"}, "'server' or 'client'"),
+        ({"partition-id": 0, "noise": "x"}, "'secret' or 'seed'"),
         ({"partition-id": 0, "client": "../etc"}, "'client' must be of letters"),
         ({"data-path": "x"}, "needs a name"),
         ({"partition-id": 0, "threads": 0}, "'threads' must be in"),

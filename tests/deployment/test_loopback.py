@@ -20,7 +20,7 @@ from shoal.deployment.certificates import make_certificates
 from shoal.deployment.ledger import Ledger
 from shoal.deployment.processes import Loopback, Programs, descendants, wait_until
 from shoal.engine import Engine, State
-from shoal.simulation.round_metrics import test_accuracies as accuracies_of
+from shoal.simulation.round_metrics import group_accuracies
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 SECONDS = 240
@@ -181,7 +181,7 @@ def client_accuracy(path: Path, state: State) -> float:
         simulation = move_to_engine(simulation, engine)
         training = simulation.on(engine)
         deployed, _ = training.deployed(state)
-        of_models = torch.tensor([accuracies_of(row, training.federation, engine) for row in state.models])
+        of_models = torch.tensor([group_accuracies(row, training.federation, engine) for row in state.models])
     return float(of_models[deployed.model, simulation.federation.group].mean())
 
 

@@ -119,18 +119,9 @@ def own_risks(models: Tensor, members: Shards, holdout: Shards, engine: Engine) 
     )
     half = np.array([0, 1])
     estimates = []
+    halves = [(_every_second(members, first), _every_second(holdout, first)) for first in (0, 1)]
     for model in models:
-        counts = np.stack(
-            [
-                np.stack(
-                    [
-                        histograms(model, each, engine)[0]
-                        for each in (_every_second(members, h), _every_second(holdout, h))
-                    ]
-                )
-                for h in (0, 1)
-            ]
-        )
+        counts = np.stack([client_histograms(model, *each, engine) for each in halves])
         estimates.append(cross_fitted_accuracy(counts, half, elsewhere=np.zeros(counts.shape[1:])).value)
     return torch.tensor(estimates, dtype=torch.float64)
 
@@ -174,9 +165,9 @@ def cross_fitted_accuracy(counts: Counts, half: NDArray[np.int64], elsewhere: Co
     # Noise can leave a total without examples, and rates outside [0, 1].
     if not (total > 0).all():
         return RateEstimate.unknown()
-    rates = np.clip(right / total, 0, 1).tolist()
-    value = float(np.clip((right / total).mean(), 0, 1))
-    return RateEstimate(value, *mean_rate_interval(rates, total.tolist()))
+    rates = right / total
+    value = float(np.clip(rates.mean(), 0, 1))
+    return RateEstimate(value, *mean_rate_interval(np.clip(rates, 0, 1).tolist(), total.tolist()))
 
 
 def best_cut(counts: Counts) -> int:
@@ -208,6 +199,11 @@ def histograms(model: Tensor, shards: Shards, engine: Engine) -> Counts:
         loss = losses(engine.outputs_at(model, shards.x, rows).cpu(), shards.y[rows].cpu(), engine.model.loss)
         np.add.at(counts, (shards.owners().numpy(), np.searchsorted(EDGES, loss, side="right")), 1)
     return counts
+
+
+def client_histograms(model: Tensor, members: Shards, holdout: Shards, engine: Engine) -> Counts:
+    """(2, B) the histograms of one client's members and hold-outs."""
+    return np.stack([histograms(model, each, engine)[0] for each in (members, holdout)])
 
 
 def _halves(ids: Tensor, stream: Stream) -> NDArray[np.int64]:

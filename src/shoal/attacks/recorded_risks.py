@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
-from shoal.engine import Engine, LocalSGD, RiskEstimate, State
+from shoal.engine import Engine, LocalSGD, RiskEstimate, State, unknown_intervals
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class RecordedRisks:
         del federation, engine, local, stream
         recorded = self.by_round.get(state.round, state.risks)
         risks = recorded if recorded.shape == state.risks.shape else state.risks
-        return RiskEstimate(risks, torch.full((len(risks), 2), torch.nan, dtype=torch.float64))
+        return RiskEstimate(risks, unknown_intervals(len(risks)))
 
     @staticmethod
     def of_rows(every: int, rows: Sequence[Mapping[str, float]]) -> "RecordedRisks":

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shoal.attacks.loss_histograms import discrete_laplace, histograms, own_risks
+from shoal.attacks.loss_histograms import client_histograms, discrete_laplace, own_risks
 from shoal.config.schema import Config
 from shoal.control.feedback import over_limit_answers
 from shoal.core.atomic_files import write_text
@@ -76,8 +76,7 @@ def respond_histograms(offer: Offer, settings: NodeSettings) -> np.ndarray:
     with _opened(offer, settings) as (client, training):
         federation, (model,) = training.federation, offer.models
         require(len(federation.holdout.indices) > 0, "the client has no hold-out examples for histograms")
-        both = (federation.clients, federation.holdout)
-        counts = np.stack([histograms(model, each, training.engine)[0] for each in both])
+        counts = client_histograms(model, federation.clients, federation.holdout, training.engine)
         epsilon = client.config.red_team.histograms.epsilon
         if epsilon is not None:
             stream = _protecting(client.config, settings)("red team", offer.round, "histograms", "noise")

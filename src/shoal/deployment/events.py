@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from shoal.core.atomic_files import write_text
+
 LOG = logging.getLogger("shoal")
 
 Kind = Literal["joined", "returned", "left", "missed", "rejected", "refused", "failed"]
@@ -34,7 +36,7 @@ class Events:
             text = path.read_text(encoding="utf-8")
             whole = text[: text.rfind("\n") + 1]
             if whole != text:
-                path.write_text(whole, encoding="utf-8")
+                write_text(path, whole)
             counts.update(row["kind"] for row in csv.DictReader(whole.splitlines()))
         else:
             with path.open("w", encoding="utf-8", newline="") as file:

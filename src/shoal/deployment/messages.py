@@ -74,23 +74,24 @@ def check_update(update: ClientUpdate, offered: Tensor, limits: Limits, *, count
         counts_best: whether the algorithm needs `ClientUpdate.best`.
     """
     clusters = len(offered)
-    _require(0 <= update.cluster < clusters, f"cluster {update.cluster} is none of the {clusters} offered models")
+    reject_unless(0 <= update.cluster < clusters, f"cluster {update.cluster} is none of the {clusters} offered models")
     known = 1 <= update.examples <= limits.max_examples
-    _require(known, f"{update.examples} examples are not in [1, {limits.max_examples}]")
+    reject_unless(known, f"{update.examples} examples are not in [1, {limits.max_examples}]")
     shape, wanted = tuple(update.end.shape), tuple(offered.shape[1:])
-    _require(shape == wanted, f"a model of shape {shape}, not {wanted}")
-    _require(bool(torch.isfinite(update.end).all()), "the model has numbers that are NaN or infinite")
+    reject_unless(shape == wanted, f"a model of shape {shape}, not {wanted}")
+    reject_unless(bool(torch.isfinite(update.end).all()), "the model has numbers that are NaN or infinite")
     norm = float((update.end - offered[update.cluster]).double().norm())
-    _require(norm <= limits.max_update_norm, f"an update of norm {norm:.4g}, above {limits.max_update_norm:g}")
+    reject_unless(norm <= limits.max_update_norm, f"an update of norm {norm:.4g}, above {limits.max_update_norm:g}")
     if counts_best:
         best = [] if update.best is None else update.best.tolist()
-        _require(len(best) == clusters, f"{len(best)} counts of examples for {clusters} models")
-        _require(
+        reject_unless(len(best) == clusters, f"{len(best)} counts of examples for {clusters} models")
+        reject_unless(
             min(best) >= 0 and sum(best) == update.examples,
             f"counts by model {best} that are not of {update.examples} examples",
         )
 
 
-def _require(condition: bool, reason: str) -> None:
+def reject_unless(condition: bool, reason: str) -> None:
+    """Raise `RejectedReplyError` with ``reason`` unless ``condition`` holds."""
     if not condition:
         raise RejectedReplyError(reason)

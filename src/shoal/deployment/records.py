@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
-from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError, check_update
+from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError, check_update, reject_unless
 from shoal.deployment.node import CLIENT_NAME
 from shoal.engine import ClientUpdate
 
@@ -78,7 +78,7 @@ def unpack_reply(records: RecordDict, offered: Tensor, limits: Limits, *, counts
         reason = records.config_records["refusal"].get("reason")
         return Refusal(str(reason)[:500])
     _names("records", records, {"model", "update"})
-    _reject_unless("model" in records.array_records and "update" in records.metric_records, "records of other kinds")
+    reject_unless("model" in records.array_records and "update" in records.metric_records, "records of other kinds")
     tensors, numbers = records.array_records["model"], records.metric_records["update"]
     _names("tensors", tensors, {"model"})
     _names("numbers", numbers, {"cluster", "examples", *(["best"] if counts_best else [])})
@@ -97,12 +97,12 @@ def pack_counts(counts: np.ndarray) -> RecordDict:
 def unpack_counts(records: RecordDict, bins: int) -> np.ndarray:
     """A client's histograms (2, ``bins``); raises `RejectedReplyError` where they are none."""
     _names("records", records, {"histograms"})
-    _reject_unless("histograms" in records.metric_records, "records of other kinds")
+    reject_unless("histograms" in records.metric_records, "records of other kinds")
     given = records.metric_records["histograms"].get("counts")
     fits = isinstance(given, list) and len(given) == 2 * bins
-    _reject_unless(fits, f"histograms that have not 2 x {bins} counts")
+    reject_unless(fits, f"histograms that have not 2 x {bins} counts")
     counts = np.asarray(given, dtype=np.float64).reshape(2, bins)
-    _reject_unless(bool(np.isfinite(counts).all()), "histograms with NaN")
+    reject_unless(bool(np.isfinite(counts).all()), "histograms with NaN")
     return counts
 
 
@@ -114,10 +114,10 @@ def pack_answer(over: bool) -> RecordDict:
 def unpack_answer(records: RecordDict) -> bool:
     """A client's one bit; raises `RejectedReplyError` where ``records`` are none."""
     _names("records", records, {"vote"})
-    _reject_unless("vote" in records.metric_records, "records of other kinds")
+    reject_unless("vote" in records.metric_records, "records of other kinds")
     _names("numbers", records.metric_records["vote"], {"over"})
     over = _whole(records.metric_records["vote"]["over"])
-    _reject_unless(over in (0, 1), f"{over} is no bit")
+    reject_unless(over in (0, 1), f"{over} is no bit")
     return over == 1
 
 
@@ -128,28 +128,28 @@ def _packed(tensor: Tensor) -> Array:
 def _unpacked(array: Array, shape: tuple[int, ...]) -> Tensor:
     """A float32 array of a certain shape; its own header is checked too, since what is announced may differ."""
     announced = (array.stype, array.dtype, tuple(array.shape))
-    _reject_unless(announced == ("numpy.ndarray", "float32", shape), f"an array {announced}, not float32 {shape}")
+    reject_unless(announced == ("numpy.ndarray", "float32", shape), f"an array {announced}, not float32 {shape}")
     largest = 4 * int(np.prod(shape, dtype=np.int64)) + _HEADER
-    _reject_unless(len(array.data) <= largest, f"an array of {len(array.data)} bytes, above {largest}")
+    reject_unless(len(array.data) <= largest, f"an array of {len(array.data)} bytes, above {largest}")
     try:
         numbers = array.numpy()
     except Exception as error:  # Whatever NumPy finds wrong with bytes of a stranger.
         raise RejectedReplyError(f"an array that cannot be read: {error}") from error
     real = (str(numbers.dtype), numbers.shape)
-    _reject_unless(real == ("float32", shape), f"an array that is {real}, not float32 {shape}")
+    reject_unless(real == ("float32", shape), f"an array that is {real}, not float32 {shape}")
     return torch.from_numpy(np.array(numbers))
 
 
 def _names(kind: str, given: Mapping[str, object], wanted: set[str]) -> None:
     found = {str(name) for name in given}
     missing, further = sorted(wanted - found), sorted(found - wanted)
-    _reject_unless(not missing, f"{kind} are missing: {missing}")
-    _reject_unless(not further, f"there are further {kind}: {further[:5]}")
+    reject_unless(not missing, f"{kind} are missing: {missing}")
+    reject_unless(not further, f"there are further {kind}: {further[:5]}")
 
 
 def _counts(value: object) -> Tensor:
     whole = isinstance(value, list) and all(type(each) is int and abs(each) < 2**62 for each in value)
-    _reject_unless(whole, "counts by model that are no whole numbers")
+    reject_unless(whole, "counts by model that are no whole numbers")
     return torch.tensor(value, dtype=torch.int64)
 
 
@@ -165,11 +165,6 @@ def _list(value: object) -> list[Any]:
     return value
 
 
-def _reject_unless(condition: bool, reason: str) -> None:
-    if not condition:
-        raise RejectedReplyError(reason)
-
-
 def pack_identity(name: str, partition: int | None) -> RecordDict:
     """Which client a node has."""
     return RecordDict({"client": ConfigRecord({"name": name, "partition": -1 if partition is None else partition})})
@@ -178,11 +173,11 @@ def pack_identity(name: str, partition: int | None) -> RecordDict:
 def unpack_identity(records: RecordDict) -> tuple[str, int | None]:
     """The client's name and its partition, if it has one; raises `RejectedReplyError` where ``records`` do not say."""
     _names("records", records, {"client"})
-    _reject_unless("client" in records.config_records, "records of other kinds")
+    reject_unless("client" in records.config_records, "records of other kinds")
     about = records.config_records["client"]
     _names("keys", about, {"name", "partition"})
     name, partition = about["name"], _whole(about["partition"])
     if not isinstance(name, str) or re.fullmatch(CLIENT_NAME, name) is None:
         raise RejectedReplyError(f"{name!r:.200} is no name of a client")
-    _reject_unless(-1 <= partition < 2**31, f"{partition} is no partition")
+    reject_unless(-1 <= partition < 2**31, f"{partition} is no partition")
     return name, None if partition < 0 else partition

@@ -49,7 +49,7 @@ class RemoteHistograms:
             try:
                 counts[i] = unpack_counts(records, len(EDGES) + 1)
             except RejectedReplyError as error:
-                _reject(self.server, state.round, i, f"histograms: {error}")
+                self.server.reject(state.round, self.server.roster.members[i], f"histograms: {error}")
         found = accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream("histograms"))
         return of_known(found, state)
 
@@ -82,7 +82,7 @@ class RemoteCoordinator:
                 answers.append(unpack_answer(records))
                 models.append(int(state.assignment[i]))
             except RejectedReplyError as error:
-                _reject(self.server, state.round, i, f"vote: {error}")
+                self.server.reject(state.round, self.server.roster.members[i], f"vote: {error}")
         said, model = torch.tensor(answers, dtype=torch.bool), torch.tensor(models, dtype=torch.int64)
         shares = shares_of_answers(said, model, len(state.models), self.law.vote_epsilon)
         return self.law.steered(state, shares, shares, *utilities(state, federation, engine))
@@ -104,12 +104,6 @@ def _replies(server: Server, question: Question, state: State, risks: Tensor) ->
         if answer.late or answer.gone:
             continue
         if answer.content is None:
-            _reject(server, state.round, at[answer.node], f"{question}: {answer.error}")
+            server.reject(state.round, members[at[answer.node]], f"{question}: {answer.error}")
         else:
             yield at[answer.node], answer.content
-
-
-def _reject(server: Server, number: int, position: int, reason: str) -> None:
-    member = server.roster.members[position]
-    member.rejected += 1
-    server.events.add(number, "rejected", member.name, member.node, reason)

@@ -1,15 +1,15 @@
 """Rows of a run on several machines: of ``rounds.csv`` what the server knows, and of ``clients.csv`` who did what."""
 
 from collections.abc import Iterator
-from math import nan
+from math import isnan, nan
 
 import pandas as pd
 import torch
+from torch import Tensor
 
-from shoal.control import COLUMN, SHOWN
 from shoal.deployment.roster import Roster
 from shoal.engine import RoundPlan, State, Training
-from shoal.simulation.round_metrics import Row, test_accuracies
+from shoal.simulation.round_metrics import Row, directive_columns, group_means, metric_values, risk_columns
 
 
 def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: bool) -> tuple[Row, ...]:
@@ -24,8 +24,7 @@ def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: 
         plan: what its clients did.
         evaluated: whether accuracies are computed; they are NaN otherwise.
     """
-    test, sizes = training.federation.test, training.federation.clients.sizes
-    metric = training.engine.model.metric_for(training.federation.classes)
+    sizes = training.federation.clients.sizes
     rows = []
     present = torch.nonzero(state.trained == state.round)
     for k, model in enumerate(state.models):
@@ -35,19 +34,21 @@ def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: 
             "cluster": k,
             "clients": int((plan.assignment == k).sum()),
             "examples": int(sizes[inside].sum()),
-            "risk": float(state.risks[k]),
-            "accuracy": nan,
+            **risk_columns(state, k),
+            **_accuracies(training, model, evaluated=evaluated),
         }
-        values = test_accuracies(model, training.federation, training.engine) if evaluated else None
-        for g, name in enumerate(training.federation.groups):
-            row[f"accuracy.{name}"] = nan if values is None else values[g]
-        if values is not None and len(test):
-            row["accuracy"] = float(metric(training.engine.outputs(model, test.x), test.y).double().mean())
-        directives = {f"{COLUMN}{name}": each for name, each in state.directives.items()}
-        directives |= {name: state.control[name] for name in SHOWN if name in state.control}
-        row |= {name: float(each[k]) if len(each) == len(state.models) else nan for name, each in directives.items()}
-        rows.append(row)
+        rows.append(row | directive_columns(state, k))
     return tuple(rows)
+
+
+def _accuracies(training: Training, model: Tensor, *, evaluated: bool) -> dict[str, float]:
+    federation = training.federation
+    overall, by_group = nan, [nan] * len(federation.groups)
+    if evaluated:
+        values = metric_values(model, federation, training.engine)
+        by_group = group_means(values, federation)
+        overall = float(values.mean()) if len(values) else nan
+    return {"accuracy": overall} | {f"accuracy.{g}": v for g, v in zip(federation.groups, by_group, strict=True)}
 
 
 def client_frame(roster: Roster, state: State) -> pd.DataFrame:
@@ -85,6 +86,6 @@ def summary_of(training: Training, state: State, rows: tuple[Row, ...], counts: 
         found[f"clusters.{k}.risk"] = float(state.risks[k])
         for name in training.federation.groups:
             value = last.get(k, {}).get(f"accuracy.{name}", nan)
-            if value == value:  # noqa: PLR0124 - NaN, which a summary does not hold, is not itself
+            if not isnan(value):  # which a summary does not hold
                 found[f"clusters.{k}.accuracy.{name}"] = value
     return found | {f"events.{kind}": count for kind, count in sorted(counts.items())}

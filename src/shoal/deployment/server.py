@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from flwr.app import RecordDict
@@ -87,6 +88,13 @@ class Server:
         sized = replace(training, federation=self.roster.federation(training.federation))
         return server_round(sized, state, received)
 
+    def reject(
+        self, number: int, member: Member, reason: str, kind: Literal["rejected", "failed"] = "rejected"
+    ) -> None:
+        """Count a reply of round ``number`` that is not taken, and say why."""
+        member.rejected += 1
+        self.events.add(number, kind, member.name, member.node, reason)
+
     def _look(self, number: int) -> None:
         """Find out who is there: nodes that are new say which client they have."""
         nodes = set(self.exchange.connected())
@@ -168,15 +176,13 @@ class Server:
     def _accepted(self, number: int, member: Member, answer: Answer, offered: Tensor) -> ClientUpdate | None:
         """The update in an answer; None where there is none to merge, which the events say."""
         if answer.content is None:
-            member.rejected += 1
-            self.events.add(number, "failed", member.name, answer.node, answer.error)
+            self.reject(number, member, answer.error, kind="failed")
             return None
         try:
             shares = self.choice == "shares"
             reply = unpack_reply(answer.content, offered, self.settings.limits, counts_best=shares)
         except RejectedReplyError as error:
-            member.rejected += 1
-            self.events.add(number, "rejected", member.name, answer.node, str(error))
+            self.reject(number, member, str(error))
             return None
         if isinstance(reply, Refusal):
             member.refused += 1

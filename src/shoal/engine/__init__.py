@@ -32,6 +32,7 @@ from shoal.engine.protocols import (
     Tensors,
     TrainingPhase,
     UpdateFilter,
+    unknown_intervals,
 )
 from shoal.engine.remote import ClientUpdate, Received, client_round, server_plan, server_round
 from shoal.engine.round_updates import RoundUpdates
@@ -48,5 +49,5 @@ __all__ = [
     "RoundPlan", "RoundReport", "RoundUpdates", "ScalableDefense", "State", "StepRule", "Storage", "Tensors",
     "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter", "averaging_weights", "check_backend", "check_loss",
     "client_round", "require_per_example_gradients", "require_plain_sgd", "resolve_backend", "server_plan",
-    "server_round",
+    "server_round", "unknown_intervals",
 ]  # fmt: skip

@@ -67,8 +67,7 @@ class State:
 
     def __post_init__(self) -> None:
         if len(self.risk_intervals) != len(self.risks):  # none given, or those of another number of models
-            unknown = torch.full((len(self.risks), 2), torch.nan, dtype=torch.float64)
-            object.__setattr__(self, "risk_intervals", unknown)
+            object.__setattr__(self, "risk_intervals", unknown_intervals(len(self.risks)))
 
     def trainers(self, within: int) -> Tensor:
         """(N, K) bool, the clients that trained each model, not more than ``within`` rounds before its last training.
@@ -103,6 +102,11 @@ class State:
         risks = torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64)
         never = torch.zeros(clients, len(models), dtype=torch.int64)
         return State(0, models, risks, torch.full((clients,), -1), trained=never)
+
+
+def unknown_intervals(models: int) -> Tensor:
+    """(K, 2) float64, NaN: the intervals of estimates of which none is known."""
+    return torch.full((models, 2), torch.nan, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,27 +32,20 @@ def round_metrics(
         sizes = federation.clients.sizes[report.cohort[inside]]
         by_group = torch.bincount(group[inside], minlength=len(federation.groups))
         mix = by_group.double().numpy()
-        accuracies = np.array(test_accuracies(model, federation, engine) if evaluated else [nan] * len(mix))
+        accuracies = np.array(group_accuracies(model, federation, engine) if evaluated else [nan] * len(mix))
         row: dict[str, float] = {
             "round": state.round,
             "cluster": k,
             "clients": int(inside.sum()),
             "examples": int(sizes.sum()),
-            "risk": float(state.risks[k]),
-            "risk_low": float(state.risk_intervals[k, 0]),
-            "risk_high": float(state.risk_intervals[k, 1]),
+            **risk_columns(state, k),
             "train_loss": nan if report.losses is None or not inside.any() else float(report.losses[inside, k].mean()),
             "accuracy": float(np.average(accuracies[mix > 0], weights=mix[mix > 0])) if mix.any() else nan,
         }
         for g, name in enumerate(federation.groups):
             row[f"accuracy.{name}"] = float(accuracies[g])
             row[f"clients.{name}"] = int(by_group[g])
-        of_clusters = {f"{COLUMN}{name}": values for name, values in state.directives.items()}
-        of_clusters |= {name: state.control[name] for name in SHOWN if name in state.control}
-        # Where an algorithm changed the number of models, they are of others until the next estimate.
-        same = {name: len(values) == len(state.models) for name, values in of_clusters.items()}
-        row |= {name: float(values[k]) if same[name] else nan for name, values in of_clusters.items()}
-        rows.append(row)
+        rows.append(row | directive_columns(state, k))
     return tuple(rows)
 
 
@@ -61,8 +54,33 @@ def not_evaluated(row: Row) -> Row:
     return {name: nan if name.partition(".")[0] == "accuracy" else value for name, value in row.items()}
 
 
-def test_accuracies(model: Tensor, federation: Federation, engine: Engine) -> list[float]:
-    """The mean of the model's metric on each group's test examples."""
+def risk_columns(state: State, k: int) -> dict[str, float]:
+    """The last estimate of the risk of model ``k``, and the ends of its interval."""
+    low, high = state.risk_intervals[k].tolist()
+    return {"risk": float(state.risks[k]), "risk_low": low, "risk_high": high}
+
+
+def directive_columns(state: State, k: int) -> dict[str, float]:
+    """What a coordinator asks of cluster ``k``, and what it found there; nothing without a coordinator.
+
+    Where an algorithm changed the number of models, they are of others until the next estimate, and NaN here.
+    """
+    columns = {f"{COLUMN}{name}": values for name, values in state.directives.items()}
+    columns |= {name: state.control[name] for name in SHOWN if name in state.control}
+    return {name: float(each[k]) if len(each) == len(state.models) else nan for name, each in columns.items()}
+
+
+def metric_values(model: Tensor, federation: Federation, engine: Engine) -> Tensor:
+    """The model's metric on each test example, float64."""
     metric = engine.model.metric_for(federation.classes)
-    values = metric(engine.outputs(model, federation.test.x), federation.test.y).cpu().double()
+    return metric(engine.outputs(model, federation.test.x), federation.test.y).cpu().double()
+
+
+def group_accuracies(model: Tensor, federation: Federation, engine: Engine) -> list[float]:
+    """The mean of the model's metric on each group's test examples."""
+    return group_means(metric_values(model, federation, engine), federation)
+
+
+def group_means(values: Tensor, federation: Federation) -> list[float]:
+    """The mean of ``values``, one per test example, over each group's."""
     return [float(values[federation.test.group == g].mean()) for g in range(len(federation.groups))]
