@@ -72,6 +72,9 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     options.add_argument("--out", type=Path, help="also write the page here")
     options.add_argument("--pfl-python", type=Path, help="an interpreter that has pfl, in the place of .bench/pfl")
     options.add_argument("--flower-python", type=Path, help="the same for Flower")
+    options.add_argument(
+        "--blazefl-python", type=Path, help="an interpreter that has BlazeFL: Python 3.14, free-threaded"
+    )
     options.add_argument("--patience", type=float, default=60, help="seconds to wait for others to be quiet, a side")
     options.add_argument("--limit", type=float, default=1800, help="seconds that one side may take")
     options.add_argument("--tiny", action="store_true", help="see that every side runs; measures nothing")
@@ -141,7 +144,12 @@ def outcome_of(code: int, printed: str, said: str) -> Mapping | str:
 
 def command_of(row: Row, side: Side, options: argparse.Namespace) -> list[str]:
     """The command that runs a side; makes what it needs if that is missing."""
-    given = {"pfl": options.pfl_python, "flower": options.flower_python, "shoal": Path(sys.executable)}
+    given = {
+        "pfl": options.pfl_python,
+        "flower": options.flower_python,
+        "blazefl": options.blazefl_python,
+        "shoal": Path(sys.executable),
+    }
     python = given[side.environment] or peers.python_of(side.environment)
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={side.processes}"]
     command = [str(python), *(several if side.processes > 1 else []), str(SIDES / f"{side.script}.py")]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Environment = Literal["shoal", "pfl", "flower"]
+Environment = Literal["shoal", "pfl", "flower", "blazefl"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ def _shoal(label: str, work: str, *more: str, times: int = 1) -> Side:
     return Side(label, "shoal_side", (work, *more), times=times)
 
 
+def _blazefl(label: str, work: str, *more: str) -> Side:
+    return Side(label, "blazefl_side", (work, *more), "blazefl")
+
+
 def _pfl(work: str, *more: str, label: str = "pfl", processes: int = 1, times: int = 1) -> Side:
     return Side(label, "pfl_side", (work, *more), "pfl", processes, times)
 
@@ -136,6 +140,26 @@ ROWS = (
         (_shoal("Shoal", "ifca-mir"),),
         (Goal("share", "Shoal", 0.15, part="choose"), Goal("share", "Shoal", 0.25, part="red_team")),
         rounds=5,
+    ),
+    Row(
+        "blazefl-cnn",
+        "BlazeFL's own work: FedAvg, CNN of 62,006 parameters, 100 clients x 500 random 3x32x32 images, "
+        "batch 50, 5 epochs",
+        (
+            _shoal("Shoal", "blazefl-cnn"),
+            _pfl("blazefl-cnn"),
+            _pfl("blazefl-cnn", label="pfl, 2 processes", processes=2),
+            Side("Flower", "flower_side", ("blazefl-cnn",), "flower"),
+            _blazefl("BlazeFL, threads", "blazefl-cnn", "--pool", "threads"),
+            _blazefl("BlazeFL, processes", "blazefl-cnn", "--pool", "processes"),
+            Side("PyTorch, NCHW", "torch_side", ("blazefl-cnn",)),
+            Side("PyTorch, channels last", "torch_side", ("blazefl-cnn", "--layout", "channels-last")),
+        ),
+        (
+            Goal("speed", "Shoal", 8.0, ("Flower",)),
+            Goal("speed", "Shoal", 2.0, ("BlazeFL, threads", "BlazeFL, processes")),
+        ),
+        most_rounds=2,
     ),
     Row(
         "memory",

@@ -38,6 +38,19 @@ class CNN(nn.Module):
         return functional.max_pool2d(functional.relu(features), 2)
 
 
+class LeNet(nn.Sequential):
+    """Conv 3-6 and 6-16 (5x5), each with ReLU and 2x2 pooling, linear 120-84-10: 62,006 parameters on 3x32x32."""
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((3, 6), (6, 16)):
+            layers += [nn.Conv2d(inputs, outputs, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        layers.append(nn.Flatten())
+        for inputs, outputs in ((400, 120), (120, 84)):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        super().__init__(*layers, nn.Linear(84, CLASSES))
+
+
 class VGG11(nn.Sequential):
     """Shoal's "vgg11" with batch norm, for 3x32x32 images."""
 
@@ -62,6 +75,8 @@ def build(work: Work, layout: str = "nchw", seed: int = 0) -> nn.Module:
             return CNN(layout)
         case "vgg11":
             return VGG11()
+        case "lenet":
+            return LeNet()
         case _:
             channels, height, width = work.shape
             inputs = channels * height * width

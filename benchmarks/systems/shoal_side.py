@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from clock import Clock, tell
+from networks import LeNet
 from work import CLASSES, LEARNING_RATE, Work, chosen, load, parser
 
 from shoal import (
@@ -60,6 +61,8 @@ def dealt(work: Work, data: Path | None) -> Federation:
 
 def network(work: Work) -> Model:
     """Shoal's model of the work's network."""
+    if work.network == "lenet":
+        return Model(LeNet)
     shape = Shape(*work.shape, CLASSES)
     hidden = (work.hidden or 200) if work.network == "mlp" else None
     return create_model({"cnn": "mnist-cnn"}.get(work.network, work.network), shape, hidden=hidden)

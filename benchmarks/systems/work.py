@@ -15,7 +15,7 @@ class Work:
     """One round's work: every client trains, and the ends are averaged by cluster.
 
     Args:
-        network: "cnn", "mlp" or "vgg11".
+        network: "cnn", "mlp", "lenet" or "vgg11".
         shape: channels, height, width of an image.
         clients: how many, each with as many examples.
         examples: images of each client.
@@ -65,6 +65,8 @@ WORKS = {
     "memory-many": Work("mlp", _DIGITS, 100_000, 2, 10, hidden=32, clusters=2),
     "clients-few": Work("mlp", _DIGITS, 100, 20, 10, hidden=32),
     "clients-many": Work("mlp", _DIGITS, 10_000, 20, 10, hidden=32),
+    # That of BlazeFL's own benchmark, but for its images: CIFAR-10's size, random.
+    "blazefl-cnn": Work("lenet", (3, 32, 32), 100, 500, 50, 5),
     "vgg11": Work("vgg11", (3, 32, 32), 100, 500, 50),
 }
 

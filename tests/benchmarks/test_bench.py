@@ -40,6 +40,7 @@ LAYOUT = "onednn" if torch.backends.mkldnn.is_available() else "pooled"
         ("shoal_side", ("fedavg-cnn", "--precision", "bf16"), 60),
         ("shoal_side", ("ifca-official",), 600),
         ("shoal_side", ("ifca-mir",), 300),
+        ("shoal_side", ("blazefl-cnn",), 300),
         ("torch_side", ("fedavg-cnn", "--layout", LAYOUT), 60),
     ],
 )
