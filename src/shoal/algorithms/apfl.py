@@ -53,6 +53,17 @@ class APFL:
     Raises:
         InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or
             frozen layers, of which m_i would be no mixture.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.APFL(alpha=0.0), shoal.FedAvg(), shoal.APFL(alpha=1.0), shoal.LocalOnly()
+        >>> losses = [shoal.simulate(federation, model, each, local, rounds=2).clients["loss"] for each in algorithms]
+        >>> losses[0].equals(losses[1]), losses[2].equals(losses[3])
+        (True, True)
     """
 
     alpha: Annotated[float, Field(ge=0, le=1, strict=True)] = 0.5

@@ -72,6 +72,16 @@ class CFL:
             down all splits below, and is sent no model between that one and its cluster's.
         admission: the smallest cosine with some client's update at which it goes to that client's part; -1: any.
             Against clients that send what none of the others would (`shoal.attacks.ModelAcquisition`).
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> result = shoal.simulate(federation, model, shoal.CFL(eps1=0.4, eps2=1.0, warm_up=1), local, rounds=3)
+        >>> result.rounds.groupby("round")["cluster"].count().tolist(), result.clients["cluster"].tolist()
+        ([1, 2, 2], [0, 0, 1, 1])
     """
 
     eps1: NonNegativeFloat = 0.4

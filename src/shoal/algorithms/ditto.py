@@ -40,6 +40,19 @@ class Ditto:
         base: trains the shared models.
         strength: the pull lambda (the paper: 0.05 to 2).
         local: local training of the personal models; left out: as of the shared ones.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.FedAvg(), shoal.Ditto(strength=0.1)
+        >>> fedavg, ditto = (shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms)
+        >>> ditto.state.models.equal(fedavg.state.models)
+        True
+        >>> [each.summary.overall["train_accuracy.overall"] for each in (fedavg, ditto)]
+        [0.5, 1.0]
     """
 
     base: Algorithm = FedAvg()

@@ -30,6 +30,17 @@ class EarlyStopping:
     Args:
         base: trains the models.
         after: rounds after which all clusters stop, where the server does not say which do; left out: they do not.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithm = shoal.EarlyStopping(shoal.IFCA(clusters=2), after=1)
+        >>> first, last = (shoal.simulate(federation, model, algorithm, local, rounds=n).state.models for n in (1, 3))
+        >>> first.equal(last)
+        True
     """
 
     base: Algorithm = IFCA()

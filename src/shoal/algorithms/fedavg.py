@@ -30,6 +30,16 @@ class FedAvg:
 
     Args:
         weighting: of clients: by "examples" (the paper), or "equal".
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=3)
+        >>> len(result.models), result.summary.overall["train_accuracy.overall"]
+        (1, 0.5)
     """
 
     weighting: Literal["examples", "equal"] = "examples"

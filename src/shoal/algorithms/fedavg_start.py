@@ -34,6 +34,17 @@ class FedAvgStart:
         base: trains the copies, as many as it has clusters.
         fedavg_rounds: rounds in which every client trains the one model.
         noise: standard deviation of the noise, in units of the root mean square of a tensor's values.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithm = shoal.FedAvgStart(shoal.IFCA(clusters=2), fedavg_rounds=2)
+        >>> result = shoal.simulate(federation, model, algorithm, local, rounds=4)
+        >>> result.rounds.pivot(index="round", columns="cluster", values="clients").values.tolist()
+        [[4, 0], [4, 0], [2, 2], [2, 2]]
     """
 
     base: Algorithm = IFCA()

@@ -41,6 +41,17 @@ class FedOpt:
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         tau: degree of adaptivity; the second moment starts at tau^2.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.FedAvg(), shoal.FedOpt(optimizer="sgd", learning_rate=1.0, beta1=0.0), shoal.FedOpt()
+        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models[0].equal(models[1]), models[0].equal(models[2])
+        (True, False)
     """
 
     base: Algorithm = FedAvg()

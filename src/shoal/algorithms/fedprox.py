@@ -37,6 +37,17 @@ class FedProx:
     Args:
         base: the algorithm whose local training is pulled.
         mu: the strength of the pull (the paper: 0.001 to 1).
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.FedAvg(), shoal.FedProx(mu=0.0), shoal.FedProx(mu=1.0)
+        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models[0].equal(models[1]), models[0].equal(models[2])
+        (True, False)
     """
 
     base: Algorithm = FedAvg()

@@ -49,6 +49,15 @@ class FedRep:
         weighting: of clients' bodies: by "examples" (the authors' code), or "equal" (the paper).
         head: the layer that each client has for itself: "last", the last linear one, or a layer's name in the network.
         body_epochs: of the local epochs, those in which the body is trained.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=1, classes=2), hidden=8)
+        >>> result = shoal.simulate(federation, model, shoal.FedRep(), shoal.LocalSGD(epochs=11), rounds=3)
+        >>> len(result.models), result.clients["train_accuracy"].tolist()
+        (1, [1.0, 1.0, 1.0, 1.0])
     """
 
     weighting: Literal["examples", "equal"] = "examples"

@@ -56,6 +56,18 @@ class FedSoft:
         selection: S, clients drawn for each cluster; left out: all clients of the round count.
         start: where local training starts: "personal", the client's own model; "clusters", the mean of the clusters'
             models by the client's importances.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> hard = shoal.FedSoft(clusters=2, strength=0.0, smoother=0.0, start="clusters")
+        >>> algorithms = shoal.IFCA(clusters=2, weighting="examples"), hard
+        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models[0].equal(models[1])
+        True
     """
 
     clusters: Positive = 2

@@ -45,6 +45,16 @@ class FeSEM:
     Args:
         clusters: K.
         local: local training of the first round, and of a newcomer's; left out: as in all others.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> result = shoal.simulate(federation, model, shoal.FeSEM(clusters=2), local, rounds=3)
+        >>> result.clients["cluster"].tolist(), result.clients["train_accuracy"].tolist()
+        ([0, 0, 1, 1], [1.0, 1.0, 1.0, 1.0])
     """
 
     clusters: Positive = 2

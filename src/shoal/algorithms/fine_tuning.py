@@ -26,6 +26,19 @@ class FineTuning:
     Args:
         base: trains the shared models.
         local: local training of the fine-tuning; left out: as in a round.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.FedAvg(), shoal.FineTuning(shoal.FedAvg())
+        >>> fedavg, tuned = (shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms)
+        >>> tuned.state.models.equal(fedavg.state.models)
+        True
+        >>> [each.summary.overall["train_accuracy.overall"] for each in (fedavg, tuned)]
+        [0.5, 1.0]
     """
 
     base: Algorithm = FedAvg()

@@ -35,6 +35,17 @@ class GroupPrivacy:
     Args:
         clusters: K.
         iterations: the most that k-means does in a round.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.IFCA(clusters=2), shoal.GroupPrivacy(clusters=2)
+        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models[0].equal(models[1])
+        True
     """
 
     clusters: Positive = 2

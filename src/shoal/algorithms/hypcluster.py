@@ -46,6 +46,17 @@ class HypCluster:
         beta1: decay of the first moment; with "sgd", the momentum.
         beta2: decay of the second moment.
         tau: degree of adaptivity of "adam" and "yogi".
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.IFCA(clusters=2), shoal.HypCluster(clusters=2)
+        >>> ifca, hypcluster = (shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms)
+        >>> hypcluster.state.models.equal(ifca.state.models), hypcluster.clients["cluster"].tolist()
+        (True, [0, 0, 1, 1])
     """
 
     clusters: Positive = 2

@@ -38,6 +38,19 @@ class Redraw:
         share: of the sampled clients that every model must win (official: 0.35 for K = 2, 0.1 for K = 4).
         clients: number of clients that are sampled (official: 20).
         attempts: draws before the last is taken anyway, with a warning.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[1.0], [3.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> for redraw in (None, shoal.Redraw(share=0.5, clients=4)):
+        ...     algorithm = shoal.IFCA(clusters=2, redraw=redraw)
+        ...     result = shoal.simulate(federation, model, algorithm, shoal.LocalSGD(), rounds=1)
+        ...     print(result.rounds["clients"].tolist())
+        ...
+        [4, 0]
+        [2, 2]
     """
 
     share: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.35
@@ -57,6 +70,16 @@ class IFCA:
         weighting: of clients in a cluster: "equal" (the paper), or by "examples".
         choose_by: score the models on "all" local examples, or on the first "batch" of the round's training.
         redraw: the official rule for initial models; left out: the first draw is taken.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), local, rounds=3)
+        >>> result.clients["cluster"].tolist(), result.clients["train_accuracy"].tolist()
+        ([0, 0, 1, 1], [1.0, 1.0, 1.0, 1.0])
     """
 
     clusters: Positive = 2

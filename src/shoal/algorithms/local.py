@@ -36,6 +36,18 @@ class LocalOnly:
     the one model of the server stays the initial one. Attacks that are fitted on shadow models of the server's model
     are therefore fitted on a model that nobody trained, and may understate how exposed the clients' models are;
     ``reference_federations`` repeats the clients' own training. N models of P parameters are kept.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> first, last = (shoal.simulate(federation, model, shoal.LocalOnly(), local, rounds=n) for n in (1, 3))
+        >>> first.state.models.equal(last.state.models)
+        True
+        >>> last.summary.overall["train_accuracy.overall"]
+        1.0
     """
 
     name: Literal["local"] = "local"

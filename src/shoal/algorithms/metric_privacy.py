@@ -50,6 +50,19 @@ class MetricPrivacy:
     Args:
         base: trains the models; clients must send something (not ``local``).
         noise_multiplier: standard deviation of the noise on a parameter, in units of w_k * d_k.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> for clients in ([one, one, one], [one, one, other]):
+        ...     federation = shoal.Federation.from_tensors(clients, test=one)
+        ...     algorithms = shoal.FedAvg(), shoal.MetricPrivacy(shoal.FedAvg())
+        ...     results = [shoal.simulate(federation, model, each, shoal.LocalSGD(), rounds=1) for each in algorithms]
+        ...     print(results[0].state.models.equal(results[1].state.models))
+        ...
+        True
+        False
     """
 
     base: Algorithm = FedAvg()

@@ -28,6 +28,17 @@ class MRMTL:
 
     Args:
         strength: the pull lambda (the authors' code: 0.1 to 3); best stronger, the more noise DP-SGD adds.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.LocalOnly(), shoal.MRMTL(strength=0.0), shoal.MRMTL(strength=0.5)
+        >>> losses = [shoal.simulate(federation, model, each, local, rounds=2).clients["loss"] for each in algorithms]
+        >>> losses[1].equals(losses[0]), bool((losses[2] > losses[0]).all())
+        (True, True)
     """
 
     strength: NonNegativeFloat = 1.0

@@ -28,6 +28,17 @@ class OneShotStart:
         base: goes on with the K models, as many as it has clusters.
         local: local training of the first round; left out: as in all others. It must be long enough for clients'
             models to differ by group.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithm = shoal.OneShotStart(shoal.IFCA(clusters=2))
+        >>> result = shoal.simulate(federation, model, algorithm, local, rounds=3)
+        >>> result.rounds.pivot(index="round", columns="cluster", values="clients").values.tolist()
+        [[4, 0], [2, 2], [2, 2]]
     """
 
     base: Algorithm = IFCA()

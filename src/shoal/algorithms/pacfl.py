@@ -56,6 +56,17 @@ class PACFL:
         vectors: p (the authors: 3 to 5).
         distance: the "smallest" principal angle, or the "sum" of all.
         linkage: of the hierarchical clustering: "average", "complete" or "single".
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0, 0.0], [1.0, 0.0]], [0, 1]), ([[0.0, -1.0], [0.0, 1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> for threshold in (20.0, 100.0):
+        ...     algorithm = shoal.PACFL(threshold=threshold, vectors=1)
+        ...     print(threshold, algorithm.clusters_of(federation.clients, federation.ids).tolist())
+        ...
+        20.0 [0, 0, 1, 1]
+        100.0 [0, 0, 0, 0]
     """
 
     threshold: PositiveFloat = 20.0

@@ -45,6 +45,17 @@ class PerFedAvg:
     Raises:
         InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or
             frozen layers.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.FedAvg(), shoal.PerFedAvg(alpha=1.0)
+        >>> results = [shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms]
+        >>> [each.summary.overall["train_accuracy.overall"] for each in results]
+        [0.5, 1.0]
     """
 
     alpha: PositiveFloat = 0.01

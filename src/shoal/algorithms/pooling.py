@@ -34,6 +34,17 @@ class Pooling:
     Args:
         base: trains the models.
         share: rho, the mean's part in each model, in [0, 1].
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = [shoal.Pooling(shoal.IFCA(clusters=2), share=share) for share in (0.0, 0.5, 1.0)]
+        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> [round(float((first - second).norm()), 2) for first, second in models]
+        [5.07, 1.85, 0.0]
     """
 
     base: Algorithm = IFCA()

@@ -34,6 +34,20 @@ class PricedChoice:
     Args:
         base: in which clients choose by their losses.
         prices: of the K models, in nats, where the server does not set them; left out: 0 for all.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> for prices in ((0.0, 0.0), (5.0, 0.0)):
+        ...     algorithm = shoal.PricedChoice(shoal.IFCA(clusters=2), prices=prices)
+        ...     result = shoal.simulate(federation, model, algorithm, local, rounds=3)
+        ...     print(prices, result.clients["cluster"].tolist())
+        ...
+        (0.0, 0.0) [0, 0, 1, 1]
+        (5.0, 0.0) [1, 1, 1, 1]
     """
 
     base: Algorithm = IFCA()

@@ -55,6 +55,17 @@ class RDPCFL:
         clusters: K.
         soft_rounds: rounds of the first two phases at most (the paper: half of its 200).
         loss_rounds: rounds in which clients choose by loss (the authors' code: a tenth of 200).
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithm = shoal.RDPCFL(clusters=2, soft_rounds=2, loss_rounds=1)
+        >>> result = shoal.simulate(federation, model, algorithm, local, rounds=4)
+        >>> result.rounds.pivot(index="round", columns="cluster", values="clients").values.tolist()
+        [[4, 0], [2, 2], [2, 2], [2, 2]]
     """
 
     clusters: Positive = 2

@@ -35,6 +35,18 @@ class RiskAwareChoice:
 
     Args:
         base: in which clients choose by their losses.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> red_team = shoal.RedTeam(every=1, estimator="audit", attack=shoal.Gap())
+        >>> algorithms = shoal.IFCAMIR(shoal.IFCA(clusters=2)), shoal.RiskAwareChoice(shoal.IFCA(clusters=2))
+        >>> a, b = (shoal.simulate(federation, model, each, local, rounds=2, red_team=red_team) for each in algorithms)
+        >>> a.state.models.equal(b.state.models)
+        True
     """
 
     base: Algorithm = HypCluster()

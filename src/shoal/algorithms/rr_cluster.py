@@ -46,6 +46,16 @@ class RRCluster:
         base: an algorithm that plans by ``plan_of``, itself or in its ``ifca``: IFCA, IFCA-MIR, IFCA within limits, or
             your own. Wrap other wrappers around this one.
         min_clients: B, the clients that train each model in a round.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, one, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> algorithm = shoal.RRCluster(shoal.IFCA(clusters=2), min_clients=2)
+        >>> result = shoal.simulate(federation, model, algorithm, shoal.LocalSGD(), rounds=3)
+        >>> result.rounds["clients"].tolist(), result.clients["cluster"].tolist()
+        ([2, 2, 2, 2, 2, 2], [0, 0, 0, 1])
     """
 
     base: Algorithm = IFCA()

@@ -29,6 +29,20 @@ class Scaffold:
     Raises:
         InputError: local training with momentum, clipping, noise or an optimizer, for which (x - y) / (E * eta_l) is no
             mean of gradients, or of fewer steps than E.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> for rounds in (1, 2):
+        ...     fedavg = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=rounds)
+        ...     scaffold = shoal.simulate(federation, model, shoal.Scaffold(), local, rounds=rounds)
+        ...     print(rounds, scaffold.state.models.equal(fedavg.state.models))
+        ...
+        1 True
+        2 False
     """
 
     server_learning_rate: PositiveFloat = 1.0

@@ -33,6 +33,16 @@ class SharedBody:
     Args:
         base: trains the models.
         head: the layer that each cluster has for itself: "last", the last linear one, or a layer's name in the network.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=1, classes=2), hidden=4)
+        >>> algorithm = shoal.SharedBody(shoal.IFCA(clusters=2))
+        >>> first, second = shoal.simulate(federation, model, algorithm, shoal.LocalSGD(), rounds=3).models.values()
+        >>> {name: first[name].equal(second[name]) for name in first}
+        {'hidden.weight': True, 'hidden.bias': True, 'output.weight': False, 'output.bias': False}
     """
 
     base: Algorithm = IFCA()

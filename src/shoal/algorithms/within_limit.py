@@ -26,6 +26,20 @@ class IFCAWithinLimit:
 
     Args:
         ifca: initial models, averaging, and the examples on which clients score the models.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> red_team = shoal.RedTeam(every=1, estimator="audit", attack=shoal.Gap())
+        >>> for threshold in (1.0, 0.5):
+        ...     federation = shoal.Federation.from_tensors([one, one, other, other], test=one, threshold=threshold)
+        ...     algorithm = shoal.IFCAWithinLimit(shoal.IFCA(clusters=2))
+        ...     result = shoal.simulate(federation, model, algorithm, shoal.LocalSGD(), rounds=3, red_team=red_team)
+        ...     print(threshold, result.clients["cluster"].tolist())
+        ...
+        1.0 [0, 0, 1, 1]
+        0.5 [0, 0, 0, 0]
     """
 
     ifca: Annotated[IFCA, Inline()] = IFCA()
