@@ -127,6 +127,19 @@ def active_property_attacker(
 
     Raises:
         InputError: no client holds a property, the network has no linear layer, or a value is outside its range.
+
+    Example:
+        >>> import shoal
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4)
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
+        >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
+        >>> model = shoal.create_model("logistic", shoal.Shape(1, 8, 8, 10))
+        >>> attacker = shoal.active_property_attacker(model, federation, alpha=0.9, gamma=5.0)
+        >>> model.network().output.out_features, attacker.model.network().output.out_features
+        (10, 12)
+        >>> int(attacker.labels.max())
+        19
     """
     require(0 <= alpha <= 1, f"'alpha' must be in [0, 1]; got {alpha:g}")
     schedule = schedule_of(federation)

@@ -41,6 +41,19 @@ class LossHistograms:
     Args:
         epsilon: of the noise that each client adds to each bin, discrete Laplace noise P(x) ~ exp(-epsilon |x|), anew
             for each estimate; left out: no noise.
+
+    Example:
+        >>> import shoal
+        >>> own, kept = ([[-1.0], [1.0]], [0, 1]), ([[3.0]], [1])
+        >>> federation = shoal.Federation.from_tensors([own] * 3, holdout=[kept] * 3, test=kept)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> state = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1).state
+        >>> with shoal.Engine(model) as engine:
+        ...     counts = shoal.LossHistograms().received(state, federation, engine, shoal.Stream(0))
+        ...     noisy = shoal.LossHistograms(epsilon=1.0).received(state, federation, engine, shoal.Stream(0))
+        ...
+        >>> counts.shape, counts.sum(axis=2).tolist(), bool((counts == noisy).all())
+        ((3, 2, 34), [[2.0, 1.0], [2.0, 1.0], [2.0, 1.0]], False)
     """
 
     epsilon: Annotated[PositiveFloat | None, Field(alias="histogram_epsilon")] = None

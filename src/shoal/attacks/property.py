@@ -55,6 +55,13 @@ class PropertyAttack:
         warm_up: rounds before the first that is attacked.
         forests: a "single" random forest for all models (the paper), or one "per-cluster".
         trees: of a random forest.
+
+    Example:
+        >>> import shoal
+        >>> shoal.PropertyAttack().aggregate_size(clients=10, models=2)
+        4
+        >>> shoal.PropertyAttack(aggregate_of=3).aggregate_size(clients=10, models=2)
+        3
     """
 
     visible_models: Literal["all", "own"] = "all"

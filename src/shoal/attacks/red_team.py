@@ -46,6 +46,16 @@ class RedTeam:
         histograms: what clients send for the "histogram" estimator.
         refits: how many times the attack at the end of a run is fitted, each time on newly drawn and newly trained
             shadow models. Exposure is by the mean over them; ``mia`` stays that of the first.
+
+    Example:
+        >>> import shoal
+        >>> one, shadow = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]] * 10, [0, 1] * 10)
+        >>> federation = shoal.Federation.from_tensors([one] * 3, test=([[2.0], [-1.0]], [0, 1]), shadow=shadow)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> red_team = shoal.RedTeam(every=2, estimator="audit", attack=shoal.Gap())
+        >>> result = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=4, red_team=red_team)
+        >>> result.rounds["risk"].tolist()
+        [0.5, 1.0, 1.0, 1.0]
     """
 
     every: Count = 5

@@ -40,6 +40,18 @@ class Population:
 
     Raises:
         InputError: a shape that does not fit, or a value that is not finite.
+
+    Example:
+        >>> import numpy as np
+        >>> import shoal
+        >>> from shoal.attacks import RMIA
+        >>> one_model = np.zeros(2, dtype=np.int64)
+        >>> population = shoal.Population(score=np.zeros(2), reference=np.zeros((2, 2)), model=one_model)
+        >>> trained, unknown = np.array([[True, False], [True, False]]), np.array([True, False])
+        >>> score, reference = np.array([3.0, -3.0]), np.zeros((2, 2))
+        >>> records = shoal.ReferenceScores(score, unknown, reference, trained, one_model, population)
+        >>> RMIA().scores(records) > 0.5
+        array([ True, False])
     """
 
     score: Floats
@@ -68,6 +80,16 @@ class ReferenceScores:
 
     Raises:
         InputError: a shape that does not fit, or a value that is not finite.
+
+    Example:
+        >>> import numpy as np
+        >>> import shoal
+        >>> reference, trained = np.array([[2.1, 0.3], [0.2, 1.9]]), np.array([[True, False], [False, True]])
+        >>> one_model = np.zeros(2, dtype=np.int64)
+        >>> scores = shoal.ReferenceScores(np.array([2.0, 0.5]), np.array([True, False]), reference, trained, one_model)
+        >>> other = scores.leave_one_out(1)
+        >>> scores.references, other.score, other.member, other.references
+        (2, array([0.3, 1.9]), array([False,  True]), 1)
     """
 
     score: Floats

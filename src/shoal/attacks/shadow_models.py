@@ -44,6 +44,15 @@ class ShadowModels:
             "federated": they are split between as many owners as the cluster has clients, who train it from random
             parameters by federated averaging for as many rounds as the run has done, all of them in each. That costs as
             much as the rounds of the run so far, times the number of shadow models, for every estimate.
+
+    Example:
+        >>> import shoal
+        >>> one, shadow = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]] * 10, [0, 1] * 10)
+        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one, shadow=shadow)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> state = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1).state
+        >>> [shoal.ShadowModels(size=size).size_of(state, federation, 0) for size in ("cluster", 4, 50)]
+        [6, 4, 10]
     """
 
     number: Annotated[Positive, Field(alias="shadow_models")] = 3

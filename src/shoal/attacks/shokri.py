@@ -36,6 +36,16 @@ class ShadowModelAttack:
             "logistic" needs ``per_class`` or ``sorted_posteriors``.
         sorted_posteriors: posteriors in descending order, without their classes.
         name: of this attack in a configuration.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import Query, Records
+        >>> sure, unsure, labels = [3.0, 0.0], [0.5, 0.0], torch.zeros(8, dtype=torch.int64)
+        >>> member = torch.tensor([True, False] * 4)
+        >>> records = Records(torch.tensor([sure, unsure] * 4), labels, member, shadow=labels, example=torch.arange(8))
+        >>> fitted = shoal.ShadowModelAttack().fit(records, shoal.Stream(0))
+        >>> fitted.score(Query(torch.tensor([sure, unsure]), labels[:2])) > fitted.threshold
+        array([ True, False])
     """
 
     needs: ClassVar[Needs] = "records"

@@ -24,6 +24,16 @@ class LossThreshold:
 
     Args:
         name: of this attack in a configuration.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import Query, Records
+        >>> outputs = torch.tensor([[4.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
+        >>> labels, member = torch.zeros(4, dtype=torch.int64), torch.tensor([True, True, False, False])
+        >>> records = Records(outputs, labels, member, shadow=labels, example=torch.arange(4))
+        >>> fitted = shoal.LossThreshold().fit(records, shoal.Stream(0))
+        >>> round(fitted.threshold, 3), fitted.score(Query(outputs, labels)) > fitted.threshold
+        (-0.073, array([ True, False, False, False]))
     """
 
     needs: ClassVar[Needs] = "records"
@@ -57,6 +67,14 @@ class Gap:
 
     Args:
         name: of this attack in a configuration.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import Query, Records
+        >>> fitted = shoal.Gap().fit(Records.none(), shoal.Stream(0))
+        >>> outputs, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
+        >>> fitted.score(Query(outputs, labels)) > fitted.threshold
+        array([ True, False])
     """
 
     needs: ClassVar[Needs] = "nothing"

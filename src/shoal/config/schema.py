@@ -321,6 +321,18 @@ class Config:
         data, model, algorithm, local, red_team, privacy, property_attack, defenses, engine, evaluation, checkpoint,
             record, coordinator, canaries: see their declarations.
         seed: of everything random.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.config.schema import parse_config
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
+        >>> algorithm = {"name": "ifca", "clusters": 3, "rounds": 2}
+        >>> table = {"data": data, "model": {"name": "logistic"}, "algorithm": algorithm}
+        >>> config = parse_config(table, "the example")
+        >>> isinstance(config, shoal.Config), config.algorithm.value.clusters, config.local.batch_size
+        (True, 3, 32)
+        >>> parse_config(config.table(), "the same again") == config
+        True
     """
 
     data: DataSection
@@ -353,6 +365,20 @@ def read_config(path: str | Path, changes: Iterable[str] = ()) -> Config:
 
     Raises:
         InputError: the file is missing or not TOML, a key is unknown or has a value that is not allowed.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import tomli_w
+        >>> import shoal
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
+        >>> table = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 2}}
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "run.toml").write_text(tomli_w.dumps(table))
+        ...     config = shoal.read_config(Path(folder, "run.toml"), ["algorithm.rounds=5"])
+        ...
+        >>> config.algorithm.rounds, config.red_team.every
+        (5, 5)
     """
     given = read_toml(Path(path))
     require(

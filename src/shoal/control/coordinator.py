@@ -76,6 +76,18 @@ class Coordinator:
             ``mu_k <- max(0, mu_k + price_step * (min_clients - members_k) / min_clients)`` and price_k = -mu_k nats.
             0: no prices.
         price_step: of the dual ascent, in nats.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one, shadow=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> red_team = shoal.RedTeam(every=1, estimator="audit", attack=shoal.Gap())
+        >>> coordinator = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))})
+        >>> steered = {"red_team": red_team, "coordinator": coordinator}
+        >>> result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD(), rounds=1, **steered)
+        >>> result.rounds["over_limit"].tolist(), result.rounds["directive.l2"].tolist()
+        ([0.0, 1.0], [0.0, 1.0])
     """
 
     knobs: Annotated[Mapping[str, Knob], Internal()] = field(default_factory=dict)

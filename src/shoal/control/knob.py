@@ -16,6 +16,12 @@ class Knob:
 
     Both are beliefs that measured changes correct (`sensitivity`). What matters at the start is their ratio, which
     decides the defence that moves first.
+
+    Example:
+        >>> import shoal
+        >>> knob = shoal.Knob(shoal.L2(0.1), relief=0.04, cost=0.01)
+        >>> [knob.defense.scaled(strength).penalty for strength in (0.0, 0.5, 1.0)]
+        [0.0, 0.05, 0.1]
     """
 
     defense: ScalableDefense | None

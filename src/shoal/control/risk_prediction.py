@@ -14,6 +14,11 @@ class RiskPrediction:
     Args:
         factor: the advantage with one example of each class.
         exponent: of the number of examples of a class; above 0.
+
+    Example:
+        >>> import shoal
+        >>> [round(shoal.RiskPrediction().risk(examples), 2) for examples in (1, 10, 100, 1000)]
+        [1.0, 0.79, 0.65, 0.58]
     """
 
     factor: PositiveFloat = 1.09

@@ -9,11 +9,29 @@ from collections.abc import Iterable
 
 
 class ShoalError(Exception):
-    """Something went wrong that is not a defect of Shoal; the text is one sentence for its user."""
+    """Something went wrong that is not a defect of Shoal; the text is one sentence for its user.
+
+    Example:
+        >>> import shoal
+        >>> try:
+        ...     shoal.LocalSGD(epochs=1, steps=10)
+        ... except shoal.ShoalError as error:
+        ...     print(error)
+        ...
+        give either epochs or steps; got epochs = 1 and steps = 10
+    """
 
 
 class InputError(ShoalError, ValueError):
-    """The user's input cannot be used: a config value, a file, a tensor."""
+    """The user's input cannot be used: a config value, a file, a tensor.
+
+    Example:
+        >>> import shoal
+        >>> shoal.LocalSGD(epochs=1, steps=10)
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: give either epochs or steps; got epochs = 1 and steps = 10
+    """
 
 
 def require(condition: bool, sentence: str) -> None:

@@ -58,6 +58,16 @@ class MislabelledCanaries:
         per_client: canaries of each of these clients, drawn from its own examples; 0: none.
         clients: how many clients get them, drawn from those with more than ``per_client`` examples; ``all``: all of
             those.
+
+    Example:
+        >>> import shoal
+        >>> digits = ([[float(i)] for i in range(10)], [0, 1] * 5)
+        >>> federation = shoal.Federation.from_tensors([digits] * 3, test=digits)
+        >>> watched, canaries = shoal.MislabelledCanaries(per_client=4).insert(federation, shoal.Stream(0))
+        >>> len(canaries.member), bool((canaries.y != canaries.true_label).all())
+        (12, True)
+        >>> federation.clients.sizes.tolist(), watched.clients.sizes.tolist()
+        ([10, 10, 10], [10, 9, 7])
     """
 
     per_client: Count = 0

@@ -21,6 +21,17 @@ class ImageDataset:
             split; M where the set has no official split.
         classes: number of classes of the official set, even if some have no image here.
         has_property: (M,) bool, which images have the property that the task names; None where it names none.
+
+    Example:
+        >>> import torch, shoal
+        >>> pixels = torch.arange(8, dtype=torch.uint8).reshape(8, 1, 1, 1)
+        >>> labels = torch.arange(8) // 4
+        >>> dataset = shoal.ImageDataset("grey", pixels, white=7, labels=labels, train_count=8, classes=2)
+        >>> preferences = shoal.draw_preferences(2, (0.5, 0.8), 0.5, shoal.Stream(0))
+        >>> plan, groups = shoal.Partition(2, 3, test_examples=2), [shoal.Group("all", 1.0)]
+        >>> federation = shoal.partition_dataset(dataset, plan, groups, preferences, shoal.Stream(0))
+        >>> federation.clients.sizes.tolist(), bool((federation.clients.x <= 1).all())
+        ([3, 3], True)
     """
 
     name: str
@@ -43,6 +54,15 @@ class TextDataset:
         words: (M, L) int64, the numbers of the words, 1 to ``vocabulary``; zeros pad a text after its last word.
         vocabulary: the largest number of a word.
         labels, train_count, classes, has_property: as in `ImageDataset`.
+
+    Example:
+        >>> import torch, shoal
+        >>> words = torch.tensor([[5, 3, 0], [2, 0, 0], [1, 4, 2], [3, 3, 0]])  # zeros pad shorter texts
+        >>> labels = torch.tensor([0, 1, 0, 1])
+        >>> dataset = shoal.TextDataset("notes", words, vocabulary=5, labels=labels, train_count=4, classes=2)
+        >>> model = shoal.create_model("gru", shoal.TextShape(dataset.vocabulary, dataset.classes))
+        >>> model.network()(dataset.words).shape
+        torch.Size([4, 2])
     """
 
     name: str

@@ -32,6 +32,15 @@ class Federation:
         classes: C, the number of classes; None: labels are the targets of a regression, not classes.
         property_schedule: which examples have a property and when the victim trains on them; None without a property.
         names: what the user calls each of the N clients, in results; None: they have their numbers alone.
+
+    Example:
+        >>> import shoal
+        >>> north, south = ([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])
+        >>> test = shoal.Examples([[0.5], [2.5]], [0, 1], ["north", "south"])
+        >>> groups = ["north", "north", "south"]
+        >>> federation = shoal.Federation.from_tensors([north, north, south], groups=groups, test=test)
+        >>> len(federation), federation.clients.sizes.tolist(), federation.group_fractions.round(decimals=2).tolist()
+        (3, [2, 2, 1], [0.67, 0.33])
     """
 
     clients: Shards

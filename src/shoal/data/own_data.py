@@ -64,6 +64,15 @@ class Columns:
 
     Raises:
         InputError: a name that is no text.
+
+    Example:
+        >>> import pandas as pd
+        >>> import shoal
+        >>> table = pd.DataFrame({"ward": ["a", "a", "b"], "age": [30, 40, 50], "sick": [0, 1, 1]})
+        >>> columns = shoal.Columns(client="ward", label="sick")
+        >>> federation = shoal.Federation.from_table(table, columns, test=table)
+        >>> federation.names, federation.clients.x.flatten().tolist()
+        (('a', 'b'), [30.0, 40.0, 50.0])
     """
 
     client: str

@@ -43,6 +43,18 @@ class Partition:
 
     Raises:
         InputError: a value outside its range, or label skew of reused images.
+
+    Example:
+        >>> import shoal
+        >>> digits, groups = shoal.load_dataset("digits"), [shoal.Group("all", 1.0)]
+        >>> preferences = shoal.draw_preferences(5, (0.5, 0.8), "threshold", shoal.Stream(0))
+        >>> for alpha in (None, 0.5):
+        ...     plan = shoal.Partition(5, 40, test_examples=100, dirichlet_alpha=alpha)
+        ...     federation = shoal.partition_dataset(digits, plan, groups, preferences, shoal.Stream(0))
+        ...     print(alpha, federation.clients.sizes.tolist())
+        ...
+        None [40, 40, 40, 40, 40]
+        0.5 [23, 68, 59, 10, 40]
     """
 
     clients: Positive
@@ -122,6 +134,16 @@ def partition_dataset(
 
     Raises:
         InputError: as `Partition.check`.
+
+    Example:
+        >>> import shoal
+        >>> groups = [shoal.Group("upright", 0.2), shoal.Group("turned", 0.8, rotation=(180, 180))]
+        >>> preferences = shoal.draw_preferences(10, (0.5, 0.8), "threshold", shoal.Stream(0))
+        >>> plan = shoal.Partition(10, 20, test_examples=100)
+        >>> digits = shoal.load_dataset("digits")
+        >>> federation = shoal.partition_dataset(digits, plan, groups, preferences, shoal.Stream(0))
+        >>> federation.groups, federation.group.bincount().tolist(), tuple(federation.clients.x.shape)
+        (('upright', 'turned'), [2, 8], (200, 1, 8, 8))
     """
     partition.check(dataset, groups)
     rng = stream("split").numpy()

@@ -18,6 +18,12 @@ class Preferences:
     Args:
         threshold: (N,), the membership-inference accuracy that each client tolerates.
         beta: (N,) in [0, 1], the weight of risk in its choice of a model.
+
+    Example:
+        >>> import torch, shoal
+        >>> preferences = shoal.Preferences(threshold=torch.tensor([0.5, 0.7]), beta=torch.tensor([1.0, 0.25]))
+        >>> preferences.alpha
+        tensor([0.0000, 0.7500])
     """
 
     threshold: Tensor
@@ -45,6 +51,14 @@ def draw_preferences(
 
     Raises:
         InputError: a value outside its range, or a number of betas other than one or ``clients``.
+
+    Example:
+        >>> import shoal
+        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), "threshold", shoal.Stream(0))
+        >>> bool(((preferences.threshold >= 0.5) & (preferences.threshold <= 0.8)).all())
+        True
+        >>> int(preferences.threshold.argmin()) == int(preferences.beta.argmax())
+        True
     """
     low, high = thresholds
     require(

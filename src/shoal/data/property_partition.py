@@ -48,6 +48,18 @@ class PropertyPartition:
 
     Raises:
         InputError: fewer than three clients, or a value outside its range.
+
+    Example:
+        >>> import shoal
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), attacker_share=0.5, min_examples=4)
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
+        >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
+        >>> federation.clients.sizes.tolist()
+        [50, 48, 31, 31]
+        >>> schedule, owner = federation.property_schedule, federation.clients.owners()
+        >>> [int(schedule.has_property[owner == i].sum()) for i in range(4)]
+        [18, 17, 0, 0]
     """
 
     partition: Partition
@@ -103,7 +115,18 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
 def partition_by_property(
     dataset: LabelledDataset, plan: PropertyPartition, preferences: Preferences, stream: Stream
 ) -> Federation:
-    """The federation of a data set partitioned by property, with one group; raises as `draw_property_partition`."""
+    """The federation of a data set partitioned by property, with one group; raises as `draw_property_partition`.
+
+    Example:
+        >>> import shoal
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4, period=3)
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
+        >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
+        >>> victim = federation.property_schedule.victim
+        >>> [int(federation.clients_in_round(number).sizes[victim]) for number in (1, 2, 3)]
+        [31, 31, 17]
+    """
     return federation_of(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
 
 

@@ -25,6 +25,13 @@ class PropertySchedule:
         victim: id of the client that the attack is about.
         attacker: id of the client that attacks.
         period: rounds from one with the property to the next.
+
+    Example:
+        >>> import torch, shoal
+        >>> has_property = torch.tensor([True, False, True, False])
+        >>> schedule = shoal.PropertySchedule(has_property, has_property, victim=1, attacker=0, period=3)
+        >>> [schedule.present(number) for number in range(1, 7)]
+        [False, False, True, False, False, True]
     """
 
     has_property: Tensor

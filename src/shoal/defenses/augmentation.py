@@ -37,6 +37,16 @@ class Augmentation:
 
     Raises:
         InputError: a value outside its range.
+
+    Example:
+        >>> import torch, shoal
+        >>> images, full = torch.eye(8).expand(4, 1, 8, 8), shoal.Augmentation(rotation=15.0, flip=True)
+        >>> for strength in (0.0, 1.0):
+        ...     changed = full.scaled(strength).augmented(images, torch.Generator().manual_seed(0))
+        ...     print(strength, changed.equal(images))
+        ...
+        0.0 True
+        1.0 False
     """
 
     rotation: Annotated[float, Field(ge=0, le=180, strict=True)] = 15.0

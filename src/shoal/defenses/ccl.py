@@ -38,6 +38,19 @@ class CCL:
 
     Raises:
         InputError: a value outside its range.
+
+    Example:
+        >>> import shoal
+        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=20, learning_rate=0.5)
+        >>> for defenses in ([], [shoal.CCL().scaled(0.0)], [shoal.CCL()]):
+        ...     result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=3, defenses=defenses)
+        ...     print(f"{result.clients['loss'].mean():.2f}")
+        ...
+        0.02
+        0.02
+        0.23
     """
 
     variant: Literal["ccel", "ccql"] = "ccel"

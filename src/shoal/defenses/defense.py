@@ -40,7 +40,25 @@ class TrainingSetup:
 
 
 class Defense(Protocol):
-    """A defence against what clients and the server can learn from updates, or do by them; a value."""
+    """A defence against what clients and the server can learn from updates, or do by them; a value.
+
+    Example:
+        >>> from dataclasses import dataclass, replace
+        >>> import shoal
+        >>> @dataclass(frozen=True)
+        ... class SmallerSteps:
+        ...     def applied(self, setup):
+        ...         local = replace(setup.local, learning_rate=setup.local.learning_rate / 10)
+        ...         return replace(setup, local=local)
+        ...
+        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> fast, slow = shoal.LocalSGD(learning_rate=0.5), shoal.LocalSGD(learning_rate=0.05)
+        >>> defended = shoal.simulate(federation, model, shoal.FedAvg(), fast, rounds=2, defenses=[SmallerSteps()])
+        >>> plain = shoal.simulate(federation, model, shoal.FedAvg(), slow, rounds=2)
+        >>> defended.state.models.equal(plain.state.models)
+        True
+    """
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with this defence.

@@ -26,6 +26,16 @@ class Dropout:
 
     Raises:
         InputError: a rate outside [0, 1).
+
+    Example:
+        >>> import shoal
+        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
+        >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=1, classes=2), hidden=8)
+        >>> local, dropout = shoal.LocalSGD(), [shoal.Dropout(0.5)]
+        >>> plain = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=2).models[0]
+        >>> defended = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=2, defenses=dropout).models[0]
+        >>> list(plain) == list(defended), plain["output.weight"].equal(defended["output.weight"])
+        (True, False)
     """
 
     rate: Annotated[float, Field(ge=0, lt=1, strict=True, alias="dropout")]

@@ -29,6 +29,19 @@ class Flooding:
 
     Raises:
         InputError: a level that is negative or not finite.
+
+    Example:
+        >>> import shoal
+        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=20, learning_rate=0.5)
+        >>> for level in (0.0, 0.2):
+        ...     defenses = [shoal.Flooding(level)]
+        ...     result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=5, defenses=defenses)
+        ...     print(f"{result.clients['loss'].mean():.2f}")
+        ...
+        0.01
+        0.23
     """
 
     level: Annotated[NonNegativeFloat, Field(alias="flooding")]

@@ -21,6 +21,18 @@ class L2:
 
     Raises:
         InputError: a penalty that is negative or not finite.
+
+    Example:
+        >>> import shoal
+        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=20, learning_rate=0.5)
+        >>> for defenses in ([], [shoal.L2(0.1)]):
+        ...     result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=3, defenses=defenses)
+        ...     print(f"{float(result.state.models.norm()):.1f}")
+        ...
+        3.0
+        1.5
     """
 
     penalty: Annotated[NonNegativeFloat, Field(alias="l2")]

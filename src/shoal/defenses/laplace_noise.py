@@ -42,6 +42,15 @@ class LaplaceNoise:
 
     Raises:
         InputError: both scales, or neither.
+
+    Example:
+        >>> import torch, shoal
+        >>> starts, ends, seeds = torch.zeros(2, 1000), torch.ones(2, 1000), torch.tensor([0, 1])
+        >>> sent = shoal.LaplaceNoise(noise_multiplier=1.0).filter(starts, ends, seeds)
+        >>> torch.cosine_similarity(sent, ends).round(decimals=1)
+        tensor([0.7000, 0.7000])
+        >>> shoal.LaplaceNoise(noise_multiplier=0.0).filter(starts, ends, seeds).equal(ends)
+        True
     """
 
     noise_multiplier: NonNegativeFloat | None = None

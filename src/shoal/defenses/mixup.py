@@ -33,6 +33,20 @@ class Mixup:
 
     Raises:
         InputError: a value outside its range.
+
+    Example:
+        >>> import shoal
+        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=20, learning_rate=0.5)
+        >>> plain = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=2)
+        >>> for alpha in (0.0, 1.0):
+        ...     defenses = [shoal.Mixup(alpha)]
+        ...     result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=2, defenses=defenses)
+        ...     print(alpha, result.state.models.equal(plain.state.models))
+        ...
+        0.0 True
+        1.0 False
     """
 
     alpha: Annotated[NonNegativeFloat, Field(alias="mixup")]

@@ -39,6 +39,19 @@ class RelaxLoss:
 
     Raises:
         InputError: a value outside its range.
+
+    Example:
+        >>> import shoal
+        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=20, learning_rate=0.5)
+        >>> for alpha in (0.0, 0.2):
+        ...     defenses = [shoal.RelaxLoss(alpha)]
+        ...     result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=5, defenses=defenses)
+        ...     print(f"{result.clients['loss'].mean():.2f}")
+        ...
+        0.01
+        0.17
     """
 
     alpha: NonNegativeFloat

@@ -20,6 +20,17 @@ class ShorterTraining:
 
     Raises:
         InputError: a share outside (0, 1].
+
+    Example:
+        >>> import shoal
+        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=20, learning_rate=0.5)
+        >>> half, fewer = [shoal.ShorterTraining(0.5)], shoal.LocalSGD(steps=10, learning_rate=0.5)
+        >>> one = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=2, defenses=half)
+        >>> same = shoal.simulate(federation, model, shoal.FedAvg(), fewer, rounds=2)
+        >>> one.state.models.equal(same.state.models)
+        True
     """
 
     share: Annotated[float, Field(gt=0, le=1, strict=True, alias="share_of_steps")]

@@ -83,6 +83,17 @@ class Engine:
 
     Raises:
         InputError: CUDA asked for and absent, or batch norm, dropout or recurrent layers under vmap.
+
+    Example:
+        >>> import torch, shoal
+        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1]), ([[2.0]], [0])], test=([[0.0]], [0]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> models = torch.stack([model.init(shoal.Stream(seed)) for seed in range(3)])
+        >>> with shoal.Engine(model) as engine:
+        ...     losses = engine.losses(models, federation.clients)
+        ...
+        >>> losses.shape
+        torch.Size([2, 3])
     """
 
     def __init__(

@@ -61,6 +61,21 @@ class Training:
         malicious_clients: train in their own way; None: nobody does.
         coordinator: turns risks into directives, after each estimate; None: nobody does.
         record_every: rounds from one whose report has the updates that the server received to the next; 0: none has.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     state = training.start()
+        ...     for state, report in training.rounds(state, 3):
+        ...         print(state.round, report.assignment.tolist())
+        ...
+        1 [0, 0, 1, 1]
+        2 [0, 0, 1, 1]
+        3 [0, 0, 1, 1]
     """
 
     federation: Federation

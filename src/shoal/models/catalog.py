@@ -41,7 +41,14 @@ def _require_key(name: str, key: str, *, chosen: bool, known: bool) -> None:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a network must fit: images of ``channels`` x ``height`` x ``width``, in ``classes`` classes."""
+    """What a network must fit: images of ``channels`` x ``height`` x ``width``, in ``classes`` classes.
+
+    Example:
+        >>> import shoal
+        >>> shape = shoal.Shape(channels=1, height=8, width=8, classes=10)
+        >>> shape.inputs, shoal.create_model("logistic", shape).parameters
+        (64, 650)
+    """
 
     channels: int
     height: int
@@ -56,7 +63,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class TextShape:
-    """What a network must fit: texts of words numbered 1 to ``vocabulary``, in ``classes`` classes."""
+    """What a network must fit: texts of words numbered 1 to ``vocabulary``, in ``classes`` classes.
+
+    Example:
+        >>> import torch, shoal
+        >>> network = shoal.create_model("gru", shoal.TextShape(vocabulary=50, classes=3)).network()
+        >>> network(torch.tensor([[7, 50, 2], [4, 0, 0]])).shape  # zeros pad the second text
+        torch.Size([2, 3])
+    """
 
     vocabulary: int
     classes: int
@@ -64,7 +78,14 @@ class TextShape:
 
 @dataclass(frozen=True)
 class VectorShape:
-    """What a network must fit: vectors of ``inputs`` numbers, such as rows of a table, in ``classes`` classes."""
+    """What a network must fit: vectors of ``inputs`` numbers, such as rows of a table, in ``classes`` classes.
+
+    Example:
+        >>> import shoal
+        >>> shape = shoal.VectorShape(inputs=5, classes=3)
+        >>> [shoal.create_model(name, shape).parameters for name in ("logistic", "mlp")]
+        [18, 1803]
+    """
 
     inputs: int
     classes: int

@@ -61,6 +61,21 @@ def audit_run(
     Raises:
         InputError: no finished run of a configuration, one with a property attack, or a directory that cannot be
             written.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import shoal
+        >>> from shoal.config.schema import parse_config
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
+        >>> table = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
+        >>> table["red_team"] = {"every": 0, "attack": "gap"}
+        >>> with TemporaryDirectory() as folder:
+        ...     out = shoal.run(parse_config(table, "the example"), Path(folder, "run"))
+        ...     audit = shoal.audit_run(out, references=2).audit
+        ...
+        >>> audit.references, audit.members, audit.non_members, len(audit.attacks)
+        (2, 14, 14, 25)
     """
     run = Path(run)
     config, progress = _finished(run)
@@ -159,6 +174,20 @@ def audit_scores(path: Path, *, out: Path | None = None) -> AuditFiles:
 
     Raises:
         InputError: the file cannot be used, or the directory cannot be written.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import pandas as pd
+        >>> import shoal
+        >>> table = pd.DataFrame({"record": range(40), "client": "a", "group": "all", "member": [1, 0] * 20})
+        >>> table["score"] = 2.0 * table["member"]
+        >>> with TemporaryDirectory() as folder:
+        ...     table.to_csv(Path(folder, "scores.csv"), index=False)
+        ...     found = shoal.audit_scores(Path(folder, "scores.csv"))
+        ...
+        >>> found.flat["attacks.loss.all.auc"]
+        1.0
     """
     records = read_scores(path)
     audit = audit_records(records, Stream(0)("thresholds"))
@@ -175,6 +204,21 @@ def audit_trace(trace: str | Path, *, out: str | Path | None = None, data_dir: P
 
     Raises:
         InputError: the trace cannot be used, or the directory cannot be written.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import shoal
+        >>> from shoal.config.schema import parse_config
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
+        >>> table = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
+        >>> table["red_team"], table["record"] = {"every": 0, "attack": "gap"}, {"updates": 1}
+        >>> with TemporaryDirectory() as folder:
+        ...     out = shoal.run(parse_config(table, "the example"), Path(folder, "run"))
+        ...     found = shoal.audit_trace(out)
+        ...
+        >>> found.flat["attacks.grad-cosine.all.auc"] > 0.7
+        True
     """
     trace = Path(trace)
     given = read_trace(trace, data_dir)

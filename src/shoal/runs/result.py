@@ -58,6 +58,20 @@ class Result:
         recorded: clients' updates in the run's directory; None without them, or without a directory.
         simulation: that it came out of, with its examples; None where it was read from a directory.
         engine: that computed it, perhaps closed; None like ``simulation``.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD(), rounds=2)
+        >>> result.summary.overall["train_accuracy.overall"], result.clients["cluster"].tolist()
+        (1.0, [0, 0, 1, 1])
+        >>> network = model.network()
+        >>> network.load_state_dict(result.models[0])
+        <All keys matched successfully>
+        >>> network(federation.test.x).argmax(dim=1)
+        tensor([0, 1])
     """
 
     summary: Summary
@@ -174,6 +188,19 @@ def load(directory: str | Path) -> Result:
 
     Raises:
         InputError: it is not the directory of a finished run, or one of its files is missing or damaged.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD(), rounds=1)
+        >>> with TemporaryDirectory() as folder:
+        ...     loaded = shoal.load(result.save(f"{folder}/run"))
+        ...
+        >>> loaded.clients["cluster"].tolist(), loaded.models[1]["output.bias"].equal(result.models[1]["output.bias"])
+        ([0, 0, 1, 1], True)
     """
     out = Path(directory)
     return replace(read_tables(out), models=read_models(out / "models.safetensors"))

@@ -79,6 +79,20 @@ def run(
         InputError: a configuration that cannot be run, or a directory that exists, cannot be written, holds
             another run, or in which one is going on; or training that diverged, with the last good checkpoint left
             in place.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import shoal
+        >>> from shoal.config.schema import parse_config
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
+        >>> table = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 2}}
+        >>> table["red_team"] = {"every": 0, "attack": "gap"}
+        >>> with TemporaryDirectory() as folder:
+        ...     out = shoal.run(parse_config(table, "the example"), Path(folder, "run"))
+        ...     sorted(path.name for path in out.glob("*.csv"))
+        ...
+        ['clients.csv', 'roc.csv', 'rounds.csv']
     """
     out = Path(out)
     if not resume and out.exists():

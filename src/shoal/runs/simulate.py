@@ -121,6 +121,17 @@ def simulate(
         InputError: settings that cannot be run, training that diverged, updates that would take too much room, models
             in ``start`` of another network, or a directory ``out`` that exists, cannot be written, or holds another
             simulation.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> whole = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=3)
+        >>> begun = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=2)
+        >>> further = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, start=begun)
+        >>> further.state.round, further.state.models.equal(whole.state.models)
+        (3, True)
     """
     how = "Model(MyNetwork), with the class or a function that builds the network"
     require_instance("model", model, Model, how)

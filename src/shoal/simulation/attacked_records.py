@@ -64,6 +64,17 @@ class AuditRecords:
         all_models: (M, K) logit-scaled confidence of every cluster's model; None: only one model is known.
         further: attacks that need more than this, computed elsewhere, by their key in audit.json.
         omitted: such attacks that were not computed, by their key, and why.
+
+    Example:
+        >>> import numpy as np
+        >>> import shoal
+        >>> member, none, one_model = np.arange(40) < 20, np.zeros((40, 0)), np.zeros(40, dtype=np.int64)
+        >>> scores = shoal.ReferenceScores(2.0 * member, member, none, none > 0, one_model)
+        >>> record, client = np.arange(40).astype(object), np.array(["a", "b"] * 20, dtype=object)
+        >>> records = shoal.AuditRecords(scores, record, client, group=client)
+        >>> audit = shoal.audit_records(records, shoal.Stream(0))
+        >>> audit.groups, [audit.strongest("client", name)["members"] for name in ("a", "b")]
+        (['a', 'b'], [10, 10])
     """
 
     scores: ReferenceScores

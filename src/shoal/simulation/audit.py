@@ -53,6 +53,16 @@ class Audit:
         delta: of that epsilon.
         omitted: attacks that were not computed, and why.
         guesses: further keys and values of audit.json: what the server guesses beside membership.
+
+    Example:
+        >>> import numpy as np
+        >>> import shoal
+        >>> member, none, one_model = np.arange(40) < 20, np.zeros((40, 0)), np.zeros(40, dtype=np.int64)
+        >>> scores = shoal.ReferenceScores(2.0 * member, member, none, none > 0, one_model)
+        >>> record, client = np.arange(40).astype(object), np.array(["a", "b"] * 20, dtype=object)
+        >>> audit = shoal.audit_records(shoal.AuditRecords(scores, record, client, client), shoal.Stream(0))
+        >>> audit.strongest()["attack"], audit.flat()["attacks.loss.a.accuracy"], audit.omitted["lira"]
+        ('loss', 1.0, 'needs 3 reference models; there are 0')
     """
 
     attacks: pd.DataFrame
@@ -116,6 +126,18 @@ def audit_records(
 
     Raises:
         InputError: too few members or non-members.
+
+    Example:
+        >>> import numpy as np
+        >>> import shoal
+        >>> draw, member, one_model = np.random.default_rng(0), np.arange(200) < 100, np.zeros(200, dtype=np.int64)
+        >>> trained = draw.random((200, 8)) < 0.5
+        >>> score, reference = draw.normal(2.0 * member), draw.normal(2.0 * trained)
+        >>> scores = shoal.ReferenceScores(score, member, reference, trained, one_model)
+        >>> names, all_of_one = np.arange(200).astype(object), np.full(200, "all", dtype=object)
+        >>> audit = shoal.audit_records(shoal.AuditRecords(scores, names, all_of_one, all_of_one), shoal.Stream(0))
+        >>> audit.references, audit.strongest()["accuracy"] > 0.7, audit.attacks["attack"].nunique()
+        (8, True, 7)
     """
     attacked = AttackedRecords.of(records, stream, attacks)
     member, found = records.scores.member, attacked.found
