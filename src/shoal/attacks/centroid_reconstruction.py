@@ -67,11 +67,14 @@ def reconstruct_updates(
     Raises:
         InputError: arrays of other shapes than these, or nobody who took part.
 
-    >>> points = torch.tensor([[1.0], [3.0], [8.0]])
-    >>> moves = torch.stack([points.mean(dim=0), points[:2].mean(dim=0)])[:, None]
-    >>> found = reconstruct_updates(moves, torch.tensor([[0, 0, 0], [0, 0, -1]]), torch.arange(3))
-    >>> found.updates.flatten().round(decimals=6).tolist(), found.resolution.round(decimals=6).tolist()
-    ([2.0, 2.0, 8.0], [0.5, 0.5, 1.0])
+    Example:
+        >>> import torch
+        >>> from shoal.attacks import reconstruct_updates
+        >>> points = torch.tensor([[1.0], [3.0], [8.0]])
+        >>> moves = torch.stack([points.mean(dim=0), points[:2].mean(dim=0)])[:, None]
+        >>> found = reconstruct_updates(moves, torch.tensor([[0, 0, 0], [0, 0, -1]]), torch.arange(3))
+        >>> found.updates.flatten().round(decimals=6).tolist(), found.resolution.round(decimals=6).tolist()
+        ([2.0, 2.0, 8.0], [0.5, 0.5, 1.0])
     """
     rounds, count = assignment.shape
     require(

@@ -191,8 +191,11 @@ def logit_confidence(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy
     z_y - log sum_{j != y} exp(z_j), which is finite where p is 1 in floating point (Carlini et al. 2022, equation 3).
     Of a model with another loss than cross-entropy, minus the loss.
 
-    >>> logit_confidence(torch.tensor([[0.0, 0.0], [100.0, 0.0]]), torch.tensor([0, 0]))
-    tensor([  0., 100.], dtype=torch.float64)
+    Example:
+        >>> import torch
+        >>> from shoal import logit_confidence
+        >>> logit_confidence(torch.tensor([[0.0, 0.0], [100.0, 0.0]]), torch.tensor([0, 0]))
+        tensor([  0., 100.], dtype=torch.float64)
     """
     if loss is not cross_entropy:
         return -torch.from_numpy(losses(outputs, labels, loss))

@@ -76,9 +76,12 @@ def one_run_audit(
     Raises:
         InputError: shapes that differ, no canaries, or a number outside its range.
 
-    >>> audit = one_run_audit(np.arange(100.0), np.arange(100) >= 50, guesses=[(50, 50)])
-    >>> audit.correct, round(audit.epsilon, 2)
-    (100, 3.49)
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import one_run_audit
+        >>> audit = one_run_audit(np.arange(100.0), np.arange(100) >= 50, guesses=[(50, 50)])
+        >>> audit.correct, round(audit.epsilon, 2)
+        (100, 3.49)
     """
     require(
         scores.ndim == 1 and scores.shape == included.shape,

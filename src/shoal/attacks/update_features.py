@@ -20,9 +20,13 @@ def extract_features(layout: Layout, updates: Tensor) -> Tensor:
 
     Normalised, they say nothing about the length of an update.
 
-    >>> layout = Layout.from_tensors({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, {})
-    >>> extract_features(layout, torch.tensor([[3.0, 0, 0, 0, -4.0, 0, 9, 9]]))
-    tensor([[0.6001, 0.0000, 0.0000, 0.0000, 0.7998, 0.0000]], dtype=torch.float16)
+    Example:
+        >>> import torch
+        >>> from shoal.attacks import extract_features
+        >>> from shoal.core.layout import Layout
+        >>> layout = Layout.from_tensors({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, {})
+        >>> extract_features(layout, torch.tensor([[3.0, 0, 0, 0, -4.0, 0, 9, 9]]))
+        tensor([[0.6001, 0.0000, 0.0000, 0.0000, 0.7998, 0.0000]], dtype=torch.float16)
     """
     parts = []
     for slot in layout.slots:

@@ -57,8 +57,10 @@ class RecordedDirectives:
 def directives_of(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """The directives (K,) by name in the rows of `rounds.csv` of one round, which are one per cluster, in order.
 
-    >>> directives_of([{"round": 1, "cluster": k, "directive.l2": k / 2} for k in (0, 1)])
-    {'l2': [0.0, 0.5]}
+    Example:
+        >>> from shoal.control import directives_of
+        >>> directives_of([{"round": 1, "cluster": k, "directive.l2": k / 2} for k in (0, 1)])
+        {'l2': [0.0, 0.5]}
     """
     names = [column for column in rows[0] if column.startswith(COLUMN)] if rows else []
     return {name.removeprefix(COLUMN): [row[name] for row in rows] for name in names}

@@ -30,12 +30,15 @@ class Stream:
     Calling a stream gives a stream further down; `generator` and the other methods start from exactly this stream and
     give the same numbers each time.
 
-    >>> root = Stream(0)
-    >>> batches = root("round", 3, "client", 17, "batches")
-    >>> batches == root("round", 3)("client", 17)("batches")
-    True
-    >>> torch.equal(torch.rand(2, generator=batches.generator()), torch.rand(2, generator=batches.generator()))
-    True
+    Example:
+        >>> import torch
+        >>> from shoal import Stream
+        >>> root = Stream(0)
+        >>> batches = root("round", 3, "client", 17, "batches")
+        >>> batches == root("round", 3)("client", 17)("batches")
+        True
+        >>> torch.equal(torch.rand(2, generator=batches.generator()), torch.rand(2, generator=batches.generator()))
+        True
     """
 
     seed: int

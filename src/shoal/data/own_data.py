@@ -38,8 +38,10 @@ class Examples:
         y: labels (M,), whole numbers from 0; of a regression (M,) or (M, d) numbers.
         groups: (M,) names, in any order; a list or a numpy array of strings.
 
-    >>> Examples([[0.5], [0.7]], [0, 1], ["north", "south"])
-    Examples(2 examples of north, south)
+    Example:
+        >>> from shoal import Examples
+        >>> Examples([[0.5], [0.7]], [0, 1], ["north", "south"])
+        Examples(2 examples of north, south)
     """
 
     x: Any

@@ -25,11 +25,13 @@ class NormClipping:
     Raises:
         InputError: a norm that is not above 0.
 
-    >>> import torch
-    >>> ends = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-    >>> NormClipping(1.0).filter(torch.zeros(2, 2), ends, torch.zeros(2, dtype=torch.int64))
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000]])
+    Example:
+        >>> from shoal import NormClipping
+        >>> import torch
+        >>> ends = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+        >>> NormClipping(1.0).filter(torch.zeros(2, 2), ends, torch.zeros(2, dtype=torch.int64))
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
     """
 
     max_norm: Annotated[float, Field(gt=0, strict=True, alias="max_update_norm")]

@@ -20,10 +20,13 @@ class Aggregator:
 
     Source: McMahan et al. 2017 (K = 1); Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1.
 
-    >>> aggregator = Aggregator(torch.tensor([[0.0]]), torch.tensor([[0.5, 0.5]]))
-    >>> aggregator.add(aggregator.partial_sum(torch.tensor([0, 1]), torch.tensor([[1.0], [3.0]])))
-    >>> aggregator.result()
-    tensor([[2.]])
+    Example:
+        >>> import torch
+        >>> from shoal.engine import Aggregator
+        >>> aggregator = Aggregator(torch.tensor([[0.0]]), torch.tensor([[0.5, 0.5]]))
+        >>> aggregator.add(aggregator.partial_sum(torch.tensor([0, 1]), torch.tensor([[1.0], [3.0]])))
+        >>> aggregator.result()
+        tensor([[2.]])
     """
 
     def __init__(self, models: Tensor, weights: Tensor) -> None:
@@ -61,10 +64,13 @@ def averaging_weights(assignment: Tensor, weights: Tensor, clusters: int) -> Ten
     Returns:
         (K, n) float64; each row sums to 1, or to 0 for a cluster without clients.
 
-    >>> averaging_weights(torch.tensor([0, 0, 1]), torch.tensor([1.0, 3.0, 1.0]), 3)
-    tensor([[0.2500, 0.7500, 0.0000],
-            [0.0000, 0.0000, 1.0000],
-            [0.0000, 0.0000, 0.0000]], dtype=torch.float64)
+    Example:
+        >>> import torch
+        >>> from shoal.engine import averaging_weights
+        >>> averaging_weights(torch.tensor([0, 0, 1]), torch.tensor([1.0, 3.0, 1.0]), 3)
+        tensor([[0.2500, 0.7500, 0.0000],
+                [0.0000, 0.0000, 1.0000],
+                [0.0000, 0.0000, 0.0000]], dtype=torch.float64)
     """
     members = torch.nn.functional.one_hot(assignment, clusters).T.double() * weights.double()
     total = members.sum(dim=1, keepdim=True)

@@ -25,8 +25,12 @@ def needs_loop(local: LocalSGD) -> bool:
 def resolve_backend(model: Model, local: LocalSGD | None = None) -> Backend:
     """The faster backend for a model on a CPU, by `prefers_vmap`; the loop where only the loop can train.
 
-    >>> resolve_backend(Model(lambda: nn.Linear(2, 3)))
-    'vmap'
+    Example:
+        >>> from torch import nn
+        >>> from shoal import Model
+        >>> from shoal.engine import resolve_backend
+        >>> resolve_backend(Model(lambda: nn.Linear(2, 3)))
+        'vmap'
     """
     network = model.network()
     only_loop = bool(seeded_dropouts(network)) or (local is not None and needs_loop(local))

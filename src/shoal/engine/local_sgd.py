@@ -97,8 +97,10 @@ class LocalSGD:
         InputError: a value outside its range, both ``epochs`` and ``steps``, momentum beside an optimizer, or an
             objective beside private steps.
 
-    >>> LocalSGD(epochs=5, batch_size=20).steps_of(50)
-    15
+    Example:
+        >>> from shoal import LocalSGD
+        >>> LocalSGD(epochs=5, batch_size=20).steps_of(50)
+        15
     """
 
     epochs: Positive | None = None

@@ -32,8 +32,11 @@ class TorchOptimizer:
     Raises:
         InputError: an optimizer that `torch.optim` does not have, or options that it does not take.
 
-    >>> TorchOptimizer("Adam").made([torch.zeros(2)], 0.1, 0.0).defaults["lr"]
-    0.1
+    Example:
+        >>> import torch
+        >>> from shoal import TorchOptimizer
+        >>> TorchOptimizer("Adam").made([torch.zeros(2)], 0.1, 0.0).defaults["lr"]
+        0.1
     """
 
     name: str

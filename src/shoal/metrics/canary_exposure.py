@@ -46,9 +46,12 @@ def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0, confidence:
     Raises:
         InputError: a rate or a confidence outside [0, 1).
 
-    >>> rate = canary_rate(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False]))
-    >>> rate.tpr, rate.found, round(rate.low, 3), round(rate.high, 3)
-    (0.5, 1, 0.013, 0.987)
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import canary_rate
+        >>> rate = canary_rate(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False]))
+        >>> rate.tpr, rate.found, round(rate.low, 3), round(rate.high, 3)
+        (0.5, 1, 0.013, 0.987)
     """
     require(0 <= max_fpr < 1, f"'max_fpr' must be at least 0 and below 1; got {max_fpr:g}")
     require(0 <= confidence < 1, f"'confidence' must be at least 0 and below 1; got {confidence:g}")
@@ -70,8 +73,11 @@ def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:
     is at most a with probability at most a, for each a. The smaller it is, the more exposed is the canary. NaN scores
     stay NaN and count for nobody.
 
-    >>> exposure_of_canaries(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False])).round(2)
-    array([0.33, 0.67, 0.5 , 1.  ])
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import exposure_of_canaries
+        >>> exposure_of_canaries(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False])).round(2)
+        array([0.33, 0.67, 0.5 , 1.  ])
     """
     known = ~np.isnan(scores)
     others = np.sort(scores[~member & known])

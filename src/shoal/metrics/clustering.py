@@ -10,8 +10,11 @@ Bools = NDArray[np.bool_]
 def adjusted_rand_index(assignment: Ints, group: Ints) -> float:
     """Adjusted Rand index of the clusters and the groups: 1 for the same partition, about 0 for a random one.
 
-    >>> adjusted_rand_index(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 1]))
-    1.0
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import adjusted_rand_index
+        >>> adjusted_rand_index(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 1]))
+        1.0
     """
     from sklearn.metrics import adjusted_rand_score  # noqa: PLC0415 - scikit-learn takes a second to import
 
@@ -23,8 +26,11 @@ def is_migrated(assignment: Ints, group: Ints) -> Bools:
 
     Where several groups of a cluster are the largest, their clients have not migrated.
 
-    >>> is_migrated(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]))
-    array([False, False,  True, False])
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import is_migrated
+        >>> is_migrated(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]))
+        array([False, False,  True, False])
     """
     migrated = np.zeros(len(group), dtype=bool)
     for cluster in np.unique(assignment):
@@ -37,7 +43,10 @@ def is_migrated(assignment: Ints, group: Ints) -> Bools:
 def exceeds_threshold(exposure: NDArray[np.float64], threshold: NDArray[np.float64]) -> Bools:
     """(N,), true where the membership-inference accuracy on a client's model exceeds its threshold (IFCA-MIR, 5.2.2).
 
-    >>> exceeds_threshold(np.array([0.6, 0.7]), np.array([0.6, 0.6]))
-    array([False,  True])
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import exceeds_threshold
+        >>> exceeds_threshold(np.array([0.6, 0.7]), np.array([0.6, 0.6]))
+        array([False,  True])
     """
     return exposure > threshold

@@ -35,9 +35,12 @@ def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float, c
     Raises:
         InputError: delta or confidence outside its range.
 
-    >>> said = np.arange(200) < 100
-    >>> round(epsilon_lower_bound(said, said, delta=0.0), 2)
-    3.28
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import epsilon_lower_bound
+        >>> said = np.arange(200) < 100
+        >>> round(epsilon_lower_bound(said, said, delta=0.0), 2)
+        3.28
     """
     _check(delta, confidence)
     hits, mistakes = (predictions[which].sum(keepdims=True) for which in (is_member, ~is_member))

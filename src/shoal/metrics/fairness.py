@@ -37,9 +37,12 @@ def fairness(predictions: Ints, labels: Ints, group: Ints, weights: Floats) -> F
         group: (M,) the group of each example.
         weights: (M,) how many clients the example stands for.
 
-    >>> labels, group = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
-    >>> fairness(np.array([0, 1, 0, 0]), labels, group, np.ones(4))
-    Fairness(demographic_parity=0.5, equal_opportunity=0.5, equalized_odds=1.0)
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import fairness
+        >>> labels, group = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
+        >>> fairness(np.array([0, 1, 0, 0]), labels, group, np.ones(4))
+        Fairness(demographic_parity=0.5, equal_opportunity=0.5, equalized_odds=1.0)
     """
     differences = []
     for label in np.unique(labels):

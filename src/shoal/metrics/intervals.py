@@ -32,8 +32,11 @@ class RateEstimate(NamedTuple):
 def effective_size(weights: Floats) -> float:
     """How many equally weighted examples are worth these: (sum w)^2 / sum w^2 (Kish 1965).
 
-    >>> effective_size(np.array([1.0, 1.0, 0.0])), effective_size(np.array([3.0, 1.0]))
-    (2.0, 1.6)
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import effective_size
+        >>> effective_size(np.array([1.0, 1.0, 0.0])), effective_size(np.array([3.0, 1.0]))
+        (2.0, 1.6)
     """
     return float(weights.sum() ** 2 / (weights**2).sum())
 
@@ -48,9 +51,11 @@ def clopper_pearson(successes: ArrayLike, trials: ArrayLike, confidence: float =
         trials: of the same shape; without trials the interval is [0, 1].
         confidence: of the interval, in (0, 1).
 
-    >>> low, high = clopper_pearson([0, 5], [10, 10])
-    >>> low.round(3), high.round(3)
-    (array([0.   , 0.187]), array([0.308, 0.813]))
+    Example:
+        >>> from shoal.metrics import clopper_pearson
+        >>> low, high = clopper_pearson([0, 5], [10, 10])
+        >>> low.round(3), high.round(3)
+        (array([0.   , 0.187]), array([0.308, 0.813]))
     """
     from scipy.special import betaincinv  # noqa: PLC0415 - takes a while to import
 
@@ -69,8 +74,11 @@ def balanced_accuracy_interval(
 
     See `mean_rate_interval`.
 
-    >>> [round(limit, 3) for limit in balanced_accuracy_interval(np.arange(200) < 100, np.arange(200) < 100)]
-    [0.974, 1.0]
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import balanced_accuracy_interval
+        >>> [round(limit, 3) for limit in balanced_accuracy_interval(np.arange(200) < 100, np.arange(200) < 100)]
+        [0.974, 1.0]
     """
     weights = np.ones(len(is_member)) if weights is None else weights
     both = [(predictions, is_member), (~predictions, ~is_member)]
@@ -92,8 +100,10 @@ def mean_rate_interval(rates: Sequence[float], sizes: Sequence[float], confidenc
         sizes: of how many examples each is, or their effective number.
         confidence: of the interval, in (0, 1).
 
-    >>> [round(limit, 3) for limit in mean_rate_interval([0.5, 0.8, 0.9], [20, 20, 20])]
-    [0.602, 0.828]
+    Example:
+        >>> from shoal.metrics import mean_rate_interval
+        >>> [round(limit, 3) for limit in mean_rate_interval([0.5, 0.8, 0.9], [20, 20, 20])]
+        [0.602, 0.828]
     """
     below, above = list[float](), list[float]()
     for rate, n in zip(rates, sizes, strict=True):
@@ -107,8 +117,11 @@ def mean_rate_interval(rates: Sequence[float], sizes: Sequence[float], confidenc
 def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
     """An interval of the mean of the distribution that ``values`` (m,) are drawn from: Student's t; NaN of one value.
 
-    >>> [round(limit, 3) for limit in mean_interval(np.array([1.0, 2.0, 3.0]))]
-    [-0.484, 4.484]
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import mean_interval
+        >>> [round(limit, 3) for limit in mean_interval(np.array([1.0, 2.0, 3.0]))]
+        [-0.484, 4.484]
     """
     from scipy.special import stdtrit  # noqa: PLC0415 - takes a while to import
 
@@ -124,8 +137,11 @@ def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, fl
     Two of the values: the k-th smallest and the k-th largest, with the largest k for which fewer than k of m fair coins
     come up heads with a probability of at most (1 - confidence) / 2. NaN where there is no such k, as of five values.
 
-    >>> median_interval(np.arange(1.0, 21.0)), median_interval(np.arange(5.0))
-    ((6.0, 15.0), (nan, nan))
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import median_interval
+        >>> median_interval(np.arange(1.0, 21.0)), median_interval(np.arange(5.0))
+        ((6.0, 15.0), (nan, nan))
     """
     from scipy.special import bdtr  # noqa: PLC0415 - takes a while to import
 
@@ -147,8 +163,10 @@ def auc_interval(auc: float, members: float, non_members: float, confidence: flo
         members, non_members: how many, or their effective sizes.
         confidence: of the interval, in (0, 1).
 
-    >>> [round(limit, 3) for limit in auc_interval(0.5, 50, 50)]
-    [0.39, 0.61]
+    Example:
+        >>> from shoal.metrics import auc_interval
+        >>> [round(limit, 3) for limit in auc_interval(0.5, 50, 50)]
+        [0.39, 0.61]
     """
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     others = (members + non_members) / 2 - 1

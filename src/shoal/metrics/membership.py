@@ -68,10 +68,13 @@ def membership_metrics(
         threshold: one, or one for each example (M,).
         confidence: of all intervals; they take thresholds as given, also those of the false positive rates.
 
-    >>> scores, is_member = np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False])
-    >>> metrics = membership_metrics(scores, is_member, threshold=1.5)
-    >>> metrics.accuracy, metrics.auc
-    (0.5, 0.75)
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import membership_metrics
+        >>> scores, is_member = np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False])
+        >>> metrics = membership_metrics(scores, is_member, threshold=1.5)
+        >>> metrics.accuracy, metrics.auc
+        (0.5, 0.75)
     """
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - scikit-learn takes a second to import
 
@@ -108,8 +111,10 @@ def membership_metrics(
 def least_non_members(max_fpr: float) -> float:
     """The fewest non-members, by `effective_size`, with which a true positive rate is given at a false positive rate.
 
-    >>> least_non_members(0.01), least_non_members(0.001)
-    (300.0, 3000.0)
+    Example:
+        >>> from shoal.metrics import least_non_members
+        >>> least_non_members(0.01), least_non_members(0.001)
+        (300.0, 3000.0)
     """
     return FALSE_POSITIVES / max_fpr
 
@@ -117,8 +122,11 @@ def least_non_members(max_fpr: float) -> float:
 def balanced_accuracy(predictions: Bools, is_member: Bools, weights: Floats | None = None) -> float:
     """(TPR + TNR) / 2 of ``predictions`` (M,), true for predicted members.
 
-    >>> balanced_accuracy(np.array([True, True, False]), np.array([True, False, False]))
-    0.75
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import balanced_accuracy
+        >>> balanced_accuracy(np.array([True, True, False]), np.array([True, False, False]))
+        0.75
     """
     weights = np.ones(len(is_member)) if weights is None else weights
     tpr = np.average(predictions[is_member], weights=weights[is_member])
@@ -129,8 +137,11 @@ def balanced_accuracy(predictions: Bools, is_member: Bools, weights: Floats | No
 def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats]:
     """The ROC curve: false and true positive rates at every threshold, both increasing.
 
-    >>> roc(np.array([2.0, 1.0, 0.0]), np.array([True, False, True]))
-    (array([0., 0., 1., 1.]), array([0. , 0.5, 0.5, 1. ]))
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import roc
+        >>> roc(np.array([2.0, 1.0, 0.0]), np.array([True, False, True]))
+        (array([0., 0., 1., 1.]), array([0. , 0.5, 0.5, 1. ]))
     """
     from sklearn.metrics import roc_curve  # noqa: PLC0415 - scikit-learn takes a second to import
 
@@ -141,8 +152,11 @@ def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tupl
 def tpr_at_fpr(fpr: Floats, tpr: Floats, max_fpr: float) -> float:
     """The true positive rate at the largest false positive rate that is at most ``max_fpr``; no interpolation.
 
-    >>> tpr_at_fpr(np.array([0.0, 0.0, 0.5, 1.0]), np.array([0.0, 0.2, 0.9, 1.0]), 0.01)
-    0.2
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import tpr_at_fpr
+        >>> tpr_at_fpr(np.array([0.0, 0.0, 0.5, 1.0]), np.array([0.0, 0.2, 0.9, 1.0]), 0.01)
+        0.2
     """
     # Rates of weighted examples are sums of fractions: 0.01 may come as 0.010000000000000002.
     return float(tpr[fpr <= max_fpr + 1e-9].max(initial=0.0))
@@ -165,7 +179,9 @@ def gap_accuracy(train_accuracy: float, test_accuracy: float) -> float:
 
     0.5 + (train accuracy - test accuracy) / 2.
 
-    >>> round(gap_accuracy(1.0, 0.8), 3)
-    0.6
+    Example:
+        >>> from shoal.metrics import gap_accuracy
+        >>> round(gap_accuracy(1.0, 0.8), 3)
+        0.6
     """
     return 0.5 + (train_accuracy - test_accuracy) / 2

@@ -201,8 +201,10 @@ def create_model(
     Raises:
         InputError: an unknown name, or images, vectors or texts that the network cannot take.
 
-    >>> create_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
-    50186
+    Example:
+        >>> from shoal import create_model, Shape
+        >>> create_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
+        50186
     """
     require(name in MODELS, f"unknown model '{name}'; {nearest(name, MODELS)}")
     _require_key(name, "hidden", chosen=hidden is not None, known=name in HIDDEN)

@@ -34,9 +34,11 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
     Labels of another number of targets are an error, never broadcast.
 
-    >>> import torch
-    >>> squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 4.0]]))
-    tensor([2.])
+    Example:
+        >>> from shoal import squared_error
+        >>> import torch
+        >>> squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 4.0]]))
+        tensor([2.])
     """
     return (outputs - labels.reshape(outputs.shape)).square().mean(dim=-1)
 
@@ -68,9 +70,12 @@ class Model:
         metric: what is reported as accuracy, a number for each example, higher where the model is better. None:
             `accuracy` where labels are classes, minus the loss in a regression.
 
-    >>> model = Model(lambda: nn.Linear(2, 3))
-    >>> model.parameters, model.init(Stream(0)).shape
-    (9, torch.Size([9]))
+    Example:
+        >>> from torch import nn
+        >>> from shoal import Model, Stream
+        >>> model = Model(lambda: nn.Linear(2, 3))
+        >>> model.parameters, model.init(Stream(0)).shape
+        (9, torch.Size([9]))
     """
 
     build: Callable[[], nn.Module]
@@ -175,8 +180,10 @@ class Model:
 def metric_name(metric: Metric) -> str:
     """What tables call a metric: its function's name in words.
 
-    >>> metric_name(accuracy), metric_name(NegativeLoss(squared_error)), metric_name(lambda outputs, labels: labels)
-    ('accuracy', 'minus squared error', 'metric')
+    Example:
+        >>> from shoal.models import accuracy, metric_name, NegativeLoss, squared_error
+        >>> metric_name(accuracy), metric_name(NegativeLoss(squared_error)), metric_name(lambda outputs, labels: labels)
+        ('accuracy', 'minus squared error', 'metric')
     """
     if isinstance(metric, NegativeLoss):
         name = metric_name(metric.loss)

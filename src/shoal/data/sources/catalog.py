@@ -171,8 +171,10 @@ def load_dataset(
     Raises:
         InputError: unknown name, not found, the files are damaged, or the source has no such task.
 
-    >>> len(load_dataset("digits").labels)
-    1797
+    Example:
+        >>> from shoal import load_dataset
+        >>> len(load_dataset("digits").labels)
+        1797
     """
     require(
         name not in _OF_CLIENTS,
