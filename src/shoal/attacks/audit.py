@@ -36,6 +36,22 @@ class ModelOutputs:
         reference_members: of each model k with reference models, their outputs (R, T_k, C).
         reference_test: of each model k with reference models, their outputs (R, M, C) on the test examples.
         loss: with which the models were trained.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import evaluate_models
+        >>> own = (torch.eye(4), [0, 1, 0, 1])
+        >>> federation = shoal.Federation.from_tensors([own, own], test=(-torch.eye(4), [0, 1, 0, 1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))
+        >>> everybody = torch.ones(2, 1, dtype=torch.bool)
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(steps=20), engine, shoal.Stream(0))
+        ...     state, _ = training.round(training.start())
+        ...     outputs = evaluate_models(state.models, everybody, federation, engine)
+        ...
+        >>> right = outputs.members[0].argmax(dim=1) == outputs.labels[outputs.training[0]]
+        >>> float(right.float().mean()), float((outputs.test[0].argmax(dim=1) == outputs.test_labels).float().mean())
+        (1.0, 0.0)
     """
 
     training: tuple[Tensor, ...]
@@ -63,6 +79,21 @@ def evaluate_models(
         clients: (N, K) bool, on whose examples each model is evaluated.
         records: that the attacks on the K models were fitted on; their reference models are evaluated on the same
             examples.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import evaluate_models
+        >>> own = (torch.eye(4), [0, 1, 0, 1])
+        >>> federation = shoal.Federation.from_tensors([own, own], test=(-torch.eye(4), [0, 1, 0, 1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))
+        >>> everybody = torch.ones(2, 1, dtype=torch.bool)
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(steps=20), engine, shoal.Stream(0))
+        ...     state, _ = training.round(training.start())
+        ...     outputs = evaluate_models(state.models, everybody, federation, engine)
+        ...
+        >>> outputs.members[0].shape, outputs.test.shape, outputs.owner.tolist()
+        (torch.Size([8, 2]), torch.Size([1, 4, 2]), [0, 0, 0, 0, 1, 1, 1, 1])
     """
     shards, test = federation.clients, federation.test
     owner = shards.owners()
@@ -106,6 +137,23 @@ class MembershipAudit:
         trainers: (N, K) bool, the clients whose examples are members of each model.
         latest: (N,) the model that each client trained last; -1: none.
         federation: that was audited.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import MembershipAudit, Records, evaluate_models
+        >>> own = (torch.eye(4), [0, 1, 0, 1])
+        >>> federation = shoal.Federation.from_tensors([own, own], test=(-torch.eye(4), [0, 1, 0, 1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))
+        >>> everybody = torch.ones(2, 1, dtype=torch.bool)
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(steps=20), engine, shoal.Stream(0))
+        ...     state, _ = training.round(training.start())
+        ...     outputs = evaluate_models(state.models, everybody, federation, engine)
+        ...
+        >>> fitted = shoal.Gap().fit(Records.none(), shoal.Stream(0))
+        >>> audit = MembershipAudit.of(outputs, [fitted], everybody, torch.zeros(2, dtype=torch.int64), federation)
+        >>> audit.of_cluster(0).accuracy, audit.of_cluster(0).members
+        (1.0, 8)
     """
 
     training: tuple[NDArray[np.int64], ...]
@@ -258,5 +306,15 @@ def _metrics(
 
 
 def one_group_mix(g: int, federation: Federation) -> Floats:
-    """The mix (G,) of group g alone."""
+    """The mix (G,) of group g alone.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.attacks import one_group_mix
+        >>> own = ([[0.0]], [0])
+        >>> test = shoal.Examples([[0.0], [0.0]], [0, 0], ["north", "south"])
+        >>> federation = shoal.Federation.from_tensors([own, own], test=test, groups=["north", "south"], classes=2)
+        >>> one_group_mix(1, federation)
+        array([0., 1.])
+    """
     return np.eye(len(federation.groups))[g]

@@ -31,6 +31,15 @@ class ReconstructedUpdates:
             who were never apart.
         explained: in [0, 1], how much of the squared lengths of the moves these updates explain; 1: all, as where each
             client sent the same every time.
+
+    Example:
+        >>> import torch
+        >>> from shoal.attacks import reconstruct_updates
+        >>> points = torch.tensor([[1.0], [3.0], [8.0]])
+        >>> moves = torch.stack([points.mean(dim=0), points[:2].mean(dim=0)])[:, None]
+        >>> found = reconstruct_updates(moves, torch.tensor([[0, 0, 0], [0, 0, -1]]), torch.tensor([10, 11, 12]))
+        >>> found.clients, found.resolution.round(decimals=3), round(found.explained, 3)
+        (tensor([10, 11, 12]), tensor([0.5000, 0.5000, 1.0000], dtype=torch.float64), 1.0)
     """
 
     clients: Tensor
@@ -106,6 +115,20 @@ def reconstruct_from_rounds(rounds: Sequence[RoundUpdates], sizes: Tensor | None
 
     Raises:
         InputError: no two consecutive rounds, a changed number of models, or updates of one client for two models.
+
+    Example:
+        >>> import torch
+        >>> from shoal.attacks import reconstruct_from_rounds
+        >>> from shoal.engine import RoundUpdates
+        >>> sent, rounds, model = torch.tensor([[1.0], [3.0], [8.0]]), [], torch.zeros(1, 1)
+        >>> for number, some in ((1, [0, 1, 2]), (2, [0, 1]), (3, [0])):
+        ...     clients = torch.tensor(some)
+        ...     rounds.append(RoundUpdates(number, clients, torch.zeros_like(clients), model, sent[clients]))
+        ...     model = model + sent[clients].mean(dim=0)
+        ...
+        >>> found = reconstruct_from_rounds(rounds)
+        >>> found.updates.flatten().round(decimals=3), found.resolution.round(decimals=3)
+        (tensor([2., 2., 8.], dtype=torch.float64), tensor([0.5000, 0.5000, 1.0000], dtype=torch.float64))
     """
     moves, assignment, clients = moves_between(rounds)
     return reconstruct_updates(moves, assignment, clients, None if sizes is None else sizes[clients])

@@ -40,6 +40,14 @@ class ClientCanaryEstimate:
         mean: mu, of the cosines.
         deviation: s, of the cosines.
         null_deviation: 1 / sqrt(d), that of directions that nobody sent.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import estimate_client_epsilon
+        >>> draw, unseen = np.random.default_rng(1), 1 / np.sqrt(10_000)
+        >>> found = estimate_client_epsilon(draw.normal(2 * unseen, unseen, 1000), 10_000, delta=1e-5)
+        >>> found.canaries, round(found.null_deviation, 3), found.low < found.epsilon < found.high
+        (1000, 0.01, True)
     """
 
     epsilon: float
@@ -54,7 +62,18 @@ class ClientCanaryEstimate:
 
 
 def canary_directions(clients: Sequence[int], dimension: int, stream: Stream) -> Tensor:
-    """Random unit vectors (k, d) float32; each depends on the stream and the id of its client alone."""
+    """Random unit vectors (k, d) float32; each depends on the stream and the id of its client alone.
+
+    Example:
+        >>> import torch
+        >>> from shoal import Stream
+        >>> from shoal.attacks import canary_directions
+        >>> directions = canary_directions([3, 7], 1000, Stream(0))
+        >>> directions.norm(dim=1).allclose(torch.ones(2))
+        True
+        >>> canary_directions([7], 1000, Stream(0))[0].equal(directions[1])
+        True
+    """
     drawn = [torch.randn(dimension, generator=stream(int(client)).generator()) for client in clients]
     directions = torch.stack(drawn) if drawn else torch.empty(0, dimension)
     return directions / directions.norm(dim=1, keepdim=True)
@@ -65,6 +84,14 @@ def canary_cosines(directions: Tensor, start: Tensor, end: Tensor) -> Floats:
 
     Raises:
         InputError: training moved nothing.
+
+    Example:
+        >>> import torch
+        >>> from shoal import Stream
+        >>> from shoal.attacks import canary_cosines, canary_directions
+        >>> directions = canary_directions([0, 1], 10_000, Stream(0))
+        >>> canary_cosines(directions, start=torch.zeros(10_000), end=directions[0]).round(1) + 0.0
+        array([1., 0.])
     """
     moved = end.double() - start.double()
     length = float(moved.norm())
@@ -86,6 +113,14 @@ def estimate_client_epsilon(
 
     Raises:
         InputError: fewer than two cosines, all of them equal, no dimension, or a number outside its range.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import estimate_client_epsilon
+        >>> draw, unseen = np.random.default_rng(1), 1 / np.sqrt(10_000)
+        >>> hidden, seen = draw.normal(0.0, unseen, 1000), draw.normal(2 * unseen, unseen, 1000)
+        >>> [round(estimate_client_epsilon(cosines, 10_000).epsilon, 1) for cosines in (hidden, seen)]
+        [0.3, 10.8]
     """
     count = len(cosines)
     require(cosines.ndim == 1 and count >= 2, f"'cosines' must be at least 2 numbers (k,); got shape {cosines.shape}")
@@ -188,6 +223,23 @@ class CanaryClients:
         ids: of these clients.
         scale: L2 norm of what each sends; the norm to which the server clips, or the largest of an honest update.
         stream: of the directions.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.attacks import CanaryClients, canary_cosines, canary_directions
+        >>> one = ([[-1.0] * 100, [1.0] * 100], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=100, classes=2))
+        >>> canaries = CanaryClients((0, 1), scale=1.0, stream=shoal.Stream(0))
+        >>> with shoal.Engine(model) as engine:
+        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(1))
+        ...     training = shoal.Training(*setting, malicious_clients=canaries)
+        ...     start = training.start()
+        ...     end, _ = training.round(start)
+        ...
+        >>> directions = canary_directions((0, 1, 2), model.parameters, shoal.Stream(0))  # nobody sent the last one
+        >>> canary_cosines(directions, start.models[0], end.models[0]) > 0.4
+        array([ True,  True, False])
     """
 
     ids: tuple[int, ...]

@@ -31,6 +31,16 @@ class IdentityGuesses:
         chance: that of always guessing the most frequent group, 1 / (number of groups).
         margin: (T,) how much likelier, in nats, the choices up to each round are in a client's own group than in the
             likeliest other; a mean over the clients of each group and over the groups.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import Stream
+        >>> from shoal.attacks import ClusterIdentity
+        >>> draw, group = np.random.default_rng(0), np.arange(40) % 2
+        >>> chosen = np.where(draw.random((10, 40)) < 0.8, group, 1 - group)
+        >>> guesses = ClusterIdentity().guess(chosen, group, np.arange(40), Stream(0))
+        >>> guesses.chance < guesses.last_round < guesses.accuracy, guesses.margin.shape
+        (True, (10,))
     """
 
     clients: int
@@ -56,6 +66,17 @@ class ClusterIdentity:
         name: of this attack.
         splits: into halves, over which figures are averaged.
         smoothing: what is added to every count.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import Stream
+        >>> from shoal.attacks import ClusterIdentity
+        >>> draw, group = np.random.default_rng(0), np.arange(40) % 2
+        >>> loyal = np.where(draw.random((10, 40)) < 0.8, group, 1 - group)  # (T, N)
+        >>> random = draw.integers(0, 2, (10, 40))
+        >>> guesses = [ClusterIdentity().guess(each, group, np.arange(40), Stream(0)) for each in (loyal, random)]
+        >>> [round(each.accuracy, 2) for each in guesses]
+        [0.93, 0.45]
     """
 
     title: ClassVar[str] = "cluster identity"

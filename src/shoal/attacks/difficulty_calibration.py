@@ -16,6 +16,19 @@ class DifficultyCalibration:
 
     A record that all reference models trained on counts their scores minus the mean difference between such models and
     others.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import DifficultyCalibration, LossScore
+        >>> from sklearn.metrics import roc_auc_score
+        >>> from shoal import ReferenceScores
+        >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
+        >>> difficulty, trained = draw.normal(0.0, 3.0, (400, 1)), draw.random((400, 16)) < 0.5
+        >>> score, reference = draw.normal(difficulty[:, 0] + 2 * member), draw.normal(difficulty + 2 * trained)
+        >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
+        >>> attacks = LossScore(), DifficultyCalibration()
+        >>> [round(roc_auc_score(member, attack.scores(records)), 2) for attack in attacks]
+        [0.71, 0.89]
     """
 
     name: ClassVar[str] = "calibration"

@@ -36,6 +36,18 @@ class FedMIALoss:
 
     Args:
         name: of this attack.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import FedMIALoss, UpdateScores
+        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
+        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> FedMIALoss().score(scores) > FedMIALoss.threshold
+        array([[ True, False, False, False],
+               [False,  True, False, False],
+               [False, False,  True, False],
+               [False, False, False,  True]])
     """
 
     title: ClassVar[str] = "FedMIA-I"
@@ -56,6 +68,15 @@ class FedMIACosine:
         name: of this attack.
         drop_outliers: leave those out of a null that are more than three standard deviations above its mean, in one
             pass (the paper's for clients with unlike data). Only one of at least eleven can be.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import FedMIACosine, UpdateScores
+        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
+        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> FedMIACosine().score(scores).argmax(axis=0)
+        array([0, 1, 2, 3])
     """
 
     title: ClassVar[str] = "FedMIA-II"

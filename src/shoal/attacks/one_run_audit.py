@@ -41,6 +41,14 @@ class OneRunAudit:
         canaries: m, all canaries whose inclusion was drawn by a coin.
         guesses: r, how many of them were guessed by the choice that gave the bound.
         correct: v, how many of the guesses were right.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import one_run_audit
+        >>> included = np.random.default_rng(0).random(1000) < 0.5
+        >>> perfect, blind = (one_run_audit(scores, included) for scores in (1.0 * included, np.zeros(1000)))
+        >>> perfect.correct == perfect.guesses, round(perfect.epsilon, 1), blind.epsilon
+        (True, 5.3, 0.0)
     """
 
     epsilon: float

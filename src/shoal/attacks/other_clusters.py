@@ -19,6 +19,16 @@ class OtherClusters:
 
     Args:
         all_models: (M, K) logit-scaled confidence of each model on each record, K at least 2.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import ReferenceScores
+        >>> from shoal.attacks import OtherClusters
+        >>> all_models, none = np.array([[3.0, 1.0, 0.0], [1.0, 1.0, 1.0]]), np.zeros((2, 0))
+        >>> model = np.array([0, 2])  # which of the three scored each record
+        >>> records = ReferenceScores(all_models[[0, 1], model], np.array([True, False]), none, none > 0, model)
+        >>> OtherClusters(all_models).scores(records)
+        array([2.5, 0. ])
     """
 
     name: ClassVar[str] = "other-clusters"

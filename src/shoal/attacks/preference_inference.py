@@ -29,6 +29,17 @@ class PreferenceInference:
     Args:
         name: of this attack.
         identity: the estimator.
+
+    Example:
+        >>> import numpy as np
+        >>> import torch, shoal
+        >>> from shoal.attacks import PreferenceInference
+        >>> strict, none = np.arange(40) % 2, np.zeros(40, dtype=np.int64)
+        >>> chosen = np.where(np.random.default_rng(0).random((10, 40)) < 0.9, strict, 1 - strict)
+        >>> preferences = shoal.Preferences(torch.tensor(0.8 - 0.2 * strict), torch.full((40,), 0.5))
+        >>> guesses = PreferenceInference().guess(chosen, none, preferences, np.arange(40), shoal.Stream(0))
+        >>> guesses.accuracy > 0.9, guesses.chance
+        (True, 0.5)
     """
 
     title: ClassVar[str] = "preference inference"

@@ -30,6 +30,19 @@ def classify_updates(
         probability of the property; ``swapped``, that of the update if the victim had trained on its other examples,
         NaN where it had no part in the update; and ``control.0`` to ``control.4``, those of forests trained on shuffled
         labels. Without simulated updates there are no scores.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import RoundObservation, classify_updates
+        >>> has, zeros = torch.tensor([True, False] * 20), torch.zeros(40, dtype=torch.int64)
+        >>> features = (torch.randn(40, 5, generator=shoal.Stream(0).generator()) + 3 * has[:, None]).half()
+        >>> simulated, seen, nothing = (features, has, zeros), slice(0, 4), slice(0, 0)
+        >>> observed = (features[seen], zeros[seen], has[seen], zeros[seen] + 5)
+        >>> cosine = torch.full((4,), torch.nan, dtype=torch.float64)
+        >>> observation = RoundObservation(1, *simulated, *observed, zeros[nothing], features[nothing], cosine)
+        >>> rows = classify_updates(shoal.PropertyAttack(trees=10), [observation], shoal.Stream(0))
+        >>> rows["present"].tolist(), (rows["score"] > 0.5).tolist()
+        ([1, 0, 1, 0], [True, False, True, False])
     """
 
     def joined(name: str) -> NDArray[Any]:

@@ -27,6 +27,16 @@ class ReconstructionAudit:
         resolution: (N,) float64, see `ReconstructedUpdates`.
         explained: see `ReconstructedUpdates`.
         rounds: number of rounds with the models before and after them.
+
+    Example:
+        >>> import torch
+        >>> from shoal.attacks import audit_reconstruction
+        >>> from shoal.engine import RoundUpdates
+        >>> clients, models = torch.tensor([0, 1]), torch.cumsum(torch.full((3, 1, 2), 0.5), dim=0)
+        >>> rounds = [RoundUpdates(t, clients, torch.zeros_like(clients), models[t], torch.eye(2)) for t in range(3)]
+        >>> found = audit_reconstruction(rounds, {0: 10, 1: 10})
+        >>> found.rounds, found.resolution.round(decimals=2), (found.cosine - found.baseline).round(decimals=2)
+        (2, tensor([0.5000, 0.5000], dtype=torch.float64), tensor([0., 0.], dtype=torch.float64))
     """
 
     clients: Tensor
@@ -51,6 +61,20 @@ def audit_reconstruction(rounds: Iterable[RoundUpdates], sizes: Mapping[int, flo
 
     Raises:
         InputError: as `reconstruct_from_rounds`.
+
+    Example:
+        >>> import torch
+        >>> from shoal.attacks import audit_reconstruction
+        >>> from shoal.engine import RoundUpdates
+        >>> sent, rounds, model = torch.eye(3), [], torch.zeros(1, 3)
+        >>> for number, some in ((1, [0, 1, 2]), (2, [0, 1]), (3, [0]), (4, [0])):
+        ...     clients = torch.tensor(some)
+        ...     rounds.append(RoundUpdates(number, clients, torch.zeros_like(clients), model, sent[clients]))
+        ...     model = model + sent[clients].mean(dim=0)
+        ...
+        >>> found = audit_reconstruction(rounds, {0: 10, 1: 10, 2: 10})
+        >>> found.cosine.round(decimals=2), found.baseline.round(decimals=2)
+        (tensor([1., 1., 1.], dtype=torch.float64), tensor([0.9000, 0.6800, 0.5800], dtype=torch.float64))
     """
     released = list[RoundUpdates]()
     sent, moved = dict[int, Tensor](), dict[int, Tensor]()

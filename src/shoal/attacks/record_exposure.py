@@ -19,6 +19,20 @@ def record_exposure(scores: ReferenceScores, confidence: float = 0.95) -> tuple[
 
     Returns:
         The exposures (M,) and their lower ends (M,); NaN where a record has scores of one kind only.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import ReferenceScores
+        >>> from shoal.attacks import record_exposure
+        >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
+        >>> trained, effect = draw.random((400, 16)) < 0.5, np.linspace(0.0, 4.0, 400)
+        >>> score, reference = draw.normal(effect * member), draw.normal(effect[:, None] * trained)
+        >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
+        >>> exposure, low = record_exposure(records)
+        >>> round(float(exposure[:100].mean()), 1), round(float(exposure[-100:].mean()), 1)
+        (0.6, 1.0)
+        >>> bool((low <= exposure).all())
+        True
     """
     from scipy.stats import norm  # noqa: PLC0415 - takes long to import
 

@@ -21,6 +21,14 @@ class RecordedRisks:
     Args:
         every: rounds from one estimate to the next; 0: never.
         by_round: (K,) float64 of each round with an estimate. Where a round is missing, or K is another, risks stay.
+
+    Example:
+        >>> from shoal.attacks import RecordedRisks
+        >>> table = [(5, 0, 0.5), (5, 1, 0.55), (10, 0, 0.5), (10, 1, 0.6)]
+        >>> rows = [dict(zip(("round", "cluster", "risk"), row)) for row in table]
+        >>> recorded = RecordedRisks.of_rows(5, rows)
+        >>> {number: risks.tolist() for number, risks in recorded.by_round.items()}
+        {5: [0.5, 0.55], 10: [0.5, 0.6]}
     """
 
     every: int

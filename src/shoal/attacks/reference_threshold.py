@@ -26,6 +26,18 @@ def reference_margins(attack: ReferenceAttack, records: ReferenceScores, stream:
     Raises:
         InputError: the attack cannot score these records; or they must be halved and have fewer than two members or two
             non-members.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import ReferenceScores, Stream
+        >>> from shoal.attacks import LiRA, reference_margins
+        >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
+        >>> trained = draw.random((400, 16)) < 0.5
+        >>> score, reference = draw.normal(2.0 * member), draw.normal(2.0 * trained)
+        >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
+        >>> says_member = reference_margins(LiRA(), records, Stream(0)) > 0
+        >>> bool((says_member == member).mean() > 0.8)
+        True
     """
     scores = attack.scores(records)
     pooled = _leave_one_out(attack, records)
@@ -44,6 +56,15 @@ def halved_margins(scores: Floats, member: Bools, stream: Stream) -> Floats:
 
     Raises:
         InputError: fewer than two members or two non-members.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import Stream
+        >>> from shoal.attacks import halved_margins
+        >>> member = np.arange(100) < 50
+        >>> margins = halved_margins(10.0 * member, member, Stream(0))
+        >>> bool(((margins > 0) == member).all()), sorted(set(margins.tolist()))
+        (True, [-5.0, 5.0])
     """
     margins, first = np.empty(len(scores)), _half(member, stream)
     for judged in (first, ~first):

@@ -35,6 +35,18 @@ class RMIA:
         gamma: the factor, at least 1 (the paper: 2). It does not change the order of one model's records. At 2 the
             fractions of most records are near 0, and a threshold from other models misses: on 300 images of a group
             that trained alone, 0.655 of 0.72 were left of the balanced accuracy, at 1 0.71 (docs/audit.md).
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import LossScore, RMIA
+        >>> from sklearn.metrics import roc_auc_score
+        >>> from shoal import ReferenceScores
+        >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
+        >>> difficulty, trained = draw.normal(0.0, 3.0, (400, 1)), draw.random((400, 16)) < 0.5
+        >>> score, reference = draw.normal(difficulty[:, 0] + 2 * member), draw.normal(difficulty + 2 * trained)
+        >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
+        >>> [round(roc_auc_score(member, attack.scores(records)), 2) for attack in (LossScore(), RMIA())]
+        [0.71, 0.83]
     """
 
     name: ClassVar[str] = "rmia"
@@ -59,6 +71,18 @@ class OfflineRMIA:
     Args:
         gamma: as in `RMIA`.
         a: how much p_out counts, in [0, 1]; at 1 the mean is p_out itself.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import LossScore, OfflineRMIA
+        >>> from sklearn.metrics import roc_auc_score
+        >>> from shoal import ReferenceScores
+        >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
+        >>> difficulty, trained = draw.normal(0.0, 3.0, (400, 1)), draw.random((400, 16)) < 0.5
+        >>> score, reference = draw.normal(difficulty[:, 0] + 2 * member), draw.normal(difficulty + 2 * trained)
+        >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
+        >>> [round(roc_auc_score(member, attack.scores(records)), 2) for attack in (LossScore(), OfflineRMIA())]
+        [0.71, 0.77]
     """
 
     name: ClassVar[str] = "rmia-offline"

@@ -25,6 +25,19 @@ class RoundObservation:
         swapped_features: (C, F) float16, of these updates if the victim had trained on examples of the other kind, and
             all else had been the same.
         cosine: (A,) float64, of each update with the previous one of the same model; NaN where there was none.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import RoundObservation, classify_updates
+        >>> has, zeros = torch.tensor([True, False] * 20), torch.zeros(40, dtype=torch.int64)
+        >>> features = (torch.randn(40, 5, generator=shoal.Stream(0).generator()) + 3 * has[:, None]).half()
+        >>> simulated, seen, nothing = (features, has, zeros), slice(0, 4), slice(0, 0)
+        >>> observed = (features[seen], zeros[seen], has[seen], zeros[seen] + 5)
+        >>> cosine = torch.full((4,), torch.nan, dtype=torch.float64)
+        >>> observation = RoundObservation(1, *simulated, *observed, zeros[nothing], features[nothing], cosine)
+        >>> rows = classify_updates(shoal.PropertyAttack(trees=10), [observation], shoal.Stream(0))
+        >>> rows["round"].tolist(), rows["clients"].tolist(), observation.has_property.tolist()
+        ([1, 1, 1, 1], [5, 5, 5, 5], [True, False, True, False])
     """
 
     round: int

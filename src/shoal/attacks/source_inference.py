@@ -25,6 +25,13 @@ class Guesses:
         chance: the accuracy of guessing without looking.
         low, high: 95 % interval of the accuracy (Clopper-Pearson). It takes the guesses as independent, which those on
             one client's records are not quite.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import Guesses
+        >>> guesses = Guesses.counted(np.array([True, True, False, True]), np.full(4, 0.25))
+        >>> guesses.accuracy, guesses.chance, guesses.low < guesses.chance
+        (0.75, 0.25, True)
     """
 
     right: int
@@ -52,6 +59,16 @@ class SourceGuesses:
     Args:
         by_round: of each recorded round, on the records of the clients that took part in it.
         averaged: by each client's loss on average over its recorded rounds.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import SourceInference, UpdateScores
+        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
+        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> guesses = SourceInference().guess(scores)
+        >>> len(guesses.by_round), guesses.by_round[0].right == guesses.averaged.right
+        (1, True)
     """
 
     by_round: tuple[Guesses, ...]
@@ -66,6 +83,16 @@ class SourceInference:
         name: of this attack.
         among: whose models are compared: those of all clients of the "federation", or those of the owner's "cluster",
             which says what is left to guess once the cluster is known.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import SourceInference, UpdateScores
+        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
+        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> guesses = SourceInference().guess(scores)
+        >>> guesses.averaged.right, guesses.averaged.of, guesses.averaged.chance
+        (4, 4, 0.25)
     """
 
     title: ClassVar[str] = "source inference"
@@ -111,6 +138,17 @@ class GroupInference:
 
     Args:
         name: of this attack.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import GroupInference, UpdateScores
+        >>> values, clusters, groups = np.zeros((1, 4, 4)), np.array([[0, 0, 1, 1]]), np.array([0, 0, 1, 1])
+        >>> scores = UpdateScores(
+        ...     np.array([1]), np.arange(4), clusters, values, values, values, np.arange(4), groups, ("north", "south")
+        ... )
+        >>> guesses = GroupInference().guess(scores)
+        >>> guesses.accuracy, guesses.chance
+        (1.0, 0.5)
     """
 
     title: ClassVar[str] = "group inference"

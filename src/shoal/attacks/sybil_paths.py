@@ -27,6 +27,14 @@ class Received:
         model: (P,) what it was sent.
         reply: which of the attacker's replies it sent, from 0.
         update: (P,) that reply.
+
+    Example:
+        >>> import torch
+        >>> from shoal.attacks import Received
+        >>> model, update = torch.zeros(3), torch.ones(3)
+        >>> first, again = Received(1, 7, model, 0, update), Received(4, 8, model.clone(), 1, -update)
+        >>> first.key == again.key, first.key == Received(5, 7, model + 1, 0, update).key
+        (True, False)
     """
 
     round: int

@@ -33,6 +33,21 @@ def loss_trajectory(engine: Engine, models: Sequence[Tensor] | Tensor, x: Tensor
 
     Returns:
         (M, T).
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import loss_trajectory
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     models = [state.models[0] for state, _ in training.rounds(training.start(), 3)]
+        ...     x, y = federation.clients.x, federation.clients.y
+        ...     losses = loss_trajectory(engine, models, x, y, torch.tensor([0, 1]))
+        ...
+        >>> losses.shape, bool((losses[:, -1] < losses[:, 0]).all())
+        ((2, 3), True)
     """
     labels = y[rows.to(y.device)].cpu()
     columns = [losses(engine.outputs_at(model, x, rows.to(x.device)).cpu(), labels) for model in models]
@@ -45,6 +60,16 @@ class LossTrajectory:
 
     Args:
         inverse_penalty: scikit-learn's C, the inverse of the strength of the L2 penalty on standardised losses.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import LossTrajectory
+        >>> member = np.arange(40) < 20
+        >>> falling, flat = np.array([3.0, 2.0, 0.5]), np.array([2.0, 2.0, 2.0])
+        >>> trajectories = np.where(member[:, None], falling, flat) + np.random.default_rng(0).normal(0.0, 0.1, (40, 3))
+        >>> fitted = LossTrajectory().fit(trajectories, member)
+        >>> fitted.score(np.stack([falling, flat])) > fitted.threshold
+        array([ True, False])
     """
 
     inverse_penalty: PositiveFloat = 1.0

@@ -20,6 +20,23 @@ class UpdateAudit:
         others: members against other clients' records. In the null of FedMIA these have their owner, a member of its
             own update, so they look less like members than records that nobody trained on.
         by_client: `unused` of each client, by its id.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import GradCosine, OwnedRecords, audit_updates, update_scores
+        >>> draw = shoal.Stream(0).generator()
+        >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
+        >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=50, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(*setting, record_every=1)
+        ...     _, report = training.round(training.start())
+        ...     scores = update_scores([report.updates], OwnedRecords.of(federation), engine)
+        ...
+        >>> audit = audit_updates(GradCosine(), scores)
+        >>> sorted(audit.by_client), audit.others.auc > 0.9, audit.unused.members
+        ([0, 1, 2, 3, 4], True, 20)
     """
 
     unused: MembershipMetrics
@@ -37,6 +54,22 @@ def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None 
         attack: on the updates.
         scores: of recorded rounds.
         group: name of a group; None: all clients.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import GradCosine, OwnedRecords, audit_updates, update_scores
+        >>> draw = shoal.Stream(0).generator()
+        >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
+        >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=50, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(*setting, record_every=1)
+        ...     _, report = training.round(training.start())
+        ...     scores = update_scores([report.updates], OwnedRecords.of(federation), engine)
+        ...
+        >>> round(audit_updates(GradCosine(), scores).unused.auc, 2)
+        0.95
     """
     found = attack.score(scores)
     wanted = None if group is None else scores.groups.index(group)

@@ -35,6 +35,14 @@ class OwnedRecords:
         client: (M,) int64, ids of clients; -1 where nobody trained on the record.
         group: (M,) int64, the group whose distribution each record follows.
         groups: names of the groups.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.attacks import OwnedRecords
+        >>> federation = shoal.Federation.from_tensors([([[0.0], [1.0]], [0, 1]), ([[2.0]], [0])], test=([[3.0]], [1]))
+        >>> records = OwnedRecords.of(federation)
+        >>> records.client, records.x.flatten()
+        (tensor([ 0,  0,  1, -1]), tensor([0., 1., 2., 3.]))
     """
 
     x: Tensor
@@ -78,6 +86,23 @@ class UpdateScores:
         client: (M,) int64, the position in ``clients`` of who trained on each record; -1: nobody did.
         group: (M,) int64, each record's group.
         groups: names of the groups.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import OwnedRecords, update_scores
+        >>> draw = shoal.Stream(0).generator()
+        >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
+        >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=50, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(*setting, record_every=1)
+        ...     _, report = training.round(training.start())
+        ...     scores = update_scores([report.updates], OwnedRecords.of(federation), engine)
+        ...
+        >>> own = scores.client == scores.clients[:, None]
+        >>> bool(scores.cosine[0][own].mean() > 3 * abs(scores.cosine[0][~own].mean()))
+        True
     """
 
     rounds: NDArray[np.int64]
@@ -99,7 +124,28 @@ class UpdateScores:
 
 @runtime_checkable
 class UpdateAttack(Protocol):
-    """A membership attack of the server on single clients: a frozen dataclass of its settings."""
+    """A membership attack of the server on single clients: a frozen dataclass of its settings.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from typing import ClassVar
+        >>> import numpy as np
+        >>> from shoal.attacks import UpdateAttack, UpdateScores
+        >>> @dataclass(frozen=True)
+        ... class LowestLoss:
+        ...     name: str = "lowest-loss"
+        ...     title: ClassVar[str] = "lowest loss"
+        ...     threshold: ClassVar[float] = -0.5
+        ...     def score(self, scores):
+        ...         return -np.nanmean(scores.loss, axis=0)
+        ...
+        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
+        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> attack: UpdateAttack = LowestLoss()
+        >>> attack.score(scores).argmax(axis=0)
+        array([0, 1, 2, 3])
+    """
 
     @property
     def name(self) -> str:
@@ -129,6 +175,24 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
     Raises:
         InputError: no record, no recorded round, a client that sent two updates in one, or updates or models of another
             size or not finite.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import OwnedRecords, update_scores
+        >>> draw = shoal.Stream(0).generator()
+        >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
+        >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=50, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(*setting, record_every=1)
+        ...     _, report = training.round(training.start())
+        ...     scores = update_scores([report.updates], OwnedRecords.of(federation), engine)
+        ...
+        >>> scores.cosine.shape, scores.client.tolist()[:6]
+        ((1, 5, 40), [0, 0, 0, 0, 1, 1])
+        >>> bool(scores.loss[0, 0, :4].mean() < scores.loss[0, 1:, :4].mean())
+        True
     """
     require(len(records) > 0, "there are no records to attack")
     owners = records.client[records.client != NOBODY].unique().tolist()

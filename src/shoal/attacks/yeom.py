@@ -105,6 +105,15 @@ class LossScore:
     """Minus the loss of the attacked model, log(1 + exp(-score)); needs no reference models.
 
     The threshold is set by `shoal.attacks.reference_margins`, not by the mean loss as in `LossThreshold`.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import ReferenceScores
+        >>> from shoal.attacks import LossScore
+        >>> score, none = np.log(np.array([0.9, 0.5]) / np.array([0.1, 0.5])), np.zeros((2, 0))
+        >>> records = ReferenceScores(score, np.array([True, False]), none, none > 0, np.zeros(2, dtype=np.int64))
+        >>> np.exp(LossScore().scores(records)).round(3)
+        array([0.9, 0.5])
     """
 
     name: ClassVar[str] = "loss"

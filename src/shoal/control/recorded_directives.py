@@ -25,6 +25,14 @@ class RecordedDirectives:
         given: the coordinator of the attacked run, which gives the first directives.
         by_round: (K,) float64 of each directive, by the round after which it was given. Where a round is missing, or K
             is another, directives stay.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.control import RecordedDirectives
+        >>> rows = [{"round": 5, "cluster": k, "directive.l2": k / 2} for k in (0, 1)]
+        >>> recorded = RecordedDirectives.of_rows(shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))}), rows)
+        >>> recorded.by_round[5]["l2"]
+        tensor([0.0000, 0.5000], dtype=torch.float64)
     """
 
     given: EngineCoordinator

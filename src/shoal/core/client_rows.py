@@ -16,6 +16,14 @@ class ClientRows(ABC):
 
     A value: `replaced` gives another one and leaves this one as it is. It costs what the replaced rows cost, whatever
     N. Clients that have the same row, as all have before the first round, share it until it is replaced.
+
+    Example:
+        >>> import torch
+        >>> from shoal.engine import ClientRows
+        >>> before = ClientRows.same(torch.zeros(2), 3)
+        >>> after = before.moved(torch.tensor([1]), torch.ones(1, 2))
+        >>> after.tensor().tolist(), before.tensor().sum(), len(after.distinct()[0])
+        ([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]], tensor(0.), 2)
     """
 
     @staticmethod

@@ -36,6 +36,16 @@ class ClientDataset:
         class_names, client_names, group_names: by number.
         inputs: names of the F columns; none for pictures.
         omitted: columns of a table that are left out since they hold no numbers.
+
+    Example:
+        >>> import torch
+        >>> from shoal.data import ClientDataset
+        >>> x, names = torch.arange(4.0)[:, None].double(), ["ward 2", "ward 10", "ward 2", "ward 10"]
+        >>> data = ClientDataset.from_names("wards", x, clients=names, labels=["ill", "healthy", "ill", "ill"])
+        >>> data.client_names, data.client.tolist()
+        (('ward 10', 'ward 2'), [1, 0, 1, 0])
+        >>> data.class_names, data.labels.tolist(), data.shares
+        (('healthy', 'ill'), [1, 0, 1, 1], {'all': 1.0})
     """
 
     name: str
@@ -161,6 +171,16 @@ class ClientSplit:
 
     Raises:
         InputError: a value outside its range, or fractions that leave nothing to train on.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.data import ClientDataset, ClientSplit
+        >>> x = torch.arange(20.0)[:, None].double()
+        >>> labels = ["ill", "healthy", "healthy", "ill"] * 5
+        >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels)
+        >>> indices = ClientSplit(test_fraction=0.2, holdout_fraction=0.1).draw(data, shoal.Stream(0))
+        >>> [len(each) for each in indices.clients], [len(each) for each in indices.holdout], len(indices.test)
+        ([7, 7], [1, 1], 4)
     """
 
     test_fraction: OpenFraction = 0.2
@@ -230,6 +250,19 @@ def federation_of_clients(data: ClientDataset, indices: PartitionIndices, prefer
         data: the examples.
         indices: which of them are for what, as `ClientSplit.draw` returns them.
         preferences: of the N clients.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.data import ClientDataset, ClientSplit, federation_of_clients
+        >>> x, labels = torch.arange(20.0)[:, None].double(), ["ill", "healthy", "healthy", "ill"] * 5
+        >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels)
+        >>> preferences = shoal.draw_preferences(2, (0.5, 0.8), "threshold", shoal.Stream(0))
+        >>> federation = federation_of_clients(data, ClientSplit().draw(data, shoal.Stream(0)), preferences)
+        >>> federation.names, federation.clients.sizes.tolist(), federation.test.y.shape
+        (('a', 'b'), [8, 8], torch.Size([4]))
+        >>> used = federation.clients.x[federation.clients.indices]
+        >>> abs(float(used.mean())) < 1e-6, round(float(used.std(unbiased=False)), 3)
+        (True, 1.0)
     """
     x = _scaled(data.x, torch.cat(indices.clients))
 

@@ -14,6 +14,14 @@ class GroupedExamples:
     """M labelled examples, and the index of the group whose distribution each one follows.
 
     Shapes: x (M, ...), y (M,) int64 (of a regression (M, d) float32), group (M,) int64.
+
+    Example:
+        >>> import torch
+        >>> from shoal.data import GroupedExamples
+        >>> y, group = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0])
+        >>> examples = GroupedExamples(torch.zeros(3, 2), y, group)
+        >>> examples.of_group(0).y, len(examples.take(torch.tensor([2])))
+        (tensor([0, 1]), 1)
     """
 
     x: Tensor

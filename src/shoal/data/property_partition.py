@@ -82,6 +82,15 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     Raises:
         InputError: too few examples, a task without a property, a property that no or every example has, fewer
             examples with it than ``min_examples``, or label skew that leaves a client fewer than that.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.data import draw_property_partition
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4)
+        >>> indices = draw_property_partition(digits, plan, shoal.Stream(0))
+        >>> [int(digits.has_property[each].sum()) for each in indices.clients]
+        [18, 17, 0, 0]
     """
     has_property = _has_property(dataset).numpy()
     partition = plan.partition

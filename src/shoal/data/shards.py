@@ -16,6 +16,16 @@ class Shards:
     Owner i has the examples ``indices[offsets[i]:offsets[i + 1]]`` of x (M, ...) and y (M,). The shards of different
     owners may overlap (those of shadow models do), and need not have equal sizes. ``weights`` (total,) are of the
     entries of ``indices`` in the loss that local training minimises; None: all weigh 1. Evaluation does not read them.
+
+    Example:
+        >>> import torch
+        >>> from shoal.data import Shards
+        >>> x, y = torch.arange(5.0)[:, None], torch.tensor([0, 1, 0, 1, 0])
+        >>> shards = Shards.from_contiguous(x, y, torch.tensor([2, 3]))
+        >>> shards.sizes, shards.owned(1), shards.owners()
+        (tensor([2, 3]), tensor([2, 3, 4]), tensor([0, 0, 1, 1, 1]))
+        >>> shards.take(torch.tensor([1])).x is x
+        True
     """
 
     x: Tensor

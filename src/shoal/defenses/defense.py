@@ -22,6 +22,15 @@ class TrainingSetup:
         client_filter: applied by every honest client to its update before it sends it; None: none.
         defenses: change local training, in order, anew for each cluster in each round.
         kind: of the examples, as `shoal.Federation.kind` says, for defences that are of images alone; None: not known.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.defenses import TrainingSetup
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> setup = TrainingSetup(model, shoal.LocalSGD())
+        >>> after = shoal.L2(0.1).applied(shoal.NormClipping(1.0).applied(setup))
+        >>> after.first_local().weight_decay, after.update_filter, after.local == setup.local
+        (0.1, NormClipping(max_norm=1.0), True)
     """
 
     model: Model
@@ -72,7 +81,17 @@ class Defense(Protocol):
 
 
 def defended(setup: TrainingSetup, defenses: Sequence[Defense]) -> TrainingSetup:
-    """The setup with all ``defenses``, applied in order."""
+    """The setup with all ``defenses``, applied in order.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.defenses import TrainingSetup, defended
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> setup = TrainingSetup(model, shoal.LocalSGD(steps=10))
+        >>> setup = defended(setup, [shoal.L2(0.1), shoal.ShorterTraining(0.5)])
+        >>> setup.first_local().weight_decay, setup.first_local().steps_of(20)
+        (0.1, 5)
+    """
     for defense in defenses:
         setup = defense.applied(setup)
     return setup

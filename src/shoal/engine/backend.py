@@ -12,6 +12,8 @@ from shoal.models.dropout import seeded_dropouts
 from shoal.models.model import Model
 
 Backend = Literal["loop", "vmap"]
+"""How clients are trained: one after another on each thread (`loop_backend.py`), or many at a time as one batched
+computation (`vmap_backend.py`). Results differ in their last bits only."""
 
 
 def needs_loop(local: LocalSGD) -> bool:
@@ -38,7 +40,19 @@ def resolve_backend(model: Model, local: LocalSGD | None = None) -> Backend:
 
 
 def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None = None) -> None:
-    """Raise `InputError` where a backend that was asked for cannot train ``model``, or not by ``local``."""
+    """Raise `InputError` where a backend that was asked for cannot train ``model``, or not by ``local``.
+
+    Example:
+        >>> import shoal
+        >>> from torch import nn
+        >>> from shoal.engine import check_backend
+        >>> model = shoal.Model(lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+        >>> check_backend("loop", model)
+        >>> check_backend("vmap", model)
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: backend 'vmap' cannot train batch norm; use 'loop'
+    """
     known = get_args(Backend)
     require(backend is None or backend in known, f"'backend' must be None, 'loop' or 'vmap'; got {backend!r}")
     if backend != "vmap":
@@ -61,6 +75,20 @@ def check_loss(backend: Backend, model: Model, x: Tensor, y: Tensor) -> None:
     """Raise `InputError` where a backend cannot compute the loss of ``model`` on a few inputs x (B, ...) with labels y.
 
     Losses that look at their values, as `torch.nn.functional.gaussian_nll_loss` does, are the loop's.
+
+    Example:
+        >>> import torch, shoal
+        >>> from torch import nn
+        >>> from shoal.engine import check_loss
+        >>> def careful(outputs, labels):
+        ...     return shoal.squared_error(outputs, labels) if labels.min() >= 0 else outputs[:, 0]
+        ...
+        >>> model, x, y = shoal.Model(lambda: nn.Linear(1, 1), careful), torch.zeros(2, 1), torch.ones(2, 1)
+        >>> check_loss("loop", model, x, y)
+        >>> check_loss("vmap", model, x, y)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: the model's loss cannot be computed for many clients at once, as ...
     """
     if backend != "vmap":
         return

@@ -31,8 +31,10 @@ from shoal.engine.worker_pool import WorkerPool
 from shoal.models.model import Model
 
 Precision = Literal["fp32", "bf16"]
+"""What an engine computes in; parameters are float32 in either case."""
 
 Storage = Literal["memory", "disk"]
+"""Where the clients' own models are between rounds; results are the same."""
 
 MAX_THREADS = 1024
 """More than any machine's processors; the operating system refuses more threads without a sentence."""
@@ -52,6 +54,23 @@ class DivergenceError(InputError):
 
     Attributes:
         owner: position of the owner whose training did.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.engine import DivergenceError
+        >>> huge = ([[1e38]], [0])
+        >>> federation = shoal.Federation.from_tensors([([[1.0]], [0]), huge], test=huge, classes=2)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=3, learning_rate=1e9)
+        >>> randomness = local.randomness(federation.clients, federation.ids, shoal.Stream(0))
+        >>> with shoal.Engine(model) as engine:
+        ...     try:
+        ...         starts, which = torch.ones(1, 4), torch.tensor([0, 0])
+        ...         _ = list(engine.train(starts, which, federation.clients, randomness, local))
+        ...     except DivergenceError as diverged:
+        ...         print(diverged.owner)
+        ...
+        1
     """
 
     def __init__(self, owner: int, sentence: str) -> None:

@@ -19,7 +19,17 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def require_per_example_gradients(network: nn.Module) -> None:
-    """Raise `InputError` where a network has a batch norm, by which every example moves the outputs of the others."""
+    """Raise `InputError` where a network has a batch norm, by which every example moves the outputs of the others.
+
+    Example:
+        >>> from torch import nn
+        >>> from shoal.engine import require_per_example_gradients
+        >>> require_per_example_gradients(nn.Sequential(nn.Linear(2, 4), nn.GroupNorm(2, 4)))
+        >>> require_per_example_gradients(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: layer '1' (BatchNorm1d) mixes the examples of a batch, so no ...
+    """
     for name, module in network.named_modules():
         require(
             not isinstance(module, nn.modules.batchnorm._NormBase),

@@ -17,6 +17,15 @@ class LinearTerm:
         anchors: (A, P), and
         anchor: (n,) int64, the index of each client's anchor; None: client i has ``anchors[i]``.
         offset: (n, P); None: 0.
+
+    Example:
+        >>> import torch
+        >>> from shoal.engine import LinearTerm
+        >>> term = LinearTerm(strength=torch.tensor([0.5]), anchors=torch.tensor([[1.0, 3.0]]))
+        >>> theta = torch.tensor([[3.0, 3.0]])
+        >>> strength, constant = term.constants(torch.tensor([0]))
+        >>> strength * theta - constant
+        tensor([[1., 0.]])
     """
 
     strength: Tensor

@@ -31,7 +31,18 @@ WEIGHTED_OBJECTIVE = (
 
 @runtime_checkable
 class GradientPrivacy(Protocol):
-    """What makes local steps differentially private: each example's gradient is clipped, and noise is added."""
+    """What makes local steps differentially private: each example's gradient is clipped, and noise is added.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.engine import GradientPrivacy
+        >>> isinstance(shoal.DPSGD(noise_multiplier=1.0), GradientPrivacy)
+        True
+        >>> nothing = shoal.DPSGD(max_grad_norm=float("inf"), noise_multiplier=0.0)
+        >>> rules = (None, nothing, shoal.DPSGD(noise_multiplier=1.0))
+        >>> [shoal.LocalSGD(gradient_privacy=rule).private for rule in rules]
+        [False, False, True]
+    """
 
     @property
     def max_grad_norm(self) -> float:
@@ -56,6 +67,19 @@ class LocalRandomness:
     Args:
         orders: (n, passes, largest size), as `Stream.permutations`; no passes where every batch is full.
         seeds: (n,) int64, of what else each owner draws: noise, the masks of dropout, Poisson subsamples, augmentation.
+
+    Example:
+        >>> import torch, shoal
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(epochs=3, batch_size=1)
+        >>> randomness = local.randomness(federation.clients, federation.ids, shoal.Stream(0))
+        >>> randomness.orders.shape
+        torch.Size([2, 3, 2])
+        >>> alone = local.randomness(federation.clients.take(torch.tensor([1])), torch.tensor([1]), shoal.Stream(0))
+        >>> alone.orders.equal(randomness.of(torch.tensor([1])).orders)
+        True
     """
 
     orders: Tensor

@@ -16,6 +16,14 @@ class PersonalModels:
     Args:
         count: n.
         rows: maps positions (u,) int64 among the n to models (u, P).
+
+    Example:
+        >>> import torch
+        >>> from shoal.engine import ClientRows, PersonalModels
+        >>> rows = ClientRows.same(torch.zeros(2), 3).replaced(torch.tensor([2]), torch.ones(1, 2))
+        >>> models = PersonalModels.of(rows, torch.tensor([2, 0]))
+        >>> len(models), models[0], models.tensor().shape
+        (2, tensor([1., 1.]), torch.Size([2, 2]))
     """
 
     count: int

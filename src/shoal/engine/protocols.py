@@ -27,6 +27,7 @@ UNKNOWN_RISK = 0.5
 because otherwise risk alone would decide while the losses still look the same."""
 
 Tensors = Mapping[str, Tensor]
+"""Tensors by name, such as those that an algorithm keeps in a `State`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,17 @@ class State:
         risk_intervals: (K, 2) float64, the 95 % interval of each estimate; NaN where it is not known.
         trained: (N, K) int64, the last round in which each client's update moved each model; 0: none did. The engine
             writes it. Where an algorithm changes K without it, only the clients of that round are known.
+
+    Example:
+        >>> import torch
+        >>> from dataclasses import replace
+        >>> from shoal.engine import State
+        >>> state = State.initial(torch.zeros(2, 5), clients=3)
+        >>> state.risks, state.assignment
+        (tensor([0.5000, 0.5000], dtype=torch.float64), tensor([-1, -1, -1]))
+        >>> half = torch.tensor([1.0, 0.5], dtype=torch.float64)
+        >>> state.strength("pooling"), replace(state, directives={"pooling": half}).strength("pooling")
+        (tensor([1., 1.], dtype=torch.float64), tensor([1.0000, 0.5000], dtype=torch.float64))
     """
 
     round: int
@@ -116,6 +128,14 @@ class RiskEstimate:
     Args:
         risks: (K,) float64 in [0, 1], the balanced accuracy of membership inference.
         intervals: (K, 2) float64, the 95 % interval of each; NaN where it is not known.
+
+    Example:
+        >>> import torch
+        >>> from shoal.engine import RiskEstimate
+        >>> risks = torch.tensor([0.5, 0.7], dtype=torch.float64)
+        >>> estimate = RiskEstimate(risks, torch.stack([risks - 0.1, risks + 0.1], dim=1))
+        >>> estimate.intervals[:, 0] <= estimate.risks
+        tensor([True, True])
     """
 
     risks: Tensor
@@ -138,6 +158,20 @@ class Cohort:
             draws by position do not depend on the order of clients in the federation.
         example_scores: computes losses (m, K); see `example_losses`.
         labels: (m,) of all the clients' examples, client by client; of a regression (m, d).
+
+    Example:
+        >>> import torch, shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[2.0]], [0])
+        >>> federation = shoal.Federation.from_tensors([one, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     state = training.start()
+        ...     cohort = training.cohort_of(state, torch.tensor([0, 1]))
+        ...     losses = cohort.losses(state.models)
+        ...
+        >>> len(cohort), losses.shape, cohort.owners.tolist(), cohort.of(torch.tensor([1])).sizes
+        (2, torch.Size([2, 2]), [0, 0, 1], tensor([1]))
     """
 
     round: int
@@ -202,6 +236,20 @@ class TrainingPhase:
     Args:
         epochs: at least 1.
         tensors: their names in the layout.
+
+    Example:
+        >>> import torch, shoal
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=1, classes=2), hidden=4)
+        >>> with shoal.Engine(model) as engine:
+        ...     local = shoal.LocalSGD(epochs=11)
+        ...     training = shoal.Training(federation, shoal.FedRep(), local, engine, shoal.Stream(0))
+        ...     state = training.start()
+        ...     plan = training.algorithm.plan(state, training.cohort_of(state, torch.arange(2)))
+        ...
+        >>> [(phase.epochs, sorted(phase.tensors)) for phase in plan.trainings[0].phases]
+        [(10, ['output.bias', 'output.weight']), (1, ['hidden.bias', 'hidden.weight'])]
     """
 
     epochs: int
@@ -234,6 +282,18 @@ class LocalTraining:
 
     Raises:
         InputError: a rule beside a term or phases.
+
+    Example:
+        >>> import torch
+        >>> from shoal.engine import LocalTraining, averaging_weights
+        >>> models, assignment = torch.zeros(2, 5), torch.tensor([0, 1, 1])
+        >>> weights = averaging_weights(assignment, torch.ones(3), clusters=2)
+        >>> training = LocalTraining(starts=models, start=assignment, weights=weights)
+        >>> training.weights
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.0000, 0.5000, 0.5000]], dtype=torch.float64)
+        >>> training.of(torch.tensor([2]), sizes=torch.tensor([4, 4, 4])).start
+        tensor([1])
     """
 
     starts: Tensor
@@ -276,6 +336,16 @@ class RoundPlan:
         assignment: (n,) int64, the cluster of each client.
         trainings: local trainings, one after another. All of them start from values known before the round.
         losses: (n, K) float64, the losses that decided the assignment, for the record; None: none did.
+
+    Example:
+        >>> import torch
+        >>> from shoal.engine import LocalTraining, RoundPlan, averaging_weights
+        >>> models, assignment = torch.zeros(2, 5), torch.tensor([0, 1, 1])
+        >>> weights = averaging_weights(assignment, torch.ones(3), clusters=2)
+        >>> shared, own = LocalTraining(models, assignment, weights), LocalTraining(models, assignment)
+        >>> plan = RoundPlan(assignment, (shared, own))
+        >>> [training.weights is None for training in plan.trainings], plan.clusters(0)
+        ([False, True], tensor([0, 1, 1]))
     """
 
     assignment: Tensor
@@ -299,6 +369,22 @@ class Aggregate:
     Args:
         models: (K, P), moved by the aggregation weights of all trainings.
         kept: for each training what was kept of the updates (n, d), or None.
+
+    Example:
+        >>> import torch, shoal
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.Scaffold(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     state, clients = training.start(), torch.arange(2)
+        ...     plan = training.algorithm.plan(state, training.cohort_of(state, clients))
+        ...     aggregate, _ = training.trainer(state, clients).train(state, plan)
+        ...
+        >>> aggregate.models.shape, aggregate.kept[0].shape
+        (torch.Size([1, 4]), torch.Size([2, 4]))
+        >>> aggregate.models.allclose(state.models + aggregate.kept[0].mean(dim=0))
+        True
     """
 
     models: Tensor
@@ -318,6 +404,20 @@ class Deployed:
         fine_tuning: local trainings that every client does from its model, one after another, on all its examples, of
             which nothing is sent; None in the place of one: the run's. `Training.deployed` does them, and gives the
             models after them.
+
+    Example:
+        >>> import torch, shoal
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     for algorithm in (shoal.FedAvg(), shoal.LocalOnly()):
+        ...         training = shoal.Training(federation, algorithm, shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...         deployed, losses = training.deployed(training.start())
+        ...         print(len(deployed.models), deployed.model.tolist(), losses.shape)
+        ...
+        1 [0, 0] torch.Size([2])
+        2 [0, 1] torch.Size([2])
     """
 
     models: Tensor | PersonalModels
@@ -337,6 +437,19 @@ class RoundReport:
         risks_estimated: whether the risks were estimated anew at the end of this round.
         seconds: wall time of "choose", "train" and "red_team".
         updates: what the server received; None in a round that is not recorded (`Training.record_every`).
+
+    Example:
+        >>> import shoal
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(*setting, participation=0.5)
+        ...     state, report = training.round(training.start())
+        ...
+        >>> state.round, len(report.cohort), report.assignment, sorted(report.seconds)
+        (1, 1, tensor([0]), ['choose', 'red_team', 'train'])
     """
 
     cohort: Tensor
@@ -363,6 +476,21 @@ class Algorithm(Protocol):
 
     A frozen dataclass of hyper-parameters implements it; `shoal.algorithms.fedavg` is the shortest example. Algorithms
     wrap others: the wrapper calls its base's methods and adds its own tensors to the state.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.engine import Algorithm
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> isinstance(shoal.FedAvg(), Algorithm)
+        True
+        >>> with shoal.Engine(shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))) as engine:
+        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     state = training.start()
+        ...     plan = training.algorithm.plan(state, training.cohort_of(state, torch.arange(2)))
+        ...
+        >>> plan.trainings[0].weights
+        tensor([[0.5000, 0.5000]], dtype=torch.float64)
     """
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
@@ -395,6 +523,14 @@ class FirstRoundOfItsOwn(Protocol):
     """An algorithm whose clients train otherwise in the first round that has clients than in all others.
 
     It says so here, beside its plan, for whoever counts what the rounds spend of privacy.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.engine import FirstRoundOfItsOwn
+        >>> isinstance(shoal.RDPCFL(), FirstRoundOfItsOwn), isinstance(shoal.IFCA(), FirstRoundOfItsOwn)
+        (True, False)
+        >>> shoal.RDPCFL().first_local(shoal.LocalSGD(batch_size=20)).batch_size
+        'all'
     """
 
     def first_local(self, local: LocalSGD) -> LocalSGD:
@@ -404,7 +540,22 @@ class FirstRoundOfItsOwn(Protocol):
 
 @runtime_checkable
 class RiskEstimator(Protocol):
-    """Estimates how exposed each model's members are; it changes nothing but the risks."""
+    """Estimates how exposed each model's members are; it changes nothing but the risks.
+
+    Example:
+        >>> import torch, shoal
+        >>> from dataclasses import dataclass
+        >>> from shoal.engine import RiskEstimate, RiskEstimator
+        >>> @dataclass(frozen=True)
+        ... class AlwaysTheSame:
+        ...     every: int = 1
+        ...     def estimate(self, state, federation, engine, local, stream):
+        ...         risks = torch.full((len(state.models),), 0.7, dtype=torch.float64)
+        ...         return RiskEstimate(risks, torch.stack([risks, risks], dim=1))
+        ...
+        >>> isinstance(AlwaysTheSame(), RiskEstimator), isinstance(shoal.RedTeam(), RiskEstimator)
+        (True, True)
+    """
 
     @property
     def every(self) -> int:
@@ -423,7 +574,23 @@ class RiskEstimator(Protocol):
 
 @runtime_checkable
 class UpdateFilter(Protocol):
-    """A function of each update: of the server before aggregation, or of the client before it sends."""
+    """A function of each update: of the server before aggregation, or of the client before it sends.
+
+    Example:
+        >>> import torch, shoal
+        >>> from dataclasses import dataclass
+        >>> from shoal.engine import UpdateFilter
+        >>> @dataclass(frozen=True)
+        ... class SignsOnly:
+        ...     step: float
+        ...     def filter(self, starts, ends, seeds):
+        ...         return starts + self.step * (ends - starts).sign()
+        ...
+        >>> isinstance(SignsOnly(0.1), UpdateFilter), isinstance(shoal.NormClipping(1.0), UpdateFilter)
+        (True, True)
+        >>> SignsOnly(0.1).filter(torch.zeros(1, 3), torch.tensor([[5.0, -0.2, 0.0]]), torch.tensor([0]))
+        tensor([[ 0.1000, -0.1000,  0.0000]])
+    """
 
     def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
         """The parameters that the server goes on with, or that the client sends.
@@ -448,6 +615,14 @@ class ClusterRound:
         cluster: its index.
         risk: the last estimate of its model's risk.
         directive: `State.directives` of this cluster, by name.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.engine import ClusterRound
+        >>> coordinator = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))})
+        >>> at = [ClusterRound(round=1, cluster=0, risk=0.7, directive={"l2": strength}) for strength in (0.0, 0.5)]
+        >>> [coordinator.local(shoal.LocalSGD(), each).weight_decay for each in at]
+        [0.0, 0.05]
     """
 
     round: int
@@ -459,7 +634,23 @@ class ClusterRound:
 
 @runtime_checkable
 class LocalDefense(Protocol):
-    """A defence that changes local training, decided anew for each cluster in each round."""
+    """A defence that changes local training, decided anew for each cluster in each round.
+
+    Example:
+        >>> import shoal
+        >>> from dataclasses import dataclass, replace
+        >>> from shoal.engine import ClusterRound, LocalDefense
+        >>> @dataclass(frozen=True)
+        ... class SlowWhereExposed:
+        ...     limit: float = 0.6
+        ...     def local(self, local, at):
+        ...         return replace(local, learning_rate=local.learning_rate / 2) if at.risk > self.limit else local
+        ...
+        >>> isinstance(SlowWhereExposed(), LocalDefense)
+        True
+        >>> [SlowWhereExposed().local(shoal.LocalSGD(), ClusterRound(1, 0, risk)).learning_rate for risk in (0.5, 0.7)]
+        [0.1, 0.05]
+    """
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """The local training of that cluster's clients in that round."""
@@ -468,7 +659,16 @@ class LocalDefense(Protocol):
 
 @runtime_checkable
 class ScalableDefense(LocalDefense, Protocol):
-    """A defence of local training that can be applied at any share of its strength, as a directive may ask."""
+    """A defence of local training that can be applied at any share of its strength, as a directive may ask.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.engine import ScalableDefense
+        >>> isinstance(shoal.L2(0.1), ScalableDefense), isinstance(shoal.NormClipping(1.0), ScalableDefense)
+        (True, False)
+        >>> shoal.L2(0.1).scaled(0.5), shoal.L2(0.1).scaled(1.0) == shoal.L2(0.1)
+        (L2(penalty=0.05), True)
+    """
 
     def scaled(self, strength: float) -> Self:
         """The same defence at ``strength`` of its full strength.
@@ -484,7 +684,26 @@ class ScalableDefense(LocalDefense, Protocol):
 
 @runtime_checkable
 class Coordinator(Protocol):
-    """Steers the local training of every cluster by directives, which follow from the risks that are estimated."""
+    """Steers the local training of every cluster by directives, which follow from the risks that are estimated.
+
+    Example:
+        >>> import torch, shoal
+        >>> from dataclasses import dataclass, replace
+        >>> from shoal.engine import Coordinator, State
+        >>> @dataclass(frozen=True)
+        ... class PoolExposed:
+        ...     def start(self, state, federation, engine):
+        ...         return replace(state, directives={"pooling": torch.zeros(len(state.models), dtype=torch.float64)})
+        ...     def update(self, state, federation, engine, stream):
+        ...         return replace(state, directives={"pooling": (state.risks > 0.6).double()})
+        ...
+        >>> isinstance(PoolExposed(), Coordinator)
+        True
+        >>> risks = torch.tensor([0.5, 0.7], dtype=torch.float64)
+        >>> exposed = replace(State.initial(torch.zeros(2, 5), clients=3), risks=risks)
+        >>> PoolExposed().update(exposed, None, None, None).strength("pooling")
+        tensor([0., 1.], dtype=torch.float64)
+    """
 
     def start(self, state: State, federation: Federation, engine: Engine) -> State:
         """``state`` before the first round with its first directives and what the coordinator remembers."""
@@ -500,7 +719,32 @@ class Coordinator(Protocol):
 
 @runtime_checkable
 class MaliciousClients(Protocol):
-    """Clients that replace local training and may send any update."""
+    """Clients that replace local training and may send any update.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.engine import MaliciousClients
+        >>> class FreeRider:
+        ...     clients = torch.tensor([0])
+        ...     def start(self, state, stream):
+        ...         return {}
+        ...     def train(self, state, cluster, client, shards, randomness, local, engine):
+        ...         return state.models[cluster], {}
+        ...
+        >>> isinstance(FreeRider(), MaliciousClients)
+        True
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     start = shoal.Training(*setting).start()
+        ...     honest, _ = shoal.Training(*setting).round(start)
+        ...     halved, _ = shoal.Training(*setting, malicious_clients=FreeRider()).round(start)
+        ...
+        >>> (2 * (halved.models - start.models)).allclose(honest.models - start.models)
+        True
+    """
 
     @property
     def clients(self) -> Tensor:

@@ -28,6 +28,19 @@ class ClientUpdate:
         end: (P,) float32, its parameters after local training.
         best: (K,) int64, of its examples, how many each offered model has the lowest loss on; None where the algorithm
             does not need it.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.engine import client_round
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> alone = shoal.Federation.from_tensors([one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(alone, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     update, _ = client_round(training, training.start(), count_best=True)
+        ...
+        >>> update.cluster, update.examples, update.end.shape, update.best
+        (0, 2, torch.Size([4]), tensor([2]))
     """
 
     cluster: int
@@ -47,6 +60,15 @@ class Received:
         best: (n, K) int64, of each client's examples, how many each model has the lowest loss on; where clients sent
             their cluster alone, all of them on its model.
         ends: (n, P) float32.
+
+    Example:
+        >>> import torch
+        >>> from shoal.engine import Received
+        >>> clients, sizes = torch.tensor([0, 3]), torch.tensor([10, 20])
+        >>> best = torch.tensor([[10, 0], [5, 15]])
+        >>> received = Received(clients, sizes, best, ends=torch.zeros(2, 5))
+        >>> received.best.argmax(dim=1), received.best.sum(dim=1).equal(received.sizes)
+        (tensor([0, 1]), True)
     """
 
     clients: Tensor
@@ -69,6 +91,20 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
 
     Raises:
         InputError: training diverged, or the algorithm does not have each client send one update.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.engine import client_round
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> alone = shoal.Federation.from_tensors([one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(alone, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     update, _ = client_round(training, training.start())
+        ...     after, _ = training.round(training.start())
+        ...
+        >>> update.end.equal(after.models[0])
+        True
     """
     alone = torch.zeros(1, dtype=torch.int64)
     cohort = training.cohort_of(state, alone)
@@ -93,7 +129,23 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
 
 
 def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> RoundPlan:
-    """What ``clients`` (n,) do in the round after ``state``, as far as the server knows; see `Received`."""
+    """What ``clients`` (n,) do in the round after ``state``, as far as the server knows; see `Received`.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.engine import server_plan
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     best = torch.tensor([[2, 0], [0, 2]])  # all examples of client 0 fit model 0, those of client 1 model 1
+        ...     plan = server_plan(training, training.start(), torch.arange(2), torch.tensor([2, 2]), best)
+        ...
+        >>> plan.assignment, plan.trainings[0].weights
+        (tensor([0, 1]), tensor([[1., 0.],
+                [0., 1.]], dtype=torch.float64))
+    """
     return replace(training.algorithm.plan(state, _cohort(training, state, clients, sizes, best)), losses=None)
 
 
@@ -104,6 +156,24 @@ def server_round(training: Training, state: State, received: Received) -> tuple[
 
     Returns:
         The state after the round, and what the clients did in it.
+
+    Example:
+        >>> import torch, shoal
+        >>> from dataclasses import replace
+        >>> from shoal.engine import Received, client_round, server_round
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     state, clients = training.start(), torch.arange(2)
+        ...     nodes = [replace(training, federation=federation.take(client[None])) for client in clients]
+        ...     ends = torch.stack([client_round(node, state)[0].end for node in nodes])
+        ...     received = Received(clients, sizes=torch.tensor([2, 2]), best=torch.tensor([[2], [2]]), ends=ends)
+        ...     after, _ = server_round(training, state, received)
+        ...     print(after.models.equal(training.round(state)[0].models))
+        ...
+        True
     """
     if not len(received.clients):
         return replace(state, round=state.round + 1), RoundPlan(torch.empty(0, dtype=torch.int64), ())

@@ -23,6 +23,20 @@ class RoundUpdates:
         assignment: (n,) int64, the cluster whose model each update is for.
         models: (K, P) float32, before the round.
         updates: (n, P) float32, on the CPU.
+
+    Example:
+        >>> import shoal
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(*setting, record_every=1)
+        ...     state, report = training.round(training.start())
+        ...
+        >>> sent = report.updates
+        >>> state.models.allclose(sent.models + sent.updates.mean(dim=0))
+        True
     """
 
     round: int

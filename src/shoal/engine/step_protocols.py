@@ -14,7 +14,21 @@ Forward = Callable[[Tensor], Tensor]
 
 @runtime_checkable
 class Augmentation(Protocol):
-    """Random transformations of the images that a client trains on, drawn anew in every pass."""
+    """Random transformations of the images that a client trains on, drawn anew in every pass.
+
+    Example:
+        >>> import torch, shoal
+        >>> from dataclasses import dataclass
+        >>> from shoal.engine import Augmentation
+        >>> @dataclass(frozen=True)
+        ... class Brightness:
+        ...     spread: float
+        ...     def augmented(self, images, generator):
+        ...         return images * (1 + self.spread * torch.rand(len(images), 1, 1, 1, generator=generator))
+        ...
+        >>> isinstance(Brightness(0.1), Augmentation), shoal.LocalSGD(augmentation=Brightness(0.1)).augmentation
+        (True, Brightness(spread=0.1))
+    """
 
     def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Images of the same shape.
@@ -30,7 +44,23 @@ class Augmentation(Protocol):
 
 @runtime_checkable
 class Objective(Protocol):
-    """What a local step minimises in the place of the batch's mean loss."""
+    """What a local step minimises in the place of the batch's mean loss.
+
+    Example:
+        >>> import torch, shoal
+        >>> from dataclasses import dataclass
+        >>> from shoal.engine import Objective
+        >>> @dataclass(frozen=True)
+        ... class HardestExample:
+        ...     def objective(self, forward, x, y, loss, generator, number):
+        ...         return loss(forward(x), y).max()
+        ...
+        >>> isinstance(HardestExample(), Objective)
+        True
+        >>> x, y = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0])
+        >>> HardestExample().objective(lambda x: x, x, y, shoal.models.cross_entropy, None, 0).round(decimals=3)
+        tensor(0.6930)
+    """
 
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int

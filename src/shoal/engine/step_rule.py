@@ -20,6 +20,21 @@ class StepRule(Protocol):
 
     Every client's numbers are a row (R,): first the P parameters that it trains and sends, then what else the rule
     moves and the client keeps.
+
+    Example:
+        >>> import torch
+        >>> from dataclasses import dataclass
+        >>> from shoal.engine import StepRule
+        >>> @dataclass(frozen=True)
+        ... class Lookahead:
+        ...     batches: int = 2
+        ...     def step(self, rows, gradient, learning_rate):
+        ...         ahead = rows - learning_rate * gradient(rows, 0)
+        ...         return rows - learning_rate * gradient(ahead, 1)
+        ...
+        >>> rule: StepRule = Lookahead()
+        >>> rule.step(torch.ones(1, 1), lambda rows, batch: rows, 0.5)  # of the loss x^2 / 2
+        tensor([[0.7500]])
     """
 
     @property
@@ -36,7 +51,17 @@ class StepRule(Protocol):
 
 
 def require_plain_sgd(local: LocalSGD, what: str) -> None:
-    """Raise `InputError` where steps of ``local`` are more than ``theta <- theta - learning_rate * gradient``."""
+    """Raise `InputError` where steps of ``local`` are more than ``theta <- theta - learning_rate * gradient``.
+
+    Example:
+        >>> from shoal import LocalSGD
+        >>> from shoal.engine import require_plain_sgd
+        >>> require_plain_sgd(LocalSGD(weight_decay=0.1), "SCAFFOLD")
+        >>> require_plain_sgd(LocalSGD(momentum=0.9), "SCAFFOLD")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: SCAFFOLD needs plain SGD in local training: without momentum, ...
+    """
     plain = local.momentum == 0 and local.optimizer is None and local.clip_norm is None and local.tensors is None
     require(
         plain and not local.private,

@@ -26,6 +26,14 @@ class CanaryRate:
         found: number of trained canaries above the threshold.
         members: number of trained canaries.
         non_members: number of left-out canaries.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import canary_rate
+        >>> scores, member = np.arange(20.0), np.arange(20) >= 10
+        >>> rate = canary_rate(scores, member)
+        >>> rate.tpr, round(rate.low, 2), round(rate.fpr_high, 2)
+        (1.0, 0.69, 0.31)
     """
 
     tpr: float

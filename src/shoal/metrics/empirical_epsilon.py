@@ -68,6 +68,16 @@ def empirical_epsilon(
 
     Raises:
         InputError: delta or confidence outside its range.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import Stream
+        >>> from shoal.metrics import empirical_epsilon
+        >>> member = np.arange(400) < 200
+        >>> round(empirical_epsilon(1.0 * member, member, Stream(0), delta=1e-5), 1)
+        3.3
+        >>> empirical_epsilon(np.zeros(400), member, Stream(0), delta=1e-5)
+        0.0
     """
     _check(delta, confidence)
     chosen, random = np.zeros(len(scores), dtype=bool), stream("empirical epsilon").numpy()

@@ -18,6 +18,15 @@ class Fairness:
         demographic_parity: of P(prediction = c | group), Definition 1.
         equal_opportunity: of P(prediction = c | label = c, group), Definition 2.
         equalized_odds: the larger of the differences of true and of false positive rates, Definition 3.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import fairness
+        >>> labels, group = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
+        >>> fairness(labels, labels, group, np.ones(4)).equalized_odds
+        0.0
+        >>> fairness(np.array([0, 1, 1, 0]), labels, group, np.ones(4)).equalized_odds
+        1.0
     """
 
     demographic_parity: float

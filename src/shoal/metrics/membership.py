@@ -33,6 +33,16 @@ class MembershipMetrics:
         tpr_at_01_percent_fpr_low, tpr_at_01_percent_fpr_high: its interval.
         members: number of members scored.
         non_members: number of non-members scored.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import membership_metrics
+        >>> scores, is_member = np.arange(400.0), np.arange(400) >= 300
+        >>> found = membership_metrics(scores, is_member, threshold=299.0)
+        >>> found.accuracy, found.auc, found.tpr_at_1_percent_fpr
+        (1.0, 1.0, 1.0)
+        >>> found.members, found.non_members, found.tpr_at_01_percent_fpr
+        (100, 300, nan)
     """
 
     accuracy: float

@@ -18,6 +18,7 @@ Shipped = Literal[
     "digits-cnn", "mnist-cnn", "femnist-cnn", "vgg11", "vgg13", "vgg16", "mlp", "logistic", "faces-cnn", "gru"
 ]
 MODELS: tuple[str, ...] = get_args(Shipped)
+"""The names of all networks that a configuration or `create_model` can name."""
 VECTOR_MODELS = ("mlp", "logistic")
 """The networks that take rows of a table."""
 HIDDEN = {"mlp": 200, "faces-cnn": 256}
@@ -108,6 +109,18 @@ class Network:
 
     Raises:
         InputError: a value outside its range, or a size that the network does not have.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.models import Network
+        >>> Network("mlp").sized(classes=10).hidden
+        200
+        >>> Network("mlp", hidden=16).model(shoal.Shape(1, 8, 8, 10)).parameters
+        1210
+        >>> Network("vgg11").model(shoal.Shape(1, 8, 8, 10))
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: model 'vgg11' takes square images of at least 32x32 pixels; the data has 8x8
     """
 
     name: Shipped | Annotated[str, AfterValidator(_own)]

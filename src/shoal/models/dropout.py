@@ -14,6 +14,16 @@ class SeededDropout(nn.Module):
 
     Args:
         p: probability of 0, in [0, 1).
+
+    Example:
+        >>> import torch
+        >>> from shoal.models import SeededDropout
+        >>> layer = SeededDropout(0.5)
+        >>> layer.generator = torch.Generator().manual_seed(0)
+        >>> sorted(set(layer(torch.ones(1000)).tolist()))
+        [0.0, 2.0]
+        >>> layer.eval()(torch.ones(2))
+        tensor([1., 1.])
     """
 
     generator: torch.Generator | None = None

@@ -25,7 +25,14 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in nats of each example: outputs (B, C), labels (B,) -> (B,)."""
+    """Cross-entropy in nats of each example: outputs (B, C), labels (B,) -> (B,).
+
+    Example:
+        >>> import torch
+        >>> from shoal.models import cross_entropy
+        >>> cross_entropy(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 0])).round(decimals=3)
+        tensor([0.6930, 0.0000])
+    """
     return functional.cross_entropy(outputs, labels, reduction="none")
 
 
@@ -44,13 +51,27 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """A classification's metric: 1 where the largest output is the label's; outputs (B, C), labels (B,) -> (B,)."""
+    """A classification's metric: 1 where the largest output is the label's; outputs (B, C), labels (B,) -> (B,).
+
+    Example:
+        >>> import torch
+        >>> from shoal.models import accuracy
+        >>> accuracy(torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 0]))
+        tensor([1., 0.])
+    """
     return (outputs.argmax(dim=1) == labels).float()
 
 
 @dataclass(frozen=True)
 class NegativeLoss:
-    """The metric of a regression without one of its own: minus the loss of each example."""
+    """The metric of a regression without one of its own: minus the loss of each example.
+
+    Example:
+        >>> import torch
+        >>> from shoal.models import NegativeLoss, squared_error
+        >>> NegativeLoss(squared_error)(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]))
+        tensor([-0., -4.])
+    """
 
     loss: Loss
 

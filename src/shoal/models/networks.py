@@ -18,7 +18,13 @@ def _pool(images: Tensor) -> Tensor:
 
 
 class MnistCNN(nn.Module):
-    """The MNIST network of IFCA-MIR, appendix A.1: 50,186 parameters for 1x28x28 images and 10 classes."""
+    """The MNIST network of IFCA-MIR, appendix A.1: 50,186 parameters for 1x28x28 images and 10 classes.
+
+    Example:
+        >>> from shoal.models import MnistCNN
+        >>> sum(each.numel() for each in MnistCNN().parameters())
+        50186
+    """
 
     onednn_layout = True
     """Pooling is a fifth of this network's time in PyTorch's layouts; but for `FacesCNN`, the others gain nothing."""
@@ -60,6 +66,11 @@ class FemnistCNN(_TwoConvolutions):
     The appendix states no padding. Without it (the default of `torch.nn.Conv2d`) images of 28x28 leave the
     convolutions as 24x24 and the pooling as 12x12: 1,206,590 parameters for 62 classes. The MNIST network of
     the same appendix states output sizes that need padding, so ``padding=1`` is offered as the other reading.
+
+    Example:
+        >>> from shoal.models import FemnistCNN
+        >>> [sum(each.numel() for each in FemnistCNN(padding=padding).parameters()) for padding in (0, 1)]
+        [1206590, 1632574]
     """
 
     def __init__(self, channels: int = 1, side: int = 28, classes: int = 62, padding: int = 0) -> None:
@@ -67,7 +78,16 @@ class FemnistCNN(_TwoConvolutions):
 
 
 class DigitsCNN(_TwoConvolutions):
-    """A small CNN for 8x8 digits: 16 and 32 filters of 3x3, one pooling, 64 hidden neurons."""
+    """A small CNN for 8x8 digits: 16 and 32 filters of 3x3, one pooling, 64 hidden neurons.
+
+    Example:
+        >>> import torch
+        >>> from shoal.models import DigitsCNN
+        >>> sum(each.numel() for each in DigitsCNN().parameters())
+        38282
+        >>> DigitsCNN(classes=4)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 4])
+    """
 
     def __init__(self, channels: int = 1, side: int = 8, classes: int = 10) -> None:
         super().__init__(channels, side, classes, filters=(16, 32), hidden=64, padding=1)
@@ -87,6 +107,13 @@ class VGG(nn.Module):
     Args:
         depth: 11, 13 or 16.
         norm: "batch" as in the paper, or "group" (32 groups), which unlike batch norm does not mix the examples.
+
+    Example:
+        >>> import torch
+        >>> from shoal.models import VGG
+        >>> network = VGG(depth=11, norm="group").eval()
+        >>> round(float(network(torch.zeros(1, 3, 32, 32)).exp().sum().detach()), 4)
+        1.0
     """
 
     def __init__(
@@ -116,7 +143,13 @@ class VGG(nn.Module):
 
 
 class MLP(nn.Module):
-    """One hidden layer; 784-200-10 is the MNIST network of IFCA (Ghosh et al. 2020)."""
+    """One hidden layer; 784-200-10 is the MNIST network of IFCA (Ghosh et al. 2020).
+
+    Example:
+        >>> from shoal.models import MLP
+        >>> sum(each.numel() for each in MLP(inputs=784, hidden=200, classes=10).parameters())
+        159010
+    """
 
     input_layer = "hidden"
 
@@ -131,7 +164,16 @@ class MLP(nn.Module):
 
 
 class Logistic(nn.Module):
-    """Multinomial logistic regression."""
+    """Multinomial logistic regression.
+
+    Example:
+        >>> import torch
+        >>> from shoal.models import Logistic
+        >>> sum(each.numel() for each in Logistic(inputs=64, classes=10).parameters())
+        650
+        >>> Logistic(inputs=64)(torch.zeros(3, 1, 8, 8)).shape
+        torch.Size([3, 10])
+    """
 
     input_layer = "output"
 
@@ -149,6 +191,11 @@ class FacesCNN(nn.Module):
     3x3 without padding, each pooled, and 256 hidden neurons; 880,450 parameters for 3x62x47 images and 2 classes.
 
     Images need not be square; both sides are at least 22 pixels.
+
+    Example:
+        >>> from shoal.models import FacesCNN
+        >>> sum(each.numel() for each in FacesCNN().parameters())
+        880450
     """
 
     onednn_layout = True

@@ -17,6 +17,14 @@ class ReviewGRU(nn.Module):
 
     A text is read up to its last word, so outputs do not depend on the length of the other texts. The authors' public
     code also reads the padding and takes the hidden state after that. Words are numbered 1 to ``vocabulary``.
+
+    Example:
+        >>> import torch
+        >>> from shoal.models import ReviewGRU
+        >>> network = ReviewGRU(vocabulary=50, classes=5).eval()
+        >>> alone, padded = network(torch.tensor([[7, 3]])), network(torch.tensor([[7, 3, 0, 0]]))
+        >>> alone.shape, alone.allclose(padded)
+        (torch.Size([1, 5]), True)
     """
 
     def __init__(self, vocabulary: int = 3000, classes: int = 5) -> None:

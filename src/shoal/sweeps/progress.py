@@ -19,6 +19,12 @@ class SweepProgress:
         failed: how many failed now.
         done: the share of the work that is done, in [0, 1]: rounds (of an unfinished run, those up to its last
             checkpoint, and those of its reference federations), each weighted by its training examples.
+
+    Example:
+        >>> from shoal.sweeps import SweepProgress
+        >>> progress = SweepProgress(runs=10, finished=6, failed=1, done=0.75)
+        >>> progress.runs - progress.finished - progress.failed, f"{progress.done:.0%}"
+        (3, '75%')
     """
 
     runs: int

@@ -41,6 +41,23 @@ class Outcome:
         report: its page.
         finished: how many runs are done.
         failed: the reason for each run that failed, by its settings and seed in words.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import tomli_w
+        >>> from shoal.sweeps import read_sweep, run_sweep
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
+        >>> base = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
+        >>> base["red_team"] = {"every": 0, "attack": "gap"}
+        >>> asked = {"base": "base.toml", "seeds": [0], "grid": {"local.learning_rate": [1e38], "local.epochs": [3]}}
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "base.toml").write_text(tomli_w.dumps(base))
+        ...     _ = Path(folder, "rates.toml").write_text(tomli_w.dumps(asked))
+        ...     outcome = run_sweep(read_sweep(Path(folder, "rates.toml")), Path(folder, "out"))
+        ...
+        >>> outcome.finished, list(outcome.failed.values())
+        (0, ["the loss became NaN in round 1 at client 1 with learning rate 1e+38; lower 'learning_rate'"])
     """
 
     report: Path
@@ -73,6 +90,26 @@ def run_sweep(
 
     Raises:
         InputError: a sweep that cannot be run; nothing has been written then.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import tomli_w
+        >>> import pandas as pd
+        >>> from shoal.sweeps import read_sweep, run_sweep
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
+        >>> base = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
+        >>> base["red_team"] = {"every": 0, "attack": "gap"}
+        >>> asked = {"base": "base.toml", "seeds": [0], "grid": {"local.epochs": [5]}}
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "base.toml").write_text(tomli_w.dumps(base))
+        ...     _ = Path(folder, "epochs.toml").write_text(tomli_w.dumps(asked))
+        ...     outcome = run_sweep(read_sweep(Path(folder, "epochs.toml")), Path(folder, "out"))
+        ...     pd.read_csv(Path(folder, "out", "results.csv"))["local.epochs"].tolist()
+        ...
+        [5]
+        >>> outcome.finished, outcome.failed
+        (1, {})
     """
     planned = plan_runs(sweep, data_dir)
     runs = _open(out, sweep)
@@ -113,6 +150,24 @@ def report_of_sweep(out: Path) -> Path:
 
     Raises:
         InputError: ``out`` holds no sweep, or one of its files is missing or damaged.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import tomli_w
+        >>> from shoal.sweeps import read_sweep, report_of_sweep, run_sweep
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
+        >>> base = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
+        >>> base["red_team"] = {"every": 0, "attack": "gap"}
+        >>> asked = {"base": "base.toml", "seeds": [0], "grid": {"local.learning_rate": [1e38], "local.epochs": [3]}}
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "base.toml").write_text(tomli_w.dumps(base))
+        ...     _ = Path(folder, "rates.toml").write_text(tomli_w.dumps(asked))
+        ...     outcome = run_sweep(read_sweep(Path(folder, "rates.toml")), Path(folder, "out"))
+        ...     outcome.report.unlink()
+        ...     report_of_sweep(outcome.report.parent) == outcome.report, outcome.report.exists()
+        ...
+        (True, True)
     """
     with _lock(out):
         sweep = read_sweep(out / "sweep.toml")
@@ -127,7 +182,20 @@ def report_of_sweep(out: Path) -> Path:
 
 
 def is_sweep(out: Path) -> bool:
-    """Whether a directory is a sweep's."""
+    """Whether a directory is a sweep's.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import tomli_w
+        >>> from shoal.sweeps import is_sweep
+        >>> with TemporaryDirectory() as folder:
+        ...     empty = is_sweep(Path(folder))
+        ...     _ = Path(folder, "sweep.toml").write_text("")
+        ...     print(empty, is_sweep(Path(folder)))
+        ...
+        False True
+    """
     return (out / "sweep.toml").exists()
 
 

@@ -68,6 +68,22 @@ class Sweep:
         shown: the tables and figures it asks for.
         base: the table that all runs change.
         asked: the file's own table, with what it takes over from another file to show.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import tomli_w
+        >>> from shoal.sweeps import read_sweep
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
+        >>> base = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
+        >>> asked = {"base": "base.toml", "seeds": [0, 1], "grid": {"algorithm.name": ["fedavg", "ifca"]}}
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "base.toml").write_text(tomli_w.dumps(base))
+        ...     _ = Path(folder, "two.toml").write_text(tomli_w.dumps(asked))
+        ...     sweep = read_sweep(Path(folder, "two.toml"))
+        ...
+        >>> sweep.name, [(run.config.algorithm.name, run.seed) for run in sweep.runs]
+        ('two', [('fedavg', 0), ('fedavg', 1), ('ifca', 0), ('ifca', 1)])
     """
 
     name: str
@@ -89,6 +105,23 @@ def read_sweep(path: Path) -> Sweep:
 
     Raises:
         InputError: the file or its base cannot be read, or asks for runs, tables or figures that cannot be.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import tomli_w
+        >>> from shoal.sweeps import read_sweep
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
+        >>> base = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
+        >>> grid = {"local.learning_rate": [0.1, 0.5], "local.epochs": [1, 2, 5]}
+        >>> asked = {"base": "base.toml", "seeds": [0, 1], "grid": grid}
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "base.toml").write_text(tomli_w.dumps(base))
+        ...     _ = Path(folder, "rates.toml").write_text(tomli_w.dumps(asked))
+        ...     sweep = read_sweep(Path(folder, "rates.toml"))
+        ...
+        >>> len(sweep.runs), sweep.runs[0].config.local.learning_rate
+        (12, 0.1)
     """
     given = read_toml(path)
     where = str(path)

@@ -33,6 +33,15 @@ class Workers:
 
     Raises:
         InputError: fewer than one job, or a cluster without Ray being installed.
+
+    Example:
+        >>> from shoal.sweeps import Workers
+        >>> Workers(jobs=2).cluster is None
+        True
+        >>> Workers(jobs=0)
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: '--jobs' must be at least 1; got 0
     """
 
     jobs: int = 1

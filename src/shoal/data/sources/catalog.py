@@ -216,6 +216,12 @@ def availability(data_dir: Path | None) -> list[Availability]:
 
     Raises:
         InputError: ``data_dir`` is no folder.
+
+    Example:
+        >>> from shoal.data import availability
+        >>> sizes = {each.name: each.size for each in availability(None)}
+        >>> sizes["digits"], sizes["table"]
+        ('1,797 of 8x8', 'your rows')
     """
     from sklearn import datasets  # noqa: PLC0415 - scikit-learn takes a second to import
 

@@ -39,6 +39,21 @@ class PictureFormat:
 
     Raises:
         InputError: a value outside its range.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> from shoal.data import PictureFormat, load_folder
+        >>> with TemporaryDirectory() as folder:
+        ...     for name, side in (("a", 8), ("b", 16)):
+        ...         path = Path(folder, name, name)
+        ...         path.mkdir(parents=True)
+        ...         Image.new("L", (side, side)).save(path / "picture.png")
+        ...     data = load_folder(Path(folder), PictureFormat(size=(4, 4), channels=3))
+        ...
+        >>> tuple(data.x.shape)
+        (2, 3, 4, 4)
     """
 
     size: (
@@ -70,6 +85,20 @@ def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
     Raises:
         InputError: no picture, one of no client or no class, one that cannot be read, different sizes without
             ``form.size``, or no Pillow.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> from shoal.data import PictureFormat, load_folder
+        >>> with TemporaryDirectory() as folder:
+        ...     for name in ("anna/cat", "anna/dog", "ben/cat"):
+        ...         Path(folder, name).mkdir(parents=True)
+        ...         Image.new("L", (8, 8)).save(Path(folder, name, "1.png"))
+        ...     data = load_folder(Path(folder), PictureFormat())
+        ...
+        >>> data.client_names, data.class_names, tuple(data.x.shape)
+        (('anna', 'ben'), ('cat', 'dog'), (3, 1, 8, 8))
     """
     pictures = list(_in_folder(path) if path.is_dir() else _in_csv(path))
     require(

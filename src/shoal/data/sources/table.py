@@ -29,6 +29,20 @@ def load_table(path: Path, columns: Columns) -> ClientDataset:
     Raises:
         InputError: a file that cannot be read, a column that is missing or holds no numbers, cells without a value, or
             no pyarrow, which reads Parquet.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import pandas as pd
+        >>> import shoal
+        >>> from shoal.data import load_table
+        >>> table = pd.DataFrame({"who": ["b", "a"], "age": [30, 40], "note": ["x", "y"], "state": ["ill", "well"]})
+        >>> with TemporaryDirectory() as folder:
+        ...     table.to_csv(Path(folder, "wards.csv"), index=False)
+        ...     data = load_table(Path(folder, "wards.csv"), shoal.Columns(client="who", label="state"))
+        ...
+        >>> data.client_names, data.inputs, data.omitted
+        (('a', 'b'), ('age',), ('note',))
     """
     parquet = path.suffix.lower() in PARQUET
     names = [each for each in (columns.client, columns.group) if each is not None]
