@@ -54,6 +54,9 @@ class APFL:
         InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or
             frozen layers, of which m_i would be no mixture.
 
+    Source: Deng, Kamani, Mahdavi 2020, arXiv:2003.13461, Algorithm 1 and the rule for alpha in its section on adaptive
+    personalisation; the authors' code (MLOPTPSU/FedTorch, 'trainings/federated/apfl.py').
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

@@ -73,6 +73,9 @@ class CFL:
         admission: the smallest cosine with some client's update at which it goes to that client's part; -1: any.
             Against clients that send what none of the others would (`shoal.attacks.ModelAcquisition`).
 
+    Source: Sattler, Mueller, Samek 2019, arXiv:1910.01991; settings of the authors' notebook
+    (felisat/clustered-federated-learning).
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

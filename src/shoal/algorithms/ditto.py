@@ -41,6 +41,8 @@ class Ditto:
         strength: the pull lambda (the paper: 0.05 to 2).
         local: local training of the personal models; left out: as of the shared ones.
 
+    Source: Li, Hu, Beirami, Smith 2021, arXiv:2012.04221, Algorithm 1.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

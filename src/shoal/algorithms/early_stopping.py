@@ -31,6 +31,8 @@ class EarlyStopping:
         base: trains the models.
         after: rounds after which all clusters stop, where the server does not say which do; left out: they do not.
 
+    Source: ours by cluster; Song, Mittal 2021, arXiv:2003.10595, for early stopping as a defence.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

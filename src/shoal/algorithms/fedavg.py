@@ -31,6 +31,8 @@ class FedAvg:
     Args:
         weighting: of clients: by "examples" (the paper), or "equal".
 
+    Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas 2017, arXiv:1602.05629, Algorithm 1.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

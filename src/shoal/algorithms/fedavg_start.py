@@ -35,6 +35,8 @@ class FedAvgStart:
         fedavg_rounds: rounds in which every client trains the one model.
         noise: standard deviation of the noise, in units of the root mean square of a tensor's values.
 
+    Source: ours; why it is needed, Ghosh et al. 2020, arXiv:2006.04088, Theorem 1.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

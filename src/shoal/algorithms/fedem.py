@@ -48,6 +48,9 @@ class FedEM:
     Args:
         clusters: M, the components of the mixture (the paper: 3).
 
+    Source: Marfoq, Neglia, Bellet, Kameni, Vidal 2021, arXiv:2108.10252, as the authors' code (omarfoq/FedEM) has it:
+    its expectation step, weights and loss were read there, not in the paper's text.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

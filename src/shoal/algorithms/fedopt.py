@@ -42,6 +42,9 @@ class FedOpt:
         beta2: decay of the second moment.
         tau: degree of adaptivity; the second moment starts at tau^2.
 
+    Source: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan 2021, arXiv:2003.00295, Algorithm 2; with
+    "sgd", server momentum: Hsu, Qi, Brown 2019, arXiv:1909.06335, section 3.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

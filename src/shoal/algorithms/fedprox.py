@@ -38,6 +38,8 @@ class FedProx:
         base: the algorithm whose local training is pulled.
         mu: the strength of the pull (the paper: 0.001 to 1).
 
+    Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020, arXiv:1812.06127, Algorithm 2.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

@@ -37,6 +37,9 @@ class FedRC:
     Args:
         clusters: M, the components of the mixture (the authors' command: 3).
 
+    Source: Guo, Tang, Lin 2023, arXiv:2301.12379, and the authors' code (LINs-lab/FedRC), whose expectation step and
+    label shares these are.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

@@ -50,6 +50,9 @@ class FedRep:
         head: the layer that each client has for itself: "last", the last linear one, or a layer's name in the network.
         body_epochs: of the local epochs, those in which the body is trained.
 
+    Source: Collins, Hassani, Mokhtari, Shakkottai 2021, arXiv:2102.07078, Algorithm 1, and the authors' code
+    (lgcollins/FedRep, 'main_fedrep.py' and 'models/Update.py').
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

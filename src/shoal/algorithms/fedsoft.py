@@ -57,6 +57,9 @@ class FedSoft:
         start: where local training starts: "personal", the client's own model; "clusters", the mean of the clusters'
             models by the client's importances.
 
+    Source: Ruan, Joe-Wong 2021, arXiv:2112.06053, and the authors' code (ycruan/FedSoft), whose estimate of
+    importances, aggregation and local objective these are.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

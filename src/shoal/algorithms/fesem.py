@@ -46,6 +46,9 @@ class FeSEM:
         clusters: K.
         local: local training of the first round, and of a newcomer's; left out: as in all others.
 
+    Source: Xie, Long, Shen, Zhou, Wang, Jiang, Zhang 2020, arXiv:2005.01026 (Multi-center federated learning),
+    stochastic expectation maximisation.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

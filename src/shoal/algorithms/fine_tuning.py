@@ -27,6 +27,9 @@ class FineTuning:
         base: trains the shared models.
         local: local training of the fine-tuning; left out: as in a round.
 
+    Source: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage 2019, arXiv:1910.10252; Collins, Hassani, Mokhtari,
+    Shakkottai 2022, arXiv:2205.13692 (FedAvg-FT).
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

@@ -36,6 +36,9 @@ class GroupPrivacy:
         clusters: K.
         iterations: the most that k-means does in a round.
 
+    Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396; extended in arXiv:2309.00416; from
+    memory of it, not checked against its text.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

@@ -47,6 +47,9 @@ class HypCluster:
         beta2: decay of the second moment.
         tau: degree of adaptivity of "adam" and "yogi".
 
+    Source: Mansour, Mohri, Ro, Suresh 2020, arXiv:2002.10619 (user clustering); server optimizer and farthest-first
+    start as in fedjax (`fedjax/algorithms/hyp_cluster.py`), a library of the same group.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

@@ -71,6 +71,8 @@ class IFCA:
         choose_by: score the models on "all" local examples, or on the first "batch" of the round's training.
         redraw: the official rule for initial models; left out: the first draw is taken.
 
+    Source: Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, Algorithm 1.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

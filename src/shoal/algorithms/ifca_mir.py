@@ -26,6 +26,9 @@ class IFCAMIR:
     Args:
         ifca: initial models, averaging, and the examples on which clients score the models.
 
+    Source: Jung, Biswas, Palamidessi, "Mitigating Membership Inference Vulnerability in Personalized Federated
+    Learning", Algorithm 1.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

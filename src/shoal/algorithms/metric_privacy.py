@@ -51,6 +51,10 @@ class MetricPrivacy:
         base: trains the models; clients must send something (not ``local``).
         noise_multiplier: standard deviation of the noise on a parameter, in units of w_k * d_k.
 
+    Source: Sainz-Pardo Diaz, Athanasiou, Jung, Palamidessi, Lopez Garcia 2025, arXiv:2502.01352 (Knowledge-Based
+    Systems, 2026), who say that it guides the noise and is no formal guarantee. Only the abstracts were at hand: that
+    the distance is the largest of two models, and the factor before it, are ours.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

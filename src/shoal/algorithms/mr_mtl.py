@@ -29,6 +29,9 @@ class MRMTL:
     Args:
         strength: the pull lambda (the authors' code: 0.1 to 3); best stronger, the more noise DP-SGD adds.
 
+    Source: Liu, Hu, Wu, Smith 2022, arXiv:2206.07902, and the authors' code (kenziyuliu/private-cross-silo-fl), whose
+    update of the mean this is, with equal clients.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

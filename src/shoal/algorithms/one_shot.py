@@ -49,6 +49,9 @@ class OneShotClustering:
         clusters: K.
         local: local training of the first round, and of a newcomer's; left out: as in all others.
 
+    Source: Ghosh, Hong, Yin, Ramchandran 2019, arXiv:1906.06629; the baseline "one-shot" of Ghosh, Chung, Yin,
+    Ramchandran 2020, arXiv:2006.04088, on FEMNIST.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

@@ -29,6 +29,8 @@ class OneShotStart:
         local: local training of the first round; left out: as in all others. It must be long enough for clients'
             models to differ by group.
 
+    Source: ours as a start; the grouping is that of Ghosh et al. 2019, arXiv:1906.06629.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

@@ -57,6 +57,9 @@ class PACFL:
         distance: the "smallest" principal angle, or the "sum" of all.
         linkage: of the hierarchical clustering: "average", "complete" or "single".
 
+    Source: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2022, arXiv:2209.10526 (AAAI 2023); settings of the
+    authors' code (MMorafah/PACFL).
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0, 0.0], [1.0, 0.0]], [0, 1]), ([[0.0, -1.0], [0.0, 1.0]], [0, 1])

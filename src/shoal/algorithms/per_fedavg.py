@@ -46,6 +46,9 @@ class PerFedAvg:
         InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or
             frozen layers.
 
+    Source: Fallah, Mokhtari, Ozdaglar 2020, arXiv:2002.07948, Algorithm 1 with the first-order approximation of its
+    section on practical implementations (FO-MAML), which leaves the Hessian out.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

@@ -35,6 +35,9 @@ class Pooling:
         base: trains the models.
         share: rho, the mean's part in each model, in [0, 1].
 
+    Source: ours; Mansour, Mohri, Ro, Suresh 2020, arXiv:2002.10619, interpolate between a client's model and the global
+    one.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

@@ -35,6 +35,8 @@ class PricedChoice:
         base: in which clients choose by their losses.
         prices: of the K models, in nats, where the server does not set them; left out: 0 for all.
 
+    Source: ours.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

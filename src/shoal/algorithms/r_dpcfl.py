@@ -56,6 +56,10 @@ class RDPCFL:
         soft_rounds: rounds of the first two phases at most (the paper: half of its 200).
         loss_rounds: rounds in which clients choose by loss (the authors' code: a tenth of 200).
 
+    Source: Malekmohammadi, Taik, Farnadi 2025, "Differentially Private Clustered Federated Learning" (TMLR 09/2025),
+    and the authors' code (Saber-mm/DPCFL, main/DPCFL.py and utils/aggregate.py), which this follows where nothing else
+    is said.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

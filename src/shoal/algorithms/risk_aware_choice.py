@@ -36,6 +36,8 @@ class RiskAwareChoice:
     Args:
         base: in which clients choose by their losses.
 
+    Source: the rule is Algorithm 1, line 12 of Jung, Biswas, Palamidessi (IFCA-MIR), for IFCA; over others it is ours.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

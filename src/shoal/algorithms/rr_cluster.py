@@ -47,6 +47,8 @@ class RRCluster:
             your own. Wrap other wrappers around this one.
         min_clients: B, the clients that train each model in a round.
 
+    Source: Yang, Hu, Kim, Li 2025, arXiv:2508.06183.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

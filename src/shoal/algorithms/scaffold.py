@@ -30,6 +30,8 @@ class Scaffold:
         InputError: local training with momentum, clipping, noise or an optimizer, for which (x - y) / (E * eta_l) is no
             mean of gradients, or of fewer steps than E.
 
+    Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, arXiv:1910.06378, Algorithm 1, Option II.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

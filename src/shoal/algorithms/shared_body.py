@@ -34,6 +34,9 @@ class SharedBody:
         base: trains the models.
         head: the layer that each cluster has for itself: "last", the last linear one, or a layer's name in the network.
 
+    Source: ours for clusters; the split is that of Collins, Hassani, Mokhtari, Shakkottai 2021, arXiv:2102.07078,
+    trained together as in Arivazhagan et al. 2019, arXiv:1912.00818.
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

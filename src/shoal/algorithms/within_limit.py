@@ -27,6 +27,8 @@ class IFCAWithinLimit:
     Args:
         ifca: initial models, averaging, and the examples on which clients score the models.
 
+    Source: ours, by the thresholds of Jung, Biswas, Palamidessi (IFCA-MIR).
+
     Example:
         >>> import shoal
         >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped

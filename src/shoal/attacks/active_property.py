@@ -141,6 +141,9 @@ def active_property_attacker(
     Raises:
         InputError: no client holds a property, the network has no linear layer, or a value is outside its range.
 
+    Source: Melis et al. 2019, arXiv:1805.04049, section V-B (multi-task loss); Kim et al., RAID 2023, equation 1 and
+    Algorithm 2, line 6 (scale-up).
+
     Example:
         >>> import shoal
         >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4)

@@ -43,6 +43,9 @@ class BaVarIA:
     The prior is our choice, since the paper's was not at hand: the moments of the records' means and variances
     (see `fitted_prior`).
 
+    Source: Brannvall 2026, arXiv:2603.11799 (BaVarIA with Student-t predictive distributions); the normal-inverse-gamma
+    distribution's update as in Murphy 2007, Conjugate Bayesian analysis of the Gaussian distribution, section 6.
+
     Example:
         >>> import numpy as np
         >>> from shoal.attacks import BaVarIA, LossScore

@@ -114,6 +114,9 @@ def estimate_client_epsilon(
     Raises:
         InputError: fewer than two cosines, all of them equal, no dimension, or a number outside its range.
 
+    Source: Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar 2023 (ICLR 2024), arXiv:2302.03098, Algorithm 1 (final
+    model only).
+
     Example:
         >>> import numpy as np
         >>> from shoal.attacks import estimate_client_epsilon
@@ -223,6 +226,9 @@ class CanaryClients:
         ids: of these clients.
         scale: L2 norm of what each sends; the norm to which the server clips, or the largest of an honest update.
         stream: of the directions.
+
+    Source: Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar 2023 (ICLR 2024), arXiv:2302.03098, Algorithm 1 (final
+    model only).
 
     Example:
         >>> import shoal

@@ -67,6 +67,8 @@ class ClusterIdentity:
         splits: into halves, over which figures are averaged.
         smoothing: what is added to every count.
 
+    Source: the threat is stated by MingledPie, NDSS 2025; the estimator is ours.
+
     Example:
         >>> import numpy as np
         >>> from shoal import Stream

@@ -17,6 +17,8 @@ class DifficultyCalibration:
     A record that all reference models trained on counts their scores minus the mean difference between such models and
     others.
 
+    Source: Watson, Guo, Cormode, Sablayrolles, ICLR 2022, arXiv:2111.08440, equation 3, on the logit-scaled confidence.
+
     Example:
         >>> import numpy as np
         >>> from shoal.attacks import DifficultyCalibration, LossScore

@@ -37,6 +37,8 @@ class FedMIALoss:
     Args:
         name: of this attack.
 
+    Source: Zhu, Li, Fan, Yang, CVPR 2025, arXiv:2402.06289.
+
     Example:
         >>> import numpy as np
         >>> from shoal.attacks import FedMIALoss, UpdateScores
@@ -68,6 +70,8 @@ class FedMIACosine:
         name: of this attack.
         drop_outliers: leave those out of a null that are more than three standard deviations above its mean, in one
             pass (the paper's for clients with unlike data). Only one of at least eleven can be.
+
+    Source: Zhu, Li, Fan, Yang, CVPR 2025, arXiv:2402.06289.
 
     Example:
         >>> import numpy as np

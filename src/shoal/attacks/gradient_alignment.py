@@ -21,6 +21,9 @@ class GradCosine:
     Args:
         name: of this attack.
 
+    Source: Li, Li, Ribeiro, "Effective passive membership inference attacks in federated learning against
+    overparameterized models", ICLR 2023, arXiv:2111.00430.
+
     Example:
         >>> import numpy as np
         >>> from shoal.attacks import GradCosine, UpdateScores
@@ -47,6 +50,9 @@ class GradDifference:
 
     Args:
         name: of this attack.
+
+    Source: Li, Li, Ribeiro, "Effective passive membership inference attacks in federated learning against
+    overparameterized models", ICLR 2023, arXiv:2111.00430.
 
     Example:
         >>> import numpy as np

@@ -103,6 +103,9 @@ def augmentation_votes(
     Raises:
         InputError: inputs that are words, or translations and rotations of inputs that are no images.
 
+    Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3: data augmentation attack
+    and decision boundary distance by random noise (3.3).
+
     Example:
         >>> import torch, shoal
         >>> from shoal.attacks import ImageChanges, augmentation_votes
@@ -153,6 +156,9 @@ def boundary_distance(
 
     Raises:
         InputError: inputs that are words, levels that do not increase from above 0, or no draws.
+
+    Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3: data augmentation attack
+    and decision boundary distance by random noise (3.3).
 
     Example:
         >>> import torch, shoal

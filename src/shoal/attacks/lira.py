@@ -25,6 +25,8 @@ class LiRA:
     Args:
         own_variance: from so many reference models on, each record has variances of its own.
 
+    Source: Carlini, Chien, Nasr, Song, Terzis, Tramer 2022, arXiv:2112.03570, Algorithm 1 and equation 4.
+
     Example:
         >>> import numpy as np
         >>> from shoal.attacks import LiRA, LossScore
@@ -66,6 +68,8 @@ class OfflineLiRA:
 
     Args:
         own_variance: as in `LiRA`.
+
+    Source: Carlini, Chien, Nasr, Song, Terzis, Tramer 2022, arXiv:2112.03570, Algorithm 1 and equation 4.
 
     Example:
         >>> import numpy as np

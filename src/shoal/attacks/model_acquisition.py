@@ -131,6 +131,9 @@ class ModelAcquisition:
             where it does not belong makes CFL divide that cluster, and the sybil is left with a model of its own. The
             paper's is 1.
 
+    Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
+    2023, Appendix A, on Sattler et al.'s CFL.
+
     Example:
         >>> from dataclasses import replace
         >>> import torch, shoal

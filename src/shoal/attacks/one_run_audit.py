@@ -84,6 +84,8 @@ def one_run_audit(
     Raises:
         InputError: shapes that differ, no canaries, or a number outside its range.
 
+    Source: Steinke, Nasr, Jagielski 2023, arXiv:2305.08846, Theorem 5.2 and Algorithm 1.
+
     Example:
         >>> import numpy as np
         >>> from shoal.attacks import one_run_audit

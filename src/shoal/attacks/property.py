@@ -56,6 +56,9 @@ class PropertyAttack:
         forests: a "single" random forest for all models (the paper), or one "per-cluster".
         trees: of a random forest.
 
+    Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
+    2023, Algorithm 3, after Melis et al. 2019, arXiv:1805.04049.
+
     Example:
         >>> import shoal
         >>> shoal.PropertyAttack().aggregate_size(clients=10, models=2)

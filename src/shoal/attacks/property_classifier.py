@@ -31,6 +31,9 @@ def classify_updates(
         NaN where it had no part in the update; and ``control.0`` to ``control.4``, those of forests trained on shuffled
         labels. Without simulated updates there are no scores.
 
+    Source: Melis et al. 2019, arXiv:1805.04049, section VII, and its published code for the settings; one forest for
+    all models: Kim et al., RAID 2023, section 3.3.3.
+
     Example:
         >>> import torch, shoal
         >>> from shoal.attacks import RoundObservation, classify_updates

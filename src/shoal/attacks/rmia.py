@@ -36,6 +36,8 @@ class RMIA:
             fractions of most records are near 0, and a threshold from other models misses: on 300 images of a group
             that trained alone, 0.655 of 0.72 were left of the balanced accuracy, at 1 0.71 (docs/audit.md).
 
+    Source: Zarifzadeh, Liu, Shokri, ICML 2024, arXiv:2312.03262, equations 2 to 4 and 10 (offline).
+
     Example:
         >>> import numpy as np
         >>> from shoal.attacks import LossScore, RMIA
@@ -71,6 +73,8 @@ class OfflineRMIA:
     Args:
         gamma: as in `RMIA`.
         a: how much p_out counts, in [0, 1]; at 1 the mean is p_out itself.
+
+    Source: Zarifzadeh, Liu, Shokri, ICML 2024, arXiv:2312.03262, equations 2 to 4 and 10 (offline).
 
     Example:
         >>> import numpy as np

@@ -45,6 +45,9 @@ class ShadowModels:
             parameters by federated averaging for as many rounds as the run has done, all of them in each. That costs as
             much as the rounds of the run so far, times the number of shadow models, for every estimate.
 
+    Source: Shokri et al. 2017, arXiv:1610.05820, section V-C; IFCA-MIR, Algorithm 2, lines 1 to 6, which trains each of
+    them on one pool of examples.
+
     Example:
         >>> import shoal
         >>> one, shadow = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]] * 10, [0, 1] * 10)

@@ -37,6 +37,9 @@ class ShadowModelAttack:
         sorted_posteriors: posteriors in descending order, without their classes.
         name: of this attack in a configuration.
 
+    Source: Shokri, Stronati, Song, Shmatikov 2017, arXiv:1610.05820; sorted posteriors: Salem et al. 2019,
+    arXiv:1806.01246; as in IFCA-MIR's Algorithm 2, lines 2 to 7.
+
     Example:
         >>> import torch, shoal
         >>> from shoal.attacks import Query, Records

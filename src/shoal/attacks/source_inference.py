@@ -84,6 +84,9 @@ class SourceInference:
         among: whose models are compared: those of all clients of the "federation", or those of the owner's "cluster",
             which says what is left to guess once the cluster is known.
 
+    Source: Hu, Salcic, Sun, Dobbie, Zhang, "Source inference attacks in federated learning", ICDM 2021,
+    arXiv:2109.05659.
+
     Example:
         >>> import numpy as np
         >>> from shoal.attacks import SourceInference, UpdateScores

@@ -34,6 +34,8 @@ def loss_trajectory(engine: Engine, models: Sequence[Tensor] | Tensor, x: Tensor
     Returns:
         (M, T).
 
+    Source: Liu, Zhao, Backes, Zhang 2022, CCS, arXiv:2208.14933.
+
     Example:
         >>> import torch, shoal
         >>> from shoal.attacks import loss_trajectory
@@ -60,6 +62,8 @@ class LossTrajectory:
 
     Args:
         inverse_penalty: scikit-learn's C, the inverse of the strength of the L2 penalty on standardised losses.
+
+    Source: Liu, Zhao, Backes, Zhang 2022, CCS, arXiv:2208.14933.
 
     Example:
         >>> import numpy as np

@@ -20,6 +20,8 @@ def extract_features(layout: Layout, updates: Tensor) -> Tensor:
 
     Normalised, they say nothing about the length of an update.
 
+    Source: Melis et al. 2019, arXiv:1805.04049, and its published code (`collect_grads`).
+
     Example:
         >>> import torch
         >>> from shoal.attacks import extract_features

@@ -25,6 +25,8 @@ class LossThreshold:
     Args:
         name: of this attack in a configuration.
 
+    Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
+
     Example:
         >>> import torch, shoal
         >>> from shoal.attacks import Query, Records
@@ -68,6 +70,8 @@ class Gap:
     Args:
         name: of this attack in a configuration.
 
+    Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
+
     Example:
         >>> import torch, shoal
         >>> from shoal.attacks import Query, Records
@@ -105,6 +109,8 @@ class LossScore:
     """Minus the loss of the attacked model, log(1 + exp(-score)); needs no reference models.
 
     The threshold is set by `shoal.attacks.reference_margins`, not by the mean loss as in `LossThreshold`.
+
+    Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
 
     Example:
         >>> import numpy as np

@@ -68,6 +68,9 @@ class MislabelledCanaries:
         clients: how many clients get them, drawn from those with more than ``per_client`` examples; ``all``: all of
             those.
 
+    Source: Aerni, Zhang, Tramer 2024, CCS, arXiv:2404.17399, section 4; what differs here: a canary is one of its
+    client's own examples, not an additional one.
+
     Example:
         >>> import shoal
         >>> digits = ([[float(i)] for i in range(10)], [0, 1] * 5)

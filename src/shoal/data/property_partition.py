@@ -49,6 +49,8 @@ class PropertyPartition:
     Raises:
         InputError: fewer than three clients, or a value outside its range.
 
+    Source: Kim et al., RAID 2023, section 4.1.1.
+
     Example:
         >>> import shoal
         >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), attacker_share=0.5, min_examples=4)

@@ -26,6 +26,8 @@ class PropertySchedule:
         attacker: id of the client that attacks.
         period: rounds from one with the property to the next.
 
+    Source: Melis, Song, De Cristofaro, Shmatikov 2019, arXiv:1805.04049, section VII; Kim et al., RAID 2023, section 4.
+
     Example:
         >>> import torch, shoal
         >>> has_property = torch.tensor([True, False, True, False])

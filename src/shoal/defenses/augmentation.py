@@ -38,6 +38,9 @@ class Augmentation:
     Raises:
         InputError: a value outside its range.
 
+    Source: on what it does against membership inference, Kaya and Dumitras, "When Does Data Augmentation Help With
+    Membership Inference Attacks?", ICML 2021.
+
     Example:
         >>> import torch, shoal
         >>> images, full = torch.eye(8).expand(4, 1, 8, 8), shoal.Augmentation(rotation=15.0, flip=True)

@@ -39,6 +39,8 @@ class CCL:
     Raises:
         InputError: a value outside its range.
 
+    Source: Liu et al. 2024, arXiv:2402.05453, with the exponential (CCEL) and the quadratic (CCQL) concave term.
+
     Example:
         >>> import shoal
         >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))

@@ -41,6 +41,8 @@ class DPSGD:
     Raises:
         InputError: a value outside its range, or noise without clipping.
 
+    Source: Abadi et al. 2016, arXiv:1607.00133, Algorithm 1; at the clients as in Kim et al., RAID 2023, section 5.2.
+
     Example:
         >>> import shoal
         >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))

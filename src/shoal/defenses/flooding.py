@@ -30,6 +30,8 @@ class Flooding:
     Raises:
         InputError: a level that is negative or not finite.
 
+    Source: Ishida, Yamane, Sakai, Niu, Sugiyama 2020, arXiv:2002.08709.
+
     Example:
         >>> import shoal
         >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))

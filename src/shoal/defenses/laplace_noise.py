@@ -43,6 +43,10 @@ class LaplaceNoise:
     Raises:
         InputError: both scales, or neither.
 
+    Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396 (d-privacy of updates in R^n); the noise
+    of d-privacy in the plane: Andres, Bordenabe, Chatzikokolakis, Palamidessi 2013, arXiv:1212.1984. That the scale
+    follows each update's own norm is from memory of the paper, not checked against its text.
+
     Example:
         >>> import torch, shoal
         >>> starts, ends, seeds = torch.zeros(2, 1000), torch.ones(2, 1000), torch.tensor([0, 1])

@@ -34,6 +34,8 @@ class Mixup:
     Raises:
         InputError: a value outside its range.
 
+    Source: Zhang, Cisse, Dauphin, Lopez-Paz 2018, arXiv:1710.09412.
+
     Example:
         >>> import shoal
         >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))

@@ -25,6 +25,8 @@ class NormClipping:
     Raises:
         InputError: a norm that is not above 0.
 
+    Source: Sun, Kairouz, Suresh, McMahan 2019, arXiv:1911.07963, section 3.
+
     Example:
         >>> from shoal import NormClipping
         >>> import torch

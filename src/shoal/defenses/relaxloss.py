@@ -40,6 +40,8 @@ class RelaxLoss:
     Raises:
         InputError: a value outside its range.
 
+    Source: Chen, Yu, Fritz 2022, arXiv:2207.05801, Algorithm 1.
+
     Example:
         >>> import shoal
         >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))

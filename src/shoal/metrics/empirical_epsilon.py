@@ -35,6 +35,9 @@ def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float, c
     Raises:
         InputError: delta or confidence outside its range.
 
+    Source: Jagielski, Ullman, Oprea 2020, arXiv:2006.07709, section 3 (bound from Clopper and Pearson's intervals);
+    Nasr, Hayes, Steinke et al. 2023, arXiv:2302.07956, section 2 (both kinds of error, delta).
+
     Example:
         >>> import numpy as np
         >>> from shoal.metrics import epsilon_lower_bound
@@ -68,6 +71,9 @@ def empirical_epsilon(
 
     Raises:
         InputError: delta or confidence outside its range.
+
+    Source: Jagielski, Ullman, Oprea 2020, arXiv:2006.07709, section 3 (bound from Clopper and Pearson's intervals);
+    Nasr, Hayes, Steinke et al. 2023, arXiv:2302.07956, section 2 (both kinds of error, delta).
 
     Example:
         >>> import numpy as np
