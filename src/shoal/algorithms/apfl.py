@@ -64,9 +64,9 @@ class APFL:
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
         >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
         >>> algorithms = shoal.APFL(alpha=0.0), shoal.FedAvg(), shoal.APFL(alpha=1.0), shoal.LocalOnly()
-        >>> losses = [shoal.simulate(federation, model, each, local, rounds=2).clients["loss"] for each in algorithms]
-        >>> losses[0].equals(losses[1]), losses[2].equals(losses[3])
-        (True, True)
+        >>> results = [shoal.simulate(federation, model, each, local, rounds=2) for each in algorithms]
+        >>> [round(float(each.clients["loss"].mean()), 2) for each in results]
+        [0.69, 0.69, 0.05, 0.05]
     """
 
     alpha: Annotated[float, Field(ge=0, le=1, strict=True)] = 0.5

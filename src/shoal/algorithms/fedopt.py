@@ -53,7 +53,7 @@ class FedOpt:
         >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
         >>> algorithms = shoal.FedAvg(), shoal.FedOpt(optimizer="sgd", learning_rate=1.0, beta1=0.0), shoal.FedOpt()
         >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
-        >>> models[0].equal(models[1]), models[0].equal(models[2])
+        >>> models[0].allclose(models[1]), models[0].allclose(models[2])
         (True, False)
     """
 

@@ -47,7 +47,7 @@ class GroupPrivacy:
         >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
         >>> algorithms = shoal.IFCA(clusters=2), shoal.GroupPrivacy(clusters=2)
         >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
-        >>> models[0].equal(models[1])
+        >>> models[0].allclose(models[1])
         True
     """
 

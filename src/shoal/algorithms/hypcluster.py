@@ -58,7 +58,7 @@ class HypCluster:
         >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
         >>> algorithms = shoal.IFCA(clusters=2), shoal.HypCluster(clusters=2)
         >>> ifca, hypcluster = (shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms)
-        >>> hypcluster.state.models.equal(ifca.state.models), hypcluster.clients["cluster"].tolist()
+        >>> hypcluster.state.models.allclose(ifca.state.models), hypcluster.clients["cluster"].tolist()
         (True, [0, 0, 1, 1])
     """
 

@@ -47,7 +47,7 @@ class RiskAwareChoice:
         >>> red_team = shoal.RedTeam(every=1, estimator="audit", attack=shoal.Gap())
         >>> algorithms = shoal.IFCAMIR(shoal.IFCA(clusters=2)), shoal.RiskAwareChoice(shoal.IFCA(clusters=2))
         >>> a, b = (shoal.simulate(federation, model, each, local, rounds=2, red_team=red_team) for each in algorithms)
-        >>> a.state.models.equal(b.state.models)
+        >>> a.state.models.allclose(b.state.models)
         True
     """
 

@@ -41,7 +41,7 @@ class Scaffold:
         >>> for rounds in (1, 2):
         ...     fedavg = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=rounds)
         ...     scaffold = shoal.simulate(federation, model, shoal.Scaffold(), local, rounds=rounds)
-        ...     print(rounds, scaffold.state.models.equal(fedavg.state.models))
+        ...     print(rounds, scaffold.state.models.allclose(fedavg.state.models))
         ...
         1 True
         2 False

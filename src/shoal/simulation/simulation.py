@@ -69,6 +69,23 @@ class Simulation:
         record_updates: rounds from one whose report has the updates that the server received to the next; 0: none has.
         reference_federations: R, how many are trained after the last round; attacks that they make possible then decide
             with the others how exposed the models are. See `AttackedRun.train_reference`.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.defenses import TrainingSetup
+        >>> from shoal.simulation.simulation import Simulation, initial_state, run_rounds
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> setup = TrainingSetup(model, shoal.LocalSGD())
+        >>> simulation = Simulation(federation, setup, shoal.FedAvg(), rounds=3)
+        >>> with shoal.Engine(model) as engine:
+        ...     for now, report in run_rounds(simulation, engine, initial_state(simulation, engine)):
+        ...         print(now.state.round, len(report.cohort), len(now.rows))
+        ...
+        1 3 1
+        2 3 2
+        3 3 3
     """
 
     federation: Federation

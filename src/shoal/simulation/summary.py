@@ -35,6 +35,16 @@ class Summary:
             "seconds.total".
         by_group: metrics of each group that has clients, such as ``by_group["minority"]["mia"]``.
         by_cluster: metrics of each model and its clients, such as ``by_cluster[0]["mia"]``.
+
+    Example:
+        >>> from math import nan
+        >>> from shoal.simulation.summary import Summary, flatten
+        >>> summary = Summary(overall={"migrated": 2}, by_cluster={0: {"clients": 5, "mia": nan}})
+        >>> both = summary | Summary(by_cluster={0: {"risk": 0.6}, 1: {"clients": 3}})
+        >>> both.clients, both.by_cluster[0]
+        (8, {'clients': 5, 'risk': 0.6})
+        >>> flatten(both)
+        {'clusters.0.risk': 0.6, 'migrated': 2, 'clusters.0.clients': 5, 'clusters.1.clients': 3}
     """
 
     run: Mapping[str, str | int] = field(default_factory=dict)
