@@ -117,7 +117,15 @@ class State:
 
 
 def unknown_intervals(models: int) -> Tensor:
-    """(K, 2) float64, NaN: the intervals of estimates of which none is known."""
+    """(K, 2) float64, NaN: the intervals of estimates of which none is known.
+
+    Example:
+        >>> import torch
+        >>> from shoal.engine import RiskEstimate, unknown_intervals
+        >>> estimate = RiskEstimate(torch.tensor([0.6, 0.7], dtype=torch.float64), unknown_intervals(2))
+        >>> estimate.intervals.shape, bool(estimate.intervals.isnan().all())
+        (torch.Size([2, 2]), True)
+    """
     return torch.full((models, 2), torch.nan, dtype=torch.float64)
 
 
