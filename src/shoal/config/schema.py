@@ -318,9 +318,10 @@ class Config:
     """A run's configuration.
 
     Args:
-        data, model, algorithm, local, red_team, privacy, property_attack, defenses, engine, evaluation, checkpoint,
-            record, coordinator, canaries: see their declarations.
         seed: of everything random.
+
+    The other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
+    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `coordinator`, `canaries`.
     """
 
     data: DataSection
