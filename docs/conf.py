@@ -30,24 +30,27 @@ templates_path = ["_templates"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
+smartquotes = False  # "loop" is a value
+highlight_language = "none"  # a block without a language is output
 repository_address = ""  # such as "https://example.org/shoal/blob/main"; without one, files outside docs/ are downloads
 
 # Warnings are errors (`make docs`). A name in a signature or a docstring must be documented or be another library's.
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:class", r"(torch|numpy|pandas|matplotlib|pydantic|collections|typing|pathlib)\..*|NDArray|Axes"),
-    # What users are handed and pass on, and seldom look into: described in its module's source.
-    (r"py:class", r"shoal\.core\.layout\.Layout|shoal\.data\.partition\.PartitionIndices|shoal\.config\.schema\.\w+Section"),
-    (r"py:class", r"shoal\.simulation\.(simulation\.SimulationState|attacked_records\.AttackScores)|AuditWatch"),
-    (r"py:class", r"shoal\.reports\.(run\.\w+\.(RunDescription|RecordedUpdates)|sweep\.spec\.ReportSpec)"),
-    (r"py:class", r"shoal\.sweeps\.spec\.Run|shoal\.attacks\.simulated_updates\.Auxiliary|shoal\.engine\.engine\._Result"),
+    # What users are handed and pass on, and seldom look into: described in the source of its module.
+    (r"py:class", r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.core\.(layout\.Layout|client_rows\.RowsInMemory)"),
+    (r"py:class", r"shoal\.data\.(partition\.PartitionIndices|sources\.catalog\.Availability)"),
+    (r"py:class", r"shoal\.engine\.(engine\._Result|round_updates\.UpdateCollector|cohort_trainer\.CohortTrainer)"),
+    (r"py:class", r"shoal\.attacks\.(\w+\.Fitted\w+|simulated_updates\.Auxiliary)|shoal\.metrics\.intervals\.RateEstimate"),
+    (r"py:class", r"shoal\.simulation\.(simulation\.SimulationState|attacked_records\.AttackScores)"),
+    (r"py:class", r"shoal\.sweeps\.(spec\.Run|plan\.PlannedRun)"),
 ]
 
 # The reference. Every public object has one page, under the shortest name that imports it.
 autosummary_ignore_module_all = False
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
+autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
@@ -55,6 +58,7 @@ napoleon_use_ivar = True
 default_role = "code"
 add_module_names = False
 python_maximum_signature_line_length = 88
+python_trailing_comma_in_multi_line_signatures = False
 
 # The gallery. A script whose bytes are unchanged is not run again, and one that fails ends the build.
 sphinx_gallery_conf = {
@@ -69,6 +73,7 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "write_computation_times": False,  # its page loads scripts from elsewhere
     "min_reported_time": 1,
+    "ignore_repr_types": r"matplotlib|list|tuple",  # what drawing returns
     "remove_config_comments": True,
     "image_scrapers": ("matplotlib",),
     "reset_modules": ("matplotlib",),
@@ -79,6 +84,7 @@ html_title = "Shoal"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_sidebars = {"start": [], "configuration": []}  # pages that are sections of their own
 html_theme_options = {
     "logo": {"text": "Shoal"},
     "header_links_before_dropdown": 9,
@@ -90,13 +96,18 @@ html_theme_options = {
 
 
 def drop_checks(app, obj, bound_method):  # noqa: ANN001, ANN201, ARG001 (Sphinx's hook)
-    """Shows ``Annotated[int, Field(ge=1)]`` as ``int``: the ranges of settings are in configuration.md."""
+    """Shows ``Annotated[int, Field(ge=1)]`` as ``int`` and a default that is made anew as ``...``.
+
+    The ranges of settings are in configuration.md. It changes the objects of this process, which runs nothing after it.
+    """
     owner = getattr(sys.modules.get(obj.__module__), obj.__qualname__.partition(".")[0], obj)
     for each in (obj, owner):
         try:
             each.__annotations__ = typing.get_type_hints(each)
         except (AttributeError, NameError, TypeError):  # no Python function, or types that only the checker imports
             continue
+    if getattr(obj, "__defaults__", None):
+        obj.__defaults__ = tuple(... if repr(value) == "<factory>" else value for value in obj.__defaults__)
 
 
 def setup(app):  # noqa: ANN001, ANN201 (a hook, untyped where Sphinx is not installed)

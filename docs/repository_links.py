@@ -55,7 +55,7 @@ def on_read(app, docname, source) -> None:  # noqa: ANN001 (Sphinx's hook)
         return
     docs = Path(app.srcdir)
     text = source[0]
-    if not re.search(r"^# ", text, re.MULTILINE):
+    if not re.search(r"^# |^```\{include\}", text, re.MULTILINE):
         text = f"# {page.parent.relative_to(docs).as_posix().removesuffix('/tables')}: {page.stem}\n\n{text}"
     source[0] = LINK.sub(lambda link: site_link(link, page.parent, docs, app.config.repository_address), text)
 

@@ -39,7 +39,7 @@ class LossHistograms:
     """The histograms that clients send for the "histogram" estimator.
 
     Args:
-        epsilon: of the noise that each client adds to each bin, discrete Laplace noise P(x) ~ exp(-epsilon |x|), anew
+        epsilon: of the noise that each client adds to each bin, discrete Laplace noise ``P(x) ~ exp(-epsilon |x|)``, anew
             for each estimate; left out: no noise.
     """
 
@@ -82,7 +82,7 @@ def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int
         counts: (N, 2, B), zeros of clients that sent nothing.
         assignment: (N,) int64, the model of each client; -1: none.
         ids: (N,) int64.
-        clusters: K.
+        clusters: K, their number.
         stream: of the halves.
     """
     return [
