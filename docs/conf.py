@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import repository_links  # noqa: E402
+import repository_links
 
 project = "Shoal"
 author = "The Shoal developers"
@@ -28,7 +28,7 @@ templates_path = ["_templates"]
 
 # Pages. Their links work in a plain view of the repository; `repository_links.py` makes them work here too.
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 smartquotes = False  # "loop" is a value
 highlight_language = "none"  # a block without a language is output
@@ -39,10 +39,16 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:class", r"(torch|numpy|pandas|matplotlib|pydantic|collections|typing|pathlib)\..*|NDArray|Axes"),
     # What users are handed and pass on, and seldom look into: described in the source of its module.
-    (r"py:class", r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.core\.(layout\.Layout|client_rows\.RowsInMemory)"),
+    (
+        r"py:class",
+        r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.core\.(layout\.Layout|client_rows\.RowsInMemory)",
+    ),
     (r"py:class", r"shoal\.data\.(partition\.PartitionIndices|sources\.catalog\.Availability)"),
     (r"py:class", r"shoal\.engine\.(engine\._Result|round_updates\.UpdateCollector|cohort_trainer\.CohortTrainer)"),
-    (r"py:class", r"shoal\.attacks\.(\w+\.Fitted\w+|simulated_updates\.Auxiliary)|shoal\.metrics\.intervals\.RateEstimate"),
+    (
+        r"py:class",
+        r"shoal\.attacks\.(\w+\.Fitted\w+|simulated_updates\.Auxiliary)|shoal\.metrics\.intervals\.RateEstimate",
+    ),
     (r"py:class", r"shoal\.simulation\.(simulation\.SimulationState|attacked_records\.AttackScores)"),
     (r"py:class", r"shoal\.sweeps\.(spec\.Run|plan\.PlannedRun)"),
 ]

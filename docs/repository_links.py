@@ -37,6 +37,8 @@ def site_link(link: re.Match[str], folder: Path, docs: Path, address: str) -> st
     text, anchor = link["text"], link["anchor"] or ""
     file = (folder / link["path"]).resolve()
     root = docs.parent
+    if file == docs / "gallery":
+        return f"[{text}](/auto_gallery/index.rst)"
     if file.parent == docs / "gallery" and file.suffix == ".py":
         return f"[{text}](/auto_gallery/{file.stem}.rst)"
     if file.parent == root and file.name in PAGES:

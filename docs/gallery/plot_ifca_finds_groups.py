@@ -1,5 +1,4 @@
-"""
-IFCA finds groups of clients
+"""IFCA finds groups of clients
 ============================
 
 Do clients whose labels depend on different columns end up in different clusters? Nobody tells the algorithm who belongs
@@ -13,7 +12,8 @@ import torch
 import shoal
 
 # %%
-# Twelve clients with 20 examples each. The label of four of them is the sign of column 0, of the others that of column 1.
+# Twelve clients with 20 examples each. The label of four of them is the sign of column 0, of the others that of
+# column 1.
 
 draw = np.random.default_rng(0)
 

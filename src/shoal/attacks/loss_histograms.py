@@ -39,8 +39,8 @@ class LossHistograms:
     """The histograms that clients send for the "histogram" estimator.
 
     Args:
-        epsilon: of the noise that each client adds to each bin, discrete Laplace noise ``P(x) ~ exp(-epsilon |x|)``, anew
-            for each estimate; left out: no noise.
+        epsilon: of the noise that each client adds to each bin, discrete Laplace noise ``P(x) ~ exp(-epsilon |x|)``,
+            anew for each estimate; left out: no noise.
     """
 
     epsilon: Annotated[PositiveFloat | None, Field(alias="histogram_epsilon")] = None
