@@ -317,11 +317,11 @@ class RecordSection:
 class Config:
     """A run's configuration.
 
+    Its other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
+    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `coordinator`, `canaries`.
+
     Args:
         seed: of everything random.
-
-    The other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
-    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `coordinator`, `canaries`.
     """
 
     data: DataSection
