@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo federation test coverage lint format bench
+.PHONY: help install demo federation test coverage docs lint format bench
 
 help:  ## Show what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,15 @@ test: lint  ## Run everything that CI runs: linters, type checker, import rules,
 
 coverage: install  ## Run the tests and require that they run at least 95 % of the lines and branches (a third slower)
 	$(BIN)/python -m pytest --cov --cov-fail-under=95
+
+docs: .venv/docs  ## Build the documentation site into docs/_build/html; a warning, a dead link or a failing example ends it
+	MPLBACKEND=Agg $(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env -d docs/_build/doctrees docs docs/_build/html
+	! grep -rlE '<(script|link|img|iframe)[^>]+https?://' --include='*.html' docs/_build/html  # all is served from the folder
+
+# Sphinx is for those who build the site, not for those who run the demo or the tests.
+.venv/docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 lint: install  ## Run ruff, the type checker and the import rules
 	$(BIN)/ruff check

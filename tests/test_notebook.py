@@ -1,4 +1,4 @@
-"""What the README shows: one's own tensors and network, in a notebook."""
+"""What docs/use.md shows: one's own tensors and network, in a notebook."""
 
 import pandas as pd
 import pytest

@@ -50,7 +50,7 @@ class FedSoft:
     model, which is none of the clusters'; and the start "clusters". The paper's pseudocode was not read, only the code.
 
     Args:
-        clusters: K.
+        clusters: K, the number of models.
         strength: the pull lambda (the authors' code: 0.01 to 1; 0.1 on MNIST).
         smoother: the importance of a cluster that wins none of a client's examples.
         selection: S, clients drawn for each cluster; left out: all clients of the round count.

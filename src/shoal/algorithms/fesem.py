@@ -43,7 +43,7 @@ class FeSEM:
     The formulas were taken from notes on the paper, not from its text.
 
     Args:
-        clusters: K.
+        clusters: K, the number of models.
         local: local training of the first round, and of a newcomer's; left out: as in all others.
 
     Source: Xie, Long, Shen, Zhou, Wang, Jiang, Zhang 2020, arXiv:2005.01026 (Multi-center federated learning),

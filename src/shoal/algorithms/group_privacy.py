@@ -33,7 +33,7 @@ class GroupPrivacy:
     name the client's choice, which here the server is not told, so its attacks by cluster know too much.
 
     Args:
-        clusters: K.
+        clusters: K, the number of models.
         iterations: the most that k-means does in a round.
 
     Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396; extended in arXiv:2309.00416; from

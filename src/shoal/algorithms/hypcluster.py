@@ -38,7 +38,7 @@ class HypCluster:
     random. fedjax lets candidates train in advance; doing it in a round is ours.
 
     Args:
-        clusters: K.
+        clusters: K, the number of models.
         start: "random": K independent random models; or "farthest-first".
         candidates: clients that train for the farthest-first start, drawn at random.
         optimizer: of the server: "sgd", "adam" or "yogi".

@@ -63,7 +63,7 @@ class IFCA:
     """Every client trains the model with the lowest loss on its own examples, and the server averages by cluster.
 
     Args:
-        clusters: K.
+        clusters: K, the number of models.
         averaging: "model" averages the clients' models within a cluster (Option II); "gradient" (Option I, needs one
             local step) their gradients, divided by the whole cohort's number as the paper and the official code do, so
             that a small cluster moves less.

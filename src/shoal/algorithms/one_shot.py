@@ -46,7 +46,7 @@ class OneShotClustering:
     K take part in it, the remaining models stay random. The method was taken from the paper's abstract and from notes.
 
     Args:
-        clusters: K.
+        clusters: K, the number of models.
         local: local training of the first round, and of a newcomer's; left out: as in all others.
 
     Source: Ghosh, Hong, Yin, Ramchandran 2019, arXiv:1906.06629; the baseline "one-shot" of Ghosh, Chung, Yin,

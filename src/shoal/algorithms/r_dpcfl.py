@@ -52,7 +52,7 @@ class RDPCFL:
     that draw begins at the mean of all.
 
     Args:
-        clusters: K.
+        clusters: K, the number of models.
         soft_rounds: rounds of the first two phases at most (the paper: half of its 200).
         loss_rounds: rounds in which clients choose by loss (the authors' code: a tenth of 200).
 
@@ -197,7 +197,7 @@ def mixture(points: Tensor, clusters: int, stream: Stream) -> tuple[Tensor, floa
 
     Args:
         points: (n, d), at least as many as clusters.
-        clusters: K.
+        clusters: K, their number.
         stream: of the start of its fit.
 
     Returns:

@@ -74,7 +74,7 @@ class ActivePropertyAttacker:
 
     @property
     def clients(self) -> Tensor:
-        """The attacker's id: (1,) int64."""
+        """The attacker's id, (1,) int64."""
         return torch.tensor([self.client])
 
     def start(self, state: State, stream: Stream) -> Tensors:

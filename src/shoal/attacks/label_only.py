@@ -32,7 +32,7 @@ class ImageChanges:
     """Copies of an image: itself, translations, and rotations.
 
     Args:
-        pixels: translations by (i, j) with |i| + |j| = 1..``pixels``, 0 outside; 0: none.
+        pixels: translations by (i, j) with ``|i| + |j| = 1..pixels``, 0 outside; 0: none.
         degrees: rotation by so much both ways, bilinear, 0 outside; 0: none.
 
     Example:

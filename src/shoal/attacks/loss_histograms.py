@@ -39,8 +39,8 @@ class LossHistograms:
     """The histograms that clients send for the "histogram" estimator.
 
     Args:
-        epsilon: of the noise that each client adds to each bin, discrete Laplace noise P(x) ~ exp(-epsilon |x|), anew
-            for each estimate; left out: no noise.
+        epsilon: of the noise that each client adds to each bin, discrete Laplace noise ``P(x) ~ exp(-epsilon |x|)``,
+            anew for each estimate; left out: no noise.
 
     Source: of the attack, Yeom et al. 2018, arXiv:1709.01604, Adversary 1, with another threshold; of the noise, Ghosh,
     Roughgarden, Sundararajan 2009, arXiv:0811.2841 (the geometric mechanism).
@@ -98,7 +98,7 @@ def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int
         counts: (N, 2, B), zeros of clients that sent nothing.
         assignment: (N,) int64, the model of each client; -1: none.
         ids: (N,) int64.
-        clusters: K.
+        clusters: K, their number.
         stream: of the halves.
     """
     return [

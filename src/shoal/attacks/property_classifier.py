@@ -26,7 +26,7 @@ def classify_updates(
     """Score each aggregated update of a whole training by how likely it contains the property.
 
     Returns:
-        One row per update: ``round``, ``cluster``, ``clients``, ``present``, ``cosine``; ``score``, the forest's
+        One row per update, with ``round``, ``cluster``, ``clients``, ``present``, ``cosine``; ``score``, the forest's
         probability of the property; ``swapped``, that of the update if the victim had trained on its other examples,
         NaN where it had no part in the update; and ``control.0`` to ``control.4``, those of forests trained on shuffled
         labels. Without simulated updates there are no scores.

@@ -65,7 +65,7 @@ def train_shadow_federations(
     round, in earlier rounds at their learning rate; what a defence changed from round to round is not repeated.
 
     Args:
-        federations: S.
+        federations: S, their number.
         shadow: the server's examples.
         rounds: how many.
         engine: computes it.

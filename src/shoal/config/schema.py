@@ -317,9 +317,10 @@ class RecordSection:
 class Config:
     """A run's configuration.
 
+    Its other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
+    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `coordinator`, `canaries`.
+
     Args:
-        data, model, algorithm, local, red_team, privacy, property_attack, defenses, engine, evaluation, checkpoint,
-            record, coordinator, canaries: see their declarations.
         seed: of everything random.
 
     Example:

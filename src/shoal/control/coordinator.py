@@ -40,7 +40,7 @@ class Coordinator:
     """Turns each estimate of risk into a strength of every knob for every cluster.
 
     Clients answer one bit: whether their model's risk is above what they tolerate. The server's set point is the share
-    of a model's members that may say so. Of cluster k, with share s_k of its members over their limit:
+    of a model's members that may say so. Of cluster k, with share s_k of its members over their limit::
 
         error   e_k = s_k - target, and 0 where it is within ``hysteresis`` below the target
         demand  d_k <- d_k + gain * e_k where e_k > 0, d_k + release * e_k where e_k < 0 (relief of risk that is wanted)

@@ -93,7 +93,7 @@ class Stream:
             count: permutations per owner (epochs).
 
         Returns:
-            (n, count, max size) int64: ``[i, e, :sizes[i]]`` permutes ``range(sizes[i])``; the rest is ``sizes[i]..``.
+            (n, count, max size) int64; ``[i, e, :sizes[i]]`` permutes ``range(sizes[i])``; the rest is ``sizes[i]..``.
         """
         width = int(sizes.max()) if len(sizes) else 0
         owner = _mix(ids.numpy().astype(np.uint64) ^ np.uint64(self.key()))

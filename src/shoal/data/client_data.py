@@ -33,7 +33,9 @@ class ClientDataset:
         labels: (M,) int64, the classes by their numbers.
         client: (M,) int64, whose each example is.
         group: (N,) int64, each client's group.
-        class_names, client_names, group_names: by number.
+        class_names: by number.
+        client_names: by number.
+        group_names: by number.
         inputs: names of the F columns; none for pictures.
         omitted: columns of a table that are left out since they hold no numbers.
 

@@ -53,7 +53,10 @@ class TextDataset:
         name: name of the set in the catalog, such as ``"yelp"``.
         words: (M, L) int64, the numbers of the words, 1 to ``vocabulary``; zeros pad a text after its last word.
         vocabulary: the largest number of a word.
-        labels, train_count, classes, has_property: as in `ImageDataset`.
+        labels: as in `ImageDataset`.
+        train_count: as in `ImageDataset`.
+        classes: as in `ImageDataset`.
+        has_property: as in `ImageDataset`.
 
     Example:
         >>> import torch, shoal

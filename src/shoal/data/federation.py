@@ -60,7 +60,7 @@ class Federation:
 
     @property
     def kind(self) -> str:
-        """What its examples are, by their shape, in the plural: images, texts, rows of a table, or just examples."""
+        """What its examples are by their shape, in the plural. Images, texts, rows of a table, or just examples."""
         x = self.clients.x
         if x.dim() == 2:
             return "rows" if x.is_floating_point() else "texts"

@@ -25,7 +25,7 @@ class LaplaceNoise:
     n / epsilon^2. Two updates at L2 distance d then give any result with probabilities within a factor of
     exp(epsilon * d) of each other, for one round; rounds add up. Give one of two scales:
 
-    - ``noise_multiplier`` (the paper's): nu, for which a client takes epsilon = n / (nu * |update|), so that the
+    - ``noise_multiplier`` (the paper's): nu, for which a client takes ``epsilon = n / (nu * |update|)``, so that the
       noise is nu times as long as its update on average. Then ``epsilon * |update|`` is n / nu (`leakage`), which is
       vacuous for a network: 50,186 at nu = 1. And as the scale follows the update, the noise does not hide its length:
       in high dimension what is sent has length ``|update| * sqrt(1 + nu^2)`` almost exactly.

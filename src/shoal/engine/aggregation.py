@@ -59,7 +59,7 @@ def averaging_weights(assignment: Tensor, weights: Tensor, clusters: int) -> Ten
     Args:
         assignment: (n,) int64, each client's cluster.
         weights: (n,) at least 0, dimensionless: all ones for equal shares, or numbers of examples.
-        clusters: K.
+        clusters: K, their number.
 
     Returns:
         (K, n) float64; each row sums to 1, or to 0 for a cluster without clients.

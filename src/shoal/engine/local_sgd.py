@@ -169,7 +169,7 @@ class LocalSGD:
 
     @property
     def private(self) -> bool:
-        """Whether steps differ from plain SGD's: without clipping, noise and Poisson subsampling they do not."""
+        """Whether steps differ from plain SGD's. Without clipping, noise and Poisson subsampling they do not."""
         rule = self.gradient_privacy
         return rule is not None and (rule.poisson or rule.noise_multiplier > 0 or rule.max_grad_norm < math.inf)
 

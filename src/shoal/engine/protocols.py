@@ -212,7 +212,7 @@ class Cohort:
 
     @property
     def owners(self) -> Tensor:
-        """(m,) int64, whose example each is: positions among the n clients."""
+        """Whose example each is, (m,) int64 positions among the n clients."""
         return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
 
     def means(self, values: Tensor) -> Tensor:
@@ -567,7 +567,7 @@ class RiskEstimator(Protocol):
 
     @property
     def every(self) -> int:
-        """Rounds between estimates; 0: never."""
+        """Rounds between estimates; 0 is never."""
         ...
 
     def estimate(

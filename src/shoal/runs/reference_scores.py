@@ -44,7 +44,7 @@ def reference_scores(
 
     Args:
         attacked: the run that they replay.
-        count: R.
+        count: R, their number.
         engine: with its network.
         folder: where they are; made where it is missing. None: they are kept in memory alone.
         watch: called before the first that is trained, and after each.

@@ -34,7 +34,7 @@ class TraceSettings:
 
     Args:
         model: the network, as in a run's configuration.
-        classes: C.
+        classes: C, their number.
         shape: of an input: [channels, height, width], or [numbers] of a vector; None for texts.
         vocabulary: words of texts, numbered from 1; None for other inputs.
         loss: ``cross-entropy``, or ``module:Name`` of a function of outputs (B, C) and labels (B,) that returns the

@@ -150,7 +150,7 @@ class Simulation:
 
     @property
     def first_round(self) -> int:
-        """The number of the first round: 1, or the one after those of ``start``."""
+        """The number of the first round, 1 or the one after those of ``start``."""
         return 1 if self.start is None else self.start.round + 1
 
     def on(self, engine: Engine) -> Training:
