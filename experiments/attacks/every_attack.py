@@ -35,7 +35,7 @@ RECONSTRUCTION = ("cosine", "baseline", "resolution")
 
 
 def audited(sweep: Path, references: int) -> pd.DataFrame:
-    """A row for each run and key of its `audit.json`: the columns ``setting``, ``seed``, ``key`` and ``value``."""
+    """A row for each run and key of its `audit.json`, ends of intervals left out: the columns ``setting``, ``seed``, ``key`` and ``value``."""
     (axis,) = (axes := read_sweep(sweep / "sweep.toml").axes)
     rows = []
     for run in read_results(sweep, axes).to_dict("records"):
@@ -44,7 +44,7 @@ def audited(sweep: Path, references: int) -> pd.DataFrame:
         rows += [
             {"setting": run[axis], "seed": run["seed"], "key": key, "value": value}
             for key, value in flat.items()
-            if not isinstance(value, str) and not key.startswith("seconds.")
+            if not isinstance(value, str) and not key.startswith("seconds.") and not key.endswith((".low", ".high"))
         ]
     return pd.DataFrame(rows)
 
@@ -92,7 +92,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found = audited(arguments.sweep, arguments.references)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    write_text(arguments.out / "found.csv", found.to_csv(index=False))
+    write_text(arguments.out / "found.csv", found.to_csv(index=False, float_format="%.6g"))
     write_text(arguments.out / "found.md", report(found))
 
 
