@@ -35,7 +35,10 @@ RECONSTRUCTION = ("cosine", "baseline", "resolution")
 
 
 def audited(sweep: Path, references: int) -> pd.DataFrame:
-    """A row for each run and key of its `audit.json`, ends of intervals left out: the columns ``setting``, ``seed``, ``key`` and ``value``."""
+    """A row for each run and key of its `audit.json`, without ends of intervals.
+
+    The columns are ``setting``, ``seed``, ``key`` and ``value``.
+    """
     (axis,) = (axes := read_sweep(sweep / "sweep.toml").axes)
     rows = []
     for run in read_results(sweep, axes).to_dict("records"):
@@ -69,7 +72,7 @@ def report(found: pd.DataFrame) -> str:
         ),
     ]
     seeds = found["seed"].nunique()
-    head = f"{seeds} seeds, mean ± standard deviation"
+    head = f"# Every attack\n\n{seeds} seeds, mean ± standard deviation"
     return "\n".join([head, *(_table(found, title, keys) for title, keys in tables)]) + "\n"
 
 

@@ -40,7 +40,7 @@ def test_a_cell_is_mean_and_deviation_over_seeds_and_a_row_without_any_is_left_o
         if (setting, key) != ("two", "source-inference.accuracy")
     ]
     text = script.report(pd.DataFrame(rows, columns=["setting", "seed", "key", "value"]))
-    assert text.startswith("3 seeds, mean ± standard deviation\n")
+    assert text.startswith("# Every attack\n\n3 seeds, mean ± standard deviation\n")
     assert "| gap | 0.600 ± 0.100 | 0.800 ± 0.100 |" in text
     assert f"| source-inference | 0.600 ± 0.100 | {DASH} |" in text
     assert "cluster-identity" not in text
