@@ -30,7 +30,7 @@ templates_path = ["_templates"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
-smartquotes = False  # "loop" is a value
+smartquotes_action = "D"  # dashes; quotes stay, since "loop" is a value
 highlight_language = "none"  # a block without a language is output
 repository_address = ""  # such as "https://example.org/shoal/blob/main"; without one, files outside docs/ are downloads
 
