@@ -3,9 +3,11 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import shoal
+from shoal.config.schema import Config
 
 HEAVY = ("matplotlib", "jinja2", "fairlearn", "opacus", "sklearn", "scipy", "datasets", "PIL", "ray")
 
@@ -24,6 +26,27 @@ def test_neither_the_package_nor_the_commands_load_what_they_may_not_need():
 
 def test_the_bare_package_and_the_options_of_the_command_line_load_next_to_nothing():
     assert loaded("import shoal, shoal.cli.app", (*HEAVY, "torch", "pandas", "numpy", "pydantic")) == []
+
+
+def test_a_run_loads_neither_scikit_learn_nor_pytorch_s_compiler(tmp_path: Path, toy_config: Callable[..., Config]):
+    """Each takes a second of processor time, which is more than all the rest of a short run; its page is drawn too."""
+    (tmp_path / "toy.toml").write_text(toy_config(algorithm__rounds=2).toml())
+    arguments = ["run", str(tmp_path / "toy.toml"), "--out", str(tmp_path / "run"), "--quiet"]
+    run = f"import os; from shoal.cli.app import main; sys.stdout = open(os.devnull, 'w'); code = main({arguments})"
+    back = "sys.stdout = sys.__stdout__; assert code == 0"
+    unneeded = (
+        "sklearn",
+        "scipy.stats",
+        "torch._dynamo",
+        "torch._inductor",
+        "sympy",
+        "fairlearn",
+        "opacus",
+        "ray",
+        "flwr",
+    )
+    assert loaded(f"{run}; {back}", (*unneeded, "matplotlib")) == ["matplotlib"]
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_every_public_name_is_there_and_an_unknown_one_is_not():

@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from shoal.cli.interrupt import end_interrupted, end_soon_after_interrupt, say_interrupted
 from shoal.core.errors import InputError
+from shoal.core.garbage_collection import collect_garbage_rarely
 
 app = typer.Typer(
     help="Clustered federated learning with a red team in the loop.",
@@ -182,6 +183,7 @@ def _say(sentence: str, code: int) -> int:
 
 def script() -> None:
     """The console script."""
+    collect_garbage_rarely()
     end_soon_after_interrupt()
     code = main()
     if code == 130:

@@ -32,6 +32,9 @@ from shoal.simulation.simulation import Simulation, SimulationState
 
 LOG = logging.getLogger("shoal")
 
+_TIMED = ("train", "red_team", "total")
+"""What a server can time: clients choose elsewhere, and nothing is attacked in the end."""
+
 
 def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress], object] = lambda _: None) -> None:
     """Run what ``settings`` names with the nodes of ``exchange``, from its last round if it has begun.
@@ -135,7 +138,7 @@ def _finish(
     write_text(out / "report.html", page)
     measured = summary_of(training, state, now.rows, dict(server.events.counts))
     about = {"algorithm": config.algorithm.name, "dataset": config.data.source, "seed": config.seed}
-    seconds = {f"seconds.{name}": value for name, value in now.seconds.items() if name != "choose"}
+    seconds = {f"seconds.{name}": value for name, value in now.seconds.items() if name in _TIMED}
     summary = about | {"rounds": state.round, "clients": len(server.roster.members)} | measured | seconds
     write_text(out / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
     LOG.info("done after %d rounds", state.round)

@@ -17,7 +17,6 @@ from types import FrameType
 
 # What the forks share.
 import opacus.accountants  # noqa: F401
-import sklearn.datasets  # noqa: F401
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor

@@ -22,9 +22,9 @@ from shoal.metrics.membership import (
     gap_accuracy,
     least_non_members,
     membership_metrics,
-    roc,
     tpr_at_fpr,
 )
+from shoal.metrics.roc import roc, roc_auc
 
 __all__ = [
     "CanaryRate",
@@ -50,5 +50,6 @@ __all__ = [
     "median_interval",
     "membership_metrics",
     "roc",
+    "roc_auc",
     "tpr_at_fpr",
 ]

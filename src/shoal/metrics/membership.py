@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.metrics.intervals import auc_interval, balanced_accuracy_interval, clopper_pearson, effective_size
+from shoal.metrics.roc import roc, roc_auc
 
 FALSE_POSITIVES = 3
 """Fewest false positives at which a true positive rate is given."""
@@ -86,8 +87,6 @@ def membership_metrics(
         >>> metrics.accuracy, metrics.auc
         (0.5, 0.75)
     """
-    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - scikit-learn takes a second to import
-
     members, non_members = int(is_member.sum()), int((~is_member).sum())
     if members == 0 or non_members == 0:
         nan = float("nan")
@@ -96,7 +95,7 @@ def membership_metrics(
     sizes = effective_size(counted[is_member]), effective_size(counted[~is_member])
     fpr, tpr = roc(scores, is_member, weights)
     low, high = balanced_accuracy_interval(scores > threshold, is_member, weights, confidence)
-    auc = float(roc_auc_score(is_member, scores, sample_weight=weights))
+    auc = roc_auc(scores, is_member, weights)
     auc_low, auc_high = auc_interval(auc, *sizes, confidence)
     at_1 = _at_fpr(fpr, tpr, 0.01, *sizes, confidence)
     at_01 = _at_fpr(fpr, tpr, 0.001, *sizes, confidence)
@@ -142,21 +141,6 @@ def balanced_accuracy(predictions: Bools, is_member: Bools, weights: Floats | No
     tpr = np.average(predictions[is_member], weights=weights[is_member])
     tnr = np.average(~predictions[~is_member], weights=weights[~is_member])
     return float((tpr + tnr) / 2)
-
-
-def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats]:
-    """The ROC curve: false and true positive rates at every threshold, both increasing.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.metrics import roc
-        >>> roc(np.array([2.0, 1.0, 0.0]), np.array([True, False, True]))
-        (array([0., 0., 1., 1.]), array([0. , 0.5, 0.5, 1. ]))
-    """
-    from sklearn.metrics import roc_curve  # noqa: PLC0415 - scikit-learn takes a second to import
-
-    fpr, tpr, _ = roc_curve(is_member, scores, sample_weight=weights, drop_intermediate=False)
-    return fpr, tpr
 
 
 def tpr_at_fpr(fpr: Floats, tpr: Floats, max_fpr: float) -> float:

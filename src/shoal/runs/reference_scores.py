@@ -120,8 +120,13 @@ def attack_with_references(
     # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
     spent = sum(each.seconds for each in stored)
     LOG.info("reference federations: %d in %.1f s; attacks in %.1f s", len(stored), spent, attacking)
-    total = progress.seconds["total"] + spent + attacking
-    return replace(progress, seconds=progress.seconds | {"references": spent, "total": total}), found
+    before = progress.seconds
+    seconds = {
+        "references": spent,
+        "measurement": before.get("measurement", 0.0) + attacking,
+        "total": before["total"] + spent + attacking,
+    }
+    return replace(progress, seconds=before | seconds), found
 
 
 def replayed_scores(

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.attacks import one_run_audit
 from shoal.data import Canaries, Federation
 from shoal.engine import Engine, PersonalModels
-from shoal.metrics import canary_rate, exposure_of_canaries
+from shoal.metrics import canary_rate, exposure_of_canaries, roc_auc
 from shoal.simulation.summary import Summary
 
 CANARY_COLUMNS = ("client", "record", "model", "label", "true_label", "member", "score", "exposure")
@@ -70,8 +70,6 @@ def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
     left-out canary. ``canaries.epsilon_low`` is what one audit proves: with 95 % confidence training is not
     (epsilon, ``canaries.delta``)-DP towards one record for any smaller epsilon.
     """
-    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - scikit-learn takes a second to import
-
     scores, member = table["score"].to_numpy(), table["member"].to_numpy(dtype=bool)
     audit = one_run_audit(scores, member, delta=delta)
     known = ~np.isnan(scores)
@@ -79,7 +77,7 @@ def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
     names = {"found": 0.0} | {f"tpr_at_fpr_{rate:g}": rate for rate in _RATES}
     metrics: dict[str, float] = {"canaries.members": int(inside.sum()), "canaries.non_members": int((~inside).sum())}
     if inside.any() and not inside.all():
-        metrics["canaries.auc"] = float(roc_auc_score(inside, scores))
+        metrics["canaries.auc"] = roc_auc(scores, inside)
     for name, max_fpr in names.items():
         rate = canary_rate(scores, inside, max_fpr)
         metrics |= {f"canaries.{name}": rate.tpr, f"canaries.{name}.low": rate.low, f"canaries.{name}.high": rate.high}

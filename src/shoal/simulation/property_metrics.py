@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.attacks import PropertyAttack, RoundObservation, classify_updates
 from shoal.core.randomness import Stream
 from shoal.data import Federation
+from shoal.metrics import roc_auc
 from shoal.simulation.summary import Metrics, Summary
 
 Floats = NDArray[np.float64]
@@ -129,10 +130,7 @@ def auc(present: NDArray[np.bool_], scores: Floats) -> float:
     known = ~np.isnan(scores)
     if len(np.unique(present[known])) < 2:
         return nan
-    # Here and below, since scikit-learn takes long to import.
-    from sklearn.metrics import roc_auc_score  # noqa: PLC0415
-
-    return float(roc_auc_score(present[known], scores[known]))
+    return roc_auc(scores[known], present[known])
 
 
 def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation: Federation) -> Metrics:
@@ -170,8 +168,6 @@ def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation
 
 def _one_against_rest(answers: Floats, labels: NDArray[np.int64], weights: Floats) -> float:
     """Mean over classes of the AUC of each against the others; of two classes, the AUC of the second."""
-    from sklearn.metrics import roc_auc_score  # noqa: PLC0415
-
     models, classes = len(answers), answers.shape[2]
     truth, weight = np.tile(labels, models), weights.ravel()
     aucs = []
@@ -179,7 +175,7 @@ def _one_against_rest(answers: Floats, labels: NDArray[np.int64], weights: Float
         used = weight > 0
         if len(np.unique(truth[used] == c)) == 2:
             score = answers[:, :, c].ravel()[used]
-            aucs.append(float(roc_auc_score(truth[used] == c, score, sample_weight=weight[used])))
+            aucs.append(roc_auc(score, truth[used] == c, weight[used]))
     return float(np.mean(aucs)) if aucs else nan
 
 
@@ -187,7 +183,7 @@ def _tsne(features: NDArray[np.float32], stream: Stream) -> Floats:
     """t-SNE coordinates (R, 2) of updates, over their first 50 principal components; NaN where they are too few."""
     if len(features) < 3 * _PERPLEXITY:
         return np.full((len(features), 2), np.nan)
-    from sklearn.decomposition import PCA  # noqa: PLC0415
+    from sklearn.decomposition import PCA  # noqa: PLC0415 - scikit-learn takes a second to import
     from sklearn.manifold import TSNE  # noqa: PLC0415
 
     seed = stream.key() % 2**32

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -215,6 +215,11 @@ def _require_attack_fits(team: RedTeam, federation: Federation) -> None:
     )
 
 
+PARTS = ("choose", "train", "red_team", "evaluation", "files", "measurement")
+"""What a simulation spends its time on: three parts of a round; then evaluating it, what is done between two rounds
+(checkpoints, and whoever watches), and attacking and measuring the final models."""
+
+
 @dataclass(frozen=True, eq=False)
 class SimulationState:
     """A simulation after some rounds.
@@ -222,16 +227,14 @@ class SimulationState:
     Args:
         state: after the last round.
         rows: of `rounds.csv`.
-        seconds: wall time by what it was spent on.
+        seconds: wall time by what it was spent on (`PARTS`), which add up to ``total`` but for what draws a cohort.
         updates: (K, P), the last update of each model; None without a property attack.
         observation: of the last round by the property attack; None without one.
     """
 
     state: State
     rows: tuple[Row, ...] = ()
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("choose", "train", "red_team", "total"), 0.0)
-    )
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "total"), 0.0))
     updates: Tensor | None = None
     observation: RoundObservation | None = None
     __repr__ = one_line
@@ -286,17 +289,24 @@ def run_rounds(
         if len(report.cohort) == 0:
             LOG.warning("round %d: no client took part; nothing changed", state.round)
         evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.rounds
+        evaluating = time.perf_counter()
         rows = round_metrics(state, report, simulation.federation, engine, evaluated=evaluated)
-        spent = report.seconds
+        spent = report.seconds | {"evaluation": time.perf_counter() - evaluating}
         if attack is not None and auxiliary is not None and now.updates is not None:
             watching = time.perf_counter()
             observation, updates = attack.observe(now.state, state, report, now.updates, auxiliary, training)
             now = replace(now, updates=updates, observation=observation)
             spent = spent | {"property_attack": time.perf_counter() - watching}
-        seconds = {key: now.seconds[key] + value for key, value in spent.items()}
-        seconds["total"] = before + time.perf_counter() - began
+        seconds = _added(now.seconds, spent) | {"total": before + time.perf_counter() - began}
         now = replace(now, state=state, rows=now.rows + rows, seconds=seconds)
+        left = time.perf_counter()
         yield now, report
+        now = replace(now, seconds=_added(now.seconds, {"files": time.perf_counter() - left}))
+
+
+def _added(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
+    """``seconds`` with those ``spent`` since; a checkpoint of an earlier version may lack a part."""
+    return dict(seconds) | {key: seconds.get(key, 0.0) + value for key, value in spent.items()}
 
 
 def measure_final(
@@ -333,7 +343,8 @@ def measure_final(
             simulation.property_attack, observations, random, jobs=engine.threads, maps=simulation.tsne
         )
         result = replace(result, summary=result.summary | property_summary(updates), updates=updates)
-    total = now.seconds["total"] + time.perf_counter() - began
-    seconds = {f"seconds.{key}": round(value, 3) for key, value in (now.seconds | {"total": total}).items()}
+    measuring = time.perf_counter() - began
+    spent = _added(now.seconds, {"measurement": measuring, "total": measuring})
+    seconds = {f"seconds.{key}": round(value, 3) for key, value in spent.items()}
     run = Summary(run={"seed": simulation.seed, "rounds": now.state.round}, overall=seconds)
     return replace(result, summary=result.summary | run)

@@ -14,6 +14,7 @@ from joblib import Parallel, delayed
 from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
+from shoal.core.garbage_collection import collect_garbage_rarely
 from shoal.engine import RoundReport
 from shoal.runs.reference_scores import AuditWatch
 from shoal.runs.report import report_of
@@ -79,7 +80,9 @@ class Workers:
         ]
         # joblib's Ray backend returns results only when all are there.
         results = "generator_unordered" if self.cluster is None else "list"
-        ended: Any = Parallel(n_jobs=jobs, backend=self._backend(), return_as=results)(calls)
+        # First of all in each process, before it loads PyTorch. Ray's are not ours to set.
+        first: dict[str, Any] = {"initializer": collect_garbage_rarely} if self.cluster is None else {}
+        ended: Any = Parallel(n_jobs=jobs, backend=self._backend(), return_as=results, **first)(calls)
         yield from ended
 
     def _backend(self) -> str:

@@ -12,7 +12,7 @@ from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.data.datasets import ImageDataset, LabelledDataset
 from shoal.data.sources import synthetic_faces, synthetic_reviews
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
-from shoal.data.sources.digits import load_sklearn_digits
+from shoal.data.sources.digits import digits_file, load_sklearn_digits
 from shoal.data.sources.idx import count_idx_images, idx_files, load_idx_folder
 from shoal.data.sources.lfw import count_lfw, find_lfw, load_lfw
 from shoal.data.sources.stroke_properties import with_stroke_property
@@ -223,13 +223,10 @@ def availability(data_dir: Path | None) -> list[Availability]:
         >>> sizes["digits"], sizes["table"]
         ('1,797 of 8x8', 'your rows')
     """
-    from sklearn import datasets  # noqa: PLC0415 - scikit-learn takes a second to import
-
     here = data_dir is None or data_dir.expanduser().is_dir()
     require(here, f"'--data-dir' (or SHOAL_DATA) must be a folder; '{data_dir}' is none")
-    digits = Path(datasets.__file__).parent / "data" / "digits.csv.gz"
     return [
-        Availability("digits", digits, "1,797 of 8x8", "it comes with scikit-learn"),
+        Availability("digits", digits_file(), "1,797 of 8x8", "it comes with scikit-learn"),
         Availability("faces", Path(synthetic_faces.__file__), "6,000 of 62x47", "they are generated"),
         Availability("reviews", Path(synthetic_reviews.__file__), "8,000 texts", "they are generated"),
         *(_availability(name, source, _find(name, data_dir)) for name, source in _SOURCES.items()),

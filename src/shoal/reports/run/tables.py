@@ -272,15 +272,19 @@ OVERALL: Rows = (
 )  # fmt: skip
 
 SECONDS: tuple[tuple[str, str, str], ...] = (
-    ("seconds.total", "In all", "All rounds and the last measurement; the parts below leave out evaluation."),
+    ("seconds.total", "In all", "All rounds and the last measurement, in the parts below."),
     ("seconds.train", "Training", "Clients training, and merging what they send back."),
     ("seconds.choose", "Choosing", "Clients scoring the models to choose among them."),
     ("seconds.red_team", "Red team", "Estimating risk during training."),
+    ("seconds.evaluation", "Evaluation", "Each round's models on the test set."),
+    ("seconds.files", "Files", "Checkpoints and recorded updates between rounds, and progress."),
+    ("seconds.measurement", "Measurement", "Attacking the final models, and all figures of this page."),
     ("seconds.property_attack", "Property attack", "Simulating updates during training."),
     ("seconds.references", "Reference federations", "Training them, after the last round."),
 )
 
-_OPTIONAL = ("seconds.property_attack", "seconds.references")
+# Runs of earlier versions lack some of the others.
+_OPTIONAL = tuple(key for key, _, _ in SECONDS if key.split(".")[1] not in ("total", "train", "choose", "red_team"))
 
 
 def overall(metrics: Metrics, kind: str = "images", *, fair: bool = True) -> Table:

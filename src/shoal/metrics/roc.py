@@ -1,0 +1,81 @@
+"""ROC curves of scored examples, some of which are members (or have any other property).
+
+The numbers are scikit-learn's `roc_curve` and `roc_auc_score`, bit for bit. They are computed here since each run and
+each audit asks for many of them: to load scikit-learn takes a second of processor time, and its checks of two short
+arrays take longer than the curve.
+
+``is_member`` is (M,) bool; ``weights`` (M,) say how much each example counts, None: equally.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats]:
+    """The ROC curve: false and true positive rates at every threshold, both increasing.
+
+    Rates of which there is no example are NaN.
+
+    Raises:
+        ValueError: scores that are no numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import roc
+        >>> roc(np.array([2.0, 1.0, 0.0]), np.array([True, False, True]))
+        (array([0., 0., 1., 1.]), array([0. , 0.5, 0.5, 1. ]))
+    """
+    false, true = _positives(scores, is_member, weights)
+    return _rates(false), _rates(true)
+
+
+def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> float:
+    """Area under the ROC curve: the share of pairs of a member and another in which the member scores higher.
+
+    Ties count by half; NaN without members or without others.
+
+    Raises:
+        ValueError: scores that are no numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import roc_auc
+        >>> roc_auc(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False]))
+        0.75
+    """
+    if is_member.all() or not is_member.any():
+        return float("nan")
+    false, true = _positives(scores, is_member, weights)
+    if len(false) > 2:
+        # Points on a straight piece of the curve do not change the area; left out, there are fewer to add up.
+        corner = np.concatenate([[True], (np.diff(false, 2) != 0) | (np.diff(true, 2) != 0), [True]])
+        false, true = false[corner], true[corner]
+    fpr, tpr = _rates(false), _rates(true)
+    return float((np.diff(fpr) * (tpr[1:] + tpr[:-1]) / 2.0).sum())
+
+
+def _positives(scores: Floats, is_member: Bools, weights: Floats | None) -> tuple[Floats, Floats]:
+    """False and true positives at every threshold, from the highest score to the lowest."""
+    if not np.isfinite(scores).all():
+        raise ValueError("scores must be finite")
+    if weights is not None:
+        counted = weights != 0
+        scores, is_member, weights = scores[counted], is_member[counted], weights[counted]
+    order = np.argsort(-scores, kind="stable")
+    scores, member = scores[order], is_member[order].astype(np.float64)
+    last = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)
+    if weights is None:
+        true = np.cumsum(member)[last]
+        return 1 + last - true, true
+    weights = weights[order]
+    # Added up and not subtracted, so that they increase also in their last bits.
+    return np.cumsum((1 - member) * weights)[last], np.cumsum(member * weights)[last]
+
+
+def _rates(positives: Floats) -> Floats:
+    """Counts at falling thresholds as shares of the last, from 0 on."""
+    with_zero = np.concatenate([[0.0], positives])
+    return with_zero / with_zero[-1] if with_zero[-1] > 0 else np.full(len(with_zero), np.nan)
