@@ -90,7 +90,12 @@ html_title = "Shoal"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
-html_sidebars = {"start": [], "choosing": [], "threats": [], "configuration": []}  # pages that are sections of their own
+html_sidebars = {
+    "start": [],
+    "choosing": [],
+    "threats": [],
+    "configuration": [],
+}  # pages that are sections of their own
 html_theme_options = {
     "logo": {"text": "Shoal"},
     "header_links_before_dropdown": 10,
