@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoal.config.build import build
+from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import Federation, Group, ImageDataset, Partition, Preferences, partition_dataset
+from shoal.data import Federation, Group, ImageDataset, Partition, Preferences, load_dataset, partition_dataset
 from shoal.data.label_skew import skew_labels
 from shoal.data.partition import apportion
 
@@ -545,3 +547,22 @@ def test_reused_images_with_label_skew_are_refused():
 def test_a_partition_refuses_values_out_of_range(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         Partition(**({"clients": 4, "examples_per_client": 10, "test_examples": 10} | changes))
+
+
+def test_without_stream_and_preferences_it_is_the_federation_of_a_run_with_seed_0():
+    plan, groups = partition(4, 5, 0, 10), (Group("all", 1.0, rotation=(0, 90)),)
+    found = partition_dataset(load_dataset("digits"), plan, groups)
+    data = {"source": "digits", "clients": 4, "examples_per_client": 5, "test_examples": 10}
+    data |= {"groups": {"all": {"share": 1.0, "rotation": [0, 90]}}}
+    table = {"data": data, "model": {"name": "mlp"}, "algorithm": {"name": "fedavg", "rounds": 1}}
+    _, simulation = build(parse_config(table | {"red_team": {"every": 0, "attack": "gap"}}, "a test"))
+    of_run = simulation.federation
+    assert torch.equal(found.clients.x, of_run.clients.x)
+    assert torch.equal(found.test.x, of_run.test.x)
+
+
+def test_without_preferences_all_clients_have_those_of_a_federation_of_tensors():
+    found = partition_dataset(numbered(40, 0), partition(4, 5, 0, 10), EVERYONE).preferences
+    given = Federation.from_tensors([([[0.0]], [0])] * 4, test=([[0.0]], [0])).preferences
+    assert torch.equal(found.threshold, given.threshold)
+    assert torch.equal(found.beta, given.beta)

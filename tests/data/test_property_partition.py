@@ -186,3 +186,11 @@ def test_what_cannot_be_partitioned_is_one_sentence(dataset, make_settings, sent
     with pytest.raises(InputError, match=sentence) as error:
         draw_property_partition(dataset, make_settings(), STREAM)
     assert "\n" not in str(error.value)
+
+
+def test_by_default_clients_are_all_alike_and_the_stream_is_that_of_a_run_with_seed_0():
+    found = partition_by_property(images(), settings())
+    same = partition_by_property(images(), settings(), found.preferences, Stream(0, ("data",)))
+    assert torch.equal(found.clients.x, same.clients.x)
+    assert found.preferences.threshold.tolist() == [0.65] * 6
+    assert found.preferences.beta.tolist() == [0.5] * 6

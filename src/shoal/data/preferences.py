@@ -36,6 +36,16 @@ class Preferences:
         return 1 - self.beta
 
 
+def all_alike(clients: int) -> Preferences:
+    """Those of clients of whom nothing is said: each tolerates 0.65 and weighs risk by 0.5.
+
+    >>> all_alike(2).threshold.tolist(), all_alike(2).beta.tolist()
+    ([0.65, 0.65], [0.5, 0.5])
+    """
+    ones = torch.ones(clients, dtype=torch.float64)
+    return Preferences(0.65 * ones, 0.5 * ones)
+
+
 def draw_preferences(
     clients: int, thresholds: tuple[float, float], beta: float | str | Sequence[float], stream: Stream
 ) -> Preferences:

@@ -17,8 +17,16 @@ from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation
 from shoal.data.label_skew import skew_labels_balanced
-from shoal.data.partition import Partition, PartitionIndices, disjoint, equal_parts, partitioned, shuffled_indices
-from shoal.data.preferences import Preferences
+from shoal.data.partition import (
+    DEFAULT_STREAM,
+    Partition,
+    PartitionIndices,
+    disjoint,
+    equal_parts,
+    partitioned,
+    shuffled_indices,
+)
+from shoal.data.preferences import Preferences, all_alike
 from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shifts import Group
 
@@ -124,9 +132,14 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
 
 
 def partition_by_property(
-    dataset: LabelledDataset, plan: PropertyPartition, preferences: Preferences, stream: Stream
+    dataset: LabelledDataset,
+    plan: PropertyPartition,
+    preferences: Preferences | None = None,
+    stream: Stream = DEFAULT_STREAM,
 ) -> Federation:
     """The federation of a data set partitioned by property, with one group; raises as `draw_property_partition`.
+
+    ``preferences`` and ``stream`` are those of `partition_dataset`.
 
     Example:
         >>> import shoal
@@ -138,6 +151,8 @@ def partition_by_property(
         >>> [int(federation.clients_in_round(number).sizes[victim]) for number in (1, 2, 3)]
         [31, 31, 17]
     """
+    if preferences is None:
+        preferences = all_alike(plan.partition.clients)
     return federation_of(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
 
 

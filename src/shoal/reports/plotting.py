@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -26,27 +27,8 @@ Dashes = Literal["-", ""] | tuple[float, tuple[float, ...]]
 Draw = Callable[[MplFigure], None]
 """Draws on an empty figure of matplotlib."""
 
-_STYLE: Any = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": "#666666",
-    "axes.grid": True,
-    "axes.labelsize": 10.5,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 10.5,
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica"],
-    "font.size": 10.0,
-    "grid.color": "#dddddd",
-    "hatch.linewidth": 0.7,
-    "legend.fontsize": 10.0,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "pdf.fonttype": 42,
-    "svg.fonttype": "none",
-    # Ids inside an SVG file are random without it.
-    "svg.hashsalt": "shoal",
-    "text.parse_math": False,
-}
+_STYLE = mpl.rc_params_from_file(Path(__file__).parents[1] / "figures.mplstyle", use_default_template=False)
+"""Also for one's own figures, as ``matplotlib.pyplot.style.use("shoal.figures")``."""
 
 # A date would make every file another one.
 _METADATA: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Creator": "Shoal", "Producer": "Shoal"}}

@@ -1,0 +1,77 @@
+"""A weak attack says little
+=========================
+
+How much does the answer to "are members exposed?" depend on the attack that is asked?
+
+One federation is trained once, and the same models are attacked in every way that ``Result.audit`` knows. Some attacks
+look at the model alone: is the loss low, is the answer right? Others compare the model with *reference* models, trained
+as the federation was, but each with other examples in the place of half of its own: a record is a member if this model
+knows it better than the others do.
+"""
+
+import tempfile
+
+import matplotlib.pyplot as plt
+
+import shoal
+
+plt.style.use("shoal.figures")
+
+# %%
+# The federation, and IFCA for 40 rounds. ``RedTeam(every=0)`` attacks at the end alone.
+# The log warns that its shadow models train on fewer examples than the larger cluster has.
+
+digits = shoal.load_dataset("digits")
+groups = [shoal.Group("minority", 0.2), shoal.Group("majority", 0.8, rotation=(180, 180))]
+partition = shoal.Partition(clients=50, examples_per_client=20, shadow_examples=400, test_examples=390)
+federation = shoal.partition_dataset(digits, partition, groups)
+model = shoal.create_model("mlp", shoal.Shape(channels=1, height=8, width=8, classes=10), hidden=64)
+local = shoal.LocalSGD(epochs=5, batch_size=10, learning_rate=0.1)
+result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), local, rounds=40, red_team=shoal.RedTeam(every=0))
+
+# %%
+# The audit trains 16 reference federations and asks every attack about the same records, of which half are members.
+# It also writes a page, scores and figures, here into a folder that goes away.
+
+with tempfile.TemporaryDirectory() as folder:
+    audit = result.audit(folder, references=16)
+found = audit.attacks[audit.attacks["scope"] == "all"].set_index("attack")
+shown = {
+    "gap": "right or wrong",
+    "posterior": "shadow models' posteriors",
+    "loss": "loss below a threshold",
+    "label-only": "label of changed images",
+    "calibration": "calibrated loss (Watson et al.)",
+    "lira": "LiRA (Carlini et al.)",
+    "bavaria": "BaVarIA (Brannvall)",
+    "rmia": "RMIA (Zarifzadeh et al.)",
+}
+
+# %%
+# The area under the ROC curve: the probability that a member has a higher score than a non-member. 0.5 is guessing.
+
+figure, ax = plt.subplots(figsize=(7.2, 3.8))
+for y, attack in enumerate(shown):
+    row = found.loc[attack]
+    references = attack in {"calibration", "lira", "bavaria", "rmia"}
+    color, marker = ("#D55E00", "s") if references else ("#0072B2", "o")
+    ax.plot([row["auc.low"], row["auc.high"]], [y, y], color=color)
+    ax.plot(row["auc"], y, marker, color=color)
+ax.plot([], [], "o-", color="#0072B2", label="the model alone")
+ax.plot([], [], "s-", color="#D55E00", label="with 16 reference federations")
+ax.axvline(0.5, color="#777777", linestyle=":")
+ax.set(yticks=range(len(shown)), yticklabels=shown.values(), xlabel="AUC with its 95 % interval; dotted: guessing")
+ax.grid(visible=False, axis="y")
+ax.legend(loc="lower right")
+plt.show()
+
+# %%
+# What it says, for seed 0:
+
+best, loss = audit.strongest(), found.loc["loss"]
+print(
+    f"{audit.members} members and {audit.non_members} others; an interval says how much other records would change it"
+)
+print(f"the loss threshold: AUC {loss['auc']:.3f} ({loss['auc.low']:.3f} to {loss['auc.high']:.3f})")
+print(f"the strongest, {best['attack']}: AUC {best['auc']:.3f} ({best['auc.low']:.3f} to {best['auc.high']:.3f})")
+print(f"above guessing by its whole interval: {', '.join(found.index[found['auc.low'] > 0.5])}")

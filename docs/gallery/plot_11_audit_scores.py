@@ -1,0 +1,78 @@
+"""An audit of your own scores
+===========================
+
+What does it take to audit a model that was not trained with Shoal?
+
+A table of scores. Each row is a record; ``score`` is the logit of the probability that the model gives to the record's
+true class, and ``member`` says whether the model trained on it. For the strong attacks the same two columns are needed
+of reference models, trained alike on other draws of the records. Here scikit-learn trains all of them.
+"""
+
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+import shoal
+
+plt.style.use("shoal.figures")
+REFERENCES = 12
+
+# %%
+# One model to be audited and twelve references, each trained on half of 600 digits. References come in pairs, of which
+# one trains on the one half and one on the other, so that each record has six that know it and six that do not.
+
+x, y = load_digits(return_X_y=True)
+x, y = x[:600] / 16, y[:600]
+draw = np.random.default_rng(0)
+halves = [draw.permutation(len(y)) < len(y) // 2 for _ in range(1 + REFERENCES // 2)]
+members = np.array([halves[0], *(half for first in halves[1:] for half in (first, ~first))])
+scores = np.empty(members.shape)
+for i, half in enumerate(members):
+    classifier = LogisticRegression(C=10, max_iter=2000).fit(x[half], y[half])
+    p = classifier.predict_proba(x)[np.arange(len(y)), y].clip(1e-9, 1 - 1e-9)
+    scores[i] = np.log(p) - np.log(1 - p)
+
+# %%
+# The score file. Clients and groups may be anything that records are to be told apart by; here they are digits below
+# five and the others.
+
+table = pd.DataFrame({"record": np.arange(len(y)), "client": y, "group": np.where(y < 5, "0 to 4", "5 to 9")})
+table["member"], table["score"] = members[0].astype(int), scores[0]
+references = {f"score_ref_{i}": scores[1 + i] for i in range(REFERENCES)}
+references |= {f"member_ref_{i}": members[1 + i].astype(int) for i in range(REFERENCES)}
+table = pd.concat([table, pd.DataFrame(references)], axis=1)
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "scores.csv"
+    table.to_csv(path, index=False)
+    found = shoal.audit_scores(path)
+    print(sorted(each.name for each in Path(folder).iterdir()))
+
+# %%
+# The same as ``shoal audit --scores scores.csv``, which also writes a page. Why references help: a record is easy or
+# hard, and its score says so first of all. On the diagonal the model says of it what models say that never saw it.
+
+expected = np.average(scores[1:], axis=0, weights=~members[1:])
+figure, ax = plt.subplots(figsize=(5.6, 5.0))
+for value, name, color, marker in ((False, "not a member", "#56B4E9", "s"), (True, "member", "#D55E00", "o")):
+    of = members[0] == value
+    ax.plot(expected[of], scores[0, of], marker, color=color, markersize=3.5, alpha=0.7, label=name)
+ax.axline((0, 0), slope=1, color="#777777", linestyle=":")
+ax.set(xlabel="mean score by references that did not train on it (logit)", ylabel="score by the audited model (logit)")
+ax.legend(loc="upper left")
+plt.show()
+
+# %%
+# What it says, for these 600 records:
+
+attacks = found.audit.attacks[found.audit.attacks["scope"] == "all"].set_index("attack")
+for name in ("loss", "lira", "rmia"):
+    row = attacks.loc[name]
+    print(f"{name}: AUC {row['auc']:.3f} ({row['auc.low']:.3f} to {row['auc.high']:.3f})")
+print(f"the strongest attack: {found.flat['strongest.all']}")
+above = [float((scores[0] > expected)[members[0] == kind].mean()) for kind in (True, False)]
+print(f"above the diagonal: {100 * above[0]:.0f} % of the members, {100 * above[1]:.0f} % of the others")
