@@ -1,42 +1,36 @@
 """Trains many clients fast, plays the rounds, and declares the protocols that the packages above implement.
 
 May import `core`, `data` and `models`. `loop_backend.py` and `vmap_backend.py` compute the same thing in two ways;
-the rest does not know which. `protocols.py` has what the packages above implement.
+the rest does not know which. `protocols.py` has what the packages above implement, in terms of `state.py`, `cohort.py`,
+`round_plan.py` and `round_outcome.py`.
 """
 
 from shoal.core.client_rows import ClientRows
 from shoal.engine.aggregation import Aggregator, averaging_weights
 from shoal.engine.backend import Backend, check_backend, check_loss, resolve_backend
+from shoal.engine.cohort import Cohort
 from shoal.engine.engine import DivergenceError, Engine, Precision, Storage
 from shoal.engine.gradient_clipping import require_per_example_gradients
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD
 from shoal.engine.personal_models import PersonalModels
 from shoal.engine.protocols import (
-    Aggregate,
     Algorithm,
     ClusterRound,
-    Cohort,
     Coordinator,
-    Deployed,
     FirstRoundOfItsOwn,
     LocalDefense,
-    LocalTraining,
     MaliciousClients,
-    RiskEstimate,
     RiskEstimator,
-    RoundPlan,
-    RoundReport,
     ScalableDefense,
-    State,
-    Tensors,
-    TrainingPhase,
     UpdateFilter,
-    unknown_intervals,
 )
 from shoal.engine.remote import ClientUpdate, Received, client_round, server_plan, server_round
+from shoal.engine.round_outcome import Aggregate, Deployed, RoundReport
+from shoal.engine.round_plan import LocalTraining, RoundPlan, TrainingPhase
 from shoal.engine.round_updates import RoundUpdates
 from shoal.engine.rounds import Training
+from shoal.engine.state import RiskEstimate, State, Tensors, unknown_intervals
 from shoal.engine.step_protocols import Augmentation, Objective
 from shoal.engine.step_rule import Gradient, StepRule, require_plain_sgd
 from shoal.engine.torch_optimizer import TorchOptimizer

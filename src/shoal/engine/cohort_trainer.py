@@ -13,16 +13,11 @@ from shoal.engine.aggregation import Aggregator, PartialSum
 from shoal.engine.engine import DivergenceError, Engine, starts_of
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.loop_backend import parts_of
-from shoal.engine.protocols import (
-    Aggregate,
-    LocalTraining,
-    MaliciousClients,
-    RoundPlan,
-    State,
-    Tensors,
-    UpdateFilter,
-)
+from shoal.engine.protocols import MaliciousClients, UpdateFilter
+from shoal.engine.round_outcome import Aggregate
+from shoal.engine.round_plan import LocalTraining, RoundPlan
 from shoal.engine.round_updates import UpdateCollector
+from shoal.engine.state import State, Tensors
 
 
 @dataclass(frozen=True, eq=False)

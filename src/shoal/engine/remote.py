@@ -13,9 +13,11 @@ from torch import Tensor
 from shoal.core.errors import require
 from shoal.core.representation import one_line
 from shoal.data.preferences import Preferences
+from shoal.engine.cohort import Cohort
 from shoal.engine.cohort_trainer import aggregated
-from shoal.engine.protocols import Cohort, RoundPlan, State
+from shoal.engine.round_plan import RoundPlan
 from shoal.engine.rounds import Training
+from shoal.engine.state import State
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,28 +17,24 @@ from shoal.core.representation import one_line
 from shoal.data.federation import Federation
 from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
+from shoal.engine.cohort import Cohort
 from shoal.engine.cohort_trainer import CohortTrainer
 from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local_sgd import LocalSGD
 from shoal.engine.personal_models import PersonalModels
 from shoal.engine.protocols import (
-    Aggregate,
     Algorithm,
     ClusterRound,
-    Cohort,
     Coordinator,
-    Deployed,
     LocalDefense,
-    LocalTraining,
     MaliciousClients,
     RiskEstimator,
-    RoundPlan,
-    RoundReport,
-    State,
-    Tensors,
     UpdateFilter,
 )
+from shoal.engine.round_outcome import Aggregate, Deployed, RoundReport
+from shoal.engine.round_plan import LocalTraining, RoundPlan
 from shoal.engine.round_updates import UpdateCollector
+from shoal.engine.state import State, Tensors
 
 LOG = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from shoal.engine import (
     check_backend,
     resolve_backend,
 )
-from shoal.engine.protocols import UNKNOWN_RISK
+from shoal.engine.state import UNKNOWN_RISK
 from shoal.models import Model
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations

@@ -1,0 +1,99 @@
+"""The clients of a round, and what an algorithm may ask of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from shoal.core.layout import Layout
+from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
+from shoal.data.preferences import Preferences
+from shoal.data.shards import entries_of
+from shoal.engine.local_sgd import LocalSGD
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """The n clients of a round, and what an algorithm may ask of them.
+
+    Args:
+        round: number of the round, from 1.
+        clients: (n,) int64, positions in the federation.
+        sizes: (n,) int64, examples of each.
+        preferences: thresholds and weights of risk, (n,) each.
+        local: local training in this round, at its learning rate.
+        layout: of a model's parameter vector.
+        scores: computes losses (n, K); see `losses`.
+        stream: for the server's own random draws in this round. Clients of a round come in the order of their ids, so
+            draws by position do not depend on the order of clients in the federation.
+        example_scores: computes losses (m, K); see `example_losses`.
+        labels: (m,) of all the clients' examples, client by client; of a regression (m, d).
+
+    Example:
+        >>> import torch, shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[2.0]], [0])
+        >>> federation = shoal.Federation.from_tensors([one, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     state = training.start()
+        ...     cohort = training.cohort_of(state, torch.tensor([0, 1]))
+        ...     losses = cohort.losses(state.models)
+        ...
+        >>> len(cohort), losses.shape, cohort.owners.tolist(), cohort.of(torch.tensor([1])).sizes
+        (2, torch.Size([2, 2]), [0, 0, 1], tensor([1]))
+    """
+
+    round: int
+    clients: Tensor
+    sizes: Tensor
+    preferences: Preferences
+    local: LocalSGD
+    layout: Layout
+    scores: Callable[[Tensor, Literal["all", "batch"]], Tensor]
+    stream: Stream
+    example_scores: Callable[[Tensor], Tensor]
+    labels: Tensor
+    __repr__ = one_line
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def losses(self, models: Tensor, examples: Literal["all", "batch"] = "all") -> Tensor:
+        """The mean loss of each model on each client's data: (K, P) -> (n, K) float64.
+
+        Args:
+            models: (K, P).
+            examples: "all" of a client's own, or the first "batch" of this round's training.
+        """
+        return self.scores(models, examples)
+
+    def example_losses(self, models: Tensor) -> Tensor:
+        """The loss of each model on each of the clients' m examples, client by client: (K, P) -> (m, K) float64."""
+        return self.example_scores(models)
+
+    @property
+    def owners(self) -> Tensor:
+        """Whose example each is, (m,) int64 positions among the n clients."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
+
+    def means(self, values: Tensor) -> Tensor:
+        """Each client's mean of what its examples have: (m, d) -> (n, d) float64."""
+        total = torch.zeros(len(self), values.shape[1], dtype=torch.float64)
+        return total.index_add_(0, self.owners, values.double()) / self.sizes[:, None]
+
+    def of(self, some: Tensor) -> "Cohort":
+        """The cohort as if only the clients at ``some`` (u,) had been asked."""
+        entries = entries_of(self.sizes, some)
+        return replace(
+            self,
+            clients=self.clients[some],
+            sizes=self.sizes[some],
+            preferences=Preferences(self.preferences.threshold[some], self.preferences.beta[some]),
+            scores=lambda models, examples: self.scores(models, examples)[some],
+            example_scores=lambda models: self.example_scores(models)[entries],
+            labels=self.labels[entries],
+        )

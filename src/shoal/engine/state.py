@@ -1,0 +1,138 @@
+"""The state of a federation after some rounds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shoal.core.client_rows import ClientRows
+from shoal.core.errors import require
+from shoal.core.representation import one_line
+
+UNKNOWN_RISK = 0.5
+"""The risk of every model before the first estimate: the balanced accuracy of guessing. It is one value for all models,
+because otherwise risk alone would decide while the losses still look the same."""
+
+Tensors = Mapping[str, Tensor]
+"""Tensors by name, such as those that an algorithm keeps in a `State`."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A federation after some rounds; everything a run needs to continue from there, and what a checkpoint stores.
+
+    Args:
+        round: rounds done.
+        models: (K, P) float32, one model per cluster; K may change from round to round.
+        risks: (K,) float64, the last estimate of each model's risk.
+        assignment: (N,) int64, each client's last cluster; -1 for a client that has not yet taken part.
+        server: the algorithm's own tensors at the server, by name.
+        clients: the algorithm's own tensors of the clients, by name; the first axis is N.
+        personal: the algorithm's own vectors of the clients that are as long as a model, or nearly, by name; N rows.
+            Unlike ``clients`` they need not be in memory (`Engine.stored`), and a round costs what its cohort's cost.
+        directives: what the server asks of each cluster, by name; (K,) float64 each. A `LocalDefense` reads them for
+            local training, and an algorithm for what the server itself does (`strength`).
+        adversary: the malicious clients' own tensors, by name.
+        control: the coordinator's own tensors, by name.
+        risk_intervals: (K, 2) float64, the 95 % interval of each estimate; NaN where it is not known.
+        trained: (N, K) int64, the last round in which each client's update moved each model; 0: none did. The engine
+            writes it. Where an algorithm changes K without it, only the clients of that round are known.
+
+    Example:
+        >>> import torch
+        >>> from dataclasses import replace
+        >>> from shoal.engine import State
+        >>> state = State.initial(torch.zeros(2, 5), clients=3)
+        >>> state.risks, state.assignment
+        (tensor([0.5000, 0.5000], dtype=torch.float64), tensor([-1, -1, -1]))
+        >>> half = torch.tensor([1.0, 0.5], dtype=torch.float64)
+        >>> state.strength("pooling"), replace(state, directives={"pooling": half}).strength("pooling")
+        (tensor([1., 1.], dtype=torch.float64), tensor([1.0000, 0.5000], dtype=torch.float64))
+    """
+
+    round: int
+    models: Tensor
+    risks: Tensor
+    assignment: Tensor
+    server: Tensors = field(default_factory=dict)
+    clients: Tensors = field(default_factory=dict)
+    personal: Mapping[str, ClientRows] = field(default_factory=dict)
+    directives: Tensors = field(default_factory=dict)
+    adversary: Tensors = field(default_factory=dict)
+    control: Tensors = field(default_factory=dict)
+    risk_intervals: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.float64))
+    trained: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
+    __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        if len(self.risk_intervals) != len(self.risks):  # none given, or those of another number of models
+            object.__setattr__(self, "risk_intervals", unknown_intervals(len(self.risks)))
+
+    def trainers(self, within: int) -> Tensor:
+        """(N, K) bool, the clients that trained each model, not more than ``within`` rounds before its last training.
+
+        Of a state without `trained`, those that are assigned to it.
+        """
+        if not self.trained.numel():
+            return self.assignment[:, None] == torch.arange(len(self.models))
+        return (self.trained > 0) & (self.trained > self.trained.amax(dim=0) - within)
+
+    def strength(self, name: str) -> Tensor:
+        """(K,) float64 in [0, 1], how much of what an algorithm does the directive ``name`` asks for in each cluster.
+
+        Without that directive it is 1 for every cluster.
+
+        Raises:
+            InputError: the directive is not one number in [0, 1] for each cluster.
+        """
+        clusters = len(self.models)
+        found = self.directives.get(name)
+        if found is None:
+            return torch.ones(clusters, dtype=torch.float64)
+        require(
+            found.shape == (clusters,) and bool(((found >= 0) & (found <= 1)).all()),
+            f"the directive '{name}' must be a number in [0, 1] for each of {clusters} clusters; got {found.tolist()}",
+        )
+        return found.double()
+
+    @staticmethod
+    def initial(models: Tensor, clients: int) -> "State":
+        """The state before the first round: ``models`` (K, P), no risk known, none of N ``clients`` assigned."""
+        risks = torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64)
+        never = torch.zeros(clients, len(models), dtype=torch.int64)
+        return State(0, models, risks, torch.full((clients,), -1), trained=never)
+
+
+def unknown_intervals(models: int) -> Tensor:
+    """(K, 2) float64, NaN: the intervals of estimates of which none is known.
+
+    Example:
+        >>> import torch
+        >>> from shoal.engine import RiskEstimate, unknown_intervals
+        >>> estimate = RiskEstimate(torch.tensor([0.6, 0.7], dtype=torch.float64), unknown_intervals(2))
+        >>> estimate.intervals.shape, bool(estimate.intervals.isnan().all())
+        (torch.Size([2, 2]), True)
+    """
+    return torch.full((models, 2), torch.nan, dtype=torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class RiskEstimate:
+    """How exposed the members of each of K models are.
+
+    Args:
+        risks: (K,) float64 in [0, 1], the balanced accuracy of membership inference.
+        intervals: (K, 2) float64, the 95 % interval of each; NaN where it is not known.
+
+    Example:
+        >>> import torch
+        >>> from shoal.engine import RiskEstimate
+        >>> risks = torch.tensor([0.5, 0.7], dtype=torch.float64)
+        >>> estimate = RiskEstimate(risks, torch.stack([risks - 0.1, risks + 0.1], dim=1))
+        >>> estimate.intervals[:, 0] <= estimate.risks
+        tensor([True, True])
+    """
+
+    risks: Tensor
+    intervals: Tensor
