@@ -44,6 +44,7 @@ PAIRS = {
     ),
     "regularization": ("defense", [(each, "none") for each in ("dropout 0.2", "L2 0.02")], ["attack"]),
     "privacy": ("noise", [(each, "none") for each in NOISES], ["algorithm"]),
+    "simulations": ("property_attack.simulate_every", [(each, "1") for each in ("3", "10", "30", "100")], []),
     "beyond": (
         "federation",
         [("IFCA-MIR", "IFCA"), ("IFCA, scaled by 5", "IFCA"), ("IFCA, scaled by 5, bounded", "IFCA, scaled by 5")],
