@@ -100,6 +100,7 @@ html_theme_options = {
     "logo": {"text": "Shoal"},
     "header_links_before_dropdown": 10,
     "navigation_with_keys": False,
+    "navbar_persistent": ["search-button"],  # the field would break ten links into two lines
     "show_toc_level": 2,
     "footer_start": ["copyright"],
     "footer_end": ["sphinx-version"],
