@@ -6,7 +6,7 @@ trains the runs of a sweep by FedEM or FedRC once more, bit for bit as the sweep
 accuracies of both on the test examples of the clients' groups: mean and standard deviation over seeds.
 """
 
-import sys
+import argparse
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -56,6 +56,12 @@ def table(settings: Iterable[tuple[str, Config]]) -> str:
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
-    runs = read_sweep(Path(sys.argv[1])).runs
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path, help="the file of a sweep")
+    runs = read_sweep(parser.parse_args().sweep).runs
     print(table((", ".join(map(str, run.settings.values())), run.config) for run in runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
 """The server's attacks on made-up values, against loops and against what is known of them."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from shoal.attacks import (
 ATTACKS = [FedMIALoss(), FedMIACosine(), FedMIACosine(drop_outliers=True), GradCosine(), GradDifference()]
 
 
-def made_up(rounds=3, clients=6, records=24, *, clusters=1, signal=0.0, absent=((0, 2), (2, 5)), seed=0):
+def made_up(rounds=3, clients=6, records=24, *, clusters=1, labels=1, signal=0.0, absent=((0, 2), (2, 5)), seed=0):
     """Records that differ greatly in difficulty, every fourth of nobody; a member's loss is lower by ``signal``."""
     draw = np.random.default_rng(seed)
     client = np.where(np.arange(records) % 4 == 3, -1, draw.integers(0, clients, records))
@@ -40,9 +41,23 @@ def made_up(rounds=3, clients=6, records=24, *, clusters=1, signal=0.0, absent=(
     values = {name: each.astype(np.float32) for name, each in values.items()}
     group = np.arange(records) % 2 if clusters > 1 else np.zeros(records, dtype=np.int64)
     return UpdateScores(
-        np.arange(1, rounds + 1), np.arange(clients) * 10, assignment, **values, client=client, group=group,
+        np.arange(1, rounds + 1), np.arange(clients) * 10, assignment, **values,
+        label=np.random.default_rng(seed + 1).integers(0, labels, records), client=client, group=group,
         groups=("a", "b"),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OfKind:
+    """Scores that know a client and a record's group and label, and nothing else of a record: a table (N, G, C)."""
+
+    table: np.ndarray
+    name: str = "of-kind"
+    title: ClassVar[str] = "of kind"
+    threshold: ClassVar[float] = 0.0
+
+    def score(self, scores):
+        return self.table[:, scores.group, scores.label]
 
 
 def fedmia(values, assignment, *, drop_outliers=False):
@@ -179,6 +194,43 @@ def test_a_group_is_compared_with_its_own_non_members():
     assert both.unused.non_members == 2 * (client == -1).sum()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_who_knows_a_client_and_a_record_s_group_and_label_alone_is_at_chance(seed):
+    scores = made_up(clients=8, records=400, clusters=2, labels=10, seed=seed)
+    audit = audit_updates(OfKind(np.random.default_rng(seed).standard_normal((8, 2, 10))), scores)
+    for found in (audit.unused, audit.others, *audit.by_client.values()):
+        assert found.auc == pytest.approx(0.5, abs=1e-9)
+        assert found.accuracy == pytest.approx(0.5, abs=1e-9)
+
+
+def test_a_client_s_non_members_have_its_members_groups_and_labels_by_weight():
+    """Against sums over all pairs of records of one client."""
+    scores = made_up(clients=4, records=120, clusters=2, labels=5, signal=1.0, absent=())
+    row = GradCosine().score(scores)[1]
+    kinds = list(zip(scores.group.tolist(), scores.label.tolist(), strict=True))
+    members = [m for m in range(120) if scores.client[m] == 1]
+    nobody = [m for m in range(120) if scores.client[m] == -1]
+    compared = [m for m in members if any(kinds[m] == kinds[k] for k in nobody)]
+    share = {k: sum(kinds[m] == kinds[k] for m in compared) / sum(kinds[m] == kinds[k] for m in nobody) for k in nobody}
+    above = sum(share[k] * (row[m] > row[k]) for m in compared for k in nobody)
+    found = audit_updates(GradCosine(), scores).by_client[10]
+    assert 0 < len(compared) < len(members), "some members have no partner"
+    assert sum(share.values()) == pytest.approx(len(compared))
+    assert found.auc == pytest.approx(above / len(compared) ** 2, abs=1e-9)
+    assert (found.members, found.non_members) == (len(compared), sum(each > 0 for each in share.values()))
+
+
+def test_members_whose_labels_nobody_s_record_has_are_left_out():
+    scores = made_up(clients=4, records=80, labels=4, absent=())
+    audit = audit_updates(GradCosine(), replace(scores, label=np.where(scores.client == -1, 1, scores.label)))
+    assert audit.unused.members == ((scores.client >= 0) & (scores.label == 1)).sum()
+    assert audit.others.members == (scores.client >= 0).sum()
+    none = audit_updates(GradCosine(), replace(scores, label=np.where(scores.client == -1, 4, scores.label)))
+    assert (none.unused.members, none.unused.non_members) == (0, 0)
+    assert np.isnan(none.unused.auc)
+    assert none.others.auc == audit.others.auc
+
+
 @pytest.mark.parametrize("attack", ATTACKS, ids=repr)
 def test_the_order_of_clients_and_records_only_orders_the_scores(attack):
     scores, clients, records = made_up(), np.array([3, 0, 5, 1, 4, 2]), np.random.default_rng(3).permutation(24)
@@ -188,6 +240,7 @@ def test_the_order_of_clients_and_records_only_orders_the_scores(attack):
         clients=scores.clients[clients],
         assignment=scores.assignment[:, clients],
         client=place[scores.client][records],
+        label=scores.label[records],
         group=scores.group[records],
         **{name: getattr(scores, name)[:, clients][:, :, records] for name in ("loss", "cosine", "difference")},
     )

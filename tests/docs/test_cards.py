@@ -98,3 +98,12 @@ def test_labels_alone_have_the_auc_that_the_card_of_fedmia_says(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", CARDS["attacks"]["fedmia"], flags=re.DOTALL)
     exec(compile(code, "docs/attacks/fedmia.md", "exec"), {})
     assert f"# AUC: {capsys.readouterr().out.strip()}\n" in code
+
+
+def test_labels_alone_tell_whose_a_record_is_as_often_as_the_card_of_source_inference_says(capsys, monkeypatch):
+    card = CARDS["attacks"]["source-inference"]
+    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    exec(compile(code, "docs/attacks/source-inference.md", "exec"), {})
+    printed = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
+    assert f"prints {printed['labels']} for labels and {printed['labels and group']} for labels and group" in card

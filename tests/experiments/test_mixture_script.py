@@ -34,3 +34,11 @@ def test_the_table_leaves_other_algorithms_out(mixture, toy_config, monkeypatch)
         *(("FedEM", toy_config(algorithm={"name": "fedem", "rounds": 1}, seed=seed)) for seed in (1, 3)),
     ]
     assert mixture.table(runs).splitlines()[2:] == ["| FedEM | 0.500 +- 0.354 | 0.500 +- 0.000 |"]
+
+
+def test_help_is_printed_and_needs_no_sweep(mixture, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["mixture.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        mixture.main()
+    assert ended.value.code == 0
+    assert "the file of a sweep" in capsys.readouterr().out

@@ -279,6 +279,18 @@ def test_an_attack_with_other_clients_examples_as_non_members_has_its_name_and_s
     assert "Other clients: their" not in usual_page().text
 
 
+def test_the_page_says_what_the_server_s_non_members_are() -> None:
+    page = shown(audit_of(rows=[attack_row("fedmia-i", "all", "all", 0.6)]))
+    assert "non-members are weighted to the groups and labels of each client's members" in page.text
+    assert "weighted to the groups" not in usual_page().text
+
+
+def test_where_weights_leave_too_few_non_members_for_a_rate_the_page_says_so() -> None:
+    row = attack_row("fedmia-i", "all", "all", 0.6, records=310) | {"tpr_at_fpr_0.01": float("nan")}
+    table = part(shown(audit_of(rows=[row])), "by-group")
+    assert "A dash at 1 % FPR: too few non-members: 310, unequally weighted; 300 alike are needed." in table
+
+
 def test_what_the_server_guesses_stands_with_its_interval_and_beside_guessing_blindly() -> None:
     guesses = {"group-inference.accuracy": 0.75, "group-inference.accuracy.low": 0.6}
     guesses |= {"group-inference.accuracy.high": 0.85, "group-inference.chance": 0.7}

@@ -1,23 +1,26 @@
 """What the audit of a server says beside membership, on made-up values."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from shoal.attacks import UpdateScores
+from shoal.core.errors import InputError
 from shoal.engine import RoundUpdates
 from shoal.simulation.server_audit import audit_server
 
 
 def scores(assignment, group):
-    """Values (T, N, M) without meaning of N clients with a record each, and of a record of nobody."""
+    """Values (T, N, M) without meaning of N clients with a record each, and of a record of nobody, all of one label."""
     rounds, clients = assignment.shape
     values = np.random.default_rng(0).standard_normal((3, rounds, clients, clients + 1)).astype(np.float32)
     return UpdateScores(
         np.arange(1, rounds + 1), np.arange(clients), assignment, *values,
-        client=np.append(np.arange(clients), -1), group=np.append(group, 0), groups=("north", "south"),
+        label=np.zeros(clients + 1, dtype=np.int64), client=np.append(np.arange(clients), -1),
+        group=np.append(group, 0), groups=("north", "south"),
     )  # fmt: skip
 
 
@@ -75,3 +78,18 @@ def test_where_choices_can_tell_nothing_the_reason_is_said(group, clusters, reas
     assert not any(key.startswith("cluster-identity") for key in found.flat())
     assert found.flat()["group-inference.accuracy"] > 0
     assert re.search(reason, found.omitted["cluster-identity"])
+
+
+def test_members_need_records_of_nobody_with_their_group_and_label():
+    given = scores(np.zeros((1, 4), dtype=np.int64), np.array([0, 0, 0, 1]))
+    partly = replace(given, label=np.array([0, 1, 1, 0, 0]))
+    attacks = audit_server(partly).attacks.set_index(["attack", "scope", "name"])
+    assert attacks.loc[("grad-cosine", "all", "all"), "members"] == 1, "that of client 0"
+    assert attacks.loc[("grad-cosine", "group", "south"), "members"] == 0
+    for changes, sentence in [
+        ({"label": np.array([0, 0, 0, 0, 1])}, "has the group and label of a client's"),
+        ({"client": np.full(5, -1)}, "no record is of a client"),
+        ({"client": np.array([0, 1, 2, 3, 3])}, "no record is nobody's"),
+    ]:
+        with pytest.raises(InputError, match=sentence):
+            audit_server(replace(given, **changes))

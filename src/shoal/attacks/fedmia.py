@@ -44,7 +44,7 @@ class FedMIALoss:
         >>> from shoal.attacks import FedMIALoss, UpdateScores
         >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
         >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
-        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
         >>> FedMIALoss().score(scores) > FedMIALoss.threshold
         array([[ True, False, False, False],
                [False,  True, False, False],
@@ -78,7 +78,7 @@ class FedMIACosine:
         >>> from shoal.attacks import FedMIACosine, UpdateScores
         >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
         >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
-        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
         >>> FedMIACosine().score(scores).argmax(axis=0)
         array([0, 1, 2, 3])
     """

@@ -29,7 +29,7 @@ class GradCosine:
         >>> from shoal.attacks import GradCosine, UpdateScores
         >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
         >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
-        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
         >>> GradCosine().score(scores).argmax(axis=0)
         array([0, 1, 2, 3])
     """
@@ -59,7 +59,7 @@ class GradDifference:
         >>> from shoal.attacks import GradDifference, UpdateScores
         >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
         >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
-        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
         >>> GradDifference().score(scores).argmax(axis=0)
         array([0, 1, 2, 3])
     """

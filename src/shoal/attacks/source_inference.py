@@ -65,7 +65,7 @@ class SourceGuesses:
         >>> from shoal.attacks import SourceInference, UpdateScores
         >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
         >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
-        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
         >>> guesses = SourceInference().guess(scores)
         >>> len(guesses.by_round), guesses.by_round[0].right == guesses.averaged.right
         (1, True)
@@ -92,7 +92,7 @@ class SourceInference:
         >>> from shoal.attacks import SourceInference, UpdateScores
         >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
         >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
-        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
         >>> guesses = SourceInference().guess(scores)
         >>> guesses.averaged.right, guesses.averaged.of, guesses.averaged.chance
         (4, 4, 0.25)
@@ -146,8 +146,9 @@ class GroupInference:
         >>> import numpy as np
         >>> from shoal.attacks import GroupInference, UpdateScores
         >>> values, clusters, groups = np.zeros((1, 4, 4)), np.array([[0, 0, 1, 1]]), np.array([0, 0, 1, 1])
+        >>> four, labels = np.arange(4), np.zeros(4, dtype=np.int64)
         >>> scores = UpdateScores(
-        ...     np.array([1]), np.arange(4), clusters, values, values, values, np.arange(4), groups, ("north", "south")
+        ...     np.array([1]), four, clusters, values, values, values, labels, four, groups, ("north", "south")
         ... )
         >>> guesses = GroupInference().guess(scores)
         >>> guesses.accuracy, guesses.chance

@@ -1,5 +1,15 @@
-"""How well a membership attack on clients' updates finds members, against two kinds of non-members."""
+"""How well a membership attack on clients' updates finds members, against two kinds of non-members.
 
+A client's update says which labels and groups its examples have, and an attack would be right by that alone were its
+non-members of another mix: with 30 examples of ten labels, how many the client has of a record's label has an AUC of
+0.651 against records of all labels alike. So non-members are weighted to the mix of the client's members, for client i:
+
+    weight of a non-member x = (members of i with x's group and label) / (non-members with x's group and label)
+
+A score that knows no more of a record than its group and label then has an AUC of 0.5, whatever it knows of the client.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +18,8 @@ from numpy.typing import NDArray
 from shoal.attacks.update_scores import NOBODY, UpdateAttack, UpdateScores
 from shoal.metrics import MembershipMetrics, membership_metrics
 
-_MEMBER, _UNUSED, _OTHERS = 0, 1, 2
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,8 @@ class UpdateAudit:
 def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None = None) -> UpdateAudit:
     """Attack every client that was seen, or those of one group.
 
-    A client's non-members are of the groups of its own records, or the attack would also count who is of which group.
+    A client's non-members have the mix of groups and labels of its members, by their weights; a member whose group and
+    label no non-member has is left out, and ``members`` counts the others. In a regression groups alone must agree.
     A record that nobody trained on is asked of many clients, so intervals over all clients are somewhat too narrow.
 
     Args:
@@ -73,26 +85,43 @@ def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None 
     """
     found = attack.score(scores)
     wanted = None if group is None else scores.groups.index(group)
-    pairs: list[tuple[NDArray[np.float64], NDArray[np.int64]]] = []
-    by_client: dict[int, MembershipMetrics] = {}
+    unused, others, by_client = list[_Asked](), list[_Asked](), dict[int, MembershipMetrics]()
     for i, row in enumerate(found):
-        own = scores.client == i
-        groups = np.unique(scores.group[own])
-        if not own.any() or (wanted is not None and wanted not in groups):
+        own, seen = scores.client == i, ~np.isnan(row)
+        if not own.any() or (wanted is not None and wanted not in scores.group[own]):
             continue
-        asked = np.isin(scores.group, groups) & ~np.isnan(row)
-        kind = np.where(own, _MEMBER, np.where(scores.client == NOBODY, _UNUSED, _OTHERS))[asked]
-        pairs.append((row[asked], kind))
-        by_client[int(scores.clients[i])] = _against(_UNUSED, row[asked], kind, attack)
-    values = np.concatenate([np.zeros(0), *(each for each, _ in pairs)])
-    kinds = np.concatenate([np.zeros(0, dtype=np.int64), *(each for _, each in pairs)])
-    unused, others = (_against(kind, values, kinds, attack) for kind in (_UNUSED, _OTHERS))
-    return UpdateAudit(unused, others, by_client)
+        unused.append(_asked(row, scores, own & seen, (scores.client == NOBODY) & seen))
+        others.append(_asked(row, scores, own & seen, (scores.client != NOBODY) & ~own & seen))
+        by_client[int(scores.clients[i])] = _measured(unused[-1:], attack)
+    return UpdateAudit(_measured(unused, attack), _measured(others, attack), by_client)
 
 
-def _against(
-    kind: int, values: NDArray[np.float64], kinds: NDArray[np.int64], attack: UpdateAttack
-) -> MembershipMetrics:
-    """Members against the non-members of one kind."""
-    which = (kinds == _MEMBER) | (kinds == kind)
-    return membership_metrics(values[which], kinds[which] == _MEMBER, threshold=attack.threshold)
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """The scores, membership and weights (m,) of the records that one client's update is asked about."""
+
+    score: Floats
+    member: Bools
+    weight: Floats
+
+
+def _asked(row: Floats, scores: UpdateScores, members: Bools, non_members: Bools) -> _Asked:
+    """Members (M,) and non-members (M,) of one client, these weighted to the groups and labels of those."""
+    kind = scores.group * (scores.label.max() + 1) + scores.label
+    of_kind, against = (np.bincount(kind[which], minlength=kind.max() + 1) for which in (members, non_members))
+    share = of_kind / np.maximum(against, 1)
+    weight = np.where(members, against[kind] > 0, np.where(non_members, share[kind], 0.0))
+    kept = weight > 0
+    return _Asked(row[kept], members[kept], weight[kept])
+
+
+def _measured(asked: Sequence[_Asked], attack: UpdateAttack) -> MembershipMetrics:
+    """The metrics on the records of several clients together."""
+    none = _Asked(np.zeros(0), np.zeros(0, dtype=bool), np.zeros(0))
+    joined = [none, *asked]
+    return membership_metrics(
+        np.concatenate([each.score for each in joined]),
+        np.concatenate([each.member for each in joined]),
+        np.concatenate([each.weight for each in joined]),
+        threshold=attack.threshold,
+    )

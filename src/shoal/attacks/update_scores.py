@@ -31,7 +31,7 @@ class OwnedRecords:
 
     Args:
         x: inputs (M, ...).
-        y: (M,) int64, labels.
+        y: (M,) int64, labels; of a regression (M, d) float32, targets.
         client: (M,) int64, ids of clients; -1 where nobody trained on the record.
         group: (M,) int64, the group whose distribution each record follows.
         groups: names of the groups.
@@ -54,6 +54,11 @@ class OwnedRecords:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def label(self) -> Tensor:
+        """(M,) int64, the class of each record; 0 in a regression, where targets are no classes."""
+        return torch.zeros(len(self), dtype=torch.int64) if self.y.is_floating_point() else self.y.cpu()
 
     @staticmethod
     def of(federation: Federation) -> "OwnedRecords":
@@ -83,6 +88,7 @@ class UpdateScores:
         cosine: (T, N, M) float32, the cosine of grad l(w; x) and w - w_k, w the model of the client's cluster; 0 where
             one of them is zero.
         difference: (T, N, M) float32, ``|D|^2 - |D - g|^2 = 2 <D, g> - |g|^2`` of D = w - w_k and g = grad l(w; x).
+        label: (M,) int64, each record's class; 0 in a regression.
         client: (M,) int64, the position in ``clients`` of who trained on each record; -1: nobody did.
         group: (M,) int64, each record's group.
         groups: names of the groups.
@@ -111,6 +117,7 @@ class UpdateScores:
     loss: NDArray[np.float32]
     cosine: NDArray[np.float32]
     difference: NDArray[np.float32]
+    label: NDArray[np.int64]
     client: NDArray[np.int64]
     group: NDArray[np.int64]
     groups: tuple[str, ...]
@@ -141,7 +148,7 @@ class UpdateAttack(Protocol):
         ...
         >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
         >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
-        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, four, zeros, ("all",))
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
         >>> attack: UpdateAttack = LowestLoss()
         >>> attack.score(scores).argmax(axis=0)
         array([0, 1, 2, 3])
@@ -220,6 +227,7 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
         clients=np.array(clients, dtype=np.int64),
         assignment=assignment,
         **joined,
+        label=records.label.numpy(),
         client=np.array([position.get(client, NOBODY) for client in records.client.tolist()], dtype=np.int64),
         group=records.group.numpy(),
         groups=records.groups,

@@ -210,9 +210,10 @@ def audit_trace(trace: str | Path, *, out: str | Path | None = None, data_dir: P
         >>> from tempfile import TemporaryDirectory
         >>> import shoal
         >>> from shoal.config.schema import parse_config
-        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 200}
         >>> table = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
         >>> table["red_team"], table["record"] = {"every": 0, "attack": "gap"}, {"updates": 1}
+        >>> table["local"] = {"epochs": 100, "learning_rate": 0.3}
         >>> with TemporaryDirectory() as folder:
         ...     out = shoal.run(parse_config(table, "the example"), Path(folder, "run"))
         ...     found = shoal.audit_trace(out)

@@ -69,14 +69,22 @@ def audit_server(
         preferences: threshold and beta of each client, by its id; None: unknown, and not inferred.
 
     Raises:
-        InputError: no record of a client whose updates were recorded, or none that nobody trained on.
+        InputError: no record of a client whose updates were recorded, or none of its group and label that nobody
+            trained on.
     """
-    require(bool((scores.client >= 0).any()), "no record is of a client whose updates were recorded")
+    owned = scores.client >= 0
+    require(bool(owned.any()), "no record is of a client whose updates were recorded")
     require(
-        bool((scores.client < 0).any()),
+        not owned.all(),
         "no record is nobody's; members need records that nobody trained on beside them",
     )
-    groups = [scores.groups[g] for g in np.unique(scores.group[scores.client >= 0])]
+    kinds = [{*zip(scores.group[of].tolist(), scores.label[of].tolist(), strict=True)} for of in (owned, ~owned)]
+    require(
+        not kinds[0].isdisjoint(kinds[1]),
+        "no record that nobody trained on has the group and label of a client's; an update tells both, so members need "
+        "such records beside them",
+    )
+    groups = [scores.groups[g] for g in np.unique(scores.group[owned])]
     rows, strongest = list[dict[str, Any]](), (-np.inf, dict[int, MembershipMetrics](), "")
     for attack in UPDATE_ATTACKS:
         for scope, name in (("all", None), *(("group", group) for group in groups)):
@@ -98,8 +106,8 @@ def audit_server(
         attacks=pd.DataFrame(rows, columns=[*ATTACK_COLUMNS]),
         records=pd.DataFrame(columns=[*RECORD_COLUMNS]),
         references=0,
-        members=int((scores.client >= 0).sum()),
-        non_members=int((scores.client < 0).sum()),
+        members=int(owned.sum()),
+        non_members=int((~owned).sum()),
         empirical_epsilon=nan,
         delta=nan,
         omitted={name: why for _, omitted in found for name, why in omitted.items()},

@@ -89,7 +89,7 @@ class Finding:
         """Why there is no true positive rate at a false positive rate."""
         needed = least_non_members(rate)
         if self.non_members >= needed:
-            return "not measured"
+            return f"too few non-members: {self.non_members:,}, unequally weighted; {count(needed)} alike are needed"
         return f"too few non-members: {self.non_members:,}, {count(needed)} are needed"
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Estimate, Finding, measured
 from shoal.reports.formats import DASH, count, decimal
+from shoal.simulation.attacked_records import SERVER
 from shoal.simulation.server_audit import OTHERS
 
 MOST_ROWS = 20
@@ -73,6 +74,11 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> List
         whose = f"{count(found[0].members)} members, {count(found[0].non_members)} non-members"
         sections.append(Section(f"{name}: {whose}", rows))
     sentences = ["Below each figure its 95 % interval; in bold the attack with the largest balanced accuracy."]
+    if any(each.attacker == SERVER for name in shown for each in groups[name]):
+        sentences.append(
+            "The server's attacks: non-members are weighted to the groups and labels of each client's members; members "
+            "without such non-members are left out."
+        )
     if any(each.attack.endswith(OTHERS) for name in shown for each in groups[name]):
         sentences.append("Other clients: their examples are the non-members, not records that nobody trained on.")
     sentences += _why_no_rate([each for name in shown for each in groups[name]])
