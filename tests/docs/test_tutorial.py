@@ -12,6 +12,7 @@ import torch
 import shoal
 from shoal.config.schema import read_config
 from shoal.engine import Aggregate, Algorithm, LocalSGD, RoundPlan, State
+from shoal.sweeps import read_sweep
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "tutorial.md").read_text(encoding="utf-8")
@@ -24,13 +25,14 @@ def examples(monkeypatch):
 
 def test_the_methods_on_the_page_are_those_of_the_file():
     methods, script = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert indent(methods.replace("\n\n\n", "\n\n"), "    ") in (DOCS / "examples" / "trimmed_ifca.py").read_text(encoding="utf-8")
+    inside_a_class = indent(methods.replace("\n\n\n", "\n\n"), "    ")
+    assert inside_a_class in (DOCS / "examples" / "trimmed_ifca.py").read_text(encoding="utf-8")
     compile(script, "tutorial.md", "exec")
 
 
-def test_every_file_and_run_of_the_page_is_a_valid_configuration(tmp_path, monkeypatch):
+def test_every_file_and_run_of_the_page_is_valid(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (content,) = re.findall(r"```toml\n(seed.*?)```", PAGE, re.DOTALL)
+    (content,) = re.findall(r"```toml\n(seed = .*?)```", PAGE, re.DOTALL)
     (tmp_path / "digits.toml").write_text(content)
     commands = re.findall(r"^\$ shoal run ((?:.*\\\n)*.*)$", PAGE, re.MULTILINE)
     asked = {}
@@ -44,6 +46,9 @@ def test_every_file_and_run_of_the_page_is_a_valid_configuration(tmp_path, monke
         "runs/defended": "Trimmed IFCA",
     }
     assert asked["runs/defended"].algorithm.rounds == 90
+    (sweep,) = re.findall(r"```toml\n(title = .*?)```", PAGE, re.DOTALL)
+    (tmp_path / "defended.toml").write_text(sweep)
+    assert len(read_sweep(tmp_path / "defended.toml").runs) == 4 * 5
 
 
 def test_the_largest_and_smallest_updates_of_a_cluster_move_nothing():
