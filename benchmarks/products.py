@@ -39,7 +39,7 @@ def operations() -> tuple[int, int]:
 
 
 def main() -> None:
-    """Print a Markdown table: training, choosing, and both."""
+    """Print a Markdown table: training and choosing beside their products alone, and the red team."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)

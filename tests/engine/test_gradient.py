@@ -61,6 +61,18 @@ def test_in_a_version_of_pytorch_that_is_not_known_no_internal_function_is_calle
     assert gradient_of(loss) is loss
 
 
+def test_of_a_loss_that_depends_on_no_weight_it_is_zero() -> None:
+    loss, (weights, *rest) = problem("layers", 3, 6)
+    del loss
+
+    def of_inputs(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        del weights, y
+        return x.sum()
+
+    ours, theirs = vmap(gradient_of(of_inputs))(weights, *rest), vmap(grad(of_inputs))(weights, *rest)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
 def theirs(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, labels, reduction="none")
 

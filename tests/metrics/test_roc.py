@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score, roc_auc_score, roc_curve
 
+from shoal.core.errors import InputError
 from shoal.metrics import adjusted_rand_index, roc, roc_auc
 
 
@@ -40,8 +41,16 @@ def test_without_members_or_others_there_is_no_area(is_member: list[bool]) -> No
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_scores_that_are_no_numbers_are_refused(value: float) -> None:
     for function in (roc, roc_auc):
-        with pytest.raises(ValueError, match="finite"):
+        with pytest.raises(InputError, match="finite"):
             function(np.array([value, 1.0, 2.0]), np.array([True, False, True]))
+
+
+def test_a_curve_without_examples_is_refused() -> None:
+    none = np.zeros(0)
+    with pytest.raises(InputError, match="needs an example"):
+        roc(none, none.astype(bool))
+    with pytest.raises(InputError, match="needs an example"):
+        roc_auc(np.array([1.0, 2.0]), np.array([True, False]), np.zeros(2))
 
 
 @pytest.mark.parametrize("seed", range(20))

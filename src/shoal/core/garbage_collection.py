@@ -7,7 +7,7 @@ _THRESHOLDS = (10_000, 10, 10)
 
 
 def collect_garbage_rarely() -> None:
-    """Let this process look for reference cycles a fourteenth as often as by default, and not at its end.
+    """Let this process look for reference cycles after 10,000 new objects (default: 700 to 2,000), and not at its end.
 
     For programs, and not for `import shoal`, since it is a setting of the whole process. Each search visits objects by
     the hundred thousand, most of them functions and classes of PyTorch: measured, 0.9 s of processor time while modules

@@ -2,8 +2,8 @@
 
 Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396 (d-privacy of updates in R^n); the noise of
 d-privacy in the plane: Andres, Bordenabe, Chatzikokolakis, Palamidessi 2013, arXiv:1212.1984. The density
-``c * exp(-epsilon * |x|)`` fixes direction and radius, as said below. That the paper scales epsilon by each update's
-own norm is from memory of it and not checked against its text.
+``c * exp(-epsilon * |x|)`` fixes direction and radius, as said below. That epsilon is scaled by each update's own
+norm is our reading, not checked against the paper's text.
 """
 
 from dataclasses import replace
@@ -44,8 +44,7 @@ class LaplaceNoise:
         InputError: both scales, or neither.
 
     Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396 (d-privacy of updates in R^n); the noise
-    of d-privacy in the plane: Andres, Bordenabe, Chatzikokolakis, Palamidessi 2013, arXiv:1212.1984. That the scale
-    follows each update's own norm is from memory of the paper, not checked against its text.
+    of d-privacy in the plane: Andres, Bordenabe, Chatzikokolakis, Palamidessi 2013, arXiv:1212.1984.
 
     Example:
         >>> import torch, shoal

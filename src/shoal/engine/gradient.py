@@ -30,10 +30,13 @@ def gradient_of(loss: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]
             for each in inside.values():
                 eager_transforms._create_differentiable(each, level)
             outcome = loss(inside, *others)
-            # As there: with a graph of the backward pass, since some of its formulas are others without one.
-            given = torch.autograd.grad(
-                outcome, [*inside.values()], create_graph=True, allow_unused=True, materialize_grads=True
-            )
+            if outcome.requires_grad:
+                # As there: with a graph of the backward pass, since some of its formulas are others without one.
+                given = torch.autograd.grad(
+                    outcome, [*inside.values()], create_graph=True, allow_unused=True, materialize_grads=True
+                )
+            else:  # The loss depends on no weight.
+                given = [torch.zeros_like(each) for each in inside.values()]
             found = map(partial(eager_transforms._undo_create_differentiable, level=level), given)
             return dict(zip(weights, found, strict=True))
 

@@ -10,6 +10,8 @@ arrays take longer than the curve.
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.errors import require
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -20,7 +22,7 @@ def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tupl
     Rates of which there is no example are NaN.
 
     Raises:
-        ValueError: scores that are no numbers.
+        InputError: scores that are not finite, or no example.
 
     Example:
         >>> import numpy as np
@@ -38,7 +40,7 @@ def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> 
     Ties count by half; NaN without members or without others.
 
     Raises:
-        ValueError: scores that are no numbers.
+        InputError: scores that are not finite, or no example.
 
     Example:
         >>> import numpy as np
@@ -59,11 +61,11 @@ def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> 
 
 def _positives(scores: Floats, is_member: Bools, weights: Floats | None) -> tuple[Floats, Floats]:
     """False and true positives at every threshold, from the highest score to the lowest."""
-    if not np.isfinite(scores).all():
-        raise ValueError("scores must be finite")
+    require(bool(np.isfinite(scores).all()), "the scores of a ROC curve must be finite; got NaN or an infinite one")
     if weights is not None:
         counted = weights != 0
         scores, is_member, weights = scores[counted], is_member[counted], weights[counted]
+    require(len(scores) > 0, "a ROC curve needs an example; got none, or none with a weight")
     order = np.argsort(-scores, kind="stable")
     scores, member = scores[order], is_member[order].astype(np.float64)
     last = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)

@@ -227,7 +227,8 @@ class SimulationState:
     Args:
         state: after the last round.
         rows: of `rounds.csv`.
-        seconds: wall time by what it was spent on (`PARTS`), which add up to ``total`` but for what draws a cohort.
+        seconds: wall time by what it was spent on: `PARTS` and, where there is one, "property_attack", which add up to
+            "total" but for what draws a cohort.
         updates: (K, P), the last update of each model; None without a property attack.
         observation: of the last round by the property attack; None without one.
     """
