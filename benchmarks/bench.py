@@ -150,6 +150,8 @@ def command_of(row: Row, side: Side, options: argparse.Namespace) -> list[str]:
         "blazefl": options.blazefl_python,
         "shoal": Path(sys.executable),
     }
+    if side.environment == "blazefl" and options.blazefl_python is None:
+        raise RuntimeError("needs an interpreter of its own: --blazefl-python")
     python = given[side.environment] or peers.python_of(side.environment)
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={side.processes}"]
     command = [str(python), *(several if side.processes > 1 else []), str(SIDES / f"{side.script}.py")]

@@ -12,7 +12,6 @@ HOME = Path(__file__).resolve().parents[1] / ".bench"
 PACKAGES = {
     "pfl": ("pfl==0.6.0",),
     "flower": ("flwr[simulation]==1.41.0",),
-    "blazefl": ("blazefl[contrib,reproducibility]==3.0.0",),
     # It imports packaging, and does not say so.
     "art": ("adversarial-robustness-toolbox==1.20.1", "packaging==26.3"),
 }

@@ -1,6 +1,6 @@
 """BlazeFL: FedAvg by its own server handler and its pool of threads or of processes.
 
-Runs in an environment that has blazefl[contrib,reproducibility], which needs Python 3.14, for its threads the
+Runs in an environment that has blazefl[contrib,reproducibility]==3.0.0, which needs Python 3.14, for its threads the
 free-threaded build (3.14t).
 
     python benchmarks/systems/blazefl_side.py blazefl-cnn --pool threads --threads 2

@@ -189,3 +189,13 @@ def test_the_command_line_chooses_rows_sides_and_rounds(tmp_path: Path) -> None:
     assert official.rounds_of(official.sides[0], 7) == 3
     assert everything["small-mlp"].rounds_of(everything["small-mlp"].sides[0], 7) == 35
     assert everything["ifca-mir"].rounds_of(everything["ifca-mir"].sides[0], 1) == 5
+
+
+def test_a_side_whose_interpreter_must_be_given_says_so() -> None:
+    (row,) = [each for each in ROWS if each.name == "blazefl-cnn"]
+    sides = [side for side in row.sides if side.environment == "blazefl"]
+    assert len(sides) == 2
+    for side in sides:
+        outcome = bench.run(row, side, bench.arguments_of(["--tiny"]))
+        assert isinstance(outcome, str)
+        assert "--blazefl-python" in outcome
