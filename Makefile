@@ -33,6 +33,7 @@ coverage: install  ## Run the tests and require that they run at least 95 % of t
 	$(BIN)/python -m pytest --cov --cov-fail-under=95
 
 docs: .venv/docs  ## Build the documentation site into docs/_build/html; a warning, a dead link or a failing example ends it
+	$(BIN)/python -m pytest --quiet tests/docs/test_public_names.py tests/docs/test_site.py src
 	rm -rf docs/_build/html  # a page that is no more would stay
 	MPLBACKEND=Agg $(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env -d docs/_build/doctrees docs docs/_build/html
 	! grep -rlE '<(script|link|img|iframe)[^>]+https?://' --include='*.html' docs/_build/html  # all is served from the folder
