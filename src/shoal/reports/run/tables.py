@@ -283,8 +283,8 @@ SECONDS: tuple[tuple[str, str, str], ...] = (
     ("seconds.references", "Reference federations", "Training them, after the last round."),
 )
 
-# Runs of earlier versions lack some of the others.
-_OPTIONAL = tuple(key for key, _, _ in SECONDS if key.split(".")[1] not in ("total", "train", "choose", "red_team"))
+# The others are missing in runs of earlier versions, and where nothing of the kind is done.
+_ALWAYS = ("seconds.total", "seconds.train", "seconds.choose", "seconds.red_team")
 
 
 def overall(metrics: Metrics, kind: str = "images", *, fair: bool = True) -> Table:
@@ -315,6 +315,6 @@ def seconds(metrics: Metrics) -> Table:
     rows = tuple(
         TableRow(name, meaning, (cell(metrics, key, format_duration),))
         for key, name, meaning in SECONDS
-        if key not in _OPTIONAL or key in metrics
+        if key in _ALWAYS or key in metrics
     )
     return Table("Time", ("wall time",), rows)
