@@ -4,8 +4,9 @@
     python experiments/control/front.py runs/front docs/control/front
 
 A family is the settings whose names begin alike, up to a comma or a number: "augmentation 5", "augmentation 10".
-Written: OUT.svg, OUT.md and OUT.csv (a row for each run). Exposure is by the strongest attack on each client's model,
-averaged over clients; violations are those that are expected of limits uniform in [0.5, 0.8].
+Written: OUT.svg, OUT.md and OUT.csv (a row for each run), which may be given again beside sweeps of other settings.
+Exposure is by the strongest attack on each client's model, averaged over clients; violations are those that are
+expected of limits uniform in [0.5, 0.8], or in --limits.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from shoal.sweeps.results import read_results
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import spread, table
-from run_figures import of_clients
+from run_figures import LIMITS, of_clients
 
 WORST = (0.55, 0.70)
 """Accuracy and exposure of the corner from which areas are measured."""
@@ -53,8 +54,10 @@ def family(setting: str) -> str:
     return re.split(r",| \d", setting, maxsplit=1)[0]
 
 
-def measured(sweep: Path) -> pd.DataFrame:
-    """A row for each run: its setting, seed, and `FIGURES`."""
+def measured(sweep: Path, limits: tuple[float, float]) -> pd.DataFrame:
+    """A row for each run of a sweep's directory or of a file of this script: its setting, seed, and `FIGURES`."""
+    if sweep.suffix == ".csv":
+        return pd.read_csv(sweep)
     asked = read_sweep(sweep / "sweep.toml")
     axis = next(iter(asked.axes))
     return pd.DataFrame(
@@ -64,7 +67,7 @@ def measured(sweep: Path) -> pd.DataFrame:
             "accuracy": run["accuracy.overall"],
             "accuracy.minority": run["accuracy.minority"],
             "tpr": run.get("tpr_at_fpr_0.01.minority", np.nan),
-            **of_clients(sweep / "runs" / str(run["run"])),
+            **of_clients(sweep / "runs" / str(run["run"]), limits),
         }
         for run in read_results(sweep, asked.axes).to_dict("records")
     )
@@ -109,20 +112,27 @@ def draw(means: pd.DataFrame, figure: Figure) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", type=Path, help="the directory of a finished sweep")
+    parser.add_argument(
+        "sweeps", type=Path, nargs="+", help="directories of finished sweeps, or CSV files of this script"
+    )
     parser.add_argument("out", type=Path, help="the files' path without its ending")
+    parser.add_argument(
+        "--limits", type=float, nargs=2, default=LIMITS, metavar=("LOW", "HIGH"), help="what clients tolerate"
+    )
     arguments = parser.parse_args()
-    runs = measured(arguments.sweep)
+    runs = pd.concat([measured(sweep, tuple(arguments.limits)) for sweep in arguments.sweeps], ignore_index=True)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(arguments.out.with_suffix(".csv"), runs.to_csv(index=False))
-    means = runs.groupby("setting", sort=False)[list(FIGURES)].mean()
+    # Below 200 members a group has no TPR at 1 % FPR.
+    shown = {figure: said for figure, said in FIGURES.items() if runs[figure].notna().any()}
+    means = runs.groupby("setting", sort=False)[list(shown)].mean()
     best = front(means)
     rows = [
-        [f"**{name}**" if name in best else str(name), *(spread(some[figure]) for figure in FIGURES)]
+        [f"**{name}**" if name in best else str(name), *(spread(some[figure]) for figure in shown)]
         for name, some in runs.groupby("setting", sort=False)
     ]
     title = f"{runs['seed'].nunique()} seeds, mean ± standard deviation; on the front: bold"
-    parts = [table(title, ["setting", *FIGURES.values()], rows)]
+    parts = [table(title, ["setting", *shown.values()], rows)]
     areas = [
         [name, f"{1000 * dominated_area(some['accuracy'].to_numpy(), some['exposure'].to_numpy()):.2f}"]
         for name, some in means.groupby(family, sort=False)
