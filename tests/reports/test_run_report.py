@@ -183,9 +183,10 @@ def test_images_of_one_and_three_channels() -> None:
 def test_run_read_back_gives_the_same_page(tmp_path: Path) -> None:
     groups = ["NA", "1"]
     finished(tmp_path, groups)
-    text = report_text(tmp_path)
+    with unrendered_figures():
+        text = report_text(tmp_path)
+        assert text == html_of(groups, 2)
     assert "NA" in page_of(text).text
-    assert text == html_of(groups, 2)
 
 
 @pytest.mark.parametrize(
