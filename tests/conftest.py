@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # Of the processes that tests start.
 
 Build = Callable[..., Federation]
+
 
 TOY = {
     "seed": 3,
@@ -57,6 +58,15 @@ def toy_table(**changes: Any) -> dict[str, Any]:
         else:
             section[last] = copy.deepcopy(value)
     return table
+
+
+@pytest.fixture
+def _unrendered_figures() -> Iterator[None]:
+    """Pages and sweeps have empty figures: for tests that read no figure."""
+    from unrendered import unrendered_figures  # noqa: PLC0415 - loads matplotlib
+
+    with unrendered_figures():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -123,9 +133,8 @@ def images_of(count: int, group: int, stream: Stream) -> tuple[torch.Tensor, tor
     draw = stream.generator()
     y = torch.randint(0, 3, (count,), generator=draw)
     x = 0.3 * torch.rand(count, 1, 6, 6, generator=draw)
-    for i, label in enumerate(y.tolist()):
-        lines = x[i, 0] if group == 0 else x[i, 0].T
-        lines[2 * label] += 0.7
+    lines = x[:, 0] if group == 0 else x[:, 0].mT
+    lines[torch.arange(count), 2 * y] += 0.7
     return x, y
 
 

@@ -73,7 +73,7 @@ def algorithm(request):
 @pytest.fixture(scope="module")
 def undefended(build):
     """The models (K, P) that a model and an algorithm end with, without a defence; each is trained once."""
-    return cache(lambda model, algorithm: played(model, build(), algorithm).state.models)
+    return cache(lambda model, algorithm: trained(model, build(), algorithm).models)
 
 
 def played(model, federation, algorithm, *defenses, **settings):
@@ -82,18 +82,34 @@ def played(model, federation, algorithm, *defenses, **settings):
     )
 
 
+class TrainedError(Exception):
+    """Ends a simulation before its models are attacked and measured; its argument is the state."""
+
+
+def trained(model, federation, algorithm, *defenses, **settings):
+    """The state that `played` ends with, whose attacks and figures would take as long as the rounds."""
+
+    def watch(simulation, progress, report):
+        if progress.state.round == simulation.rounds:
+            raise TrainedError(progress.state)
+
+    with pytest.raises(TrainedError) as ended:
+        played(model, federation, algorithm, *defenses, watch=watch, **settings)
+    return ended.value.args[0]
+
+
 @pytest.mark.parametrize(("network", "algorithm", "defense"), COMBINATIONS)
 def test_every_defense_plays_every_algorithm(network, build, algorithm, defense, undefended, request):
     model = request.getfixturevalue(network)
-    one = played(model, build(), algorithm, defense, threads=1)
-    assert not torch.equal(one.state.models, undefended(model, algorithm)), "the defence did nothing"
-    two = played(model, build(), algorithm, defense, threads=2)
-    assert torch.equal(two.state.models, one.state.models)
-    assert torch.equal(two.state.risks, one.state.risks)
+    one = trained(model, build(), algorithm, defense, threads=1)
+    assert not torch.equal(one.models, undefended(model, algorithm)), "the defence did nothing"
+    two = trained(model, build(), algorithm, defense, threads=2)
+    assert torch.equal(two.models, one.models)
+    assert torch.equal(two.risks, one.risks)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    permuted = played(model, build().permuted(order), algorithm, defense)
-    torch.testing.assert_close(permuted.state.models, one.state.models, rtol=1e-5, atol=1e-6)
-    assert torch.equal(permuted.state.assignment, one.state.assignment[order])
+    permuted = trained(model, build().permuted(order), algorithm, defense)
+    torch.testing.assert_close(permuted.models, one.models, rtol=1e-5, atol=1e-6)
+    assert torch.equal(permuted.assignment, one.assignment[order])
 
 
 def test_all_defenses_together(cnn, build, algorithm):
@@ -144,8 +160,7 @@ def test_only_private_runs_say_what_they_spent(cnn, build):
     ids=repr,
 )
 def test_no_defense_changes_no_bit(model, build, undefended, nothing):
-    found = played(model, build(), IFCA(2), nothing)
-    assert torch.equal(found.state.models, undefended(model, IFCA(2)))
+    assert torch.equal(trained(model, build(), IFCA(2), nothing).models, undefended(model, IFCA(2)))
 
 
 def test_resumed_dropout_and_noise_are_uninterrupted(cnn, build):

@@ -1,10 +1,15 @@
 """Flower's real programs on loopback: a round is the simulator's, and faults cost a round and nothing else."""
 
+import contextlib
 import csv
 import json
 import os
 import re
-from dataclasses import replace
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +23,7 @@ from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.deployment.certificates import make_certificates
 from shoal.deployment.ledger import Ledger
-from shoal.deployment.processes import Loopback, Programs, descendants, wait_until
+from shoal.deployment.processes import Loopback, Programs, descendants, environment, wait_until
 from shoal.engine import Engine, State
 from shoal.simulation.round_metrics import group_accuracies
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
@@ -54,7 +59,7 @@ max-update-norm = 0.0
 """
 
 CONFIG = """
-seed = 3
+seed = {seed}
 [data]
 source = "digits"
 clients = {clients}
@@ -99,12 +104,62 @@ app.query("identify")(client_app.identify)
 @app.train()
 def train(message, context):
     reply = client_app.train(message, context)
-    if context.node_config["partition-id"] == 2 and message.content["offer"]["round"] == 7:
+    if context.node_config["partition-id"] == 2 and message.content["offer"]["round"] == 3:
         model = reply.content["model"]["model"].numpy().copy()
         model[5] = np.nan
         reply.content["model"] = ArrayRecord({"model": Array(model)})
     return reply
 """
+
+
+FORKS = """
+import os, sys
+from shoal.deployment import task_worker
+task_worker._POLL = 0.5  # Asking a SuperNode ten times a second costs it more than the rounds of this test.
+for address in sys.stdin:
+    worker = os.fork()
+    if worker == 0:
+        os.setsid()
+        os.dup2(2, 1)  # What Flower prints is not for whoever reads the processes' numbers.
+        task_worker.work(address.strip())
+    print(worker, flush=True)
+"""
+
+
+@dataclass
+class Forks:
+    """Task workers that are forks of one program, which loads PyTorch and Flower once for all of them.
+
+    Otherwise each is what `Loopback` starts: a process group of its own, which works for one SuperNode.
+    """
+
+    program: subprocess.Popen[str]
+
+    def start(self, address: str) -> int:
+        """A worker for the SuperNode whose Runtime API is at ``address``; returns its process."""
+        assert self.program.stdin is not None
+        assert self.program.stdout is not None
+        self.program.stdin.write(f"{address}\n")
+        self.program.stdin.flush()
+        return int(self.program.stdout.readline())
+
+
+def kill(worker: int) -> None:
+    """End a worker and the forks of its messages, as `Programs.kill` does."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(worker, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory) -> Iterator[Forks]:
+    home = tmp_path_factory.mktemp("forks")
+    command = [sys.executable, "-c", FORKS]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(home)
+    ) as program:
+        yield Forks(program)
+        for worker in descendants({program.pid}):
+            kill(worker)
 
 
 def an_app(folder: Path, client: str = "shoal.deployment.client_app", code: str = "") -> Path:
@@ -116,7 +171,7 @@ def an_app(folder: Path, client: str = "shoal.deployment.client_app", code: str 
 
 
 def a_config(path: Path, **values: object) -> Path:
-    usual = {"clients": 3, "rounds": 1, "epochs": 2, "every": 1, "examples": 30, "test": 200}
+    usual = {"clients": 3, "rounds": 1, "epochs": 2, "every": 1, "examples": 30, "test": 200, "seed": 3}
     path.write_text(CONFIG.format(**{**usual, "model": "digits-cnn", "further": "", **values}))
     return path
 
@@ -145,7 +200,7 @@ def finished(out: Path) -> bool:
     return (out / "summary.json").exists()
 
 
-def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_for_bit(tmp_path):
+def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_for_bit(tmp_path, forks):
     path, out, keys = a_config(tmp_path / "run.toml"), tmp_path / "run", tmp_path / "keys"
     make_certificates(keys, nodes=4)
     with Programs(tmp_path) as programs:
@@ -154,8 +209,11 @@ def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_f
         for i in range(3):
             loopback.register(keys / f"node-{i}.pub")
             node = {"partition-id": i, "state-dir": tmp_path / f"state-{i}"}
-            # One as Flower itself runs a ClientApp, in a program for each message.
-            loopback.start_node(f"node-{i}", node, key=keys / f"node-{i}", apps="forks" if i else "programs")
+            # One as Flower itself runs a ClientApp, in a program for each message, one as `make federation` does.
+            apps = ("programs", "forks", "none")[i]
+            address = loopback.start_node(f"node-{i}", node, key=keys / f"node-{i}", apps=apps)
+            if apps == "none":
+                forks.start(address)
         stranger = {"partition-id": 0, "client": "stranger", "state-dir": tmp_path / "stranger"}
         loopback.start_node("unregistered", stranger, key=keys / "node-3", apps="none")
         loopback.start_node("without-tls", stranger, apps="none", plain=True)
@@ -190,13 +248,24 @@ def rounds_done(out: Path) -> int:
     return max(int(row["round"]) for row in csv.DictReader(path.read_text().splitlines())) if path.exists() else 0
 
 
-def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(tmp_path):
+def events_of(out: Path) -> list[dict[str, str]]:
+    path = out / "events.csv"
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
+def has_returned(out: Path, client: str) -> bool:
+    return any((row["client"], row["kind"]) == (client, "returned") for row in events_of(out))
+
+
+def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(tmp_path, forks):
     noise = "[defenses.dp_sgd]\nmax_grad_norm = 2.0\nnoise_multiplier = 0.02"
     path, out = tmp_path / "run.toml", tmp_path / "run"
-    # Enough training and test examples that it hardly matters who misses which rounds, which hangs on the machine: with
-    # any one client away for nine rounds, or two of five away from each, accuracy is 0.913 to 0.918.
-    a_config(path, clients=5, rounds=20, epochs=6, every=10, examples=100, test=1000, model="logistic", further=noise)
-    states = [tmp_path / f"state-{i}" for i in range(5)]
+    # Enough training and test examples that it hardly matters who misses which rounds, which hangs on the machine: the
+    # simulator's accuracy is 0.918, and 0.913 to 0.924 if client 0 is away for any three, five, seven or nine rounds in
+    # a row, client 2 misses the third, and another one of the last three.
+    size = {"clients": 4, "rounds": 10, "epochs": 6, "every": 5, "examples": 100, "test": 1000}
+    a_config(path, **size, seed=2, model="logistic", further=noise)
+    states = [tmp_path / f"state-{i}" for i in range(4)]
     # Noise by the run's seed, so that the test is the same each time.
     nodes = [{"partition-id": i, "state-dir": folder, "noise": "seed"} for i, folder in enumerate(states)]
     config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 15.0}
@@ -204,34 +273,37 @@ def test_twenty_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_
     with Programs(tmp_path) as programs:
         loopback = Loopback(programs)
 
+        def start(i: int) -> int:
+            return forks.start(loopback.start_node(f"node-{i}", nodes[i], apps="none"))
+
         def wait_for(number: int) -> None:
             wait_until(lambda: rounds_done(out) >= number, SECONDS, f"round {number}")
 
         loopback.start_server()
-        for i, node in enumerate(nodes):
-            loopback.start_node(f"node-{i}", node)
+        workers = [start(i) for i in range(4)]
         loopback.run(app, config)
-        wait_for(4)
+        wait_for(1)
         loopback.kill_node("node-0")
+        kill(workers[0])
         spent = Ledger.load(states[0] / "ledger.json")
-        wait_for(9)
-        loopback.start_node("node-0", nodes[0])
-        wait_for(11)
+        # One round waits for it until the deadline, and one does not.
+        wait_for(3)
+        start(0)
+        wait_until(lambda: has_returned(out, "partition-0"), SECONDS, "the node's return")
         programs.kill("superlink")
         done = rounds_done(out)
         loopback.start_server()
         loopback.run(app, config)
-        wait_until(lambda: finished(out), SECONDS, "20 rounds")
-    events = list(csv.DictReader((out / "events.csv").read_text().splitlines()))
-    assert {(row["client"], row["round"]) for row in events if row["kind"] == "rejected"} == {("partition-2", "7")}
+        wait_until(lambda: finished(out), SECONDS, "10 rounds")
+    events = events_of(out)
+    assert {(row["client"], row["round"]) for row in events if row["kind"] == "rejected"} == {("partition-2", "3")}
     assert any(row["client"] == "partition-0" and row["kind"] == "missed" for row in events)
-    assert any(row["client"] == "partition-0" and row["kind"] == "returned" for row in events)
     log = (out / "run.log").read_text()
-    assert "round 7: client partition-2" in log
+    assert "round 3: client partition-2" in log
     assert "NaN" in log
     begun = [int(number) for number in re.findall(r"begin after round (\d+)", log)]
     assert begun[0] == 0
-    assert begun[1] >= done
+    assert 10 > begun[1] >= done > 0
     ledgers = [Ledger.load(folder / "ledger.json") for folder in states]
     members = {row["name"]: row for row in csv.DictReader((out / "clients.csv").read_text().splitlines())}
     for i, ledger in enumerate(ledgers):

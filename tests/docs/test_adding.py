@@ -35,6 +35,7 @@ def test_each_is_one_file_of_at_most_60_lines_that_the_page_links(path):
     assert not own & set(imported), "an example must stand alone"
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_all_of_them_run_from_a_configuration(examples, tmp_path):
     config = read_config(EXAMPLES / "own.toml")
     out = run(config, tmp_path / "run")

@@ -9,6 +9,7 @@ import pytest
 from experiment_scripts import experiment_script
 from shoal.runs.audit import audit_run
 from shoal.sweeps import Workers, read_sweep, run_sweep
+from unrendered import unrendered_figures
 
 
 def script(name):
@@ -25,7 +26,8 @@ def sweep(toy_sweep, tmp_path_factory):
         algorithm__rounds=2,
         red_team__attack="shadow",
     )
-    run_sweep(read_sweep(path), folder / "out", workers=Workers(1))
+    with unrendered_figures():
+        run_sweep(read_sweep(path), folder / "out", workers=Workers(1))
     return folder / "out"
 
 

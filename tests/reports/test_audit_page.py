@@ -19,6 +19,7 @@ from shoal.reports.audit.tables import by_model
 from shoal.reports.formats import DASH
 from shoal.reports.plotting import group_style
 from shoal.simulation.audit import Audit
+from unrendered import unrendered_figures
 
 ORDER = ["reading", "by-group", "figures", "by-model", "by-client", "records", "epsilon", "not-tested"]
 
@@ -33,13 +34,15 @@ def html_of(
 
 
 def shown(audit: Audit, stated: dict[str, float] | None = None) -> Page:
-    return page_of(html_of(audit, stated))
+    """The page of an audit, whose figures are empty."""
+    with unrendered_figures():
+        return page_of(html_of(audit, stated))
 
 
 @cache
 def usual_page() -> Page:
-    """The page of `audit_of()`; the tests only read it."""
-    return shown(audit_of())
+    """The page of `audit_of()`, with its figures; the tests only read it."""
+    return page_of(html_of(audit_of()))
 
 
 def part(page: Page, section: str) -> str:
@@ -124,7 +127,7 @@ def test_groups_without_both_kinds_are_left_out_and_all_records_stand_for_them_w
     assert "minority: 400" not in page.text
     assert "and so left out: 1 of the groups" in page.text
     assert "left out" not in usual_page().text
-    alone = shown(audit_of(rows=made))
+    alone = page_of(html_of(audit_of(rows=made)))
     assert "the only attack, LiRA, tells" in alone.text.replace("The only", "the only")
     assert "all: 400 members" in alone.text
     assert "and so left out: 1 of the groups" in alone.text
@@ -218,6 +221,7 @@ def test_clients_without_both_kinds_are_left_out() -> None:
     assert "alone" not in page.text
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_records_with_a_picture_are_shown_and_the_others_listed() -> None:
     audit = audit_of()
     first, last = audit.records["record"][0], audit.records["record"].iloc[-1]
@@ -243,7 +247,7 @@ def test_the_noise_of_single_records_is_said_with_the_number_of_reference_models
 
 
 def test_without_reference_models_records_are_listed_by_score_and_no_exposure_is_claimed() -> None:
-    page = shown(audit_of(references=0))
+    page = page_of(html_of(audit_of(references=0)))
     assert "its exposure is unknown" in page.text
     assert len(figures_on(page)) == 1
     assert "noisy" not in page.text

@@ -14,6 +14,7 @@ from shoal.reports.run.page import run_page
 from shoal.reports.run.recorded_updates import RecordedUpdates
 from shoal.simulation.canary_metrics import CANARY_COLUMNS
 from shoal.simulation.summary import parse_summary
+from unrendered import unrendered_figures
 
 METRICS = {
     "canaries.members": 40, "canaries.non_members": 50, "canaries.auc": 0.9,
@@ -67,16 +68,9 @@ def test_a_bound_above_the_stated_epsilon_is_said_in_words():
 def test_canaries_and_recorded_updates_are_on_the_page_of_a_run_that_has_them():
     summary = parse_summary(summary_of(["a", "b"], 2) | METRICS)
     recorded = RecordedUpdates((2, 4), 1_250_000)
-    page = page_of(
-        run_page(
-            RunDescription.of(config_of(["a", "b"], 2)),
-            summary,
-            {},
-            **frames_of(["a", "b"], 2),
-            canaries=table(),
-            recorded=recorded,
-        )
-    )
+    described, more = RunDescription.of(config_of(["a", "b"], 2)), {"canaries": table(), "recorded": recorded}
+    with unrendered_figures():
+        page = page_of(run_page(described, summary, {}, **frames_of(["a", "b"], 2), **more))
     assert (
         page.ids.index("clients") < page.ids.index("canaries") < page.ids.index("recorded") < page.ids.index("figures")
     )

@@ -91,6 +91,7 @@ def test_of_many_clients_only_those_over_their_limit_have_a_row(count: int, over
     assert ("of them the first 1,000" in table.note) == (rows < over)
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_the_page_has_the_table_from_the_file_with_and_without_the_new_columns(tmp_path: Path) -> None:
     finished(tmp_path, GROUPS)
     old = report_text(tmp_path)
@@ -104,6 +105,7 @@ def test_the_page_has_the_table_from_the_file_with_and_without_the_new_columns(t
     assert page_of(new).tags.count("script") == 1
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_names_in_the_table_are_escaped() -> None:
     config, summary = config_of(GROUPS, 2), parse_summary(summary_of(GROUPS, 2))
     frames = frames_of(GROUPS, 2)
@@ -113,6 +115,7 @@ def test_names_in_the_table_are_escaped() -> None:
     assert "<script>alert(1)</script>" in page.text
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_verdict_and_headline_say_both_numbers() -> None:
     flat = summary_of(GROUPS, 2) | {"violations.total": 3, "exceeded.total": 1, "exceeded.a": 1, "exceeded.b": 0}
     summary = parse_summary(flat)

@@ -50,6 +50,7 @@ def test_a_cluster_s_non_members_count_by_their_weights() -> None:
 
 
 @pytest.mark.parametrize(("extra", "dashes"), [({}, True), ({"non_members.a": 300, "non_members.b": 300}, False)])
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_the_page_takes_the_number_from_the_summary_or_else_from_the_configuration(
     extra: dict[str, int], dashes: bool
 ) -> None:

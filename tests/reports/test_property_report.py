@@ -203,6 +203,7 @@ def test_run_read_back_gives_the_same_page(tmp_path: Path) -> None:
     assert report_text(finished(tmp_path)) == html_of(2)
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_columns_that_are_missing_leave_figures_out(tmp_path: Path) -> None:
     found = updates_of()
     kept = ["round", "cluster", "clients", "present", "cosine"]
@@ -213,6 +214,7 @@ def test_columns_that_are_missing_leave_figures_out(tmp_path: Path) -> None:
     assert auc_over_rounds(found.assign(present=0)) is None
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_run_that_saw_nothing_has_a_section_without_figures(tmp_path: Path) -> None:
     page = page_of(report_text(finished(tmp_path, updates=updates_of().head(0))))
     assert "Property inference" in page.text
@@ -440,6 +442,7 @@ def test_runs_that_cannot_be_drawn_are_one_sentence(both, tmp_path, capsys, spoi
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_place_that_cannot_be_written_is_one_sentence(both, tmp_path, capsys) -> None:
     (tmp_path / "out").write_text("a file", encoding="utf-8")
     assert drawn(both, tmp_path / "out") == 2

@@ -12,6 +12,7 @@ from shoal.reports.strongest import strongest_attacks
 from shoal.reports.summary_text import verdict
 from shoal.reports.sweep.labels import Labels, decimals_of
 from shoal.simulation.summary import parse_summary
+from unrendered import unrendered_figures
 
 FOUND = {"mia_by_gap.a": 0.52, "mia_by_rmia.a": 0.5625, "mia_by_rmia.b": 0.51, "mia_by_lira_offline.b": 0.5635}
 
@@ -50,7 +51,8 @@ def test_the_page_says_how_many_reference_federations_were_asked(summary):
     frames["clients"] = clients_of(["a", "b"], 2).assign(
         exposure=0.56, exposure_low=0.5, attack=["rmia", "none", "lira-offline"] * 2, exceeded=False
     )
-    page = run_page(RunDescription.of(config), summary, samples_of(["a", "b"]), **frames)
+    with unrendered_figures():
+        page = run_page(RunDescription.of(config), summary, samples_of(["a", "b"]), **frames)
     assert "4 reference federations were asked for." in page
     assert "those of 4 reference federations, the whole run again each" in page
     assert "highest of the groups: b; by LiRA, offline" in page
@@ -59,6 +61,7 @@ def test_the_page_says_how_many_reference_federations_were_asked(summary):
     assert "reference federation" not in usual_page()
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_a_page_says_where_they_were_asked_for_in_vain():
     config = config_of(["a"], 1)
     table = config.table() | {"evaluation": {"reference_federations": 3}}

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as MplFigure
 
 import shoal.reports
 from html_page import figures_on, page_of
-from run_of_any_shape import clients_of, html_of, rounds_of
+from run_of_any_shape import clients_of, rounds_of, usual_page
 from shoal.reports.curves import NAMED, Curve
 from shoal.reports.plotting import cluster_style, draw_figure, figure_files
 from shoal.reports.run.limits import with_limits
@@ -63,7 +63,7 @@ def test_a_curve_names_its_values_by_round_and_skips_gaps() -> None:
 
 
 def test_every_figure_of_a_run_shows_names_under_the_pointer() -> None:
-    figures = figures_on(page_of(html_of(GROUPS, 2)))
+    figures = figures_on(page_of(usual_page()))
     assert len(figures) == 6
     assert all(titles(each) for each in figures)
     assert "client 1 (b): exposure 0.580 by shadow, limit 0.560" in " ".join(map(" ".join, map(titles, figures)))
@@ -81,11 +81,11 @@ def test_files_keep_the_names_and_colours_for_paper() -> None:
 
 
 def test_a_page_s_figures_have_no_white_card_and_only_colours_that_a_dark_page_knows() -> None:
-    for svg in figures_on(page_of(html_of(GROUPS, 2))):
+    for svg in figures_on(page_of(usual_page())):
         assert not {"#ffffff", "#000000", "#dddddd", "#0072b2"} & set(re.findall(r"#\w{6}", svg))
         assert re.search("stroke: var\\(--line\\)", svg)
     light, dark = (re.findall(r"--(\w+):", each) for each in re.findall(r":root \{(.*?)\}", STYLE)[:2])
-    used = set(re.findall(r"var\(--(\w+)\)", STYLE + html_of(GROUPS, 2)))
+    used = set(re.findall(r"var\(--(\w+)\)", STYLE + usual_page()))
     assert used <= set(light) == set(dark)
     # What is black in text and dots has no colour of its own in matplotlib's files.
     assert re.search(r"figure svg \{[^}]* fill: currentColor;", STYLE)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from itertools import product
 from typing import Any
@@ -23,6 +24,7 @@ from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.round_curves import curves_content, read_curves
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.spec import Axes, FigureSpec
+from unrendered import figures_without_pdf
 
 SEEDS = (0, 1, 2, 3, 4)
 ROUNDS = 6
@@ -75,15 +77,19 @@ def drawn(
     results: pd.DataFrame | None = None,
     labels: dict[str, str] | None = None,
     read_rounds: Callable[[str], pd.DataFrame] = rounds_of,
+    *,
+    pdf: bool = False,
 ) -> SweepFigure:
+    """A figure, whose PDF is empty unless ``pdf`` asks for it."""
     runs = results_of() if results is None else results
-    return draw_figure("figure-2", spec, SeedStatistics(runs, AXES, SEEDS), Labels(labels or {}), read_rounds)
+    with nullcontext() if pdf else figures_without_pdf():
+        return draw_figure("figure-2", spec, SeedStatistics(runs, AXES, SEEDS), Labels(labels or {}), read_rounds)
 
 
 @cache
 def usual(kind: str) -> SweepFigure:
     """The figure of all runs, drawn once for the tests that only read it."""
-    return drawn(figure_spec(kind))
+    return drawn(figure_spec(kind), pdf=True)
 
 
 def painted(data: FigureData, read_rounds: Callable[[str], pd.DataFrame] = rounds_of) -> Figure:
@@ -105,12 +111,12 @@ def at(results: pd.DataFrame, algorithm: str, share: float, key: str = "accuracy
 @pytest.mark.parametrize("kind", [*CHARTS, "courses"])
 def test_same_input_in_any_order_gives_the_same_bytes(kind: str) -> None:
     shuffled = results_of().sample(frac=1.0, random_state=1)
-    assert drawn(figure_spec(kind), shuffled) == usual(kind)
+    assert drawn(figure_spec(kind), shuffled, pdf=True) == usual(kind)
 
 
 @pytest.mark.parametrize("kind", [*CHARTS, "courses"])
 def test_forms_of_a_figure(kind: str) -> None:
-    figure = drawn(figure_spec(kind, title="A & <B>", caption="As in the paper."))
+    figure = drawn(figure_spec(kind, title="A & <B>", caption="As in the paper."), pdf=True)
     root = ElementTree.fromstring(figure.svg)
     assert root.tag.endswith("}svg")
     assert root.get("width", "").endswith("pt")
@@ -312,7 +318,8 @@ def test_sweep_without_a_finished_run(kind: str) -> None:
 def test_one_seed_has_no_spread(kind: str) -> None:
     spec, results = figure_spec(kind, spread="ci"), results_of()
     only = results[results["seed"] == 0].reset_index(drop=True)
-    figure = draw_figure("one", spec, SeedStatistics(only, AXES, [0]), Labels({}), rounds_of)
+    with figures_without_pdf():
+        figure = draw_figure("one", spec, SeedStatistics(only, AXES, [0]), Labels({}), rounds_of)
     assert "1 seed," in figure.caption or "1 seed;" in figure.caption
     assert "nan" not in figure.svg.decode().lower()
 
@@ -377,7 +384,7 @@ def test_courses_do_not_depend_on_the_numbers_of_clusters() -> None:
     def tied(run: str) -> pd.DataFrame:
         return rounds_of(run).assign(clients=100)
 
-    assert drawn(figure_spec("courses"), read_rounds=swapped) == usual("courses")
+    assert drawn(figure_spec("courses"), read_rounds=swapped, pdf=True) == usual("courses")
     both = [
         drawn(figure_spec("courses"), read_rounds=each)
         for each in (tied, lambda run: swapped(run).assign(clients=100))

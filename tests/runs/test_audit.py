@@ -332,12 +332,13 @@ def test_the_most_exposed_record_comes_first():
 def test_the_luckiest_record_is_not_called_exposed():
     # Where nothing is memorised, the largest exposure of many records is far above 0.5, and its lower end is not.
     largest, lowest = [], []
-    for seed in range(20):
+    for seed in range(10):
         records = audit_records(made_up(np.zeros(200), seed), Stream(0)).records
         largest.append(records["exposure"].max())
         lowest.append(records["exposure.low"].max())
     assert np.mean(largest) > 0.8
-    assert sum(low > 0.5 for low in lowest) <= 2
+    # Each set of records has a lower end above 0.5 with 5 % at most, so two of ten with 9 % at most.
+    assert sum(low > 0.5 for low in lowest) <= 1
 
 
 def test_an_exposure_is_the_accuracy_of_the_best_test():

@@ -187,6 +187,7 @@ def test_runs_with_and_without_it_compare(outsiders, without):
     assert "nobody" not in " ".join([*map(str, comparison.metrics.index), *comparison.sentences])
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_one_group_with_clients_and_one_without(tmp_path):
     groups = {"all": {"share": 1.0}, "turned": {"share": 0, "rotation": [90, 90]}}
     local = {"epochs": 10, "batch_size": 10, "learning_rate": 0.3}

@@ -24,6 +24,7 @@ from shoal.runs.run import run
 from shoal.sweeps import Workers, plan, progress, read_sweep, report_of_sweep, run_sweep, workers
 from shoal.sweeps.results import by_size
 from shoal.sweeps.spec import Run
+from unrendered import unrendered_figures
 
 SWEEP = """
 title = "A try"
@@ -65,16 +66,16 @@ def empty_page(out: Path) -> None:
 
 
 @pytest.fixture
-def _no_run_pages(monkeypatch):
-    """The pages of single runs are empty, which saves most of a toy sweep's time."""
+def _no_run_pages(monkeypatch, _unrendered_figures):
+    """The pages of single runs and the sweep's figures are empty, which saves most of a toy sweep's time."""
     monkeypatch.setattr(workers, "report_of", empty_page)
 
 
 @pytest.fixture(scope="module")
 def finished(written, tmp_path_factory):
-    """The directory of the sweep of four runs, done one after the other; the runs' own pages are empty."""
+    """The directory of the sweep of four runs, done one after the other; its figures and the runs' pages are empty."""
     out = tmp_path_factory.mktemp("out") / "whole"
-    with pytest.MonkeyPatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched, unrendered_figures():
         patched.setattr(workers, "report_of", empty_page)
         outcome = run_sweep(read_sweep(written), out)
     assert (outcome.finished, outcome.failed) == (4, {})
@@ -171,6 +172,7 @@ def test_what_is_finished_is_not_done_again(written, finished, tmp_path, monkeyp
     assert all(now[copy / path.relative_to(finished)] == time for path, time in done.items())
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_a_page_that_is_missing_is_written_and_its_run_is_not_done_again(written, finished, tmp_path):
     copy = shutil.copytree(finished, tmp_path / "copy")
     page = next(copy.glob("runs/*/report.html"))
@@ -421,6 +423,7 @@ def test_a_sweep_killed_before_its_first_run_goes_on(two_runs, finished, tmp_pat
     )
 
 
+@pytest.mark.usefixtures("_unrendered_figures")
 def test_of_two_sweeps_at_once_the_last_to_write_is_shown(written, finished, tmp_path):
     copy = shutil.copytree(finished, tmp_path / "copy")
     fewer = read_sweep(change(written, tmp_path, "seeds = [0, 1]", "seeds = [1]"))
@@ -454,13 +457,21 @@ def test_other_people_s_directories_are_left_alone(written, finished, tmp_path):
 
 
 def test_a_sweep_is_shown_again_without_its_data(finished, tmp_path, monkeypatch):
-    copy = shutil.copytree(finished, tmp_path / "copy")
-    for path in (*(copy / "tables").iterdir(), *(copy / "figures").iterdir(), copy / "report.html"):
-        path.unlink()
+    """With its figures, which the other tests leave empty."""
     monkeypatch.setattr("shoal.config.build.load_dataset", None)
-    assert report_of_sweep(copy) == copy / "report.html"
-    assert content(copy) == content(finished)
-    assert (copy / "report.html").read_bytes() == (finished / "report.html").read_bytes()
+    shown = []
+    for name in ("one", "other"):
+        copy = shutil.copytree(finished, tmp_path / name)
+        for path in (*(copy / "tables").iterdir(), *(copy / "figures").iterdir(), copy / "report.html"):
+            path.unlink()
+        assert report_of_sweep(copy) == copy / "report.html"
+        shown.append(content(copy) | {"report.html": (copy / "report.html").read_bytes()})
+    assert shown[0] == shown[1]
+    empty = content(finished)
+    assert shown[0].keys() == empty.keys() | {"report.html"}
+    for path, made in empty.items():
+        assert (shown[0][path] == made) == (not path.startswith("figures"))
+        assert not path.endswith(".pdf") or shown[0][path].startswith(b"%PDF")
 
 
 @pytest.mark.parametrize(

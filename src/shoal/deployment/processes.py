@@ -33,7 +33,7 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -241,8 +241,8 @@ class Loopback:
         key: Path | None = None,
         apps: Literal["forks", "programs", "none"] = "forks",
         plain: bool = False,
-    ) -> None:
-        """Start a SuperNode.
+    ) -> str:
+        """Start a SuperNode; returns the address of its Runtime API, where a `task_worker` asks for messages.
 
         Args:
             name: of the program.
@@ -264,6 +264,7 @@ class Loopback:
         if apps == "forks":
             worker = ["python", "-m", "shoal.deployment.task_worker", f"127.0.0.1:{port}"]
             self.programs.start(f"{name}-worker", worker)
+        return f"127.0.0.1:{port}"
 
     def kill_node(self, name: str) -> None:
         """End a SuperNode as `kill -9` does, with all that belongs to it."""
