@@ -185,6 +185,8 @@ def test_later_changes_win_and_the_file_stays(base: Path) -> None:
         ("seed", r"--set takes KEY=VALUE, .*; got 'seed'"),
         ("=5", r"--set takes KEY=VALUE, .*; got '=5'"),
         ("algorithm..rounds=5", r"--set takes KEY=VALUE, .*; got 'algorithm..rounds=5'"),
+        ("seed=18446744073709551616", r"--set seed=18446744073709551616: has a whole number of 65 bits; at most 64"),
+        ("local={batch_size = 1180591620717411303424}", r"--set local=.*: has a whole number of 71 bits"),
         ("seed.more=5", r"--set seed.more=5: 'seed' is a value, not a table"),
         ("algorithm.name.first=5", r"'name' is a value, not a table"),
         ("algorithm.round=5", r"unknown key 'algorithm.round'; did you mean 'rounds'\?"),

@@ -442,6 +442,10 @@ def test_a_name_that_leads_nowhere_is_one_sentence(own, name, sentence):
             {"data": DATA | {"source": "own:nothing"}},
             "[data]: 'own:nothing' must return an ImageDataset or a TextDataset",
         ),
+        (
+            {"data": DATA | {"source": "os:getcwd"}},
+            "[data]: 'source' = 'os:getcwd' must be a function of a path and a task, each perhaps None: too many",
+        ),
         ({"data": DATA | {"source": "own:none"}}, "[data]: 'source' = 'own:none': the module has no class or function"),
         ({"model": {"name": "own:Nets"}}, "[model]: 'name' = 'own:Nets': the module has no class or function 'Nets'"),
     ],

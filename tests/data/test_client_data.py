@@ -129,6 +129,7 @@ def test_a_class_that_is_only_held_out_is_named():
     ("changes", "words"),
     [
         ({"groups": ["a"] * 4 + ["a", "b", "b", "b"]}, "the client 'c1' in several groups: 'a', 'b'; one is needed"),
+        ({"groups": ["all"] * 4 + ["b"] * 4}, "'all' cannot be the name of one of several groups"),
         ({"groups": ["overall"] * 8}, "'overall' cannot be a group's name"),
         ({"labels": ["x"] * 8}, "examples of the class 'x' only; at least 2 are needed"),
         ({"labels": [], "clients": []}, "'rows' has no examples"),

@@ -131,6 +131,25 @@ def test_tables_that_cannot_be_used_are_one_sentence(change, words):
         Federation.from_table(change(table), Columns(client="who", label="label", group="area"), test=table)
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"client": "who", "label": "who"}, "'label' and 'client' are the same column, 'who'; name two"),
+        ({"client": "who", "label": "ill", "group": "ill"}, "'label' and 'group' are the same column, 'ill'; name two"),
+        ({"client": "who", "label": "ill", "inputs": ("age", "ill")}, "'inputs' has the column 'ill', which is the"),
+        ({"client": "who", "label": "ill", "inputs": ("age", "age")}, "'inputs' has the column 'age' twice"),
+    ],
+)
+def test_a_column_is_one_thing(names, words):
+    with pytest.raises(InputError, match=words):
+        Columns(**names)
+
+
+def test_columns_are_columns():
+    with pytest.raises(InputError, match=r"'columns' must be a Columns, such as Columns\(.*; got 'who'"):
+        Federation.from_table(pd.DataFrame({"who": [1]}), "who", test=pd.DataFrame())
+
+
 def test_a_federation_is_a_line():
     assert repr(PLAIN) == (
         "Federation(3 clients (all 3), 12 training examples of shape (3,), 3 classes; 6 test, 0 shadow, 0 held-out "

@@ -389,6 +389,13 @@ def test_a_group_of_share_0_shifts_its_test_images() -> None:
     assert test.of_group(1).x.unique().tolist() == [0.5]
 
 
+def test_all_is_the_name_of_the_only_group_with_clients() -> None:
+    data, plan = load_dataset("digits"), Partition(4, 10, test_examples=20)
+    plan.check(data, [Group("all", 1.0), Group("upright", 0.0)])
+    with pytest.raises(InputError, match="'all' cannot be the name of one of several groups"):
+        plan.check(data, [Group("all", 0.5), Group("upright", 0.5)])
+
+
 def test_shares_of_0_alone_are_refused() -> None:
     nobody = (Group("a", 0.0), Group("b", 0.0))
     for plan in (partition(10, 10, 0, 20), partition(10, 10, 0, 20, reuse_images=True)):

@@ -210,13 +210,19 @@ def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):
     ("arguments", "sentence"),
     [
         ([], "shoal audit takes one of"),
-        (["nowhere"], "is not a finished run"),
+        (["nowhere"], "nowhere: is not a finished run (no summary.json); there is no such directory"),
+        (["of-nobody"], "of-nobody: is not a finished run (no summary.json); name the directory of a run"),
+        (["a-sweep"], "a-sweep: is not a finished run (no summary.json); it is a sweep, whose runs are in its folder"),
+        (["begun"], "begun: is not a finished run (no summary.json); finish it with shoal run --resume"),
         (["--scores", "nowhere.csv"], "cannot be read"),
         (["nowhere", "--scores", "nowhere.csv"], "shoal audit takes one of"),
     ],
 )
 def test_what_cannot_be_audited_is_one_sentence(arguments, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    for name, file in (("of-nobody", "notes.txt"), ("a-sweep", "sweep.toml"), ("begun", "config.toml")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("")
     assert main(["audit", *arguments]) == 2
     said = capsys.readouterr().err
     assert sentence in said
@@ -267,6 +273,10 @@ def written(folder, text):
         ("c,2,south,1,1.5", "c,2,south,1,inf", "line 4: 'score' must be a finite number"),
         ("c,2,south,1", "c,2,south,yes", "line 4: 'member' must be 0 or 1; got 'yes'"),
         ("a,1,north,1,2.5,1.5,1", "a,,north,1,2.5,1.5,1", "line 2: has no client"),
+        ("b,1,north,0,0.5", "\nb,1,north,0,nan", "line 4: 'score' must be a finite number; got 'nan'"),
+        ("score_ref_1,member_ref_1", "score_ref_01,member_ref_01", "'score_ref_01' must end in a reference model's"),
+        ("c,2,south", "c,2,", "line 4: 'group' is empty; name the client's group"),
+        ("north", "all", "'all' cannot be the name of one of several groups"),
     ],
 )
 def test_a_score_file_that_cannot_be_used_is_one_sentence(tmp_path, capsys, old, new, sentence):
@@ -277,6 +287,14 @@ def test_a_score_file_that_cannot_be_used_is_one_sentence(tmp_path, capsys, old,
     assert sentence in said
     assert said.count("\n") == 1
     assert {each.name for each in tmp_path.iterdir()} == {"scores.csv"}
+
+
+@pytest.mark.parametrize("model", [0.5, -1, 1e300])
+def test_attacked_models_have_whole_numbers(tmp_path, model):
+    frame = pd.read_csv(written(tmp_path, SCORES)).assign(model=[0, 0, 0, model])
+    frame.to_csv(tmp_path / "scores.csv", index=False)
+    with pytest.raises(InputError, match="line 5: 'model' must be a whole number, at least 0; got"):
+        read_scores(tmp_path / "scores.csv")
 
 
 @pytest.mark.parametrize("member", ["0", "1"])

@@ -228,6 +228,7 @@ def test_what_is_wrong_with_the_records_is_one_sentence_with_their_file(written)
         ({"client": whole["client"][1:]}, "'client' must be 8 whole numbers"),
         ({"client": None}, "has no array 'client'"),
         ({"group": np.arange(8)}, "'group' must be 8 texts, .* got int64"),
+        ({"group": np.array(["a", "all"] * 4)}, "'all' cannot be the name of one of several groups"),
         ({key: each[:0] for key, each in whole.items()}, "has no records"),
     ]:
         np.savez(path, **whole)

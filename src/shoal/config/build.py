@@ -1,6 +1,7 @@
 """From a configuration to a simulation: resolved against its data once, then partitioned."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -195,11 +196,26 @@ def load_source(
             return load_client_data(source, where, task, reading)
         if ":" not in source:
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
-        dataset = load(source, "source")(where, task)
+        function = load(source, "source")
+        _require_source(function, source, where, task)
+        dataset = function(where, task)
         if not isinstance(dataset, ImageDataset | TextDataset):
             returned = type(dataset).__name__
             raise InputError(f"'{source}' must return an ImageDataset or a TextDataset; got {returned}")
         return dataset
+
+
+def _require_source(function: Callable[..., object], source: str, path: Path | None, task: str | None) -> None:
+    """Raise `InputError` where a user's function does not take a path and a task; what it does with them is its own."""
+    try:
+        inspect.signature(function).bind(path, task)
+    except TypeError as error:
+        raise InputError(
+            f"'source' = '{source}' must be a function of a path and a task, each perhaps None: {error}"
+        ) from error
+    except ValueError:
+        # Some functions of C have no signature.
+        pass
 
 
 def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:

@@ -75,7 +75,8 @@ class DataSection:
             cache and Debian's folder. Of ``folder`` and ``table`` required.
         task: ``MAIN/PROPERTY``, the label to learn and the property to infer, or ``MAIN``; see [tasks](#tasks). By
             default the labels, except that ``faces`` and ``lfw`` need one.
-        groups: the groups of clients, ``[data.groups.NAME]`` each, whose shares sum to 1; by default one, ``all``. A
+        groups: the groups of clients, ``[data.groups.NAME]`` each, whose shares sum to 1; by default one, ``all``, a
+            name that stands for everybody in audits, so none of several groups with clients may have it. A
             group of share 0 has test examples only, as non-members of another kind (see ``mia_against_*`` below). Of
             ``folder`` and ``table`` they are those of the files, and left out here.
         split: what is held out of the examples that clients have already; None where they are dealt out.

@@ -20,7 +20,6 @@ def read_toml(path: Path) -> dict[str, Any]:
     require("\0" not in str(path), f"{str(path)!r} is no path: it has a zero byte")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        large = next(_large(table), None)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except RecursionError as error:
@@ -28,8 +27,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     # A ValueError is text that is no UTF-8 or no TOML, or a number of thousands of digits.
     except ValueError as error:
         raise InputError(f"{path}: is not TOML: {error}") from error
-    require(large is None, f"{path}: has a whole number of {(large or 0).bit_length()} bits; at most 64 are allowed")
+    _require_64_bits(table, str(path))
     return table
+
+
+def _require_64_bits(value: object, where: str) -> None:
+    """Raise `InputError` where ``value`` has a larger whole number, which no other reader of TOML need understand."""
+    large = next(_large(value), None)
+    require(large is None, f"{where}: has a whole number of {(large or 0).bit_length()} bits; at most 64 are allowed")
 
 
 def _large(value: object) -> Iterator[int]:
@@ -91,7 +96,8 @@ def change(table: dict[str, Any], wish: str) -> None:
     """Make a change such as "algorithm.rounds=10" to ``table``; a value that is not TOML is text.
 
     Raises:
-        InputError: it is no such change, or one of its names leads to a value that is no table.
+        InputError: it is no such change, has a whole number of more than 64 bits, or one of its names leads to a value
+            that is no table.
     """
     key, equals, text = wish.partition("=")
     parts = key_parts(key)
@@ -100,6 +106,7 @@ def change(table: dict[str, Any], wish: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    _require_64_bits(value, f"--set {wish}")
     try:
         change_key(table, parts, value)
     except InputError as error:

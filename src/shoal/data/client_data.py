@@ -14,7 +14,7 @@ from shoal.core.randomness import Stream
 from shoal.core.settings import OpenFraction, settings
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
-from shoal.data.groups import require_group_name
+from shoal.data.groups import EVERYBODY, require_group_names
 from shoal.data.memory_format import gather, to_channels_first
 from shoal.data.partition import PartitionIndices
 from shoal.data.preferences import Preferences
@@ -103,12 +103,11 @@ class ClientDataset:
         require(len(labels) > 0, f"{name} has no examples; at least one client with a few is needed")
         client, client_names = numbered(clients)
         y, class_names = numbered(labels)
-        of_example, group_names = numbered(["all"] * len(labels) if groups is None else groups)
+        of_example, group_names = numbered([EVERYBODY] * len(labels) if groups is None else groups)
         require(
             len(class_names) > 1, f"{name} has examples of the class '{class_names[0]}' only; at least 2 are needed"
         )
-        for each in group_names:
-            require_group_name(each)
+        require_group_names(group_names)
         group = torch.zeros(len(client_names), dtype=torch.int64)
         group[client] = of_example
         moved = torch.nonzero(group[client] != of_example).flatten()

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.core.errors import InputError, described, nearest, require
+from shoal.core.errors import InputError, described, nearest, require, require_instance
 from shoal.core.representation import one_line, shortened
 from shoal.core.settings import settings
-from shoal.data.groups import require_group_name
+from shoal.data.groups import require_group_names
 
 Arrays = tuple[Any, Any]
 """Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""
@@ -65,7 +65,7 @@ class Columns:
             hold numbers. In Python one column may hold images or lists of one shape.
 
     Raises:
-        InputError: a name that is no text.
+        InputError: a name that is no text; the label as the client, the group or an input, or an input twice.
 
     Example:
         >>> import pandas as pd
@@ -82,6 +82,15 @@ class Columns:
     group: str | None = None
     inputs: tuple[str, ...] | None = None
     __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        for name, other in (("client", self.client), ("group", self.group)):
+            require(other != self.label, f"'label' and '{name}' are the same column, '{self.label}'; name two")
+        inputs = self.inputs or ()
+        used = [each for each in inputs if each in (self.client, self.label, self.group)]
+        require(not used, f"'inputs' has the column '{used[0] if used else ''}', which is the client, label or group")
+        twice = [each for each in inputs if inputs.count(each) > 1]
+        require(not twice, f"'inputs' has the column '{twice[0] if twice else ''}' twice; once is allowed")
 
 
 def tensors_of(name: str, given: object, task: Task = "classification") -> tuple[Tensor, Tensor]:
@@ -135,8 +144,7 @@ def group_names(name: str, given: object, count: int) -> list[str]:
     assert isinstance(given, Iterable)
     names: list[Any] = [str(each) if isinstance(each, np.str_) else each for each in given]
     require(len(names) == count, f"{name} must be {count} names; got {len(names)}")
-    for each in dict.fromkeys(names):
-        require_group_name(each)
+    require_group_names(dict.fromkeys(names))
     return names
 
 
@@ -146,6 +154,7 @@ def rows_of(name: str, table: object, columns: Columns) -> pd.DataFrame:
     Raises:
         InputError: it is no table, or lacks a column.
     """
+    require_instance("columns", columns, Columns, "such as Columns(client='ward', label='sick')")
     if not isinstance(table, pd.DataFrame):
         names = getattr(table, "column_names", None)
         if not isinstance(names, list):

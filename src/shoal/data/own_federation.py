@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from shoal.core.errors import InputError, described, nearest, quoted, require
 from shoal.core.representation import one_line
 from shoal.data.grouped_examples import GroupedExamples
+from shoal.data.groups import EVERYBODY
 from shoal.data.own_data import (
     Arrays,
     Columns,
@@ -81,7 +82,7 @@ def parts_of_tensors(
     for i, (x, y) in enumerate(held):
         _require_shape(f"the holdout of client {i}", x, first)
         _require_shape(f"the holdout of client {i}", y, labels, "labels")
-    group_of = ["all"] * len(own) if groups is None else group_names("'groups'", groups, len(own))
+    group_of = [EVERYBODY] * len(own) if groups is None else group_names("'groups'", groups, len(own))
     names = tuple(dict.fromkeys(group_of))
     require(
         isinstance(test, Examples) or len(names) == 1,

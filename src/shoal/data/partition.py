@@ -17,6 +17,7 @@ from shoal.core.settings import Count, Flag, Positive, PositiveFloat, settings
 from shoal.data.datasets import LabelledDataset, TextDataset
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
+from shoal.data.groups import require_unambiguous
 from shoal.data.label_skew import skew_labels
 from shoal.data.preferences import Preferences, all_alike
 from shoal.data.shards import Shards
@@ -78,8 +79,10 @@ class Partition:
 
         Raises:
             InputError: too few examples, shares that do not sum to 1, a group whose share is less than a client, or a
-                group that shifts texts, or shifts labels by more than there are.
+                group that shifts texts, or shifts labels by more than there are; one of several
+                groups with clients named ``all``.
         """
+        require_unambiguous([group.name for group in groups if group.share > 0])
         for group in groups:
             require(
                 not isinstance(dataset, TextDataset) or (group.rotation is None and group.brightness is None),

@@ -32,7 +32,13 @@ def read_run(out: Path) -> FlatSummary:
         InputError: ``out`` is not the directory of a finished run.
     """
     path = out / "summary.json"
-    require(path.exists(), f"{out}: is not a finished run (no summary.json); finish it with shoal run --resume")
+    if (out / "config.toml").exists():
+        instead = "finish it with shoal run --resume"
+    elif (out / "sweep.toml").exists():
+        instead = "it is a sweep, whose runs are in its folder 'runs'"
+    else:
+        instead = "name the directory of a run" if out.is_dir() else "there is no such directory"
+    require(path.exists(), f"{out}: is not a finished run (no summary.json); {instead}")
     try:
         flat = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

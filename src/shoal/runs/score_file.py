@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shoal.attacks import Population, ReferenceScores
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
+from shoal.data.groups import EVERYBODY, require_unambiguous
 from shoal.simulation.attacked_records import AuditRecords
 
 COLUMNS = ("record", "client", "group", "member", "score")
@@ -31,14 +32,16 @@ def read_scores(path: Path) -> AuditRecords:
         InputError: it cannot be read, lacks a column, or has a cell that cannot be used; the sentence names its line.
     """
     try:
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        # Empty lines are kept until lines are counted, since sentences name them.
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, pd.errors.ParserError) as error:
         raise InputError(f"{path}: is no table: {' '.join(str(error).split())}") from error
     missing = [name for name in COLUMNS if name not in frame]
     require(not missing, f"{path}: has no column {', '.join(missing)}; a score file has {', '.join(COLUMNS)}")
-    numbers = {which: _references(frame, which) for which in ("score_ref", "member_ref")}
+    frame = frame[(frame.fillna("") != "").any(axis=1)]
+    numbers = {which: _references(path, frame, which) for which in ("score_ref", "member_ref")}
     alone = sorted(numbers["score_ref"] ^ numbers["member_ref"])
     require(
         not alone,
@@ -52,12 +55,13 @@ def read_scores(path: Path) -> AuditRecords:
     reference_member = _flags(path, frame, [f"member_ref_{i}" for i in references])
     model = np.zeros(len(frame), dtype=np.int64)
     if "model" in frame:
-        model = _numbers(path, frame, ["model"])[:, 0].astype(np.int64)
+        model = _models(path, frame)
+    _require_groups(path, frame["group"][of_client])
     inside, trained = ~of_client, member | reference_member.any(axis=1)
     wrong = np.flatnonzero(inside & trained)
     require(
         len(wrong) == 0,
-        f"{path}, line {wrong[:1].sum() + 2}: has no client, so no model can have trained on it; member and "
+        f"{path}, line {_line(frame, wrong)}: has no client, so no model can have trained on it; member and "
         "member_ref_i must be 0",
     )
     require(bool(member.any()), f"{path}: has no member (member = 1) of a client; an attack is measured on both kinds")
@@ -115,10 +119,45 @@ def _reference_columns(score: NDArray[np.float64], member: NDArray[np.bool_]) ->
     return columns
 
 
-def _references(frame: pd.DataFrame, which: str) -> set[int]:
+def _references(path: Path, frame: pd.DataFrame, which: str) -> set[int]:
     """The numbers i of the columns ``which``_i."""
-    found = (re.fullmatch(rf"{which}_(\d+)", str(name)) for name in frame)
-    return {int(each[1]) for each in found if each}
+    numbers = set()
+    for name in (str(each) for each in frame if str(each).startswith(f"{which}_")):
+        found = re.fullmatch(rf"{which}_(0|[1-9][0-9]*)", name)
+        require(found is not None, f"{path}: the column '{name}' must end in a reference model's number, as {which}_1")
+        assert found is not None
+        numbers.add(int(found[1]))
+    return numbers
+
+
+def _line(frame: pd.DataFrame, wrong: NDArray[np.int64]) -> int:
+    """The line in the file of the first of the rows ``wrong``; the header is line 1."""
+    return int(frame.index.to_numpy()[wrong[0]]) + 2 if len(wrong) else 0
+
+
+def _models(path: Path, frame: pd.DataFrame) -> NDArray[np.int64]:
+    """(M,) numbers of the attacked models."""
+    given = _numbers(path, frame, ["model"])[:, 0]
+    wrong = np.flatnonzero((given % 1 != 0) | (given < 0) | (given >= 2**53))
+    cell = frame["model"].iloc[wrong[0]] if len(wrong) else ""
+    require(
+        len(wrong) == 0, f"{path}, line {_line(frame, wrong)}: 'model' must be a whole number, at least 0; got {cell!r}"
+    )
+    return given.astype(np.int64)
+
+
+def _require_groups(path: Path, groups: pd.Series) -> None:
+    """Raise `InputError` where a record has no group, or a group cannot be told from all of them."""
+    wrong = np.flatnonzero((groups == "").to_numpy())
+    require(
+        len(wrong) == 0,
+        f"{path}, line {_line(groups.to_frame(), wrong)}: 'group' is empty; name the client's group, or call the only "
+        f"one '{EVERYBODY}'",
+    )
+    try:
+        require_unambiguous(set(groups))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def _numbers(path: Path, frame: pd.DataFrame, columns: list[str]) -> NDArray[np.float64]:
@@ -128,8 +167,8 @@ def _numbers(path: Path, frame: pd.DataFrame, columns: list[str]) -> NDArray[np.
         values[:, i] = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
         wrong = np.flatnonzero(~np.isfinite(values[:, i]))
         if len(wrong):
-            line, cell = wrong[0] + 2, frame[name].iloc[wrong[0]]
-            raise InputError(f"{path}, line {line}: '{name}' must be a finite number; got {cell!r}")
+            cell = frame[name].iloc[wrong[0]]
+            raise InputError(f"{path}, line {_line(frame, wrong)}: '{name}' must be a finite number; got {cell!r}")
     return values
 
 
@@ -141,5 +180,6 @@ def _flags(path: Path, frame: pd.DataFrame, columns: list[str]) -> NDArray[np.bo
         values[:, i] = cells.isin(_TRUE).to_numpy()
         wrong = np.flatnonzero(~cells.isin((*_TRUE, *_FALSE)).to_numpy())
         if len(wrong):
-            raise InputError(f"{path}, line {wrong[0] + 2}: '{name}' must be 0 or 1; got {cells.iloc[wrong[0]]!r}")
+            cell = cells.iloc[wrong[0]]
+            raise InputError(f"{path}, line {_line(frame, wrong)}: '{name}' must be 0 or 1; got {cell!r}")
     return values

@@ -143,6 +143,12 @@ def simulate(
         value = hasattr(each, "applied") and not isinstance(each, type)
         require(value, f"'defenses' must hold defences, such as L2(0.01); got {described(each)}")
     require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
+    path = out is None or isinstance(out, str | Path)
+    require(path, f"'out' must be the path of a directory; got {described(out)}")
+    if malicious_clients is not None:
+        require_instance(
+            "malicious_clients", malicious_clients, MaliciousClients, "such as active_property_attacker makes"
+        )
     require(out is not None or not resume, "'resume' needs 'out', the directory to go on in")
     require(
         out is not None or not record_updates, "'record_updates' needs 'out', the directory that they are written in"

@@ -21,6 +21,7 @@ from shoal.attacks.update_scores import NOBODY
 from shoal.config.kinds import load
 from shoal.core.errors import InputError, require
 from shoal.core.settings import Positive, settings
+from shoal.data.groups import require_unambiguous
 from shoal.data.own_data import require_finite, tensors_of
 from shoal.engine import RoundUpdates
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
@@ -111,6 +112,7 @@ def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords
     require(text, f"{path}: 'group' must be {len(y)} texts, the names of the records' groups; got {_kind(group)}")
     names, index = np.unique(group, return_inverse=True)
     try:
+        require_unambiguous(names.tolist())
         require_fits(model, x[:2], y[:2], about.classes)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error

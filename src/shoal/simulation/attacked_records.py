@@ -22,6 +22,7 @@ from shoal.attacks import (
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
+from shoal.data.groups import require_unambiguous
 from shoal.metrics import MembershipMetrics, membership_metrics
 
 Floats = NDArray[np.float64]
@@ -65,6 +66,9 @@ class AuditRecords:
         further: attacks that need more than this, computed elsewhere, by their key in audit.json.
         omitted: such attacks that were not computed, by their key, and why.
 
+    Raises:
+        InputError: one of several groups is called ``all``.
+
     Example:
         >>> import numpy as np
         >>> import shoal
@@ -85,6 +89,9 @@ class AuditRecords:
     further: Mapping[str, AttackScores] = field(default_factory=dict)
     omitted: Mapping[str, str] = field(default_factory=dict)
     __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        require_unambiguous(set(self.group))
 
     def __len__(self) -> int:
         return len(self.record)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isnan
 from typing import get_args
 
 import torch
@@ -121,7 +122,7 @@ class Simulation:
         require(self.seed >= 0, f"'seed' must be at least 0; got {self.seed}")
         require(self.rounds >= 1, f"'rounds' must be at least 1; got {self.rounds}")
         require(self.member_rounds >= 1, f"'member_rounds' must be at least 1; got {self.member_rounds}")
-        number = isinstance(self.participation, int | float)
+        number = isinstance(self.participation, int | float) and not isnan(self.participation)
         require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
         require_instance("record_updates", self.record_updates, int, "such as 5")
         require(self.record_updates >= 0, f"'record_updates' must be at least 0; got {self.record_updates}")

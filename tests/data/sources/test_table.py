@@ -89,7 +89,6 @@ def test_parquet_is_the_same_table(tmp_path):
         (("b,south,yes", "b,north,yes"), COLUMNS, "has the client 'b' in several groups: 'north', 'south'"),
         (("", ""), Columns("who", "bmi"), "numbers that are not whole in the column 'bmi', such as [20.5]"),
         (("", ""), Columns("who", "ill", inputs=("city",)), "has no numbers in the column 'city'"),
-        (("", ""), Columns("who", "ill", inputs=("ill",)), "the column 'ill', which is the client, label or group"),
         (("", ""), Columns("who", "ill", inputs=()), "'inputs' must name at least one column"),
         (("Rome\nb", "Rome,more\nb"), COLUMNS, "is no CSV file with a header, by commas and in UTF-8"),
     ],

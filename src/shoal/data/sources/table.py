@@ -127,7 +127,6 @@ def _inputs(path: Path, table: pd.DataFrame, columns: Columns) -> tuple[list[str
     used = (columns.client, columns.label, columns.group)
     if columns.inputs is not None:
         for each in columns.inputs:
-            require(each not in used, f"'inputs' has the column '{each}', which is the client, label or group")
             number = _is_number(table[each])
             require(number, f"'{path}' has no numbers in the column '{each}'; choose others as 'inputs'")
         require(bool(columns.inputs), "'inputs' must name at least one column")
