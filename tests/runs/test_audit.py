@@ -1,6 +1,7 @@
 """`shoal audit`: its files, resumed and prolonged, its gate, and score files."""
 
 import json
+import os
 import re
 import shutil
 
@@ -123,6 +124,16 @@ def test_an_audit_goes_on_where_it_was_interrupted(finished, audited, tmp_path, 
     audit_run(out, references=5, watch=lambda *given: seen.append(given))
     assert trained == [2, 3, 1, 4], "a damaged file is made anew, and one more federation is all that is trained"
     assert seen == [(3, 5), (4, 5), (5, 5)], "those that are there are counted before the first is trained"
+
+
+def test_a_run_that_cannot_be_written_is_audited_elsewhere_and_stays_as_it_is(finished, tmp_path, monkeypatch):
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != finished)
+    audit_run(finished, references=2, out=tmp_path / "audit")
+    assert (tmp_path / "audit" / "references" / "001.safetensors").exists()
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+    with pytest.raises(InputError, match=re.escape(f"{finished}: cannot be written; choose another --out")):
+        audit_run(finished, references=2)
 
 
 def test_the_trajectory_is_of_the_run_itself_and_left_out_where_it_cannot_be(audited, finished, tmp_path, caplog):

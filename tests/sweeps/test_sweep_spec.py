@@ -164,6 +164,10 @@ BAD = {
     "unknown key in changes": (SWEEP.replace("local.batch_size", "local.batch"), "did you mean 'batch_size'?"),
     "a wrong value": (SWEEP.replace("0.4]", "-1]"), "'data.groups.minority.share' must be"),
     "no grid": (SWEEP[: SWEEP.index("[grid]")], "the key 'grid' is missing"),
+    "an axis of one value": (
+        SWEEP.replace("[grid]", '[grid]\n"local.epochs" = 3'),
+        "'grid.local.epochs' must be a list of values, or a table of settings; got 3",
+    ),
     "an empty grid": (SWEEP[: SWEEP.index("[grid]")] + "[grid]", "'grid' is empty"),
     "an empty axis": (SWEEP.replace("[0.1, 0.4]", "[]"), "'grid.data.groups.minority.share' is empty"),
     "a setting twice": (SWEEP.replace("[0.1, 0.4]", "[0.1, 0.1]"), "has 0.1 twice"),

@@ -9,6 +9,7 @@ Each command loads what it does (`shoal.cli.commands`, and with it PyTorch) when
 import logging
 import sys
 from collections.abc import Sequence
+from errno import ENAMETOOLONG
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, cast
@@ -167,6 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         returned = 130
     except OSError as error:
+        if error.errno == ENAMETOOLONG:
+            return _say(f"{error.filename}: is too long a name for a file; choose another", 2)
         where = f"{error.filename}: " if error.filename else ""
         return _say(f"failed: {where}{error.strerror or error}", 1)
     # Some versions of Typer turn Ctrl-C into this code themselves.

@@ -45,5 +45,5 @@ def gate_in_words(gate: Gate, broken: dict[str, float]) -> str:
     if not broken:
         return f"Gate {gate}: holds"
     worst = max(broken, key=lambda key: broken[key])
-    more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-    return f"Gate {gate}: broken by {worst}{more}, whose upper end is {broken[worst]:.3f}"
+    more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
+    return f"Gate {gate}: broken by {worst}, whose upper end is {broken[worst]:.3f}{more}"

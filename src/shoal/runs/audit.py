@@ -1,5 +1,6 @@
 """`shoal audit`: of a run, with reference federations trained for it; of a score file; or of clients' updates."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +51,7 @@ def audit_run(
 
     Each reference federation costs one training of the run, without evaluation and red team. Its scores are kept in
     ``run/references``, so an audit that was interrupted, or one with more of them, goes on where the last one ended.
+    Where ``run`` cannot be written, as in an archive, they are kept in ``out/references``.
 
     Args:
         run: directory of a finished run of a configuration; see `shoal.Result.audit` for a simulation in Python.
@@ -77,21 +79,22 @@ def audit_run(
         >>> audit.references, audit.members, audit.non_members, len(audit.attacks)
         (2, 14, 14, 25)
     """
-    run = Path(run)
+    run, out = Path(run), Path(out or run)
     config, progress = _finished(run)
+    home = run if os.access(run, os.W_OK) else out
     resolved = resolve(config, load_data(config.data, data_dir))
     simulation = resolved.simulation()
     del resolved  # and with it the data set, which the federation has copied
     stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
     title = f"{algorithm_title(config.algorithm.name)} on {config.data.source}, seed {config.seed}"
     model = simulation.setup.model
-    with locked(run), logged(run / "run.log"), engine_of(config, model) as engine:
-        make_directory(Path(out or run))
+    make_directory(out)
+    with locked(home), logged(home / "run.log"), engine_of(config, model) as engine:
         attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows)
-        trained = _trained_again(attacked, references, engine, run / "references", watch)
+        trained = _trained_again(attacked, references, engine, home / "references", watch)
         recorded = trace_of(run, simulation.federation, model) if simulation.record_updates else None
         about = AboutAudited(title, stated, {"seconds.train": round(progress.seconds["train"], 3)})
-        return _audited(attacked, trained, recorded, engine, Path(out or run), about)
+        return _audited(attacked, trained, recorded, engine, out, about)
 
 
 def audit_result(

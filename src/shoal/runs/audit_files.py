@@ -8,6 +8,7 @@ audit.html   all of it, to look at
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.runs.score_file import write_scores
 from shoal.simulation.attacked_records import AuditRecords
@@ -77,12 +78,13 @@ def make_directory(out: Path) -> None:
     """Make the directory of an audit, before anything is trained for it.
 
     Raises:
-        InputError: it cannot be made.
+        InputError: it cannot be made or written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+    require(os.access(out, os.W_OK), f"{out}: cannot be written; choose another --out")
 
 
 def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditRecords | None = None) -> AuditFiles:

@@ -8,6 +8,7 @@ from typing import Any
 from shoal.config.schema import Config, parse_config
 from shoal.config.validation import change_key, key_parts
 from shoal.core.errors import InputError, require
+from shoal.core.settings import spelled
 from shoal.reports.sweep.spec import Value
 
 RESERVED = ("run", "seed", "key", "mean", "sd", "ci", "n")
@@ -17,11 +18,15 @@ Changes = Mapping[str, Any]
 """Values by dotted key."""
 
 
-def read_axis(name: str, asked: list[Any] | dict[str, Any], where: str) -> dict[Value, Changes]:
+def read_axis(name: str, asked: object, where: str) -> dict[Value, Changes]:
     """The changes that each setting of an axis makes."""
     hint = "list seeds in 'seeds'" if name == "seed" else "results have a column of that name; give it another"
     taken = name in RESERVED or name.startswith(("larger.", "seconds.", "smaller."))
     require(not taken, f"{where}: 'grid.{name}' cannot be an axis; {hint}")
+    if not isinstance(asked, list | dict):
+        raise InputError(
+            f"{where}: 'grid.{name}' must be a list of values, or a table of settings; got {spelled(asked)}"
+        )
     require(len(asked) > 0, f"{where}: 'grid.{name}' is empty; give it at least one value")
     if isinstance(asked, dict):
         wrong = [setting for setting, changes in asked.items() if not isinstance(changes, dict) or not changes]

@@ -26,7 +26,7 @@ class SweepSection:
 
     base: str
     seeds: Annotated[list[Count], Field(min_length=1)]
-    grid: dict[str, list[Any] | dict[str, Any]]
+    grid: dict[str, Any]
     title: str = ""
     changes: dict[str, Any] = field(default_factory=dict)
     shown: str | None = None

@@ -90,6 +90,7 @@ def test_parquet_is_the_same_table(tmp_path):
         (("", ""), Columns("who", "bmi"), "numbers that are not whole in the column 'bmi', such as [20.5]"),
         (("", ""), Columns("who", "ill", inputs=("city",)), "has no numbers in the column 'city'"),
         (("", ""), Columns("who", "ill", inputs=()), "'inputs' must name at least one column"),
+        (("age,bmi", "age,age"), COLUMNS, "has two columns 'age'; give one another name"),
         (("Rome\nb", "Rome,more\nb"), COLUMNS, "is no CSV file with a header, by commas and in UTF-8"),
     ],
 )

@@ -69,13 +69,18 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
     """A CSV file whose columns ``names`` and ``label`` are text; of these only ``label`` has the usual empty cells.
 
     Raises:
-        InputError: it is missing or no CSV file.
+        InputError: it is missing, no CSV file, or has two columns of one name.
     """
     text = [*names, *([] if label is None else [label])]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             header = pd.read_csv(path, nrows=0, encoding="utf-8-sig", index_col=False).columns
+            # As a header, a name that comes twice gets a number.
+            first = pd.read_csv(path, nrows=1, header=None, encoding="utf-8-sig", dtype=str, keep_default_na=False)
+            given = first.iloc[0].tolist()
+            twice = [each for each in given if each and given.count(each) > 1]
+            require(not twice, f"'{path}' has two columns '{twice[0] if twice else ''}'; give one another name")
             empty = {each: [""] if each in names else _EMPTY for each in header}
             return pd.read_csv(
                 path,
