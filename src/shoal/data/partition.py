@@ -178,7 +178,7 @@ def partition_dataset(
         )
     else:
         own, kept = map(_joined, _skewed(dataset, partition, training, holdout, stream("skew")))
-    return _federation(dataset, groups, own, kept, shadow, test, preferences, stream)
+    return _federation(dataset, groups, own, kept, shadow=shadow, test=test, preferences=preferences, stream=stream)
 
 
 def equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
@@ -220,7 +220,9 @@ def partitioned(
 ) -> Federation:
     """The federation of a data set whose partition is drawn already."""
     own, kept = _joined(indices.clients), _joined(indices.holdout)
-    return _federation(dataset, groups, own, kept, indices.shadow, indices.test, preferences, stream)
+    return _federation(
+        dataset, groups, own, kept, shadow=indices.shadow, test=indices.test, preferences=preferences, stream=stream
+    )
 
 
 _Owned = tuple[Tensor, Tensor]
@@ -236,6 +238,7 @@ def _federation(
     groups: Sequence[Group],
     own: _Owned,
     kept: _Owned,
+    *,
     shadow: Tensor,
     test: Tensor,
     preferences: Preferences,
