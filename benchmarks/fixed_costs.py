@@ -3,7 +3,7 @@
 Processor time (user and system, of a command and the processes that it waits for) and not wall time, so that other work
 on the machine matters less; medians over the repeats, the rows in turn. What `import torch` takes stands beside them.
 
-    python benchmarks/fixed_costs.py [--repeats 3] [--rows run sweep clients] [--clients 100000]
+    python benchmarks/fixed_costs.py [--repeats 3] [--rows run sweep clients configuration] [--clients 100000]
 """
 
 import argparse
@@ -110,16 +110,55 @@ def of_many_clients(clients: int, rounds: int = 5) -> dict[str, float]:
     }
 
 
+def by_configuration(clients: int) -> dict[str, float]:
+    """Parts of a run by a configuration that deals 10 random images of 4x5 out to each of many clients."""
+    import torch  # noqa: PLC0415
+
+    from shoal.config.schema import parse_config  # noqa: PLC0415
+    from shoal.data import ImageDataset  # noqa: PLC0415
+    from shoal.runs.run import run  # noqa: PLC0415
+
+    count, draw = 10 * clients + 2000, torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 17, (count, 1, 4, 5), dtype=torch.uint8, generator=draw)
+    data = ImageDataset("random", pixels, 16, torch.arange(count) % 4, count, 4)
+    table = {
+        "data": {
+            "source": "digits",  # In whose place the random images are given.
+            "clients": clients,
+            "examples_per_client": 10,
+            "test_examples": 2000,
+            "groups": {"a": {"share": 0.33}, "b": {"share": 0.67, "brightness": [0.5, 0.8]}},
+        },
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "ifca", "clusters": 2, "rounds": 1, "participation": 0.01},
+        "local": {"batch_size": 10},
+        "red_team": {"every": 0, "attack": "gap"},
+    }
+    ends: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        begun, config = time.process_time(), parse_config(table, "the benchmark")
+        run(config, Path(folder, "run"), dataset=data, watch=lambda *_: ends.append(time.process_time()))
+    return {
+        "the federation, and all before the first round": ends[0] - begun,
+        "all before it, in this process": ends[0],
+    }
+
+
+PARTS = {"clients": of_many_clients, "configuration": by_configuration}
+"""What is measured in a process of its own for each repeat."""
+
+
 def main() -> None:
     """Measure and print the tables."""
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--repeats", type=int, default=3)
-    options.add_argument("--rows", nargs="+", choices=["run", "sweep", "clients"], default=["run", "sweep", "clients"])
+    rows = ["run", "sweep", *PARTS]
+    options.add_argument("--rows", nargs="+", choices=rows, default=rows)
     options.add_argument("--clients", type=int, default=100_000)
-    options.add_argument("--one", action="store_true", help="measure many clients in this process, as JSON")
+    options.add_argument("--one", choices=PARTS, help="measure one of these rows in this process, as JSON")
     given = options.parse_args()
     if given.one:
-        print(json.dumps(of_many_clients(given.clients)))
+        print(json.dumps(PARTS[given.one](given.clients)))
         return
     print(f"Commit {commit()}, {processor()[0]}; medians of {given.repeats}.\n")
     with tempfile.TemporaryDirectory() as name:
@@ -145,13 +184,13 @@ def main() -> None:
         print("| | s, median | min to max |\n|---|---:|---:|")
         for label, times in found.items():
             print(f"| {label} | {statistics.median(times):.2f} | {min(times):.2f} to {max(times):.2f} |")
-    if "clients" in given.rows:
-        again = [sys.executable, __file__, "--one", "--clients", str(given.clients)]
+    for row in (row for row in PARTS if row in given.rows):
+        again = [sys.executable, __file__, "--one", row, "--clients", str(given.clients)]
         parts = [
             json.loads(subprocess.run(again, check=True, capture_output=True, text=True).stdout)
             for _ in range(given.repeats)
         ]
-        print(f"\n| {given.clients:,} clients x 10 examples | s, median |\n|---|---:|")
+        print(f"\n| {given.clients:,} clients x 10 examples ({row}) | s, median |\n|---|---:|")
         for label in parts[0]:
             print(f"| {label} | {statistics.median(each[label] for each in parts):.3f} |")
 

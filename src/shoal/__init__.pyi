@@ -54,6 +54,7 @@ from .control import Coordinator, Knob, RiskPrediction
 from .core.errors import InputError, ShoalError
 from .core.randomness import Stream
 from .data import (
+    ClientArrays,
     Columns,
     Examples,
     Federation,
@@ -107,6 +108,7 @@ __all__ = [
     "Audit",
     "AuditRecords",
     "Augmentation",
+    "ClientArrays",
     "Columns",
     "Config",
     "Coordinator",

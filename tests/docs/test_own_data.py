@@ -1,4 +1,4 @@
-"""The regression of docs/own-data.md, as a reader would copy it."""
+"""The programs of docs/own-data.md, as a reader would copy them."""
 
 import re
 from pathlib import Path
@@ -15,3 +15,12 @@ def test_the_example_of_a_regression_finds_both_slopes(capsys):
     assert result.clients["cluster"].nunique() == 2
     assert result.clients["accuracy"].between(-0.05, 0).all()
     assert "accuracy" in capsys.readouterr().out
+
+
+def test_the_example_of_mapped_files_trains_on_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = (each for each in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "ClientArrays" in each)
+    made = {}
+    exec(example, made)
+    assert made["federation"].clients.mapped
+    assert made["result"].summary.overall["accuracy.overall"] > 0.75

@@ -22,13 +22,19 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
+MAX_OUTPUTS = 2**24
+"""Numbers that are kept of what a model gives for training examples (64 MB) before those of members alone are."""
+
+
 @dataclass(frozen=True, eq=False)
 class ModelOutputs:
     """The models' outputs on training examples and on test examples.
 
     Args:
-        training: of each model k, (T_k,) int64 the training examples that it was evaluated on.
+        training: of each model k, (T_k,) int64 the training examples of which its outputs are kept.
         members: of each model k, its outputs (T_k, C) on these.
+        evaluated: of each model k, (E_k,) int64 the training examples that it was evaluated on.
+        values: of each model k, its metric (E_k,) float64 on these.
         labels: (T,) of all training examples; of a regression (T, d).
         owner: (T,) the client that holds each training example.
         test: (K, M, C), of every model on every test example.
@@ -56,6 +62,8 @@ class ModelOutputs:
 
     training: tuple[Tensor, ...]
     members: tuple[Tensor, ...]
+    evaluated: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
     labels: Tensor
     owner: Tensor
     test: Tensor
@@ -71,14 +79,19 @@ def evaluate_models(
     federation: Federation,
     engine: Engine,
     records: Sequence[Records] = (),
+    members: Tensor | None = None,
 ) -> ModelOutputs:
     """Evaluate each model on the training examples of some clients, and on the test set.
+
+    Where the outputs of a model on these examples are more numbers than fit in memory well (`MAX_OUTPUTS`), those on
+    examples of its members alone are kept, and of the others what the model's metric says of them.
 
     Args:
         models: (K, P).
         clients: (N, K) bool, on whose examples each model is evaluated.
         records: that the attacks on the K models were fitted on; their reference models are evaluated on the same
             examples.
+        members: (N, K) bool, those of the ``clients`` whose examples are members of each model; None: all of them.
 
     Example:
         >>> import torch, shoal
@@ -95,25 +108,38 @@ def evaluate_models(
         >>> outputs.members[0].shape, outputs.test.shape, outputs.owner.tolist()
         (torch.Size([8, 2]), torch.Size([1, 4, 2]), [0, 0, 0, 0, 1, 1, 1, 1])
     """
-    shards, test = federation.clients, federation.test
-    owner = shards.owners()
-    training, members = [], []
+    shards, test, owner = federation.clients, federation.test, federation.clients.owners()
+    labels = shards.y[shards.indices.to(shards.y.device)].cpu()
+    outputs_on_test = torch.stack([engine.outputs(model, test.x).cpu() for model in models])
+    metric = engine.model.metric_for(federation.classes)
+    kept_of, evaluated, members_of, values_of = [], [], [], []
     reference_members: dict[int, Tensor] = {}
     reference_test: dict[int, Tensor] = {}
     for k, model in enumerate(models):
-        reference = records[k].reference if records else None
-        training.append(torch.nonzero(clients[owner, k]).flatten())
-        rows = shards.indices[training[k]].to(shards.y.device)
-        members.append(engine.outputs_at(model, shards.x, rows).cpu())
+        reference, examples = records[k].reference if records else None, torch.nonzero(clients[owner, k]).flatten()
+        kept = torch.ones_like(examples, dtype=torch.bool)
+        if members is not None and len(examples) * outputs_on_test.shape[2] > MAX_OUTPUTS:
+            kept = members[owner[examples], k]
+        rows, outputs, values = shards.indices[examples].to(shards.y.device), [], []
+        for where, part in engine.outputs_in_parts(model, shards.x, rows):
+            on_cpu = part.cpu()
+            values.append(metric(on_cpu, labels[examples[where]]).double())
+            outputs.append(on_cpu[kept[where]])
+        evaluated.append(examples)
+        kept_of.append(examples[kept])
+        members_of.append(torch.cat(outputs))
+        values_of.append(torch.cat(values))
         if reference is not None:
-            reference_members[k] = reference.evaluate(shards.x, rows, engine)
+            reference_members[k] = reference.evaluate(shards.x, rows[kept.to(rows.device)], engine)
             reference_test[k] = reference.evaluate(test.x, torch.arange(len(test), device=test.y.device), engine)
     return ModelOutputs(
-        training=tuple(training),
-        members=tuple(members),
-        labels=shards.y[shards.indices.to(shards.y.device)].cpu(),
+        training=tuple(kept_of),
+        members=tuple(members_of),
+        evaluated=tuple(evaluated),
+        values=tuple(values_of),
+        labels=labels,
         owner=owner,
-        test=torch.stack([engine.outputs(model, test.x).cpu() for model in models]),
+        test=outputs_on_test,
         test_labels=test.y.cpu(),
         reference_members=reference_members,
         reference_test=reference_test,

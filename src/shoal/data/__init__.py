@@ -5,6 +5,7 @@ May import `core`. To add a source: a file in `sources` that returns `ImageDatas
 """
 
 from shoal.data.canaries import Canaries, MislabelledCanaries
+from shoal.data.client_arrays import ClientArrays
 from shoal.data.client_data import ClientDataset, ClientSplit, federation_of_clients
 from shoal.data.datasets import ImageDataset, LabelledDataset, TextDataset
 from shoal.data.federation import Federation
@@ -22,6 +23,7 @@ from shoal.data.sources.table import load_table
 
 __all__ = [
     "Canaries",
+    "ClientArrays",
     "ClientDataset",
     "ClientSplit",
     "Columns",

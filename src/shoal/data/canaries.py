@@ -129,7 +129,7 @@ class MislabelledCanaries:
         labels[row] = y
         left_out = torch.isin(shards.indices, row[~member])
         sizes = torch.bincount(shards.owners()[~left_out], minlength=len(shards))
-        trained = Shards.from_indices(shards.x, labels, shards.indices[~left_out], sizes)
+        trained = Shards.from_indices(shards.x, labels, shards.indices[~left_out], sizes, mapped=shards.mapped)
         return replace(federation, clients=trained), canaries
 
     def _clients(self, federation: Federation, stream: Stream) -> list[int]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.representation import shortened
+from shoal.data.client_arrays import ClientArrays
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.own_data import Arrays, Columns, Examples, Table, Task
 from shoal.data.own_federation import FederationParts, parts_of_table, parts_of_tensors
@@ -115,12 +116,12 @@ class Federation:
 
     @staticmethod
     def from_tensors(
-        clients: Sequence[Arrays | Dataset],
+        clients: Sequence[Arrays | Dataset] | ClientArrays,
         *,
         test: Arrays | Examples | Dataset,
         shadow: Arrays | Examples | Dataset | None = None,
         groups: Sequence[str] | None = None,
-        holdout: Sequence[Arrays | Dataset] | None = None,
+        holdout: Sequence[Arrays | Dataset] | ClientArrays | None = None,
         threshold: Tensor | Sequence[float] | float = 0.65,
         beta: Tensor | Sequence[float] | float = 0.5,
         classes: int | None = None,
@@ -131,11 +132,12 @@ class Federation:
         Args:
             clients: (x, y) of each client, or a `torch.utils.data.Dataset` of such pairs. x: numbers (m, ...), words of
                 texts as whole numbers. y: (m,) whole numbers from 0, of any type; one-hot rows too. In a regression y:
-                (m,) or (m, d) numbers, kept as (m, d) float32, so that losses and metrics get labels (B, d).
+                (m,) or (m, d) numbers, kept as (m, d) float32, so that losses and metrics get labels (B, d). Or
+                `ClientArrays`: all clients' examples in two arrays, which may be memory-mapped.
             test: held-out examples; with several groups `Examples(x, y, groups)`, which name the group of each.
             shadow: the server's examples for its red team; None: no red team that needs shadow models.
             groups: name of each client's group; None: one group.
-            holdout: (x, y) of each client, kept out of its training.
+            holdout: (x, y) of each client, kept out of its training, or `ClientArrays`.
             threshold: membership-inference accuracy tolerated, in [0.5, 1]; one number or (N,).
             beta: weight of risk in [0, 1]; one number or (N,).
             classes: number of classes; None: the largest label + 1. A regression has none.

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from shoal.core.errors import InputError, described, nearest, quoted, require
 from shoal.core.representation import one_line
+from shoal.data.client_arrays import ClientArrays
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import EVERYBODY
 from shoal.data.own_data import (
@@ -45,12 +46,12 @@ class FederationParts:
 
 
 def parts_of_tensors(
-    clients: Sequence[Arrays | Dataset],
+    clients: Sequence[Arrays | Dataset] | ClientArrays,
     *,
     test: Arrays | Examples | Dataset,
     shadow: Arrays | Examples | Dataset | None,
     groups: Sequence[str] | None,
-    holdout: Sequence[Arrays | Dataset] | None,
+    holdout: Sequence[Arrays | Dataset] | ClientArrays | None,
     threshold: Tensor | Sequence[float] | float,
     beta: Tensor | Sequence[float] | float,
     classes: int | None,
@@ -60,49 +61,32 @@ def parts_of_tensors(
     require(task in get_args(Task), f"'task' must be 'classification' or 'regression'; got {task!r}")
     regression = task == "regression"
     require(classes is None or not regression, f"a regression has no classes; got classes={classes!r}")
-    sequence = isinstance(clients, Sequence) and not isinstance(clients, str)
-    require(sequence, f"'clients' must be a list of pairs (x, y), one per client; got {described(clients)}")
-    require(len(clients) > 0, "a federation needs at least one client")
-    own = [tensors_of(f"client {i}", each, task) for i, each in enumerate(clients)]
-    first, labels = own[0]
-    for i, (x, y) in enumerate(own):
-        require(len(y) > 0, f"client {i} has no examples")
-        _require_shape(f"client {i}", x, first)
-        _require_shape(f"client {i}", y, labels, "labels")
+    shards = _own(clients, task)
+    count, like = len(shards), (shards.x[:1], shards.y[:1])
     if not regression:
-        classes = max(int(y.max()) for _, y in own) + 1 if classes is None else classes
+        classes = int(shards.y.max()) + 1 if classes is None else classes
         whole = isinstance(classes, int) and classes >= 1
         require(whole, f"'classes' must be a whole number, at least 1; got {classes!r}")
-    held = [tensors_of(f"the holdout of client {i}", each, task) for i, each in enumerate(holdout or ())]
-    require(
-        holdout is None or len(held) == len(own),
-        f"'holdout' must have one (x, y) for each of {len(own)} clients; got {len(held)}",
-    )
-    held = held or [(first[:0], labels[:0])] * len(own)
-    for i, (x, y) in enumerate(held):
-        _require_shape(f"the holdout of client {i}", x, first)
-        _require_shape(f"the holdout of client {i}", y, labels, "labels")
-    group_of = [EVERYBODY] * len(own) if groups is None else group_names("'groups'", groups, len(own))
+    kept = _held(holdout, task, shards)
+    group_of = [EVERYBODY] * count if groups is None else group_names("'groups'", groups, count)
     names = tuple(dict.fromkeys(group_of))
     require(
         isinstance(test, Examples) or len(names) == 1,
         f"with {len(names)} groups, 'test' must be Examples(x, y, groups), which name the group of each example",
     )
-    tested = _grouped("the test set", test, names, own[0], task)
+    tested = _grouped("the test set", test, names, like, task)
     require(len(tested) > 0, "the test set has no examples; accuracy and non-members come from it")
     without = [name for g, name in enumerate(names) if not bool((tested.group == g).any())]
     require(not without, f"the test set has no examples of the group {quoted(without)}; each group needs some")
-    nothing = GroupedExamples(first[:0], labels[:0], torch.empty(0, dtype=torch.int64))
-    shards, kept = Shards.from_pairs(own), Shards.from_pairs(held)
+    none = GroupedExamples(like[0][:0], like[1][:0], torch.empty(0, dtype=torch.int64))
+    number = {name: g for g, name in enumerate(names)}
     parts = FederationParts(
         clients=shards,
-        group=torch.tensor([names.index(name) for name in group_of]),
+        group=torch.tensor([number[name] for name in group_of]),
         groups=names,
-        preferences=Preferences(
-            _per_client(threshold, len(own), "threshold", 0.5), _per_client(beta, len(own), "beta", 0.0)
-        ),
+        preferences=Preferences(_per_client(threshold, count, "threshold", 0.5), _per_client(beta, count, "beta", 0.0)),
         test=tested,
-        shadow=nothing if shadow is None else _grouped("the shadow set", shadow, names, own[0], task),
+        shadow=none if shadow is None else _grouped("the shadow set", shadow, names, like, task),
         holdout=kept,
         classes=classes,
     )
@@ -149,6 +133,44 @@ def parts_of_table(
         task=task,
     )
     return replace(parts, names=tuple(names))
+
+
+def _own(clients: Sequence[Arrays | Dataset] | ClientArrays, task: Task) -> Shards:
+    """The training examples of at least one client, of each at least one."""
+    if isinstance(clients, ClientArrays):
+        shards = clients.shards("'clients'", task)
+        require(len(shards) > 0, "a federation needs at least one client")
+        without = torch.nonzero(shards.sizes == 0).flatten()
+        require(len(without) == 0, f"client {without[:1].sum()} has no examples")
+        return shards
+    sequence = isinstance(clients, Sequence) and not isinstance(clients, str)
+    require(sequence, f"'clients' must be a list of pairs (x, y), one per client; got {described(clients)}")
+    require(len(clients) > 0, "a federation needs at least one client")
+    own = [tensors_of(f"client {i}", each, task) for i, each in enumerate(clients)]
+    for i, (x, y) in enumerate(own):
+        require(len(y) > 0, f"client {i} has no examples")
+        _require_shape(f"client {i}", x, own[0][0])
+        _require_shape(f"client {i}", y, own[0][1], "labels")
+    return Shards.from_pairs(own)
+
+
+def _held(holdout: Sequence[Arrays | Dataset] | ClientArrays | None, task: Task, like: Shards) -> Shards:
+    """The examples that the clients, whose training examples are ``like``, keep out of training."""
+    x, y, count = like.x[:0], like.y[:0], len(like)
+    if holdout is None:
+        return Shards.from_contiguous(x, y, torch.zeros(count, dtype=torch.int64))
+    if isinstance(holdout, ClientArrays):
+        shards = holdout.shards("'holdout'", task)
+        _require_shape("the holdout", shards.x, x)
+        _require_shape("the holdout", shards.y, y, "labels")
+        require(len(shards) == count, f"'holdout' must be of {count} clients, as 'clients'; got {len(shards)}")
+        return shards
+    held = [tensors_of(f"the holdout of client {i}", each, task) for i, each in enumerate(holdout)]
+    require(len(held) == count, f"'holdout' must have one (x, y) for each of {count} clients; got {len(held)}")
+    for i, each in enumerate(held):
+        _require_shape(f"the holdout of client {i}", each[0], x)
+        _require_shape(f"the holdout of client {i}", each[1], y, "labels")
+    return Shards.from_pairs(held)
 
 
 def _require_shape(name: str, given: Tensor, like: Tensor, kind: str = "examples") -> None:

@@ -77,7 +77,9 @@ def pair_records(federation: Federation, stream: Stream) -> PairedRecords:
     clients, test = federation.clients, federation.test
     entry, other = _drawn_pairs(federation, stream)
     require(len(entry) > 0, "no training example has a test example of its group and label; give a larger test set")
-    joined = replace(clients, x=concatenate(clients.x, test.x), y=torch.cat([clients.y, test.y]))
+    # Of mapped files both are copied into memory, where the clients' examples are and in their type.
+    x, y = concatenate(clients.x, test.x.to(clients.x)), torch.cat([clients.y, test.y.to(clients.y)])
+    joined = replace(clients, x=x, y=y, mapped=False)
     return PairedRecords(replace(federation, clients=joined), entry, other, len(clients.x))
 
 

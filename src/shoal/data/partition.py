@@ -172,11 +172,13 @@ def partition_dataset(
     parts = _reused(partition, order, groups, rng) if partition.reuse_images else disjoint(partition, order, groups)
     training, holdout, shadow, test = map(torch.from_numpy, parts)
     if partition.dirichlet_alpha is None:
-        clients, kept = list(training.split(partition.examples_per_client)), equal_parts(holdout, partition.clients)
+        # As one tensor: a tensor for each of many clients takes longer than all else.
+        own, kept = (
+            (each, torch.full((partition.clients,), len(each) // partition.clients)) for each in (training, holdout)
+        )
     else:
-        clients, kept = _skewed(dataset, partition, training, holdout, stream("skew"))
-    indices = PartitionIndices(clients, kept, shadow, test)
-    return partitioned(dataset, partition, groups, indices, preferences, stream)
+        own, kept = map(_joined, _skewed(dataset, partition, training, holdout, stream("skew")))
+    return _federation(dataset, groups, own, kept, shadow=shadow, test=test, preferences=preferences, stream=stream)
 
 
 def equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
@@ -211,18 +213,42 @@ def _skewed(
 
 def partitioned(
     dataset: LabelledDataset,
-    partition: Partition,
     groups: Sequence[Group],
     indices: PartitionIndices,
     preferences: Preferences,
     stream: Stream,
 ) -> Federation:
     """The federation of a data set whose partition is drawn already."""
-    shares = [group.share for group in groups]
-    ids, group = torch.arange(partition.clients), _by_group(apportion(shares, partition.clients))
+    own, kept = _joined(indices.clients), _joined(indices.holdout)
+    return _federation(
+        dataset, groups, own, kept, shadow=indices.shadow, test=indices.test, preferences=preferences, stream=stream
+    )
 
-    def shards(by_client: list[Tensor]) -> Shards:
-        indices, sizes = torch.cat(by_client), torch.tensor([len(each) for each in by_client])
+
+_Owned = tuple[Tensor, Tensor]
+"""Indices into a data set, client after client, and how many each client has (N,)."""
+
+
+def _joined(by_client: list[Tensor]) -> _Owned:
+    return torch.cat(by_client), torch.tensor([len(each) for each in by_client])
+
+
+def _federation(
+    dataset: LabelledDataset,
+    groups: Sequence[Group],
+    own: _Owned,
+    kept: _Owned,
+    *,
+    shadow: Tensor,
+    test: Tensor,
+    preferences: Preferences,
+    stream: Stream,
+) -> Federation:
+    """The federation of the examples at these indices."""
+    shares, count = [group.share for group in groups], len(own[1])
+    ids, group = torch.arange(count), _by_group(apportion(shares, count))
+
+    def shards(indices: Tensor, sizes: Tensor) -> Shards:
         owners = torch.repeat_interleave(ids, sizes)
         x = shifted_inputs(dataset, indices, groups, group[owners], stream, owners)
         return Shards.from_contiguous(x, shifted_labels(dataset, indices, groups, group[owners]), sizes)
@@ -233,10 +259,10 @@ def partitioned(
         return GroupedExamples(x, shifted_labels(dataset, indices, groups, group), group)
 
     return Federation(
-        clients=shards(indices.clients),
-        holdout=shards(indices.holdout),
-        shadow=examples(indices.shadow, apportion(shares, len(indices.shadow))),
-        test=examples(indices.test, _equal_counts(len(indices.test), len(groups))),
+        clients=shards(*own),
+        holdout=shards(*kept),
+        shadow=examples(shadow, apportion(shares, len(shadow))),
+        test=examples(test, _equal_counts(len(test), len(groups))),
         ids=ids,
         group=group,
         groups=tuple(group.name for group in groups),

@@ -168,7 +168,7 @@ def federation_of(
         attacker=ATTACKER,
         period=plan.period,
     )
-    federation = partitioned(dataset, plan.partition, _GROUPS, drawn, preferences, stream)
+    federation = partitioned(dataset, _GROUPS, drawn, preferences, stream)
     return replace(federation, property_schedule=schedule)
 
 

@@ -1,7 +1,7 @@
 """Labelled examples partitioned over owners."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ class Shards:
     Owner i has the examples ``indices[offsets[i]:offsets[i + 1]]`` of x (M, ...) and y (M,). The shards of different
     owners may overlap (those of shadow models do), and need not have equal sizes. ``weights`` (total,) are of the
     entries of ``indices`` in the loss that local training minimises; None: all weigh 1. Evaluation does not read them.
+    ``mapped`` says that x is a memory-mapped file, which no engine moves or copies (`ClientArrays`).
 
     Example:
         >>> import torch
@@ -33,6 +34,8 @@ class Shards:
     indices: Tensor
     offsets: Tensor
     weights: Tensor | None = None
+    # Where examples lie is no part of what they are, which is what a fingerprint tells apart.
+    mapped: bool = field(default=False, compare=False)
     __repr__ = one_line
 
     @staticmethod
@@ -43,14 +46,15 @@ class Shards:
         return Shards.from_contiguous(x, torch.cat([y for _, y in pairs]), sizes)
 
     @staticmethod
-    def from_contiguous(x: Tensor, y: Tensor, sizes: Tensor) -> "Shards":
+    def from_contiguous(x: Tensor, y: Tensor, sizes: Tensor, *, mapped: bool = False) -> "Shards":
         """Shards of consecutive examples: owner 0 has the first ``sizes[0]`` of x and y, and so on."""
-        return Shards.from_indices(x, y, torch.arange(int(sizes.sum())), sizes)
+        return Shards.from_indices(x, y, torch.arange(int(sizes.sum())), sizes, mapped=mapped)
 
     @staticmethod
-    def from_indices(x: Tensor, y: Tensor, indices: Tensor, sizes: Tensor) -> "Shards":
+    def from_indices(x: Tensor, y: Tensor, indices: Tensor, sizes: Tensor, *, mapped: bool = False) -> "Shards":
         """Shards by indices into x and y: owner 0 has the first ``sizes[0]`` of ``indices``, and so on."""
-        return Shards(x, y, indices, torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        return Shards(x, y, indices, offsets, mapped=mapped)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -74,8 +78,10 @@ class Shards:
 
     def take(self, owners: Tensor) -> "Shards":
         """The shards of ``owners`` (k,) int64, in that order; x and y are shared, not copied."""
-        entries = entries_of(self.sizes, owners)
-        taken = Shards.from_indices(self.x, self.y, self.indices[entries], self.sizes[owners])
+        # By the offsets, so that a few of many owners cost what these few do.
+        first, sizes = self.offsets[:-1][owners], self.offsets[1:][owners] - self.offsets[:-1][owners]
+        entries = _ranges(first, sizes)
+        taken = Shards.from_indices(self.x, self.y, self.indices[entries], sizes, mapped=self.mapped)
         return taken if self.weights is None else replace(taken, weights=self.weights[entries])
 
 
@@ -85,6 +91,10 @@ def entries_of(sizes: Tensor, owners: Tensor) -> Tensor:
     >>> entries_of(torch.tensor([2, 1, 3]), torch.tensor([2, 0])).tolist()
     [3, 4, 5, 0, 1]
     """
-    taken = sizes[owners]
-    shift = torch.repeat_interleave((sizes.cumsum(0) - sizes)[owners] - (taken.cumsum(0) - taken), taken)
+    return _ranges((sizes.cumsum(0) - sizes)[owners], sizes[owners])
+
+
+def _ranges(first: Tensor, sizes: Tensor) -> Tensor:
+    """(m,) int64, the ``sizes[i]`` whole numbers from ``first[i]`` on, for one i after another."""
+    shift = torch.repeat_interleave(first - (sizes.cumsum(0) - sizes), sizes)
     return torch.arange(len(shift)) + shift

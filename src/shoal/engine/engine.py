@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeVar, get_args
@@ -45,6 +46,9 @@ networks have little to do. Fixed, since it may change the last bits."""
 
 _LARGE = 3_072
 """Numbers in an example above which the loop evaluates a quarter as many (320 faces of 62x47: 87 ms instead of 135)."""
+
+_TOGETHER = 64
+"""Batches whose outputs are handed out together where not all of them are to be in memory."""
 
 _Result = TypeVar("_Result")
 
@@ -188,13 +192,16 @@ class Engine:
         self._pool.close()
 
     def prepare(self, federation: Federation) -> Federation:
-        """The federation with its inputs stored as this engine reads them fastest; results are the same without."""
+        """The federation with its inputs stored as this engine reads them fastest; results are the same without.
+
+        What is memory-mapped (`Shards.mapped`) stays where it is: batches are converted when they are read.
+        """
 
         def stored(x: Tensor) -> Tensor:
             return to_channels_first(to_compute_dtype(to_channels_last(x), self.dtype, self.device).contiguous())
 
         def shards(given: Shards) -> Shards:
-            return replace(given, x=stored(given.x), y=given.y.to(self.device))
+            return given if given.mapped else replace(given, x=stored(given.x), y=given.y.to(self.device))
 
         def examples(given: GroupedExamples) -> GroupedExamples:
             return replace(given, x=stored(given.x), y=given.y.to(self.device))
@@ -335,6 +342,14 @@ class Engine:
         (outputs,) = self._evaluate(row[None], x, rows, lambda outputs, _: outputs)
         return outputs
 
+    def outputs_in_parts(self, row: Tensor, x: Tensor, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """As `outputs_at`, bit for bit, but some inputs at a time: where in ``rows`` they are, and their outputs."""
+        done, batches = 0, self._evaluate_batches(row[None], x, rows, lambda outputs, _: outputs)
+        while part := list(islice(batches, _TOGETHER)):
+            outputs = torch.cat(part)
+            yield slice(done, done + len(outputs)), outputs
+            done += len(outputs)
+
     def losses(self, rows: Tensor, shards: Shards) -> Tensor:
         """The loss matrix: the mean loss of each model on each owner's examples.
 
@@ -345,20 +360,32 @@ class Engine:
         Returns:
             (n, K) float64.
         """
-        total = torch.zeros(len(shards), len(rows), dtype=torch.float64)
-        return total.index_add_(0, shards.owners(), self.example_losses(rows, shards)) / shards.sizes[:, None]
+        total, owners = torch.zeros(len(rows), len(shards), dtype=torch.float64), shards.owners()
+        for k, where, each in self._loss_batches(rows, shards):
+            # Added up as they come: not all losses of all examples are in memory.
+            total[k].index_add_(0, owners[where], each)
+        return (total / shards.sizes).T.contiguous()
 
     def example_losses(self, rows: Tensor, shards: Shards) -> Tensor:
         """The loss of each model on each example: models (K, P) and shards of m entries in all -> (m, K) float64."""
-        x, picked = shards.x, shards.indices.to(shards.y.device)
-        y = shards.y[picked]
-        if torch.equal(picked, torch.arange(len(x), device=picked.device)):
+        found = torch.empty(len(rows), len(shards.indices), dtype=torch.float64)
+        for k, where, each in self._loss_batches(rows, shards):
+            found[k, where] = each
+        return found.T.contiguous()
+
+    def _loss_batches(self, rows: Tensor, shards: Shards) -> Iterator[tuple[int, slice, Tensor]]:
+        """The losses of a batch after another: which model's, of which entries, and what they are, (B,) float64."""
+        picked: Tensor | None = shards.indices.to(shards.y.device)
+        if torch.equal(picked, torch.arange(len(shards.x), device=picked.device)):
             picked = None  # Read where they lie, instead of gathered batch by batch.
+        y = shards.y if picked is None else shards.y[picked]
 
         def loss(outputs: Tensor, where: slice) -> Tensor:
             return self.model.loss(outputs, y[where].to(outputs.device)).double()
 
-        return torch.stack([each.cpu() for each in self._evaluate(rows, x, picked, loss)], dim=1)
+        each = [(k, where) for k in range(len(rows)) for where in self._batches(shards.x, picked)]
+        done = self._evaluate_batches(rows, shards.x, picked, loss)
+        yield from ((k, where, losses.cpu()) for (k, where), losses in zip(each, done, strict=True))
 
     def example_gradients_into(
         self, finish: Callable[[Tensor], _Result], row: Tensor, x: Tensor, y: Tensor
@@ -387,10 +414,23 @@ class Engine:
         self, models: Tensor, x: Tensor, rows: Tensor | None, finish: Callable[[Tensor, slice], Tensor]
     ) -> Iterator[Tensor]:
         """For each model, ``finish(outputs, where)`` of every batch of x, or of its ``rows``, joined."""
-        stored, count = to_channels_last(x), len(x) if rows is None else len(rows)
-        large = self.backend == "loop" and stored[:1].numel() > _LARGE
+        batches = len(self._batches(x, rows))
+        done = self._evaluate_batches(models, x, rows, finish)
+        for _ in models:
+            yield torch.cat(list(islice(done, batches)))
+
+    def _batches(self, x: Tensor, rows: Tensor | None) -> list[slice]:
+        """Which of x, or of its ``rows``, are evaluated together; at least one batch."""
+        count = len(x) if rows is None else len(rows)
+        large = self.backend == "loop" and x[:1].numel() > _LARGE
         size = _EVALUATED[self.backend] // (4 if large else 1)
-        batches = [slice(begin, min(begin + size, count)) for begin in range(0, max(1, count), size)]
+        return [slice(begin, min(begin + size, count)) for begin in range(0, max(1, count), size)]
+
+    def _evaluate_batches(
+        self, models: Tensor, x: Tensor, rows: Tensor | None, finish: Callable[[Tensor, slice], Tensor]
+    ) -> Iterator[Tensor]:
+        """``finish(outputs, where)`` of every batch, for one model after another."""
+        stored, batches = to_channels_last(x), self._batches(x, rows)
 
         def work(task: tuple[Tensor, slice]) -> Tensor:
             model, where = task
@@ -399,9 +439,7 @@ class Engine:
             batch = stored[where] if rows is None else stored[rows[where]]
             return finish(bound.outputs(to_channels_first(to_compute_dtype(batch, self.dtype, self.device))), where)
 
-        done = self._pool.in_order(work, [(model, where) for model in models for where in batches])
-        for _ in models:
-            yield torch.cat([next(done) for _ in batches])
+        yield from self._pool.in_order(work, [(model, where) for model in models for where in batches])
 
     def _bound(self) -> BoundNetwork:
         bound = getattr(self._networks, "bound", None)

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal
 
 import torch
@@ -185,12 +185,17 @@ class Training:
 
         Which clients take part depends on their ids, not on their positions.
         """
-        by_id = torch.argsort(self.federation.ids)
+        by_id = self._by_id
         count = round(self.participation * len(by_id))
         if count == len(by_id):
             return by_id
         drawn = torch.randperm(len(by_id), generator=self.stream("round", number, "cohort").generator())[:count]
         return by_id[drawn.sort().values]
+
+    @cached_property
+    def _by_id(self) -> Tensor:
+        """Positions (N,) of the clients, ordered by id."""
+        return torch.argsort(self.federation.ids)
 
     def cohort_of(self, state: State, clients: Tensor) -> Cohort:
         """The clients at ``clients`` (n,) in the round after ``state``, as the algorithm sees them."""

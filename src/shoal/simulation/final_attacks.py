@@ -119,7 +119,8 @@ class _Attacked:
     def outputs(self, records: Sequence[Records]) -> ModelOutputs:
         """With those of the reference models in the ``records`` of each cluster."""
         of_each = [records[k] for k in self.cluster]
-        return evaluate_models(self.models, self.evaluated_on, self.federation, self.engine, of_each)
+        members = self.members.trainers
+        return evaluate_models(self.models, self.evaluated_on, self.federation, self.engine, of_each, members)
 
     def audit(self, fitted: Sequence[FittedAttack], outputs: ModelOutputs) -> MembershipAudit:
         """By the attacks ``fitted`` on each cluster's model."""

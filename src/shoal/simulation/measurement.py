@@ -66,9 +66,8 @@ class _Final:
     def train_accuracy(self) -> NDArray[np.float64]:
         """(N,), each client's model on the client's training examples: means of the metric."""
         total = torch.zeros(len(self.federation), dtype=torch.float64)
-        for s, (examples, outputs) in enumerate(zip(self.outputs.training, self.outputs.members, strict=True)):
+        for s, (examples, values) in enumerate(zip(self.outputs.evaluated, self.outputs.values, strict=True)):
             owner = self.outputs.owner[examples]
-            values = self.metric(outputs, self.outputs.labels[examples]).double()
             # Of others the value may be infinite, so it is left out, not multiplied by zero.
             total.index_add_(0, owner, torch.where(self.deployed.model[owner] == s, values, 0.0))
         return (total / self.federation.clients.sizes).numpy()
@@ -234,7 +233,8 @@ def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
     """Accuracies and sizes, how clusters relate to groups, and whose threshold is exceeded."""
     federation, everyone = final.federation, _accuracies(clients, final.metric)
     group = federation.group.numpy()
-    groups = {name: clients[clients["group"] == name] for name in federation.groups if name in set(clients["group"])}
+    present = set(clients["group"].unique())
+    groups = {name: clients[clients["group"] == name] for name in federation.groups if name in present}
     clusters = {k: clients[clients["cluster"] == k] for k in range(final.models)}
     return Summary(
         overall={f"{name}.overall": everyone[name] for name in ("accuracy", "train_accuracy")}

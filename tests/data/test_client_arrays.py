@@ -1,0 +1,296 @@
+"""All clients' examples in two arrays: the same federation and the same run, from memory or from mapped files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shoal import (
+    IFCA,
+    ClientArrays,
+    Engine,
+    Examples,
+    FedAvg,
+    Federation,
+    InputError,
+    LocalSGD,
+    MislabelledCanaries,
+    Model,
+    Stream,
+    Training,
+    simulate,
+)
+from shoal.attacks import audit
+from shoal.data import Shards, fingerprint
+from shoal.engine import engine as engine_module
+
+SIZES = [3, 5, 1, 4]
+DRAW = torch.Generator().manual_seed(0)
+X = torch.randn(sum(SIZES), 3, generator=DRAW)
+Y = torch.tensor([0, 1, 2, 0] * 3 + [1])
+PICTURES = torch.rand(sum(SIZES), 2, 6, 6, generator=DRAW)
+GROUPS = ["north", "south", "north", "south"]
+
+
+class SmallCNN(nn.Module):
+    """6x6 pictures of two channels in 3 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 4, 3, padding=1)
+        self.output = nn.Linear(4 * 36, 3)
+
+    def forward(self, images):
+        return self.output(torch.relu(self.convolution(images)).flatten(1))
+
+
+MODELS = {"rows": Model(lambda: nn.Linear(3, 3)), "pictures": Model(SmallCNN)}
+INPUTS = {"rows": X, "pictures": PICTURES}
+
+
+@pytest.fixture(params=list(MODELS))
+def kind(request):
+    return request.param
+
+
+def saved(folder: Path, kind: str = "rows", y: torch.Tensor = Y) -> ClientArrays:
+    """Files, and what is mapped of them."""
+    x = INPUTS[kind].numpy()
+    np.save(folder / "x.npy", x.transpose(0, 2, 3, 1) if kind == "pictures" else x)
+    np.save(folder / "y.npy", y.numpy())
+    mapped = np.load(folder / "x.npy", mmap_mode="c").transpose(0, 3, 1, 2) if kind == "pictures" else folder / "x.npy"
+    return ClientArrays(mapped, folder / "y.npy", SIZES)
+
+
+def federation(clients, kind="rows", **given) -> Federation:
+    x = INPUTS[kind][:8]
+    return Federation.from_tensors(
+        clients, test=Examples(x, Y[:8], ["north", "south"] * 4), groups=GROUPS, classes=3, **given
+    )
+
+
+def pairs(kind="rows"):
+    return list(zip(INPUTS[kind].split(SIZES), Y.split(SIZES), strict=True))
+
+
+def run(given: Federation, kind: str, algorithm=None, **settings):
+    local = LocalSGD(epochs=2, batch_size=2)
+    return simulate(given, MODELS[kind], algorithm or IFCA(clusters=2), local, rounds=3, participation=0.75, **settings)
+
+
+def require_same(one, other):
+    assert torch.equal(one.state.models, other.state.models)
+    assert one.clients.equals(other.clients)
+    assert one.rounds.equals(other.rounds)
+    assert one.roc.equals(other.roc)
+    assert one.description == other.description
+    found = [{k: v for k, v in each.summary.overall.items() if not k.startswith("seconds")} for each in (one, other)]
+    np.testing.assert_equal(*found)
+    np.testing.assert_equal(one.summary.by_group, other.summary.by_group)
+    np.testing.assert_equal(one.summary.by_cluster, other.summary.by_cluster)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_from_mapped_files_is_the_run_from_memory_bit_for_bit(kind, precision, tmp_path):
+    mapped, in_memory = federation(saved(tmp_path, kind), kind), federation(pairs(kind), kind)
+    assert fingerprint.fingerprint(mapped) == fingerprint.fingerprint(in_memory)
+    require_same(run(mapped, kind, precision=precision), run(in_memory, kind, precision=precision))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_so_are_its_canaries_and_its_reference_federations(precision, tmp_path):
+    found = []
+    for clients in (saved(tmp_path), pairs()):
+        given, canaries = MislabelledCanaries(per_client=1).insert(federation(clients), Stream(0))
+        assert given.clients.mapped == isinstance(clients, ClientArrays)
+        found.append(run(given, "rows", canaries=canaries, reference_federations=2, precision=precision))
+    require_same(*found)
+    assert found[0].summary.overall["references"] == 2
+    assert found[0].canaries.equals(found[1].canaries)
+
+
+def test_in_memory_it_is_the_same_federation_as_from_pairs(kind):
+    together = federation(ClientArrays(INPUTS[kind], Y, SIZES), kind)
+    assert fingerprint.fingerprint(together) == fingerprint.fingerprint(federation(pairs(kind), kind))
+    assert not together.clients.mapped
+
+
+@pytest.mark.parametrize("form", [tuple, torch.tensor, np.array, lambda sizes: np.array(sizes, "uint8")])
+def test_sizes_may_be_any_whole_numbers(form):
+    assert federation(ClientArrays(X, Y, form(SIZES))).clients.sizes.tolist() == SIZES
+
+
+def test_one_size_is_of_all_clients():
+    alike = Federation.from_tensors(ClientArrays(X[:12], Y[:12], 4), test=(X, Y))
+    assert alike.clients.sizes.tolist() == [4, 4, 4]
+
+
+def test_labels_of_other_types_and_targets_are_read_from_files_too(tmp_path):
+    np.save(tmp_path / "y.npy", Y.numpy().astype("uint8"))
+    given = ClientArrays(X, tmp_path / "y.npy", SIZES)
+    assert torch.equal(federation(given).clients.y, Y)
+    targets = Federation.from_tensors(given, test=(X, Y), task="regression").clients.y
+    assert torch.equal(targets, Y[:, None].float())
+
+
+def test_a_holdout_may_be_mapped(tmp_path):
+    held = federation(pairs(), holdout=saved(tmp_path)).holdout
+    assert held.mapped
+    assert held.sizes.tolist() == SIZES
+    assert torch.equal(held.x, X)
+
+
+def test_files_stay_as_they_are_and_what_is_mapped_is_never_copied_as_a_whole(kind, tmp_path):
+    given = saved(tmp_path, kind)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for path in before:
+        path.chmod(0o444)
+    mapped = federation(given, kind)
+    with Engine(MODELS[kind], precision="bf16") as engine:
+        ready = engine.prepare(mapped)
+    assert mapped.clients.mapped
+    assert ready.clients.x.data_ptr() == mapped.clients.x.data_ptr()
+    assert mapped.take(torch.tensor([2, 0])).clients.x.data_ptr() == mapped.clients.x.data_ptr()
+    result = run(mapped, kind)
+    result.simulation.federation.clients.x.add_(1)  # Nor would a network that changes its inputs in place.
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def cut(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[:-1])
+    return path
+
+
+def file(folder: Path, array: np.ndarray) -> Path:
+    np.save(folder / "x.npy", array)
+    return folder / "x.npy"
+
+
+def text(folder: Path) -> Path:
+    (folder / "x.npy").write_text("1,2\n")
+    return folder / "x.npy"
+
+
+def mapped_for_writing(folder: Path) -> np.ndarray:
+    return np.load(file(folder, X.numpy()), mmap_mode="r+")
+
+
+WRONG_FILES = {
+    "missing": (lambda folder: folder / "x.npy", "x.npy: cannot be read: No such file or directory"),
+    "cut off": (lambda folder: cut(file(folder, X.numpy())), "x.npy: must be a whole .npy file of numbers"),
+    "another form": (text, "x.npy: must be a whole .npy file of numbers"),
+    "empty": (lambda folder: (folder / "x.npy").touch() or folder / "x.npy", "must be a whole .npy file of numbers"),
+    "a folder": (lambda folder: folder, "cannot be read"),
+    "objects": (lambda folder: file(folder, np.array([{}, {}])), "x.npy: must be a whole .npy file of numbers"),
+    "float64": (lambda folder: file(folder, X.double().numpy()), "x.npy: has numbers of type float64; a mapped file"),
+    "columns": (lambda folder: file(folder, np.asfortranarray(X.numpy())), "x.npy: a mapped file is used as it lies"),
+    "channels first": (
+        lambda folder: file(folder, PICTURES.numpy()),
+        r"x.npy: a mapped file is used as it lies, so pictures of several channels must be saved as \(examples, height",
+    ),
+    "writable": (mapped_for_writing, "x.npy: must be mapped copy on write, .* got the mode 'r\\+'"),
+}
+
+
+@pytest.mark.parametrize(("make", "sentence"), WRONG_FILES.values(), ids=WRONG_FILES.keys())
+def test_a_file_that_cannot_be_used_gets_one_sentence(make, sentence, tmp_path):
+    with pytest.raises(InputError, match=sentence) as error:
+        federation(ClientArrays(make(tmp_path), Y, SIZES))
+    assert "\n" not in str(error.value)
+
+
+WRONG = {
+    "fewer labels": (lambda: ClientArrays(X, Y[:-1], SIZES), "'clients' has 13 examples but 12 labels"),
+    "another sum": (lambda: ClientArrays(X, Y, [3, 5, 1, 5]), "'sizes' of 'clients' sum to 14, but it has 13 examples"),
+    "no divisor": (lambda: ClientArrays(X, Y, 4), "'sizes' of 'clients' must divide its 13 examples"),
+    "negative": (lambda: ClientArrays(X, Y, [-1, 14]), "'sizes' of 'clients' must be whole numbers from 0"),
+    "fractions": (lambda: ClientArrays(X, Y, [6.5, 6.5]), "'sizes' of 'clients' must be whole numbers from 0"),
+    "words": (lambda: ClientArrays(X, Y, "many"), "'sizes' of 'clients' must be whole numbers from 0"),
+    "a client without": (lambda: ClientArrays(X, Y, [3, 0, 6, 4]), "client 1 has no examples"),
+    "nobody": (lambda: ClientArrays(X[:0], Y[:0], np.array([], int)), "a federation needs at least one client"),
+    "not finite": (lambda: ClientArrays(X.where(X < 1, torch.nan), Y, SIZES), "inputs that are NaN or infinite"),
+}
+
+
+@pytest.mark.parametrize(("make", "sentence"), WRONG.values(), ids=WRONG.keys())
+def test_what_does_not_match_gets_one_sentence(make, sentence):
+    with pytest.raises(InputError, match=sentence):
+        federation(make())
+
+
+def test_a_holdout_of_other_clients_gets_one_sentence():
+    with pytest.raises(InputError, match="'holdout' must be of 4 clients, as 'clients'; got 1"):
+        federation(pairs(), holdout=ClientArrays(X, Y, 13))
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that an operation of PyTorch makes or reads as a whole."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func.is_view:
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("clients", [100, 100_000])
+def test_taking_a_few_of_many_clients_costs_what_the_few_do(clients):
+    shards = Shards.from_contiguous(torch.zeros(2 * clients, 1), torch.zeros(2 * clients), torch.full((clients,), 2))
+    with Largest() as largest:
+        taken = shards.take(torch.tensor([7, 3]))
+    assert taken.indices.tolist() == [14, 15, 6, 7]
+    assert largest.numbers <= 4
+
+
+def test_clients_are_ordered_once_and_not_in_each_round(monkeypatch):
+    ordered = []
+    argsort = torch.argsort
+    monkeypatch.setattr(torch, "argsort", lambda *given, **how: ordered.append(1) or argsort(*given, **how))
+    with Engine(MODELS["rows"]) as engine:
+        setting = (federation(pairs()), FedAvg(), LocalSGD(), engine, Stream(0))
+        training = Training(*setting, participation=0.5)
+        cohorts = [training.cohort(number) for number in (1, 2, 3)]
+        again = [Training(*setting, participation=0.5).cohort(number) for number in (1, 2, 3)]
+    assert len(ordered) == 1 + 3
+    assert all(map(torch.equal, cohorts, again))
+
+
+def test_outputs_in_parts_are_the_outputs_bit_for_bit(monkeypatch):
+    monkeypatch.setitem(engine_module._EVALUATED, "vmap", 2)
+    monkeypatch.setattr(engine_module, "_TOGETHER", 2)
+    model, rows = MODELS["rows"], torch.arange(12, 1, -1)
+    with Engine(model, backend="vmap") as engine:
+        row = model.layout.pack(dict(model.network().named_parameters())).detach()
+        parts = list(engine.outputs_in_parts(row, X, rows))
+        whole = engine.outputs_at(row, X, rows)
+    assert [(where.start, where.stop) for where, _ in parts] == [(0, 4), (4, 8), (8, 11)]
+    assert torch.equal(torch.cat([outputs for _, outputs in parts]), whole)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), IFCA(clusters=2)], ids=["fedavg", "ifca"])
+def test_what_is_kept_of_members_alone_measures_the_same(algorithm, monkeypatch):
+    kept = []
+    of = audit.MembershipAudit.of
+
+    def counted(outputs, *others):
+        kept.append(sum(map(len, outputs.members)))
+        return of(outputs, *others)
+
+    monkeypatch.setattr(audit.MembershipAudit, "of", staticmethod(counted))
+    given = federation(pairs())
+    usual = run(given, "rows", algorithm, member_rounds=1)
+    monkeypatch.setattr(audit, "MAX_OUTPUTS", 0)
+    require_same(run(given, "rows", algorithm, member_rounds=1), usual)
+    assert min(kept) < max(kept)
+
+
+def test_a_fingerprint_does_not_depend_on_the_parts_that_are_hashed(monkeypatch):
+    given = federation(pairs("pictures"), "pictures")
+    whole = fingerprint.fingerprint(given)
+    monkeypatch.setattr(fingerprint, "_BLOCK", 1)
+    assert fingerprint.fingerprint(given) == whole
