@@ -2,10 +2,12 @@
 
 Clients of 10 random images (8 x 8) train an MLP of 50,185 parameters; 1 % of them take part in a round, and there is a
 checkpoint after each. Before that each client's row is made another than all others', as after many rounds. After the
-last round every client's model is evaluated on the client's own examples. Each row is measured in a process of its own,
-since memory that a process once had counts for its peak.
+last round every client's model is evaluated on the client's own examples, and then measured as at the end of a run: all
+membership attacks on all models, on their members and on all test examples. Each row is measured in a process of its
+own, since memory that a process once had counts for its peak.
 
     python benchmarks/personal_models.py [--clients 1000 10000] [--algorithms local mr-mtl] [--kept memory disk]
+                                         [--test-examples 2000]
 """
 
 import argparse
@@ -22,10 +24,11 @@ from typing import Any, get_args
 import torch
 from machine import commit, processor
 
-from shoal import Engine, Federation, LocalSGD, Shape, Stream, Training, create_model
+from shoal import Engine, Federation, LocalSGD, RedTeam, Shape, Stream, Training, create_model
 from shoal.algorithms import Algorithms
 from shoal.engine import ClientRows, Storage
 from shoal.runs.checkpoint import save_checkpoint
+from shoal.simulation.measurement import measure
 from shoal.simulation.simulation import SimulationState
 
 NAMED = {kind().name: kind() for kind in get_args(Algorithms)}
@@ -33,12 +36,15 @@ SHAPE = Shape(1, 8, 8, 10)
 MIB = 1024**2
 
 
-def federation(clients: int, examples: int = 10) -> Federation:
-    """Clients with random images."""
+def federation(clients: int, test_examples: int, examples: int = 10) -> Federation:
+    """Clients with random images, and as many for the shadow models of the attacks as there are test examples."""
     draw = torch.Generator().manual_seed(0)
-    images = torch.rand(clients, examples, 1, 8, 8, generator=draw)
-    labels = torch.arange(examples) % SHAPE.classes
-    return Federation.from_tensors([(each, labels) for each in images], test=(images[0], labels))
+
+    def images(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.rand(count, 1, 8, 8, generator=draw), torch.arange(count) % SHAPE.classes
+
+    own = [images(examples) for _ in range(clients)]
+    return Federation.from_tensors(own, test=images(test_examples), shadow=images(test_examples))
 
 
 def peak() -> float:
@@ -60,14 +66,14 @@ def with_own_rows(rows: ClientRows) -> ClientRows:
     return rows
 
 
-def measured(algorithm: str, clients: int, kept: Storage, rounds: int) -> dict[str, Any]:
+def measured(algorithm: str, clients: int, kept: Storage, rounds: int, test_examples: int) -> dict[str, Any]:
     """Medians over the rounds after the first, and peaks of all."""
     seconds: dict[str, list[float]] = {"round": [], "checkpoint": [], "written": []}
     with (
         tempfile.TemporaryDirectory(dir=Path.cwd()) as folder,
         Engine(create_model("mlp", SHAPE, hidden=669), personal_models=kept) as engine,
     ):
-        data, path = engine.prepare(federation(clients)), Path(folder)
+        data, path = engine.prepare(federation(clients, test_examples)), Path(folder)
         before = peak()
         run = Training(data, NAMED[algorithm], LocalSGD(epochs=2), engine, Stream(0), participation=0.01)
         state = run.start()
@@ -84,7 +90,10 @@ def measured(algorithm: str, clients: int, kept: Storage, rounds: int) -> dict[s
         at_rounds, began = peak(), time.perf_counter()
         run.deployed(state)
         medians = {name: statistics.median(each[1:]) for name, each in seconds.items()}
-        return medians | {"data": before, "rounds": at_rounds, "end": peak(), "ending": time.perf_counter() - began}
+        found = medians | {"data": before, "rounds": at_rounds, "end": peak(), "ending": time.perf_counter() - began}
+        began = time.process_time()
+        measure(state, run, RedTeam(every=0), Stream(1), [], member_rounds=rounds + 1)
+        return found | {"attacks": peak(), "attacking": time.process_time() - began}
 
 
 def main() -> None:
@@ -94,27 +103,31 @@ def main() -> None:
     options.add_argument("--algorithms", nargs="+", default=["local", "mr-mtl", "ditto", "apfl"], choices=NAMED)
     options.add_argument("--kept", nargs="+", default=["memory", "disk"], choices=["memory", "disk"])
     options.add_argument("--rounds", type=int, default=4, help="rounds counted, after one for warming up")
+    options.add_argument("--test-examples", type=int, default=2000, help="on which all models are attacked at the end")
     options.add_argument("--one", action="store_true", help="measure the first of each in this process, as JSON")
     given = options.parse_args()
     if given.one:
-        print(json.dumps(measured(given.algorithms[0], given.clients[0], given.kept[0], given.rounds)))
+        asked = given.algorithms[0], given.clients[0], given.kept[0], given.rounds, given.test_examples
+        print(json.dumps(measured(*asked)))
         return
     print(f"Commit {commit()}, {processor()[0]}, torch {torch.__version__}.\n")
     print(
-        "| algorithm | clients | kept in | peak MiB, rounds | peak MiB, with the end | s a round | s a checkpoint "
-        "| MiB written | s at the end |"
+        "| algorithm | clients | kept in | peak MiB, rounds | peak MiB, with the end | peak MiB, with the attacks "
+        "| s a round | s a checkpoint | MiB written | s at the end | processor s, attacks |"
     )
-    print("|---|---:|---|---:|---:|---:|---:|---:|---:|")
+    print("|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for clients in given.clients:
         for algorithm in given.algorithms:
             for kept in given.kept:
                 command = [sys.executable, __file__, "--one", "--rounds", str(given.rounds), "--kept", kept]
                 command += ["--clients", str(clients), "--algorithms", algorithm]
+                command += ["--test-examples", str(given.test_examples)]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 one = json.loads(done.stdout)
                 print(
                     f"| `{algorithm}` | {clients:,} | {kept} | {one['rounds']:,.0f} | {one['end']:,.0f} "
-                    f"| {one['round']:.3f} | {one['checkpoint']:.3f} | {one['written']:,.1f} | {one['ending']:.1f} |",
+                    f"| {one['attacks']:,.0f} | {one['round']:.3f} | {one['checkpoint']:.3f} "
+                    f"| {one['written']:,.1f} | {one['ending']:.1f} | {one['attacking']:.1f} |",
                     flush=True,
                 )
 

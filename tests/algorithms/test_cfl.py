@@ -1,6 +1,7 @@
 """CFL: FedAvg until clusters are divided, the true groups afterwards, and who walks where in the tree."""
 
 import json
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -13,7 +14,7 @@ from shoal.algorithms import CFL, FedAvg, FedOpt, FedProx, Pooling
 from shoal.algorithms.cfl import bipartition
 from shoal.algorithms.parameter_tree import ParameterTree
 from shoal.algorithms.update_sketch import UpdateSketch
-from shoal.control import Coordinator, Knob
+from shoal.control import Coordinator, Knob, RiskPrediction
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import L2
@@ -230,6 +231,20 @@ def test_no_part_is_smaller_than_it_may_be():
         for key, value in (("min_clients", 2), ("min_examples", 41), ("sketch", 4096))
     }
     assert found == {"min_clients": 1, "min_examples": 1, "sketch": 2}
+
+
+def test_no_part_has_a_predicted_risk_above_a_bound():
+    """By the examples that keep it so; a bound of 1 changes no bit."""
+    federation, law = relabelled([0, 0, 0, 0, 2]), RiskPrediction()
+    assert federation.classes is not None
+    alone = law.risk(float(federation.clients.sizes[4]) / federation.classes)
+
+    def models(risk):
+        least = math.ceil(federation.classes * law.examples_per_class(risk))
+        return trained(federation, replace(SPLITS, min_examples=least), 12)[-1].models
+
+    assert torch.equal(models(1.0), trained(federation, SPLITS, 12)[-1].models)
+    assert [len(models(risk)) for risk in (1.0, alone + 1e-6, alone - 1e-3)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("base", [SPLITS, FedProx(SPLITS, 0.1), Pooling(SPLITS)], ids=repr)

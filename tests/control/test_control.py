@@ -259,6 +259,17 @@ def test_a_predicted_risk_sets_the_first_directives(mlp):
     assert over.directives["l2"].tolist() == pytest.approx([0.9])
 
 
+@pytest.mark.parametrize("prediction", [RiskPrediction(), RiskPrediction(factor=0.5, exponent=1.0)], ids=repr)
+def test_so_many_examples_keep_the_predicted_risk_at_a_bound_and_no_fewer(prediction):
+    for bound in (0.55, 0.6, 0.7):
+        least = prediction.examples_per_class(bound)
+        assert prediction.risk(least) == pytest.approx(bound)
+        assert prediction.risk(0.9 * least) > bound
+    assert prediction.examples_per_class(1.0) == 0, "one example has no higher risk than that"
+    with pytest.raises(InputError, match=r"^'risk' must be above 0.5 and at most 1; got 0.5$"):
+        prediction.examples_per_class(0.5)
+
+
 def test_another_number_of_models_begins_anew_and_keeps_what_was_learned(mlp):
     asked = coordinator()
     state = updated(asked, [[0.7, 0.5], [0.6, 0.5]], [0.6] * 6, mlp)[-1]

@@ -53,8 +53,10 @@ class CFL:
     number; risks, directives and members are inherited by both; updates are those of parameters (without batch norm's
     statistics); with partial participation the criteria are of this round's clients. The average's norm is exact, and
     so is each client's; cosines are of sketches (`UpdateSketch`), so that the server keeps d numbers of an update.
-    Where a predicted risk limits what may be divided, `min_examples` says so: `RiskPrediction.examples_per_class` has
-    the number. Not here: the encryption of updates (the paper's Algorithm 5), which changes neither norm nor cosine.
+    Where a predicted risk limits what may be divided, `min_examples` says so: the number of classes times
+    `RiskPrediction.examples_per_class`. The server knows how many clients and examples a part has and not their
+    labels, so all classes count as equally frequent. A division that is refused is refused whole: no other one is
+    looked for. Not here: the encryption of updates (the paper's Algorithm 5), which changes neither norm nor cosine.
     The formulas were taken from notes on the paper and from the authors' code, not from the paper's text.
 
     Args:

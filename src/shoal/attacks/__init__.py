@@ -7,7 +7,7 @@ models implements `ReferenceAttack`.
 """
 
 from shoal.attacks.active_property import ActivePropertyAttacker, active_property_attacker
-from shoal.attacks.audit import MembershipAudit, ModelOutputs, evaluate_models, one_group_mix
+from shoal.attacks.audit import MembershipAudit, one_group_mix
 from shoal.attacks.bavaria import BaVarIA
 from shoal.attacks.centroid_reconstruction import (
     ReconstructedUpdates,
@@ -39,6 +39,7 @@ from shoal.attacks.membership import (
     needs_classes,
 )
 from shoal.attacks.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
+from shoal.attacks.model_outputs import ModelOutputs, evaluate_models
 from shoal.attacks.one_run_audit import OneRunAudit, one_run_audit
 from shoal.attacks.other_clusters import OtherClusters
 from shoal.attacks.preference_inference import PreferenceInference

@@ -8,156 +8,55 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks.membership import FittedAttack, Query, Records
+from shoal.attacks.membership import FittedAttack, Query
+from shoal.attacks.model_outputs import ModelOutputs
 from shoal.data.federation import Federation
-from shoal.engine import Engine, PersonalModels
 from shoal.metrics import MembershipMetrics, membership_metrics
-from shoal.models.model import Loss, cross_entropy
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-MAX_OUTPUTS = 2**24
-"""Numbers that are kept of what a model gives for training examples (64 MB) before those of members alone are."""
-
-
 @dataclass(frozen=True, eq=False)
-class ModelOutputs:
-    """The models' outputs on training examples and on test examples.
+class Margins:
+    """Margins of one attack on one model: score - threshold, positive where the attack says member.
 
     Args:
-        training: of each model k, (T_k,) int64 the training examples of which its outputs are kept.
-        members: of each model k, its outputs (T_k, C) on these.
-        evaluated: of each model k, (E_k,) int64 the training examples that it was evaluated on.
-        values: of each model k, its metric (E_k,) float64 on these.
-        labels: (T,) of all training examples; of a regression (T, d).
-        owner: (T,) the client that holds each training example.
-        test: (K, M, C), of every model on every test example.
-        test_labels: (M,); of a regression (M, d).
-        reference_members: of each model k with reference models, their outputs (R, T_k, C).
-        reference_test: of each model k with reference models, their outputs (R, M, C) on the test examples.
-        loss: with which the models were trained.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks import evaluate_models
-        >>> own = (torch.eye(4), [0, 1, 0, 1])
-        >>> federation = shoal.Federation.from_tensors([own, own], test=(-torch.eye(4), [0, 1, 0, 1]))
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))
-        >>> everybody = torch.ones(2, 1, dtype=torch.bool)
-        >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(steps=20), engine, shoal.Stream(0))
-        ...     state, _ = training.round(training.start())
-        ...     outputs = evaluate_models(state.models, everybody, federation, engine)
-        ...
-        >>> right = outputs.members[0].argmax(dim=1) == outputs.labels[outputs.training[0]]
-        >>> float(right.float().mean()), float((outputs.test[0].argmax(dim=1) == outputs.test_labels).float().mean())
-        (1.0, 0.0)
+        training: (T_k,) the training examples that were scored.
+        members: (T_k,) the margins of these.
+        non_members: (M,) the margins of the test examples.
     """
 
-    training: tuple[Tensor, ...]
-    members: tuple[Tensor, ...]
-    evaluated: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-    labels: Tensor
-    owner: Tensor
-    test: Tensor
-    test_labels: Tensor
-    reference_members: dict[int, Tensor]
-    reference_test: dict[int, Tensor]
-    loss: Loss = cross_entropy
+    training: NDArray[np.int64]
+    members: Floats
+    non_members: Floats
 
-
-def evaluate_models(
-    models: Tensor | PersonalModels,
-    clients: Tensor,
-    federation: Federation,
-    engine: Engine,
-    records: Sequence[Records] = (),
-    members: Tensor | None = None,
-) -> ModelOutputs:
-    """Evaluate each model on the training examples of some clients, and on the test set.
-
-    Where the outputs of a model on these examples are more numbers than fit in memory well (`MAX_OUTPUTS`), those on
-    examples of its members alone are kept, and of the others what the model's metric says of them.
-
-    Args:
-        models: (K, P).
-        clients: (N, K) bool, on whose examples each model is evaluated.
-        records: that the attacks on the K models were fitted on; their reference models are evaluated on the same
-            examples.
-        members: (N, K) bool, those of the ``clients`` whose examples are members of each model; None: all of them.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks import evaluate_models
-        >>> own = (torch.eye(4), [0, 1, 0, 1])
-        >>> federation = shoal.Federation.from_tensors([own, own], test=(-torch.eye(4), [0, 1, 0, 1]))
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))
-        >>> everybody = torch.ones(2, 1, dtype=torch.bool)
-        >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(steps=20), engine, shoal.Stream(0))
-        ...     state, _ = training.round(training.start())
-        ...     outputs = evaluate_models(state.models, everybody, federation, engine)
-        ...
-        >>> outputs.members[0].shape, outputs.test.shape, outputs.owner.tolist()
-        (torch.Size([8, 2]), torch.Size([1, 4, 2]), [0, 0, 0, 0, 1, 1, 1, 1])
-    """
-    shards, test, owner = federation.clients, federation.test, federation.clients.owners()
-    labels = shards.y[shards.indices.to(shards.y.device)].cpu()
-    outputs_on_test = torch.stack([engine.outputs(model, test.x).cpu() for model in models])
-    metric = engine.model.metric_for(federation.classes)
-    kept_of, evaluated, members_of, values_of = [], [], [], []
-    reference_members: dict[int, Tensor] = {}
-    reference_test: dict[int, Tensor] = {}
-    for k, model in enumerate(models):
-        reference, examples = records[k].reference if records else None, torch.nonzero(clients[owner, k]).flatten()
-        kept = torch.ones_like(examples, dtype=torch.bool)
-        if members is not None and len(examples) * outputs_on_test.shape[2] > MAX_OUTPUTS:
-            kept = members[owner[examples], k]
-        rows, outputs, values = shards.indices[examples].to(shards.y.device), [], []
-        for where, part in engine.outputs_in_parts(model, shards.x, rows):
-            on_cpu = part.cpu()
-            values.append(metric(on_cpu, labels[examples[where]]).double())
-            outputs.append(on_cpu[kept[where]])
-        evaluated.append(examples)
-        kept_of.append(examples[kept])
-        members_of.append(torch.cat(outputs))
-        values_of.append(torch.cat(values))
-        if reference is not None:
-            reference_members[k] = reference.evaluate(shards.x, rows[kept.to(rows.device)], engine)
-            reference_test[k] = reference.evaluate(test.x, torch.arange(len(test), device=test.y.device), engine)
-    return ModelOutputs(
-        training=tuple(kept_of),
-        members=tuple(members_of),
-        evaluated=tuple(evaluated),
-        values=tuple(values_of),
-        labels=labels,
-        owner=owner,
-        test=outputs_on_test,
-        test_labels=test.y.cpu(),
-        reference_members=reference_members,
-        reference_test=reference_test,
-        loss=engine.model.loss,
-    )
+    @staticmethod
+    def of(outputs: ModelOutputs, attacks: Sequence[FittedAttack]) -> "list[Margins]":
+        """Of each of the K models whose ``outputs`` are given, by ``attacks``, one per model."""
+        found = []
+        for k, attack in enumerate(attacks):
+            examples, reference = outputs.training[k], outputs.reference_members.get(k)
+            query = Query.unseen(outputs.members[k], outputs.labels[examples], reference, outputs.loss)
+            members = attack.score(query) if len(examples) else np.empty(0)
+            query = Query.unseen(outputs.test[k], outputs.test_labels, outputs.reference_test.get(k), outputs.loss)
+            non_members = np.asarray(attack.score(query) - attack.threshold, dtype=np.float64)
+            found.append(Margins(examples.numpy(), members - attack.threshold, non_members))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
 class MembershipAudit:
-    """Margins of one attack on each model: score - threshold, positive where the attack says member.
+    """What one attack says of each model's members and non-members.
 
     Non-members are test examples, weighted so that they have the members' mix of labels: under label skew an attack
     would otherwise be credited with recognising labels. In a regression they have the members' mix of groups alone.
 
     Args:
-        training: of each model k, (T_k,) the training examples that were scored on it.
-        members: of each model k, the margins (T_k,) of these.
-        non_members: (K, M) margins of the test examples, on every model.
+        margins: of each of the K models.
         owner: (T,) the client that holds each training example.
         label: (T,) the class of each training example; 0 in a regression.
         trainers: (N, K) bool, the clients whose examples are members of each model.
@@ -182,9 +81,7 @@ class MembershipAudit:
         (1.0, 8)
     """
 
-    training: tuple[NDArray[np.int64], ...]
-    members: tuple[Floats, ...]
-    non_members: Floats
+    margins: Sequence[Margins]
     owner: NDArray[np.int64]
     label: NDArray[np.int64]
     trainers: Bools
@@ -200,24 +97,19 @@ class MembershipAudit:
         federation: Federation,
     ) -> "MembershipAudit":
         """Score all of ``outputs``, which are of all ``trainers`` at least, by ``attacks``, one per model."""
-        members, non_members = [], np.empty(outputs.test.shape[:2])
-        for k, attack in enumerate(attacks):
-            query = Query.unseen(
-                outputs.members[k],
-                outputs.labels[outputs.training[k]],
-                outputs.reference_members.get(k),
-                outputs.loss,
-            )
-            scores = attack.score(query) if len(outputs.training[k]) else np.empty(0)
-            members.append(scores - attack.threshold)
-            query = Query.unseen(outputs.test[k], outputs.test_labels, outputs.reference_test.get(k), outputs.loss)
-            non_members[k] = attack.score(query) - attack.threshold
+        return MembershipAudit.of_margins(Margins.of(outputs, attacks), trainers, latest, federation)
+
+    @staticmethod
+    def of_margins(
+        margins: Sequence[Margins], trainers: Tensor, latest: Tensor, federation: Federation
+    ) -> "MembershipAudit":
+        """With the ``margins`` of all K models, which are on the examples of all ``trainers`` at least."""
+        shards = federation.clients
+        labels = shards.y[shards.indices.to(shards.y.device)].cpu()
         return MembershipAudit(
-            training=tuple(each.numpy() for each in outputs.training),
-            members=tuple(members),
-            non_members=non_members,
-            owner=outputs.owner.numpy(),
-            label=_class_of(outputs.labels, federation),
+            margins=tuple(margins),
+            owner=shards.owners().numpy(),
+            label=_class_of(labels, federation),
             trainers=trainers.numpy(),
             latest=latest.numpy(),
             federation=federation,
@@ -233,8 +125,9 @@ class MembershipAudit:
                 left out.
             confidence: of the interval of the balanced accuracy.
         """
-        trained = self.trainers[self.owner[self.training[k]], k]
-        examples, margins = self.training[k][trained], self.members[k][trained]
+        of_model = self.margins[k]
+        trained = self.trainers[self.owner[of_model.training], k]
+        examples, margins = of_model.training[trained], of_model.members[trained]
         if population:
             mix = self.federation.group_fractions.numpy()
             inside = self._comparable(examples, mix > 0)
@@ -242,7 +135,7 @@ class MembershipAudit:
         else:
             inside = self._test_sizes[self._group(examples), self.label[examples]] > 0
             counts = self._counts(examples[inside])
-        return _metrics([margins[inside]], [self.non_members[k]], [self._weights(counts)], confidence)
+        return _metrics([margins[inside]], [of_model.non_members], [self._weights(counts)], confidence)
 
     def of_group(self, g: int, mix: Floats, *, confidence: float = 0.95) -> MembershipMetrics:
         """The clients of group g: their training examples against test examples, each on the model its client trained
@@ -268,13 +161,14 @@ class MembershipAudit:
         """
         group = self.federation.group.numpy()
         members, non_members, weights = [], [], []
-        for k, (examples, margins) in enumerate(zip(self.training, self.members, strict=True)):
+        for k, of_model in enumerate(self.margins):
+            examples = of_model.training
             own = (group[self.owner[examples]] == g) & (self.latest[self.owner[examples]] == k)
             if not own.any():
                 continue
             own[own] = self._comparable(examples[own], mix > 0)
-            members.append(margins[own])
-            non_members.append(self.non_members[k])
+            members.append(of_model.members[own])
+            non_members.append(of_model.non_members)
             weights.append(self._weights(mix[:, None] * self._counts(examples[own]).sum(axis=0)))
         return members, non_members, weights
 

@@ -33,15 +33,17 @@ class RiskPrediction:
         return 0.5 + min(1.0, self.factor * max(examples_per_class, 1.0) ** -self.exponent) / 2
 
     def examples_per_class(self, risk: float) -> float:
-        """How many examples of each class keep the predicted risk at most ``risk``, above 0.5; at least 1.
+        """How many examples of each class keep the predicted risk at most ``risk``, above 0.5; 0 where any number does.
 
         Times the number of classes it is what an algorithm's least number of examples should be (`CFL.min_examples`).
 
         Raises:
             InputError: a risk that no number of examples reaches.
 
-        >>> round(RiskPrediction().examples_per_class(0.721))
-        25
+        >>> round(RiskPrediction().examples_per_class(0.721)), RiskPrediction().examples_per_class(1.0)
+        (25, 0.0)
         """
         require(0.5 < risk <= 1, f"'risk' must be above 0.5 and at most 1; got {risk:g}")
-        return max(1.0, (self.factor / (2 * risk - 1)) ** (1 / self.exponent))
+        if risk >= self.risk(1):
+            return 0.0
+        return (self.factor / (2 * risk - 1)) ** (1 / self.exponent)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from shoal.core.client_rows import ClientRows
 
 @dataclass(frozen=True, eq=False)
 class PersonalModels:
-    """The models of n clients; used as a tensor (n, P) is of which one row is looked at at a time.
+    """The models of n clients; used as a tensor (n, P) is of which one row is looked at at a time, or some in turn.
 
     Args:
         count: n.
@@ -22,8 +23,8 @@ class PersonalModels:
         >>> from shoal.engine import ClientRows, PersonalModels
         >>> rows = ClientRows.same(torch.zeros(2), 3).replaced(torch.tensor([2]), torch.ones(1, 2))
         >>> models = PersonalModels.of(rows, torch.tensor([2, 0]))
-        >>> len(models), models[0], models.tensor().shape
-        (2, tensor([1., 1.]), torch.Size([2, 2]))
+        >>> len(models), models[0], models[1:].tensor(), models.tensor().shape
+        (2, tensor([1., 1.]), tensor([[0., 0.]]), torch.Size([2, 2]))
     """
 
     count: int
@@ -37,8 +38,15 @@ class PersonalModels:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, client: int) -> Tensor:
-        """(P,), the model of one client."""
+    @overload
+    def __getitem__(self, client: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, client: slice) -> "PersonalModels": ...
+    def __getitem__(self, client: "int | slice") -> "Tensor | PersonalModels":
+        """(P,), the model of one client; or those of some, of which none is made yet."""
+        if isinstance(client, slice):
+            some = torch.arange(self.count)[client]
+            return PersonalModels(len(some), lambda positions: self.rows(some[positions]))
         return self.rows(torch.tensor([client]))[0]
 
     def __iter__(self) -> Iterator[Tensor]:

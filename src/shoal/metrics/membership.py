@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.metrics.intervals import auc_interval, balanced_accuracy_interval, clopper_pearson, effective_size
-from shoal.metrics.roc import roc, roc_auc
+from shoal.metrics.roc import roc_with_auc
 
 FALSE_POSITIVES = 3
 """Fewest false positives at which a true positive rate is given."""
@@ -93,9 +93,8 @@ def membership_metrics(
         return MembershipMetrics(nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, members, non_members)
     counted = np.ones(members + non_members) if weights is None else weights
     sizes = effective_size(counted[is_member]), effective_size(counted[~is_member])
-    fpr, tpr = roc(scores, is_member, weights)
+    fpr, tpr, auc = roc_with_auc(scores, is_member, weights)
     low, high = balanced_accuracy_interval(scores > threshold, is_member, weights, confidence)
-    auc = roc_auc(scores, is_member, weights)
     auc_low, auc_high = auc_interval(auc, *sizes, confidence)
     at_1 = _at_fpr(fpr, tpr, 0.01, *sizes, confidence)
     at_01 = _at_fpr(fpr, tpr, 0.001, *sizes, confidence)

@@ -50,7 +50,22 @@ def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> 
     """
     if is_member.all() or not is_member.any():
         return float("nan")
+    return _area(*_positives(scores, is_member, weights))
+
+
+def roc_with_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats, float]:
+    """Those of `roc`, and that of `roc_auc`, from one sorting of the scores.
+
+    Raises:
+        InputError: scores that are not finite, or no example.
+    """
     false, true = _positives(scores, is_member, weights)
+    area = float("nan") if is_member.all() or not is_member.any() else _area(false, true)
+    return _rates(false), _rates(true), area
+
+
+def _area(false: Floats, true: Floats) -> float:
+    """Under the curve through these positives, of which there are some of each kind."""
     if len(false) > 2:
         # Points on a straight piece of the curve do not change the area; left out, there are fewer to add up.
         corner = np.concatenate([[True], (np.diff(false, 2) != 0) | (np.diff(true, 2) != 0), [True]])
@@ -62,19 +77,23 @@ def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> 
 def _positives(scores: Floats, is_member: Bools, weights: Floats | None) -> tuple[Floats, Floats]:
     """False and true positives at every threshold, from the highest score to the lowest."""
     require(bool(np.isfinite(scores).all()), "the scores of a ROC curve must be finite; got NaN or an infinite one")
-    if weights is not None:
+    if weights is not None and not weights.all():
         counted = weights != 0
         scores, is_member, weights = scores[counted], is_member[counted], weights[counted]
     require(len(scores) > 0, "a ROC curve needs an example; got none, or none with a weight")
     order = np.argsort(-scores, kind="stable")
-    scores, member = scores[order], is_member[order].astype(np.float64)
+    # Of many clients' models these are the largest arrays at the end of a run, so each is let go of when it has served.
+    scores, member = scores[order], is_member[order]
+    weights = weights if weights is None else weights[order]
+    del order
     last = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)
+    del scores
     if weights is None:
-        true = np.cumsum(member)[last]
+        true = np.cumsum(member, dtype=np.float64)[last]
         return 1 + last - true, true
-    weights = weights[order]
     # Added up and not subtracted, so that they increase also in their last bits.
-    return np.cumsum((1 - member) * weights)[last], np.cumsum(member * weights)[last]
+    false = np.cumsum(np.where(member, 0.0, weights))[last]
+    return false, np.cumsum(np.where(member, weights, 0.0))[last]
 
 
 def _rates(positives: Floats) -> Floats:

@@ -13,6 +13,9 @@ CONFIDENCE = 0.95
 """Of a client's interval. It is of the largest of several attacks' accuracies, so each attack's interval is of
 ``1 - (1 - CONFIDENCE) / attacks`` (Bonferroni)."""
 
+PART = 2**20
+"""Pairs of a client and a model that are looked at at once."""
+
 
 def title_of(attack: MembershipAttack) -> str:
     """What an attack is called in tables."""
@@ -41,8 +44,7 @@ def exposure_of_clients(
     low = np.array([[each.low for each in row] for row in measured])
     strongest = np.where(np.isnan(accuracy), -np.inf, accuracy).argmax(axis=0)
     of_model, low_of_model = accuracy[strongest, np.arange(models)], low[strongest, np.arange(models)]
-    measurable = np.logical_and(trainers, ~np.isnan(of_model))
-    worst, known = np.where(measurable, of_model, -np.inf).argmax(axis=1), measurable.any(axis=1)
+    worst, known = _worst(trainers, of_model)
     exposure = np.where(known, of_model[worst], np.nan)
     exposure_low = np.where(known, low_of_model[worst], np.nan)
     return {
@@ -51,3 +53,17 @@ def exposure_of_clients(
         "attack": np.array(names)[np.where(known, strongest[worst], len(audits))],
         "exceeded": exposure_low > federation.preferences.threshold.numpy(),
     }
+
+
+def _worst(trainers: NDArray[np.bool_], of_model: NDArray[np.float64]) -> tuple[NDArray, NDArray[np.bool_]]:
+    """(N,) the most exposed of the models that each client trained, by their values (S,), and whether it has any."""
+    measured = ~np.isnan(of_model)
+    worst, known = np.zeros(len(trainers), dtype=np.int64), np.zeros(len(trainers), dtype=bool)
+    # Some clients at a time: with a model for each client N S numbers would be more than all else at the end of a run.
+    size = max(1, PART // max(1, len(of_model)))
+    for first in range(0, len(trainers), size):
+        some = slice(first, first + size)
+        measurable = trainers[some] & measured
+        worst[some] = np.where(measurable, of_model, -np.inf).argmax(axis=1)
+        known[some] = measurable.any(axis=1)
+    return worst, known

@@ -1,8 +1,9 @@
 """The membership-inference attacks on the final models, the configured one fitted as often as the red team says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from shoal.attacks import (
@@ -15,13 +16,19 @@ from shoal.attacks import (
     RedTeam,
     evaluate_models,
 )
+from shoal.attacks.audit import Margins
+from shoal.attacks.model_outputs import with_references
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import Deployed, Engine, PersonalModels, State, Training
+from shoal.simulation.answers import Answers
 from shoal.simulation.attack_metrics import attack_key
 from shoal.simulation.exposure import title_of
 from shoal.simulation.membership import Membership, is_personal
 from shoal.simulation.refits import Refits
+
+PART = 2**22
+"""Outputs on test examples, in numbers, that are held at once, unless one model has more: 16 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +36,7 @@ class FinalAttacks:
     """The audits of the final models by every attack.
 
     Args:
-        outputs: of the deployed models.
+        answers: what the deployed models say.
         by_attack: of the deployed models by the attacks' titles, the configured one first.
         keys: the attacks' keys in audit.json by their titles.
         by_loss: of the deployed models by a threshold on the loss; None where there were no records to set it by.
@@ -37,7 +44,7 @@ class FinalAttacks:
         used_shadow_models: whether the attacks were fitted on shadow models.
     """
 
-    outputs: ModelOutputs
+    answers: Answers
     by_attack: Mapping[str, Refits]
     keys: Mapping[str, str]
     by_loss: Refits | None
@@ -56,73 +63,109 @@ class FinalAttacks:
 
 
 def attack_final_models(
-    state: State, deployed: Deployed, training: Training, red_team: RedTeam, stream: Stream, member_rounds: int
+    state: State,
+    deployed: Deployed,
+    training: Training,
+    red_team: RedTeam,
+    stream: Stream,
+    *,
+    members: Membership,
+    member_rounds: int,
 ) -> FinalAttacks:
-    """Fit the attacks on the final ``state`` and audit its models; see `simulation.measurement.measure`."""
+    """Fit the attacks on the final ``state`` and audit its models, of the ``members``; see `measurement.measure`."""
     federation, engine, personal = training.federation, training.engine, is_personal(deployed)
-    of_deployed = Membership.of_deployed(state, deployed, member_rounds)
-    number = range(len(deployed.models))
-    users = deployed.model[:, None] == deployed.model.new_tensor(number)
-    # A personal model is attacked by what was fitted on the model of its client's cluster.
-    cluster = deployed.assignment.tolist() if personal else list(number)
-    own = _Attacked(deployed.models, cluster, of_deployed, of_deployed.trainers | users, federation, engine)
-    shared = None
-    if personal:
-        of_clusters = Membership.of_clusters(state, member_rounds)
-        everyone = list(range(len(state.models)))
-        shared = _Attacked(state.models, everyone, of_clusters, of_clusters.trainers, federation, engine)
     local, used = training.local_of_clusters(state), red_team.attack.needs != "nothing"
-    # Only reference models make the outputs of one fit others than those of the next.
-    anew = red_team.attack.needs == "reference models"
-    fits, loss_fits, shared_fits, first, of_shared = [], [], [], None, None
+    configured, by_loss = [], []
     # An attack that is fitted on nothing would be the same again.
     for i in range(red_team.refits if used else 1):
         again = stream("refit", i) if i else stream
         attacks, records = red_team.fit(state, federation, engine, local, again("attack"))
-        outputs = own.outputs(records) if first is None or anew else first
-        first = outputs if first is None else first
-        fits.append(own.audit(attacks, outputs))
+        configured.append(_Fit(attacks, records))
         if used:
-            by_loss = [LossThreshold().fit(each, again("loss threshold", k)) for k, each in enumerate(records)]
-            loss_fits.append(own.audit(by_loss, outputs))
-        if shared is not None:
-            of_shared = shared.outputs(records) if of_shared is None or anew else of_shared
-            shared_fits.append(shared.audit(attacks, of_shared))
-    assert first is not None
-    by_attack = {title_of(red_team.attack): Refits(fits)}
-    if loss_fits:
-        by_attack.setdefault(LossThreshold.title, Refits(loss_fits))
+            by_loss.append(
+                _Fit([LossThreshold().fit(each, again("loss threshold", k)) for k, each in enumerate(records)])
+            )
+    gap = []
     if federation.classes is not None:
-        gap = Gap().fit(Records.none(), stream("gap"))
-        by_attack.setdefault(Gap.title, Refits([own.audit([gap] * len(state.models), first)]))
+        gap = [_Fit([Gap().fit(Records.none(), stream("gap"))] * len(state.models))]
+    # A personal model is attacked by what was fitted on the model of its client's cluster.
+    cluster = deployed.assignment.tolist() if personal else list(range(len(deployed.models)))
+    own = _Attacked(deployed.models, cluster, members, deployed.model, federation, engine)
+    metric, answers = engine.model.metric_for(federation.classes), []
+
+    def answered(first: int, outputs: ModelOutputs) -> None:
+        answers.append(Answers.of(outputs, first, deployed, federation, metric))
+
+    audits = own.audits([*configured, *by_loss, *gap], answered)
+    by_attack = {title_of(red_team.attack): Refits(audits[: len(configured)])}
+    loss_audits = audits[len(configured) : len(configured) + len(by_loss)]
+    if loss_audits:
+        by_attack.setdefault(LossThreshold.title, Refits(loss_audits))
+    if gap:
+        by_attack.setdefault(Gap.title, Refits(audits[-1:]))
+    shared = Refits(audits[: len(configured)])
+    if personal:
+        of_clusters, nobody = Membership.of_clusters(state, member_rounds), torch.full((len(federation),), -1)
+        clusters = list(range(len(state.models)))
+        shared = Refits(_Attacked(state.models, clusters, of_clusters, nobody, federation, engine).audits(configured))
     return FinalAttacks(
-        outputs=first,
+        answers=Answers.joined(answers),
         by_attack=by_attack,
         keys={title_of(each): attack_key(each) for each in (Gap(), LossThreshold(), red_team.attack)},
-        by_loss=Refits(loss_fits) if loss_fits else None,
-        shared=Refits(shared_fits or fits),
+        by_loss=Refits(loss_audits) if loss_audits else None,
+        shared=shared,
         used_shadow_models=used,
     )
 
 
 @dataclass(frozen=True, eq=False)
+class _Fit:
+    """An attack fitted on each of the K clusters' models, and the records whose reference models it asks."""
+
+    attacks: Sequence[FittedAttack]
+    records: Sequence[Records] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class _Attacked:
-    """S models to be attacked: by what was fitted on which cluster's model, whose members, on whose examples."""
+    """S models to be attacked: by what was fitted on which cluster's model, whose members, and used by whom."""
 
     models: Tensor | PersonalModels
     cluster: Sequence[int]
     members: Membership
-    evaluated_on: Tensor
+    model: Tensor
+    """(N,) int64, the model that each client uses, on whose examples it is evaluated too; -1: none."""
     federation: Federation
     engine: Engine
 
-    def outputs(self, records: Sequence[Records]) -> ModelOutputs:
-        """With those of the reference models in the ``records`` of each cluster."""
-        of_each = [records[k] for k in self.cluster]
-        members = self.members.trainers
-        return evaluate_models(self.models, self.evaluated_on, self.federation, self.engine, of_each, members)
+    def audits(
+        self, fits: Sequence[_Fit], watch: Callable[[int, ModelOutputs], None] | None = None
+    ) -> list[MembershipAudit]:
+        """By each of ``fits``. The outputs are computed for some models at a time, and none are kept.
 
-    def audit(self, fitted: Sequence[FittedAttack], outputs: ModelOutputs) -> MembershipAudit:
-        """By the attacks ``fitted`` on each cluster's model."""
-        of_each = [fitted[k] for k in self.cluster]
-        return MembershipAudit.of(outputs, of_each, self.members.trainers, self.members.latest, self.federation)
+        Args:
+            watch: is told the number of the first model of each part, and the part's outputs.
+        """
+        outputs_of_model = len(self.federation.test) * (self.federation.classes or self.federation.test.y[0].numel())
+        size = max(1, PART // max(1, outputs_of_model))
+        parts = [self._scored(slice(k, k + size), fits, watch) for k in range(0, len(self.models), size)]
+        margins = [[each for of_part in of_fit for each in of_part] for of_fit in zip(*parts, strict=True)]
+        trainers, latest = self.members.trainers, self.members.latest
+        return [MembershipAudit.of_margins(each, trainers, latest, self.federation) for each in margins]
+
+    def _scored(
+        self, part: slice, fits: Sequence[_Fit], watch: Callable[[int, ModelOutputs], None] | None
+    ) -> list[list[Margins]]:
+        """The margins of each of ``fits`` on each of some models."""
+        numbers = torch.arange(len(self.models))[part]
+        members = self.members.trainers[:, part]
+        clients = members | (self.model[:, None] == numbers)
+        outputs = evaluate_models(self.models[part], clients, self.federation, self.engine, members=members)
+        if watch is not None:
+            watch(part.start, outputs)
+        margins = []
+        for fit in fits:
+            records = [fit.records[k] for k in self.cluster[part]] if fit.records else []
+            asked = with_references(outputs, self.federation, self.engine, records)
+            margins.append(Margins.of(asked, [fit.attacks[k] for k in self.cluster[part]]))
+        return margins

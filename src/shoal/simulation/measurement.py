@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import MembershipAudit, ModelOutputs, RedTeam, one_group_mix
+from shoal.attacks import MembershipAudit, RedTeam, one_group_mix
 from shoal.core.randomness import Stream
 from shoal.data import Canaries, Federation
 from shoal.defenses import accounting
@@ -18,6 +17,7 @@ from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.models import Metric, accuracy
 from shoal.simulation import canary_metrics, membership_metrics, property_metrics
+from shoal.simulation.answers import Answers
 from shoal.simulation.attack_metrics import attacks_on_records
 from shoal.simulation.attacked_records import AttackedRecords
 from shoal.simulation.coordinator import accountable_local, coordinator_summary
@@ -41,7 +41,7 @@ class _Final:
     deployed: Deployed
     losses: Tensor
     """(N,), of each client's model on all its training examples."""
-    outputs: ModelOutputs
+    answers: Answers
     """Of the deployed models."""
     metric: Metric
     """What is reported as accuracy."""
@@ -55,22 +55,6 @@ class _Final:
     def model(self) -> NDArray[np.int64]:
         """(N,), the index of the deployed model that each client uses."""
         return self.deployed.model.numpy()
-
-    def test_accuracy(self) -> NDArray[np.float64]:
-        """(S, G), each model on each group's test examples: means of the metric."""
-        test, labels = self.federation.test, self.federation.test.y.cpu()
-        values = torch.stack([self.metric(outputs, labels).double() for outputs in self.outputs.test])
-        groups = range(len(self.federation.groups))
-        return torch.stack([values[:, test.group == g].mean(dim=1) for g in groups], dim=1).numpy()
-
-    def train_accuracy(self) -> NDArray[np.float64]:
-        """(N,), each client's model on the client's training examples: means of the metric."""
-        total = torch.zeros(len(self.federation), dtype=torch.float64)
-        for s, (examples, values) in enumerate(zip(self.outputs.evaluated, self.outputs.values, strict=True)):
-            owner = self.outputs.owner[examples]
-            # Of others the value may be infinite, so it is left out, not multiplied by zero.
-            total.index_add_(0, owner, torch.where(self.deployed.model[owner] == s, values, 0.0))
-        return (total / self.federation.clients.sizes).numpy()
 
 
 def measure(
@@ -101,14 +85,16 @@ def measure(
     """
     federation, engine = training.federation, training.engine
     deployed, losses = training.deployed(state)
-    attacked = attack_final_models(state, deployed, training, red_team, stream, member_rounds)
-    outputs, audit = attacked.outputs, attacked.configured.audits[0]
+    members = Membership.of_deployed(state, deployed, member_rounds)
+    attacked = attack_final_models(
+        state, deployed, training, red_team, stream, members=members, member_rounds=member_rounds
+    )
+    answers, audit = attacked.answers, attacked.configured.audits[0]
     by_loss = None if attacked.by_loss is None else attacked.by_loss.audits[0]
     if federation.classes is None:
         _warn_of_one_answer(audit, federation)
     metric = engine.model.metric_for(federation.classes)
-    final = _Final(federation, len(state.models), deployed, losses, outputs, metric)
-    members = Membership.of_deployed(state, deployed, member_rounds)
+    final = _Final(federation, len(state.models), deployed, losses, answers, metric)
     judged_by = None
     if references is not None:
         judged_by = attacks_on_records(references, federation.groups, attacked.by_key)
@@ -131,8 +117,8 @@ def measure(
     )
     if references is not None:
         summary |= Summary(overall={"references": references.records.scores.references})
-    if federation.property_schedule is not None:
-        main = property_metrics.main_task_metrics(outputs.test, final.model, federation)
+    if answers.outputs is not None:
+        main = property_metrics.main_task_metrics(answers.outputs, final.model, federation)
         summary |= Summary(overall=main)
     summary |= _of_privacy(training, state, first_round, clients)
     table = None
@@ -211,10 +197,10 @@ def _clients(final: _Final, of_models: NDArray[np.float64]) -> pd.DataFrame:
             "alpha": federation.preferences.alpha.numpy(),
             "beta": federation.preferences.beta.numpy(),
             "loss": final.losses.numpy(),
-            "accuracy": final.test_accuracy()[final.model, group.numpy()],
+            "accuracy": final.answers.test[final.model, group.numpy()],
             "mia": mia,
             "violated": exceeds_threshold(mia, threshold),
-            "train_accuracy": final.train_accuracy(),
+            "train_accuracy": final.answers.training,
         }
     )
 
@@ -271,16 +257,18 @@ def _of_classes(final: _Final) -> Summary:
 
 def _fairness(final: _Final) -> Metrics:
     """On each group's test examples, predicted by each model, weighted by the share of the group that uses it."""
-    test, group = final.federation.test, final.federation.group.numpy()
+    test, group, predicted = final.federation.test, final.federation.group.numpy(), final.answers.predicted
+    assert predicted is not None
     labels, predictions, groups, weights = [], [], [], []
     for g in final.federation.groups_with_clients:
         rows = (test.group == g).numpy()
+        # With a model for each client there are N M / G of each kind: few bits, and repeated when they are joined.
+        actual = test.y.cpu().to(predicted.dtype).numpy()[rows]
         for k in np.unique(final.model[group == g]):
-            predicted = final.outputs.test[k].argmax(dim=1).numpy()[rows]
-            labels.append(test.y.cpu().numpy()[rows])
-            predictions.append(predicted)
-            groups.append(np.full(len(predicted), g))
-            weights.append(np.full(len(predicted), float((final.model[group == g] == k).mean())))
+            labels.append(actual)
+            predictions.append(predicted[k].numpy()[rows])
+            groups.append(np.broadcast_to(np.int32(g), len(actual)))
+            weights.append(np.broadcast_to(float((final.model[group == g] == k).mean()), len(actual)))
     differences = fairness(*(np.concatenate(each) for each in (predictions, labels, groups, weights)))
     return {f"fairness.{name}": value for name, value in asdict(differences).items()}
 
