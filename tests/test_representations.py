@@ -125,6 +125,7 @@ VALUES = {
     "LocalSGD": lambda: LOCAL,
     "RedTeam": lambda: RED_TEAM,
     "LossHistograms": lambda: shoal.LossHistograms(epsilon=0.123456789),
+    "ClientArrays": lambda: shoal.ClientArrays(BIG, MANY, [1] * 1000),
     "Columns": lambda: shoal.Columns("client", "label", "group", tuple(LONG)),
     "Examples": lambda: shoal.Examples(BIG, MANY, LONG * 10),
     "Federation": lambda: FEDERATION,
