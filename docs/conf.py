@@ -47,7 +47,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"shoal\.engine\.(engine\._Result|round_updates\.UpdateCollector|cohort_trainer\.CohortTrainer)"),
     (
         r"py:class",
-        r"shoal\.attacks\.(\w+\.Fitted\w+|simulated_updates\.Auxiliary)|shoal\.metrics\.intervals\.RateEstimate",
+        r"shoal\.attacks\.(\w+\.Fitted\w+|audit\.Margins|simulated_updates\.Auxiliary)|shoal\.metrics\.intervals\.RateEstimate",
     ),
     (r"py:class", r"shoal\.simulation\.(simulation\.SimulationState|attacked_records\.AttackScores)"),
     (r"py:class", r"shoal\.sweeps\.(spec\.Run|plan\.PlannedRun)"),
