@@ -106,10 +106,7 @@ def evaluate_models(
     for k, model in enumerate(models):
         outputs = engine.outputs(model, test.x).cpu()
         if k == 0:
-            kept = [torch.ones_like(each, dtype=torch.bool) for each in evaluated]
-            for i, each in enumerate(evaluated):
-                if members is not None and len(each) * outputs[0].numel() > MAX_OUTPUTS:
-                    kept[i] = members[owner[each], i]
+            kept = _kept(evaluated, owner, members, outputs[0].numel())
             sizes = [int(each.sum()) for each in kept]
             of_kept = outputs.new_empty(sum(sizes), *outputs.shape[1:]).split(sizes)
             of_test = outputs.new_empty(len(models), *outputs.shape)
@@ -138,6 +135,16 @@ def evaluate_models(
         loss=engine.model.loss,
     )
     return with_references(outputs, federation, engine, records)
+
+
+def _kept(evaluated: Sequence[Tensor], owner: Tensor, members: Tensor | None, numbers: int) -> list[Tensor]:
+    """(E_k,) bool of each model, the examples of which its outputs are kept, which are so many ``numbers`` each."""
+    if members is None:
+        return [torch.ones_like(each, dtype=torch.bool) for each in evaluated]
+    return [
+        members[owner[each], k] if len(each) * numbers > MAX_OUTPUTS else torch.ones_like(each, dtype=torch.bool)
+        for k, each in enumerate(evaluated)
+    ]
 
 
 def with_references(

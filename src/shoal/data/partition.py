@@ -181,11 +181,6 @@ def partition_dataset(
     return _federation(dataset, groups, own, kept, shadow=shadow, test=test, preferences=preferences, stream=stream)
 
 
-def equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
-    """``indices`` in as many parts of one length, in order."""
-    return list(indices.reshape(clients, -1))
-
-
 def _skewed(
     dataset: LabelledDataset, partition: Partition, training: Tensor, holdout: Tensor, stream: Stream
 ) -> tuple[list[Tensor], list[Tensor]]:

@@ -22,7 +22,6 @@ from shoal.data.partition import (
     Partition,
     PartitionIndices,
     disjoint,
-    equal_parts,
     partitioned,
     shuffled_indices,
 )
@@ -128,7 +127,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
     holdout, shadow, test = map(torch.from_numpy, others)
     own = [torch.from_numpy(indices) for indices in clients]
-    return PartitionIndices(own, equal_parts(holdout, partition.clients), shadow, test)
+    return PartitionIndices(own, _equal_parts(holdout, partition.clients), shadow, test)
 
 
 def partition_by_property(
@@ -154,6 +153,11 @@ def partition_by_property(
     if preferences is None:
         preferences = all_alike(plan.partition.clients)
     return federation_of(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
+
+
+def _equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
+    """``indices`` in as many parts of one length, in order."""
+    return list(indices.reshape(clients, -1))
 
 
 def federation_of(
