@@ -1,6 +1,8 @@
 """A client answers for itself: its own data, its own ledger, its own estimate of risk."""
 
+import contextlib
 import csv
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -88,6 +90,25 @@ def test_a_client_that_does_not_trust_the_server_goes_by_its_own_estimates(tmp_p
         "2",
         "2",
     ]
+
+
+def test_two_rounds_at_once_are_both_in_the_ledger(tmp_path, monkeypatch):
+    both, load = threading.Barrier(2), Ledger.load
+
+    def load_together(path):
+        ledger = load(path)
+        # Without a lock both read the same ledger before one of them writes.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(timeout=0.5)
+        return ledger
+
+    monkeypatch.setattr(Ledger, "load", staticmethod(load_together))
+    rounds = [threading.Thread(target=respond, args=(an_offer(number), settings(tmp_path))) for number in (1, 2)]
+    for each in rounds:
+        each.start()
+    for each in rounds:
+        each.join()
+    assert load(tmp_path / "ledger.json").rounds == 2
 
 
 def test_own_estimates_find_a_model_that_remembers_its_members():

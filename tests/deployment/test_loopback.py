@@ -144,6 +144,17 @@ class Forks:
         return int(self.program.stdout.readline())
 
 
+@contextlib.contextmanager
+def logs_on_failure(folder: Path) -> Iterator[None]:
+    """Print how the programs' logs end if the block fails."""
+    try:
+        yield
+    except BaseException:
+        for path in sorted(folder.rglob("*.log")):
+            sys.stderr.write(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}\n")
+        raise
+
+
 def kill(worker: int) -> None:
     """End a worker and the forks of its messages, as `Programs.kill` does."""
     with contextlib.suppress(ProcessLookupError):
@@ -203,7 +214,7 @@ def finished(out: Path) -> bool:
 def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_for_bit(tmp_path, forks):
     path, out, keys = a_config(tmp_path / "run.toml"), tmp_path / "run", tmp_path / "keys"
     make_certificates(keys, nodes=4)
-    with Programs(tmp_path) as programs:
+    with logs_on_failure(tmp_path), Programs(tmp_path) as programs:
         loopback = Loopback(programs, keys)
         loopback.start_server()
         for i in range(3):
@@ -218,7 +229,7 @@ def test_a_round_over_tls_on_three_registered_supernodes_is_the_simulators_bit_f
         loopback.start_node("unregistered", stranger, key=keys / "node-3", apps="none")
         loopback.start_node("without-tls", stranger, apps="none", plain=True)
         loopback.run(an_app(tmp_path / "app"), {"config": path, "out": out, "min-nodes": 3})
-        wait_until(lambda: finished(out), SECONDS, programs.log("superlink")[-2000:])
+        wait_until(lambda: finished(out), SECONDS, "1 round")
         started = descendants({program.pid for program in programs.running.values()})
     expected = simulated(path)
     assert torch.equal(models_in(out, path), expected.models)
@@ -270,7 +281,7 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     nodes = [{"partition-id": i, "state-dir": folder, "noise": "seed"} for i, folder in enumerate(states)]
     config = {"config": path, "out": out, "min-nodes": 3, "round-timeout": 15.0}
     app = an_app(tmp_path / "app", "faulty_client", FAULTY)
-    with Programs(tmp_path) as programs:
+    with logs_on_failure(tmp_path), Programs(tmp_path) as programs:
         loopback = Loopback(programs)
 
         def start(i: int) -> int:

@@ -276,6 +276,59 @@ def test_a_run_that_is_set_wrong_says_so(tmp_path, given, words):
         RunSettings.read({"config": str(path), **given} if given.get("config") != "nowhere.toml" and given else given)
 
 
+def test_a_node_that_never_says_who_it_is_is_waited_for_once(tmp_path):
+    waited = []
+
+    class Silent(Nodes):
+        def connected(self) -> list[int]:
+            return [100, 101, 102, 103]
+
+        def ask(self, question, messages, awaited, seconds, group):
+            waited.append((question, group, 103 in awaited))
+            yield from super().ask(
+                question, {node: each for node, each in messages.items() if node != 103}, awaited, seconds, group
+            )
+
+    serve(Silent(tmp_path), settings(tmp_path))
+    assert [each for each in waited if each[0] == "identify"] == [
+        ("identify", "1", True), ("identify", "2", False), ("identify", "3", False)
+    ]  # fmt: skip
+
+
+def test_a_node_that_says_late_who_it_is_is_waited_for_again(tmp_path):
+    class Late(Nodes):
+        def connected(self) -> list[int]:
+            return [100, 101, 102]
+
+        def ask(self, question, messages, awaited, seconds, group):
+            if question == "identify" and group == "1":
+                messages = {node: each for node, each in messages.items() if node != 102}
+            elif question == "train" and group == "1":
+                yield Answer(102, pack_identity("partition-2", 2), late=True)
+            elif question == "identify":
+                assert 102 in awaited
+            yield from super().ask(question, messages, awaited, seconds, group)
+
+    serve(Late(tmp_path), settings(tmp_path, **{"min-nodes": 2}))
+    assert [(row["round"], row["kind"]) for row in events_of(tmp_path) if row["client"] == "partition-2"] == [
+        ("2", "joined")
+    ]
+
+
+def test_a_node_that_did_not_answer_is_waited_for_again_where_too_few_are_there(tmp_path):
+    waited = []
+
+    class Slow(Nodes):
+        def ask(self, question, messages, awaited, seconds, group):
+            waited.append(awaited)
+            if self.pauses < 2:
+                messages = {node: each for node, each in messages.items() if node != 102}
+            yield from super().ask(question, messages, awaited, seconds, group)
+
+    serve(Slow(tmp_path), settings(tmp_path, **{"wait-timeout": 60.0}))
+    assert waited[:3] == [{100, 101, 102}, {102}, {102}]
+
+
 def test_a_second_node_of_the_same_client_is_turned_away(tmp_path):
     class Twice(Nodes):
         def connected(self) -> list[int]:

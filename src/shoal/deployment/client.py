@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from shoal.attacks.loss_histograms import client_histograms, discrete_laplace, own_risks
 from shoal.config.schema import Config
@@ -38,10 +39,13 @@ LOG = logging.getLogger("shoal")
 def respond(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refusal:
     """What a client replies to an offer: its model, its cluster and its number of examples, or why it does not train.
 
+    One round at a time: a node may be given the next one before it has ended one that the server waits for no more, and
+    what both spend must be in the ledger.
+
     Raises:
         InputError: data that cannot be used, or training that diverged.
     """
-    with _opened(offer, settings) as (client, training):
+    with _opened(offer, settings) as (client, training), FileLock(settings.state_dir / "lock"):
         ledger_path = settings.state_dir / "ledger.json"
         ledger = Ledger.load(ledger_path)
         memory = ClientMemory.of(settings.state_dir, offer.config)

@@ -56,6 +56,7 @@ class Server:
     classes: tuple[str, ...] = ()
     watch: Callable[[Progress], object] = lambda _: None
     _strangers: set[int] = field(default_factory=set)
+    _silent: set[int] = field(default_factory=set)
 
     def gather(self, number: int) -> None:
         """Wait until enough clients are there for the round ``number``; those that are new join.
@@ -74,6 +75,8 @@ class Server:
                     f"round {number}: only {there} of 'min-nodes' = {self.settings.min_nodes} clients came within "
                     f"'wait-timeout' = {self.settings.wait_timeout:g} seconds"
                 )
+            # Too few are there: those that have not answered are waited for again.
+            self._silent.clear()
             self.exchange.pause()
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
@@ -100,6 +103,7 @@ class Server:
         nodes = set(self.exchange.connected())
         # A node that was turned away may come back mended.
         self._strangers &= nodes
+        self._silent &= nodes
         for each in self.roster.members:
             if each.node is not None and each.node not in nodes:
                 self.events.add(number, "left", each.name, each.node)
@@ -109,10 +113,16 @@ class Server:
             return
         messages = {node: RecordDict() for node in new}
         seconds = min(60.0, self.settings.round_timeout)
+        # One that does not answer is waited for once, and not in each round.
+        awaited = set(new) - self._silent
+        self._silent.update(new)
         found = list[tuple[int, str, int]]()
-        for answer in self.exchange.ask("identify", messages, set(new), seconds, str(number)):
+        for answer in self.exchange.ask("identify", messages, awaited, seconds, str(number)):
+            if answer.late:
+                self._heard_late(answer)
             if answer.late or answer.gone:
                 continue
+            self._silent.discard(answer.node)
             try:
                 if answer.content is None:
                     raise RejectedReplyError(answer.error)
@@ -123,6 +133,15 @@ class Server:
         # Whoever answers first: a run that is done once more has its clients in the same order.
         for partition, name, node in sorted(found):
             self._join(number, name, node, None if partition < 0 else partition)
+
+    def _heard_late(self, answer: Answer) -> None:
+        """A node has caught up, so that it is waited for again."""
+        if answer.gone:
+            return
+        self._silent.discard(answer.node)
+        member = self.roster.by_node(answer.node)
+        if member is not None:
+            self.roster.members[member].waits = True
 
     def _join(self, number: int, name: str, node: int, partition: int | None) -> None:
         known = self.roster.by_name(name)
@@ -154,12 +173,8 @@ class Server:
         for answer in self.exchange.ask("train", messages, awaited, self.settings.round_timeout, str(number)):
             i = at.get(answer.node)
             if answer.late:
-                # It has caught up, so that the next round waits for it again.
-                late = self.roster.by_node(answer.node)
-                if late is not None and not answer.gone:
-                    members[late].waits = True
-                continue
-            if answer.gone or i is None:
+                self._heard_late(answer)
+            if answer.late or answer.gone or i is None:
                 continue
             silent.discard(answer.node)
             members[i].waits = True

@@ -5,10 +5,12 @@ idle. Beside ``flower-supernode --isolation process --port PORT``, on the same m
 
     python -m shoal.deployment.task_worker 127.0.0.1:PORT
 
-Each message still has a process of its own. It needs `os.fork`, so Linux or macOS.
+Each message still has a process of its own, and the next one does not wait for it: Flower tries for two hours to get
+the contents of a message whose run has ended. It needs `os.fork`, so Linux or macOS.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -42,12 +44,18 @@ def work(address: str) -> None:
     while True:
         found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if found.HasField("task") and found.token:
-            child = os.fork()
-            if child == 0:
+            if os.fork() == 0:
                 _run(address, found.token)
-            os.waitpid(child, 0)
         else:
             time.sleep(_POLL)
+        _reap()
+
+
+def _reap() -> None:
+    """Let go of the forks that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _run(address: str, token: str) -> None:

@@ -1,0 +1,54 @@
+"""ClientApps in forks of one process."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower's ClientApps need the extra: pip install 'shoal[flower]'")
+
+from shoal.deployment import task_worker
+from shoal.deployment.processes import wait_until
+
+
+class Done(BaseException):
+    """Ends the worker's loop."""
+
+
+class Tasks:
+    """A SuperNode's Runtime API that hands out two tasks, and ends the worker once the second one is done."""
+
+    def __init__(self, done: Path) -> None:
+        self.tokens, self.done = ["lost", "next"], done
+
+    def AcquireTask(self, request: object) -> object:  # noqa: N802 - Flower's name
+        del request
+        token = self.tokens.pop(0) if self.tokens else ""
+        if not token and self.done.exists():
+            raise Done
+        return SimpleNamespace(token=token, HasField=lambda name: name == "task" and bool(token))
+
+
+def test_a_message_whose_contents_never_come_does_not_hold_up_the_next(tmp_path, monkeypatch):
+    lost, done = tmp_path / "lost", tmp_path / "done"
+
+    def run(*, token: str, **given: object) -> None:
+        del given
+        if token == "lost":
+            lost.write_text(str(os.getpid()))
+            time.sleep(30)
+        else:
+            done.write_text("")
+
+    monkeypatch.setattr(task_worker, "run_clientapp", run)
+    monkeypatch.setattr(task_worker.RuntimeHttpClient, "from_server_address", staticmethod(lambda **given: Tasks(done)))
+    with pytest.raises(Done):
+        task_worker.work("127.0.0.1:1")
+    wait_until(lost.exists, 60, "the first message's fork")
+    wait_until(lambda: lost.read_text() != "", 60, "its number")
+    # It still runs: this raises otherwise.
+    os.kill(int(lost.read_text()), signal.SIGKILL)
+    os.waitpid(int(lost.read_text()), 0)
