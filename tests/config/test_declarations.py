@@ -410,7 +410,11 @@ def test_a_wrapper_s_base_is_a_table_of_any_algorithm(own):
         ("broken:Mine", "cannot import 'broken': SyntaxError: "),
         (":Mine", "cannot import ''"),
         ("own:Mien", "the module has no class or function 'Mien'; did you mean 'Mine'?"),
-        ("own:__name__", "the module has no class or function '__name__'"),
+        (
+            "own:__name__",
+            "the module has no class or function '__name__'; known: Guess, Idle, Mine, Net, Unsettled, Weak, Wrapper, "
+            "nothing, plain, random_images",
+        ),
         ("own:plain", "'algorithm.name' = 'own:plain' must be a class with the decorator @settings"),
         ("own:Unsettled", "must be a class with the decorator @settings"),
         ("own:Idle", "'algorithm.name' = 'own:Idle' is not an algorithm: it has no '"),

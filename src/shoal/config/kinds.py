@@ -96,9 +96,10 @@ def load(name: str, where: str) -> Any:  # noqa: ANN401
     except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(f"'{where}' = '{name}': cannot import '{module}': {type(error).__name__}: {reason}") from error
+    named = {each: value for each, value in found.items() if callable(value) and each[0] != "_"}
+    own = [each for each, value in named.items() if getattr(value, "__module__", module) == module]
     require(
         callable(found.get(member)),
-        f"'{where}' = '{name}': the module has no class or function '{member}'; "
-        f"{nearest(member, [each for each in found if callable(found[each]) and each[0] != '_'])}",
+        f"'{where}' = '{name}': the module has no class or function '{member}'; {nearest(member, own, named)}",
     )
     return found[member]

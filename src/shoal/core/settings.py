@@ -5,6 +5,7 @@ and default in the annotation, meaning in the docstring. Python code that makes 
 describes one are checked by the same declaration, and the tables of docs/configuration.md are generated from it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
@@ -195,7 +196,10 @@ def _allowed(errors: Sequence[ErrorDetails]) -> str:
 
 
 def _expected(error: ErrorDetails) -> str:
-    context = error.get("ctx", {})
+    context, given = error.get("ctx", {}), error["input"]
+    if isinstance(given, float) and math.isnan(given):
+        # Not a question of bounds, of which NaN breaks the first that it meets.
+        return "a number"
     match error["type"]:
         case "too_short" | "too_long":
             length = int(context.get("max_length", context.get("min_length", 1)))

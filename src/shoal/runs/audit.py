@@ -168,7 +168,7 @@ def _audited(
     return write_audit(out, audit, about, records)
 
 
-def audit_scores(path: Path, *, out: Path | None = None) -> AuditFiles:
+def audit_scores(path: str | Path, *, out: str | Path | None = None) -> AuditFiles:
     """Audit the records of a score file, of any framework.
 
     Args:
@@ -187,14 +187,14 @@ def audit_scores(path: Path, *, out: Path | None = None) -> AuditFiles:
         >>> table["score"] = 2.0 * table["member"]
         >>> with TemporaryDirectory() as folder:
         ...     table.to_csv(Path(folder, "scores.csv"), index=False)
-        ...     found = shoal.audit_scores(Path(folder, "scores.csv"))
+        ...     found = shoal.audit_scores(f"{folder}/scores.csv")
         ...
         >>> found.flat["attacks.loss.all.auc"]
         1.0
     """
-    records = read_scores(path)
-    audit = audit_records(records, Stream(0)("thresholds"))
-    return write_audit(path.parent if out is None else out, audit, AboutAudited(path.name))
+    path = Path(path)
+    audit = audit_records(read_scores(path), Stream(0)("thresholds"))
+    return write_audit(path.parent if out is None else Path(out), audit, AboutAudited(path.name))
 
 
 def audit_trace(trace: str | Path, *, out: str | Path | None = None, data_dir: Path | None = None) -> AuditFiles:
