@@ -9,7 +9,17 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import NormClipping
-from shoal.engine import Algorithm, Deployed, Engine, LocalSGD, RoundReport, State, TorchOptimizer, Training
+from shoal.engine import (
+    Algorithm,
+    Deployed,
+    Engine,
+    LocalSGD,
+    RoundReport,
+    State,
+    TorchOptimizer,
+    Training,
+    client_updates,
+)
 from shoal.models import Model
 
 # Clients of 5 to 12 examples have 2 or 3 batches a pass, so their numbers of steps are odd and even.
@@ -108,7 +118,7 @@ def test_of_apfl_the_server_receives_the_shared_model_alone(mlp, build):
     torch.testing.assert_close(updates.updates.mean(dim=0), states[1].models[0] - states[0].models[0], **CLOSE)
     with Engine(mlp, threads=1) as engine:
         training = Training(build(), APFL(), BATCHES, engine, Stream(5))
-        ((_, _, again),) = training.client_updates(states[0], reports[0], int(build().ids[2]))
+        ((_, _, again),) = client_updates(training, states[0], reports[0], int(build().ids[2]))
     torch.testing.assert_close(again, updates.updates[reports[0].cohort.tolist().index(2)], **CLOSE)
     limited, _, _ = trained(mlp, build(), APFL(), rounds=1, update_filter=NormClipping(1e-3))
     assert torch.equal(limited[1].personal["apfl"].tensor(), states[1].personal["apfl"].tensor())

@@ -6,7 +6,7 @@ import torch
 from shoal.algorithms import IFCA, HypCluster, RRCluster
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.engine import Engine, LocalSGD, Training
+from shoal.engine import Engine, LocalSGD, Training, client_updates
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 
@@ -47,7 +47,7 @@ def test_the_farthest_first_start_has_a_client_of_each_group(mlp, build, seed):
         before = training.start()
         (begun, report), (after, _) = training.rounds(before, 2)
         # Each model is what one client trained from the first, and that client alone is its member.
-        sent = {i: next(training.client_updates(before, report, i))[2] for i in range(6)}
+        sent = {i: next(client_updates(training, before, report, i))[2] for i in range(6)}
     owners = [int(torch.nonzero(begun.trained[:, k])) for k in range(2)]
     for k, owner in enumerate(owners):
         torch.testing.assert_close(begun.models[k], before.models[0] + sent[owner], rtol=1e-4, atol=1e-5)

@@ -11,7 +11,7 @@ from shoal.algorithms.fedavg_start import noisy_copies
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, TrainingSetup
-from shoal.engine import Engine, LocalSGD, Training
+from shoal.engine import Engine, LocalSGD, Training, client_updates
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 ALL = torch.arange(len(TWO))
@@ -24,7 +24,7 @@ def sent(federation, algorithm, state, report) -> torch.Tensor:
         starts = list(report.plan.trainings)
         ends = []
         for i in range(len(federation)):
-            update = next(training.client_updates(state, report, i))[2]
+            update = next(client_updates(training, state, report, i))[2]
             ends.append(starts[0].starts[starts[0].start[i]] + update)
     return torch.stack(ends)
 

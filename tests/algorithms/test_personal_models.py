@@ -11,7 +11,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import NormClipping
-from shoal.engine import Aggregate, Engine, LocalSGD, LocalTraining, State, Training
+from shoal.engine import Aggregate, Engine, LocalSGD, LocalTraining, State, Training, client_updates
 from shoal.models import Model
 
 FULL = LocalSGD(steps=2, batch_size="all", learning_rate=0.1)
@@ -108,7 +108,7 @@ def test_of_local_training_the_server_receives_nothing_and_so_limits_nothing(mlp
         state, report = training.round(training.start())
         assert report.updates is not None
         assert len(report.updates) == 0
-        assert not list(training.client_updates(training.start(), report, int(federation.ids[0])))
+        assert not list(client_updates(training, training.start(), report, int(federation.ids[0])))
         assert int(state.trained.max()) == 0, "a client counts as one that trained the server's model"
         deployed, _ = training.deployed(state)
     assert torch.equal(deployed.models.tensor(), own(state))
@@ -166,7 +166,9 @@ def test_what_clients_send_by_mr_mtl_is_their_model_and_moves_the_mean_by_its_sh
         training = Training(federation, MRMTL(0.7), FULL, engine, Stream(5), **options)
         first, _ = training.round(training.start())
         after, report = training.round(first)
-        again = [each for i in report.cohort for each in training.client_updates(first, report, int(federation.ids[i]))]
+        again = [
+            each for i in report.cohort for each in client_updates(training, first, report, int(federation.ids[i]))
+        ]
         deployed, _ = training.deployed(after)
     assert report.updates is not None
     sent = report.updates.models[report.updates.assignment] + report.updates.updates

@@ -12,7 +12,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD, Augmentation, Flooding, Mixup
-from shoal.engine import ClusterRound, Engine, LocalSGD, State, Training
+from shoal.engine import ClusterRound, Engine, LocalSGD, State, Training, client_updates
 from shoal.models import Model, squared_error
 
 LOCAL = LocalSGD(steps=2, batch_size="all", learning_rate=0.1)
@@ -248,7 +248,7 @@ def test_all_clients_of_a_mixture_are_members_of_all_models_and_use_the_heaviest
         before = training.start()
         after, report = training.round(before)
         deployed, _ = training.deployed(after)
-        again = [each for i in range(6) for each in training.client_updates(before, report, i)]
+        again = [each for i in range(6) for each in client_updates(training, before, report, i)]
         final = algorithm.plan(after, training.final_cohort(after))
     assert after.trainers(1).all()
     assert torch.equal(deployed.model, final.assignment)

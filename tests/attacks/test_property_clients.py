@@ -23,7 +23,7 @@ from shoal.core.randomness import Stream
 from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, TextDataset, partition_by_property
 from shoal.data.property_schedule import PropertySchedule
 from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, defended
-from shoal.engine import Engine, LocalSGD, Training
+from shoal.engine import Engine, LocalSGD, Training, client_updates
 from shoal.models import Model
 from shoal.models.networks import FacesCNN
 from shoal.models.recurrent import ReviewGRU
@@ -219,7 +219,7 @@ def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings
         for after, report in training.rounds(before, 3):
             total = torch.zeros_like(after.models)
             for client in range(CLIENTS):
-                for k, share, update in training.client_updates(before, report, client):
+                for k, share, update in client_updates(training, before, report, client):
                     total[k] += share * update
             torch.testing.assert_close(total, after.models - before.models, atol=1e-6, rtol=1e-3)
             before = after
@@ -237,7 +237,7 @@ def test_without_its_own_part_an_update_is_that_of_the_others(mlp, federation):
         )
         others = torch.zeros_like(before.models)
         for client in set(range(CLIENTS)) - {attacker}:
-            for k, share, update in training.client_updates(before, report, client):
+            for k, share, update in client_updates(training, before, report, client):
                 others[k] += share * update
     # Features have norm 1, so that by how much the others' shares fall short of 1 means nothing.
     expected = extract_features(mlp.layout, others[observation.clusters])
@@ -288,8 +288,8 @@ def test_noise_is_drawn_anew_for_a_swapped_update(mlp, federation):
         _, report = training.round(before)
         schedule = federation.property_schedule
         same = federation.clients.take(torch.nonzero(federation.ids == schedule.victim).flatten())
-        ((_, _, own),) = training.client_updates(before, report, schedule.victim)
-        ((_, _, again),) = training.client_updates(before, report, schedule.victim, same)
+        ((_, _, own),) = client_updates(training, before, report, schedule.victim)
+        ((_, _, again),) = client_updates(training, before, report, schedule.victim, same)
     assert abs(float(nn.functional.cosine_similarity(own, again, dim=0))) < 0.2
 
 

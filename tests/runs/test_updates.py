@@ -18,7 +18,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import NormClipping, defended
 from shoal.defenses.defense import TrainingSetup
-from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, Training
+from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, Training, client_updates
 from shoal.runs.report import report_of
 from shoal.runs.result import load
 from shoal.runs.run import run
@@ -93,7 +93,7 @@ def test_the_recorded_updates_are_those_that_the_engine_computes_again(watched):
                 assert torch.equal(found.assignment, report.assignment)
                 assert torch.equal(report.updates.updates, found.updates)
                 for client, update in zip(found.clients.tolist(), found.updates, strict=True):
-                    ((_, _, again),) = training.client_updates(state, report, client)
+                    ((_, _, again),) = client_updates(training, state, report, client)
                     torch.testing.assert_close(update, again, rtol=1e-5, atol=1e-6)
             else:
                 assert report.updates is None

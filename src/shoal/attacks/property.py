@@ -22,7 +22,7 @@ from shoal.attacks.update_features import extract_features
 from shoal.core.errors import require
 from shoal.core.settings import Count, Flag, Positive, settings
 from shoal.data.federation import Federation
-from shoal.engine import DivergenceError, RoundReport, State, Training
+from shoal.engine import DivergenceError, RoundReport, State, Training, client_updates
 
 LOG = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class PropertyAttack:
         moved = torch.zeros_like(before.models) if changed else after.models - before.models
         updates = moved[attacked]
         if self.remove_own_update and attacked:
-            for k, share, own in training.client_updates(before, report, schedule.attacker):
+            for k, share, own in client_updates(training, before, report, schedule.attacker):
                 # Not divided by what is left of the weights: features do not depend on the length of an update.
                 moved[k] = moved[k] - share * own
         of_victim = report.assignment[ids == schedule.victim].tolist() if schedule.present(after.round) else []
@@ -176,11 +176,11 @@ class PropertyAttack:
         schedule, federation = schedule_of(training.federation), training.federation
         examples = schedule.swapped(federation.clients, federation.ids, before.round + 1)
         updates: dict[int, Tensor] = {}
-        for k, share, part in training.client_updates(before, report, schedule.victim):
+        for k, share, part in client_updates(training, before, report, schedule.victim):
             if k in attacked:
                 updates[k] = updates.get(k, moved[k]) - share * part
         if updates:
-            for k, share, part in training.client_updates(before, report, schedule.victim, examples):
+            for k, share, part in client_updates(training, before, report, schedule.victim, examples):
                 if k in updates:
                     updates[k] = updates[k] + share * part
         return updates

@@ -199,7 +199,7 @@ def _expected(error: ErrorDetails) -> str:
     context, given = error.get("ctx", {}), error["input"]
     if isinstance(given, float) and math.isnan(given):
         # Not a question of bounds, of which NaN breaks the first that it meets.
-        return "a number"
+        return "a finite number"
     match error["type"]:
         case "too_short" | "too_long":
             length = int(context.get("max_length", context.get("min_length", 1)))

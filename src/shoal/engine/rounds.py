@@ -259,46 +259,6 @@ class Training:
         last = replace(state, round=max(0, state.round - 1))
         return tuple(self.local_of(last, k) for k in range(len(state.models)))
 
-    def client_updates(
-        self, before: State, report: RoundReport, client: int, examples: Shards | None = None
-    ) -> Iterator[tuple[int, float, Tensor]]:
-        """What the server received of a client in a round, computed once more; nothing where it took no part.
-
-        Args:
-            before: the state before the round.
-            report: of the round.
-            client: its id.
-            examples: what it would have received if the client had trained the same models on these (one owner), with
-                other randomness and equal weights; None: on those of the round.
-
-        Yields:
-            The cluster whose model it moved, its aggregation weight, and its update (P,).
-        """
-        sizes = self.federation.clients_in_round(before.round + 1).sizes[report.cohort]
-        for position in torch.nonzero(self.federation.ids[report.cohort] == client).flatten():
-            one = position[None]
-            for index, training in enumerate(report.plan.trainings):
-                if training.weights is None or not (training.trains is None or bool(training.trains[position])):
-                    continue
-                alone = replace(training.of(one, sizes), keep=lambda update: update, trains=None)
-                cluster = report.plan.clusters(index)[one]
-                trainer = self.trainer(before, report.cohort[one])
-                if examples is not None:
-                    alone = replace(alone, example_weights=None)
-                    trainer = replace(trainer, shards=examples, batches=self.batches(before)("other examples"))
-                update = trainer.train(before, RoundPlan(cluster, (alone,)), index)[0].kept[0]
-                assert update is not None
-                k = int(cluster)
-                yield k, float(training.weights[k, position]), self._sent(training, update[0])
-
-    def _sent(self, training: LocalTraining, update: Tensor) -> Tensor:
-        """Of what a client did to its numbers (R,), what it sent (P,): 0 for tensors that it kept to itself."""
-        layout, sent = self.engine.model.layout, update[: self.engine.model.layout.size].clone()
-        if training.sent is not None:
-            for place in layout.slices({slot.name for slot in layout.slots} - training.sent):
-                sent[place] = 0
-        return sent
-
     def batches(self, state: State) -> Stream:
         """The stream of the batches of the round after ``state``."""
         return self.stream("round", state.round + 1, "batches")
