@@ -9,8 +9,6 @@ as the federation was, but each with other examples in the place of half of its 
 knows it better than the others do.
 """
 
-import tempfile
-
 import matplotlib.pyplot as plt
 
 import shoal
@@ -31,10 +29,9 @@ result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), local, rounds
 
 # %%
 # The audit trains 16 reference federations and asks every attack about the same records, of which half are members.
-# It also writes a page, scores and figures, here into a folder that goes away.
+# Given a directory, it also writes a page, scores and figures there.
 
-with tempfile.TemporaryDirectory() as folder:
-    audit = result.audit(folder, references=16)
+audit = result.audit(references=16)
 found = audit.attacks[audit.attacks["scope"] == "all"].set_index("attack")
 shown = {
     "gap": "right or wrong",

@@ -7,8 +7,6 @@ Clustering gives each group its own model. A group of four clients then has a mo
 remember each of them better than a model of many.
 """
 
-import tempfile
-
 import matplotlib.pyplot as plt
 
 import shoal
@@ -33,8 +31,7 @@ print(result.clients.groupby(["cluster", "group"]).size())
 # %%
 # The audit trains eight reference federations, clustering included. Of every attack it has figures for each model.
 
-with tempfile.TemporaryDirectory() as folder:
-    audit = result.audit(folder, references=8)
+audit = result.audit(references=8)
 strongest = audit.strongest()["attack"]
 of_models = audit.attacks[(audit.attacks["scope"] == "model") & (audit.attacks["attack"] == strongest)]
 

@@ -8,8 +8,6 @@ the noise into epsilon, a bound on what any attack can learn of one example. An 
 at hand does learn.
 """
 
-import tempfile
-
 import matplotlib.pyplot as plt
 
 import shoal
@@ -35,8 +33,7 @@ rows = []
 for noise in (None, *NOISE):
     defenses = [] if noise is None else [shoal.DPSGD(max_grad_norm=1.0, noise_multiplier=noise, sampling="poisson")]
     result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=15, defenses=defenses)
-    with tempfile.TemporaryDirectory() as folder:
-        strongest = result.audit(folder, references=4).strongest()
+    strongest = result.audit(references=4).strongest()
     found = result.summary.overall
     rows.append((noise, found["accuracy.overall"], found.get("epsilon"), strongest))
 

@@ -441,7 +441,7 @@ def test_a_result_is_audited_as_the_run_of_its_directory_is(toy_config, tmp_path
     )
     audit = result.audit(tmp_path / "audit", references=3)
     assert {path.name for path in (tmp_path / "audit").iterdir()} == FILES
-    assert audit.flat() == from_file.audit.flat()
+    assert audit.flat() == from_file.audit.flat() == result.audit(references=3).flat()
     with pytest.raises(InputError, match="was read from a directory"):
         load(result.save(tmp_path / "saved")).audit(tmp_path / "again")
     with pytest.raises(InputError, match="was made from Python"):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -135,12 +136,14 @@ class Result:
             raise InputError(f"{path}: cannot be written: {error.strerror}; give the path of a file") from error
         return path
 
-    def audit(self, out: str | Path, *, references: int = 16, watch: "AuditWatch | None" = None) -> "Audit":
-        """Attack the members with every attack, as `shoal audit` does; writes its files into the directory ``out``.
+    def audit(
+        self, out: str | Path | None = None, *, references: int = 16, watch: "AuditWatch | None" = None
+    ) -> "Audit":
+        """Attack the members with every attack, as `shoal audit` does.
 
         Args:
-            out: made where it is missing. The scores of reference federations are kept there, so that an audit goes on
-                where it was interrupted.
+            out: directory of the audit's files, made where it is missing. The scores of reference federations are kept
+                there, so that an audit goes on where it was interrupted. None: no files are kept.
             references: federations that are trained again, each with other examples in the place of half of its own.
             watch: called before the first of them that is trained, and after each, with the number that are done and of
                 all.
@@ -150,7 +153,10 @@ class Result:
         """
         from shoal.runs.audit import audit_result  # noqa: PLC0415
 
-        return audit_result(self, out, references=references, watch=watch).audit
+        if out is not None:
+            return audit_result(self, out, references=references, watch=watch).audit
+        with TemporaryDirectory() as folder:
+            return audit_result(self, folder, references=references, watch=watch).audit
 
     def plot(self) -> "NDArray[Any] | list[Axes]":
         """Draw accuracy, exposure and size of each cluster by round.

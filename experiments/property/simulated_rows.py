@@ -1,0 +1,104 @@
+"""Why an attacker that simulates in every round is not better: is it the number of updates that its forest learns from?
+
+    python experiments/property/simulated_rows.py OUT.csv [SEEDS]
+
+Each seed trains one federation (small/simulations.toml) whose attacker simulates in every round, and classifies its
+updates by three forests: of all simulated updates; of those of every tenth round; of as many as these, drawn from all
+rounds. A seed's rows are written when it is done; a file that is there goes on.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from shoal.attacks import RoundObservation
+from shoal.config.build import build, engine_of
+from shoal.core.atomic_files import write_text
+from shoal.core.randomness import Stream
+from shoal.simulation.property_metrics import property_summary, updates_of
+from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.sweeps import read_sweep
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from paired_differences import differences, spread, table
+
+SWEEP = Path(__file__).parent / "small/simulations.toml"
+PERIOD = 10
+FIGURES = ("property.auc_counterfactual", "property.auc_rounds", "property.auc_within")
+
+
+def learning_from(observation: RoundObservation, rows: torch.Tensor) -> RoundObservation:
+    """The observation with those of its simulated updates that ``rows`` (S,) says."""
+    return replace(
+        observation,
+        simulated_features=observation.simulated_features[rows],
+        simulated_has_property=observation.simulated_has_property[rows],
+        simulated_clusters=observation.simulated_clusters[rows],
+    )
+
+
+def subsets(observations: Sequence[RoundObservation], stream: Stream) -> dict[str, list[RoundObservation]]:
+    """The observations by what the forest learns from."""
+    counts = [len(each.simulated_clusters) for each in observations]
+    first = next(i for i, count in enumerate(counts) if count)
+    tenth = [torch.full((count,), (i - first) % PERIOD == 0) for i, count in enumerate(counts)]
+    chosen = torch.zeros(sum(counts), dtype=torch.bool)
+    kept = int(torch.cat(tenth).sum())
+    chosen[torch.randperm(len(chosen), generator=stream.generator())[:kept]] = True
+    parts = {
+        "every round": [torch.ones(count, dtype=torch.bool) for count in counts],
+        "every tenth round": tenth,
+        "as many, of all rounds": list(chosen.split(counts)),
+    }
+    return {
+        name: [learning_from(each, some) for each, some in zip(observations, rows, strict=True)]
+        for name, rows in parts.items()
+    }
+
+
+def rows_of(seed: int) -> list[dict[str, object]]:
+    """A row for each subset."""
+    given = next(run.config for run in read_sweep(SWEEP).runs if run.settings["property_attack.simulate_every"] == 1)
+    config, simulation = build(replace(given, seed=seed))
+    observations = list[RoundObservation]()
+    with engine_of(config, simulation.setup.model) as engine:
+        simulation = move_to_engine(simulation, engine)
+        for now, _ in run_rounds(simulation, engine, initial_state(simulation, engine)):
+            assert now.observation is not None
+            observations.append(now.observation)
+    assert simulation.property_attack is not None
+    rows = []
+    # The stream of `measure_final`, so that the figures are those of a run.
+    stream = Stream(seed)("final")("property attack")
+    for name, some in subsets(observations, Stream(seed)("subset")).items():
+        updates = updates_of(simulation.property_attack, some, stream, jobs=1, maps=False)
+        found = property_summary(updates).overall
+        learned = sum(len(each.simulated_clusters) for each in some)
+        rows.append({"learns from": name, "seed": seed, "updates": learned, **{key: found[key] for key in FIGURES}})
+    return rows
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    out, count = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10
+    done = pd.read_csv(out) if out.exists() else pd.DataFrame({"seed": []})
+    for seed in sorted(set(range(count)) - set(done["seed"])):
+        done = pd.concat([done, pd.DataFrame(rows_of(seed))]) if len(done) else pd.DataFrame(rows_of(seed))
+        write_text(out, done.to_csv(index=False))
+        print(f"seed {seed} is done", flush=True)
+    by_name = {name: rows.set_index("seed") for name, rows in done.groupby("learns from", sort=False)}
+    every = by_name["every round"]
+    lines = []
+    for name, rows in by_name.items():
+        apart = differences(rows[FIGURES[0]] - every[FIGURES[0]])[:2] if rows is not every else ["", ""]
+        lines.append([str(name), f"{rows['updates'].mean():,.0f}", *(spread(rows[key]) for key in FIGURES), *apart])
+    heads = ("learns from", "updates", *FIGURES, "against every round", "95 % interval")
+    print(table(f"{done['seed'].nunique()} seeds", heads, lines))
+
+
+if __name__ == "__main__":
+    main()
