@@ -1,10 +1,11 @@
-"""Why an attacker that simulates in every round is not better: is it the number of updates that its forest learns from?
+"""Why an attacker that simulates in every round is not better: how many updates its forest learns from, or which?
 
     python experiments/property/simulated_rows.py OUT.csv [SEEDS]
 
 Each seed trains one federation (small/simulations.toml) whose attacker simulates in every round, and classifies its
-updates by three forests: of all simulated updates; of those of every tenth round; of as many as these, drawn from all
-rounds. A seed's rows are written when it is done; a file that is there goes on.
+updates by forests that learn from all simulated updates; from as many as every tenth round has, drawn from all rounds;
+and from those of every tenth round, beginning with the first that is attacked (as the sweep does), the second and so
+on. A seed's rows are written when it is done; a file that is there goes on.
 """
 
 import sys
@@ -44,16 +45,18 @@ def learning_from(observation: RoundObservation, rows: torch.Tensor) -> RoundObs
 def subsets(observations: Sequence[RoundObservation], stream: Stream) -> dict[str, list[RoundObservation]]:
     """The observations by what the forest learns from."""
     counts = [len(each.simulated_clusters) for each in observations]
-    first = next(i for i, count in enumerate(counts) if count)
-    tenth = [torch.full((count,), (i - first) % PERIOD == 0) for i, count in enumerate(counts)]
-    chosen = torch.zeros(sum(counts), dtype=torch.bool)
-    kept = int(torch.cat(tenth).sum())
-    chosen[torch.randperm(len(chosen), generator=stream.generator())[:kept]] = True
+    first, total = next(i for i, count in enumerate(counts) if count), sum(counts)
+    chosen = torch.zeros(total, dtype=torch.bool)
+    chosen[torch.randperm(total, generator=stream.generator())[: total // PERIOD]] = True
     parts = {
         "every round": [torch.ones(count, dtype=torch.bool) for count in counts],
-        "every tenth round": tenth,
         "as many, of all rounds": list(chosen.split(counts)),
     }
+    for begin in range(PERIOD):
+        used = [(i - first) % PERIOD == begin for i in range(len(counts))]
+        parts[f"every tenth from {begin + 1}"] = [
+            torch.full((count,), use) for count, use in zip(counts, used, strict=True)
+        ]
     return {
         name: [learning_from(each, some) for each, some in zip(observations, rows, strict=True)]
         for name, rows in parts.items()
