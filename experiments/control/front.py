@@ -6,7 +6,7 @@
 A family is the settings whose names begin alike, up to a comma or a number: "augmentation 5", "augmentation 10".
 Written: OUT.svg, OUT.md and OUT.csv (a row for each run), which may be given again beside sweeps of other settings.
 Exposure is by the strongest attack on each client's model, averaged over clients; violations are those that are
-expected of limits uniform in [0.5, 0.8], or in --limits.
+expected of limits uniform in [0.5, 0.8], or in --limits. With --against and --line OUT.md has paired differences too.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from shoal.sweeps import read_sweep
 from shoal.sweeps.results import read_results
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from paired_differences import spread, table
+from paired_differences import differences, spread, table
 from run_figures import LIMITS, of_clients
 
 WORST = (0.55, 0.70)
@@ -40,6 +40,9 @@ FIGURES = {
     "tpr": "TPR at 1 % FPR, minority",
     "expected": "violations expected",
 }
+
+COMPARED = ("accuracy", "accuracy.minority", "exposure", "worst", "expected")
+"""The figures of which differences are printed."""
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 """Okabe and Ito's, which differ for any kind of colour blindness; families differ by their marks as well."""
@@ -96,6 +99,33 @@ def front(means: pd.DataFrame) -> list[str]:
     return names
 
 
+def apart(runs: pd.DataFrame, others: pd.DataFrame, title: str) -> str:
+    """A table of each setting's figures less those of ``others``, by setting and seed; paired by seed."""
+    less, rows = runs.set_index(["setting", "seed"])[list(others)] - others, []
+    for name, some in less.dropna().groupby(level=0, sort=False):
+        rows += [[str(name), FIGURES[figure], *differences(some[figure])] for figure in others]
+    return table(title, ["setting", "", "difference", "95 % interval", "seeds above"], rows)
+
+
+def of_setting(runs: pd.DataFrame, setting: str) -> pd.DataFrame:
+    """The figures of ``setting``, for every setting and seed."""
+    by_seed = runs[runs["setting"] == setting].set_index("seed")[list(COMPARED)]
+    return by_seed.reindex(runs["seed"]).set_index(pd.MultiIndex.from_frame(runs[["setting", "seed"]]))
+
+
+def of_line(runs: pd.DataFrame, ends: tuple[str, str]) -> pd.DataFrame:
+    """The figures on the straight line between two settings, at the accuracy of every other setting and seed.
+
+    >>> runs = pd.DataFrame({"setting": ["a", "b", "c"], "seed": 0, "accuracy": [0.6, 0.8, 0.65]})
+    >>> runs = runs.assign(**{figure: [0.0, 0.4, 0.7] for figure in COMPARED[1:]})
+    >>> of_line(runs, ("a", "b")).loc[("c", 0), "exposure"].round(3)
+    0.1
+    """
+    low, high = (of_setting(runs, each) for each in ends)
+    share = (runs.set_index(low.index)["accuracy"] - low["accuracy"]) / (high["accuracy"] - low["accuracy"])
+    return (low + (high - low).mul(share, axis=0))[list(COMPARED[1:])].drop(index=list(ends), level=0)
+
+
 def draw(means: pd.DataFrame, figure: Figure) -> None:
     """A line for each family, its settings by accuracy."""
     axes = figure.subplots()
@@ -119,8 +149,18 @@ def main() -> None:
     parser.add_argument(
         "--limits", type=float, nargs=2, default=LIMITS, metavar=("LOW", "HIGH"), help="what clients tolerate"
     )
+    parser.add_argument("--against", metavar="SETTING", help="print every setting's differences from this one")
+    parser.add_argument(
+        "--line",
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="and from the straight line between these two, at equal accuracy",
+    )
     arguments = parser.parse_args()
     runs = pd.concat([measured(sweep, tuple(arguments.limits)) for sweep in arguments.sweeps], ignore_index=True)
+    for name in [arguments.against or runs["setting"][0], *(arguments.line or [])]:
+        if name not in set(runs["setting"]):
+            parser.error(f"no setting '{name}'; there are {', '.join(runs['setting'].unique())}")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(arguments.out.with_suffix(".csv"), runs.to_csv(index=False))
     # Below 200 members a group has no TPR at 1 % FPR.
@@ -139,6 +179,13 @@ def main() -> None:
     ]
     heads = ["family", f"area below accuracy and above exposure, from {WORST[0]:g} and {WORST[1]:g}, in thousandths"]
     parts.append(table("Hypervolume of the means", heads, areas))
+    if arguments.against:
+        others = of_setting(runs, arguments.against).drop(index=arguments.against, level=0)
+        parts.append(apart(runs, others, f"Less {arguments.against}, of the same seed"))
+    if arguments.line:
+        parts.append(
+            apart(runs, of_line(runs, tuple(arguments.line)), f"Less the line from {' to '.join(arguments.line)}")
+        )
     write_text(arguments.out.with_suffix(".md"), "\n".join([*parts, ""]))
     alt = "Accuracy against exposure of every setting, means over seeds; the settings of a family are joined by a line."
     write_bytes(arguments.out.with_suffix(".svg"), figure_files(alt, lambda figure: draw(means, figure), (9, 6)).svg)

@@ -29,6 +29,8 @@ from paired_differences import differences, spread, table
 
 SWEEP = Path(__file__).parent / "small/simulations.toml"
 PERIOD = 10
+AFTER = ("every tenth from 1", "every tenth from 6")
+"""Those that simulate right after a round in which the victim trained on the property, which is every fifth."""
 FIGURES = ("property.auc_counterfactual", "property.auc_rounds", "property.auc_within")
 
 
@@ -93,14 +95,22 @@ def main() -> None:
         done = pd.concat([done, pd.DataFrame(rows_of(seed))]) if len(done) else pd.DataFrame(rows_of(seed))
         write_text(out, done.to_csv(index=False))
         print(f"seed {seed} is done", flush=True)
-    by_name = {name: rows.set_index("seed") for name, rows in done.groupby("learns from", sort=False)}
-    every = by_name["every round"]
-    lines = []
-    for name, rows in by_name.items():
-        apart = differences(rows[FIGURES[0]] - every[FIGURES[0]])[:2] if rows is not every else ["", ""]
-        lines.append([str(name), f"{rows['updates'].mean():,.0f}", *(spread(rows[key]) for key in FIGURES), *apart])
+    of_figure = {key: done.pivot_table(index="seed", columns="learns from", values=key, sort=False) for key in FIGURES}
+    for by in of_figure.values():
+        tenths = [name for name in by if name.startswith("every tenth")]
+        by["right after the property"] = by[list(AFTER)].mean(axis=1)
+        by["in other phases"] = by[[name for name in tenths if name not in AFTER]].mean(axis=1)
+    first = of_figure[FIGURES[0]]
+    learned = done.groupby("learns from")["updates"].mean()
+    lines = [
+        [str(name), f"{learned.get(name, learned[AFTER[0]]):,.0f}", *(spread(by[name]) for by in of_figure.values())]
+        + (differences(first[name] - first["every round"])[:2] if name != "every round" else ["", ""])
+        for name in first
+    ]
     heads = ("learns from", "updates", *FIGURES, "against every round", "95 % interval")
-    print(table(f"{done['seed'].nunique()} seeds", heads, lines))
+    print(table(f"{len(first)} seeds", heads, lines))
+    apart = differences(first["right after the property"] - first["in other phases"])
+    print(f"\nright after the property, less other phases: {', '.join(apart)}")
 
 
 if __name__ == "__main__":

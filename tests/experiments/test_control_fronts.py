@@ -22,6 +22,26 @@ def test_a_setting_is_on_the_front_unless_another_is_better_in_both():
     assert experiment_script("control/front").front(means) == ["a", "b"]
 
 
+def test_differences_are_of_the_same_seed_and_a_setting_on_the_line_differs_by_nothing():
+    front, random = experiment_script("control/front"), np.random.default_rng(0)
+    low, high = (random.uniform(a, a + 0.1, (3, 5)) for a in (0.5, 0.7))
+    figures = {"low": low, "high": high, "between": low + 0.3 * (high - low)}
+    rows = [
+        {"setting": name, "seed": seed, **dict(zip(front.COMPARED, row, strict=True))}
+        for seed in (2, 0, 1)
+        for name, of_seeds in figures.items()
+        for row in [of_seeds[seed]]
+    ]
+    runs = pd.DataFrame(rows)
+    less = front.apart(runs, front.of_setting(runs, "low").drop(index="low", level=0), "Less low")
+    accuracy = (high - low)[:, 0]
+    assert f"| high | accuracy | {accuracy.mean():+.3f} |" in less
+    assert f"| between | accuracy | {0.3 * accuracy.mean():+.3f} |" in less
+    on_line = front.of_line(runs, ("low", "high")).xs("between")
+    expected = runs[runs["setting"] == "between"].set_index("seed")[list(on_line)]
+    assert on_line.sort_index().to_numpy() == pytest.approx(expected.sort_index().to_numpy())
+
+
 @pytest.mark.parametrize("limits", [(0.5, 0.8), (0.58, 0.9)])
 def test_violations_are_as_many_as_limits_drawn_at_random_have(tmp_path, limits):
     random = np.random.default_rng(0)

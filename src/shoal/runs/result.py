@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -153,9 +154,7 @@ class Result:
         """
         from shoal.runs.audit import audit_result  # noqa: PLC0415
 
-        if out is not None:
-            return audit_result(self, out, references=references, watch=watch).audit
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() if out is None else nullcontext(out) as folder:
             return audit_result(self, folder, references=references, watch=watch).audit
 
     def plot(self) -> "NDArray[Any] | list[Axes]":
