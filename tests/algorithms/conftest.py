@@ -19,8 +19,8 @@ SEED = 2
 def play(mlp, build) -> Callable[..., tuple[list[State], list[RoundReport]]]:
     """Plays rounds on the dense network: the states, the initial one first, and the reports.
 
-    Numbers by name are directives, one for each cluster; ``risks`` are what was measured, and ``federation`` may be
-    another one.
+    Numbers by name are directives, one for each cluster; ``risks`` are what was measured, and ``federation`` and
+    ``local`` may be others.
     """
 
     def made(
@@ -28,11 +28,12 @@ def play(mlp, build) -> Callable[..., tuple[list[State], list[RoundReport]]]:
         rounds: int = 3,
         *,
         federation: Any = None,
+        local: LocalSGD | None = None,
         risks: Sequence[float] | None = None,
         training: dict[str, Any] | None = None,
         **directives: Sequence[float],
     ) -> tuple[list[State], list[RoundReport]]:
-        local = LocalSGD(steps=2, batch_size=4, learning_rate=0.1)
+        local = local or LocalSGD(steps=2, batch_size=4, learning_rate=0.1)
         with Engine(mlp, threads=1) as engine:
             given = federation or build()
             run = Training(engine.prepare(given), algorithm, local, engine, Stream(SEED), **(training or {}))

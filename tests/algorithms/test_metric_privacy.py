@@ -6,7 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.algorithms import IFCA, MRMTL, Ditto, FedAvg, FedOpt, GroupPrivacy, LocalOnly, MetricPrivacy, Scaffold
+from shoal.algorithms import (
+    CFL,
+    IFCA,
+    MRMTL,
+    Ditto,
+    EarlyStopping,
+    FedAvg,
+    FedOpt,
+    FedRep,
+    GroupPrivacy,
+    LocalOnly,
+    MetricPrivacy,
+    Scaffold,
+)  # fmt: skip
 from shoal.algorithms.metric_privacy import largest_distance
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -26,7 +39,16 @@ def test_the_largest_distance_is_of_all_pairs():
 
 @pytest.mark.parametrize(
     "base",
-    [FedAvg(), IFCA(2), GroupPrivacy(2), Scaffold(), Ditto(IFCA(2), 0.5), MRMTL(0.5), FedOpt(IFCA(2))],
+    [
+        FedAvg(),
+        IFCA(2),
+        GroupPrivacy(2),
+        Scaffold(),
+        Ditto(IFCA(2), 0.5),
+        MRMTL(0.5),
+        FedOpt(IFCA(2)),
+        EarlyStopping(IFCA(2), 2),
+    ],
     ids=repr,
 )
 def test_without_noise_it_is_the_base_bit_for_bit(play, base):
@@ -60,6 +82,22 @@ def test_noise_is_as_long_as_the_formula_says(play):
     assert torch.equal(first.models, play(base, rounds=0)[0][0].models)
 
 
+def test_in_a_round_in_which_nothing_is_sent_there_is_no_noise(play):
+    (_, one, stopped), _ = play(MetricPrivacy(EarlyStopping(IFCA(2), 1)), rounds=2)
+    assert torch.equal(one.models, stopped.models)
+
+
+def test_what_clients_keep_to_themselves_lengthens_no_noise(play):
+    """FedRep's heads differ by far more than the bodies that are sent, to which alone the formula applies."""
+    z, base, local = 0.7, FedRep(), LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+    noisy = play(MetricPrivacy(base, z), rounds=1, local=local)[0][-1]
+    (_, first), (report,) = play(base, rounds=1, local=local, training={"record_every": 1})
+    (weights,) = [each.weights for each in report.plan.trainings if each.weights is not None]
+    expected = z * float(weights.max()) * float(torch.pdist(report.updates.updates.double()).max())
+    noise = (noisy.models - first.models)[0].double()
+    assert float(noise.std()) == pytest.approx(expected, rel=5 / math.sqrt(2 * noise.numel()))
+
+
 class Alone(IFCA):
     """IFCA in which the first client chooses the second model and nobody else does."""
 
@@ -90,6 +128,8 @@ def test_a_lone_client_is_not_hidden_and_a_model_of_nobody_stays(play, base):
 def test_what_it_refuses(mlp, build, play):
     with pytest.raises(InputError, match=r"^metric privacy needs clients that send models; those of LocalOnly do not$"):
         play(MetricPrivacy(LocalOnly()), rounds=1)
+    with pytest.raises(InputError, match=r"^MetricPrivacy's 'base' must keep its number of models, which CFL changes"):
+        MetricPrivacy(CFL()).check(LocalSGD(), 0)
     normed = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
     with (
         Engine(normed) as engine,

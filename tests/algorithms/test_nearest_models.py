@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from relabelled import FULL, LINEAR, TWO, ari, relabelled, trained
-from shoal.algorithms import IFCA, Ditto, FedAvg, FedAvgStart, FedOpt, FeSEM, OneShotClustering, OneShotStart
+from shoal.algorithms import (
+    IFCA,
+    RDPCFL,
+    Ditto,
+    EarlyStopping,
+    FedAvg,
+    FedAvgStart,
+    FedOpt,
+    FeSEM,
+    OneShotClustering,
+    OneShotStart,
+)  # fmt: skip
 from shoal.algorithms.fedavg_start import noisy_copies
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -156,6 +167,13 @@ def test_other_values_are_one_sentence(kind, wrong):
 def test_there_are_at_most_as_many_clusters_as_clients(mlp, build, kind):
     with Engine(mlp) as engine, pytest.raises(InputError, match="'clusters' must be at most the federation's 6"):
         kind(7).init(engine, build(), LocalSGD(steps=1), Stream(0))
+
+
+@pytest.mark.parametrize("kind", [FedAvgStart, OneShotStart])
+def test_a_base_whose_first_round_would_come_later_is_refused(kind):
+    """Its epsilon is counted as if that were the federation's first round."""
+    with pytest.raises(InputError, match=r"^\w+'s 'base' must not have a first round of its own, as RDPCFL has$"):
+        kind(EarlyStopping(RDPCFL(), 3)).check(LocalSGD(), 0)
 
 
 @pytest.mark.parametrize("kind", [OneShotClustering, OneShotStart, FeSEM])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.algorithms import IFCA, IFCAMIR, FedAvg
+from shoal.algorithms import IFCA, IFCAMIR, EarlyStopping, FedAvg, FedOpt, FedSoft
 from shoal.attacks import (
     LossThreshold,
     PropertyAttack,
@@ -27,6 +27,7 @@ from shoal.engine import Engine, LocalSGD, Training, client_updates
 from shoal.models import Model
 from shoal.models.networks import FacesCNN
 from shoal.models.recurrent import ReviewGRU
+from shoal.runs.simulate import simulate
 from shoal.simulation.property_metrics import property_summary
 from shoal.simulation.summary import flatten
 
@@ -345,6 +346,14 @@ def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known)
     ]
     assert counts[0] == counts[1]
     assert min(counts[0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "named"), [(FedOpt(IFCA(2)), "FedOpt"), (EarlyStopping(FedSoft(2), 2), "FedSoft")], ids=repr
+)
+def test_a_server_that_moves_models_by_more_than_the_mean_is_refused(mlp, federation, algorithm, named):
+    with pytest.raises(InputError, match=rf"by which a model moves, and {named} moves models otherwise"):
+        simulate(federation, mlp, algorithm, LOCAL, rounds=1, property_attack=PropertyAttack())
 
 
 def test_an_attacker_with_one_kind_of_example_is_refused(federation):

@@ -95,6 +95,17 @@ def test_one_shadow_model_is_judged_on_its_other_half(clustered):
     assert torch.isfinite(team.estimate(*clustered, (LOCAL,) * 2, Stream(2)).risks).all()
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_of_a_shadow_model_of_one_example_the_last_risk_stays_or_is_judged(clustered, number):
+    """Two halves of one member and one other have one kind each; of two shadow models each has both."""
+    team = RedTeam(1, "shadow", LossThreshold(), ShadowModels(number=number, size="cluster"))
+    state, federation, engine = clustered
+    bare = replace(federation, shadow=federation.shadow.take(torch.arange(2)))
+    found = team.estimate(state, bare, engine, (LOCAL,) * 2, Stream(2))
+    assert torch.equal(found.risks, state.risks) == (number == 1)
+    assert torch.isfinite(found.risks).all()
+
+
 @pytest.mark.parametrize("estimator", ["federated", "audit"])
 def test_members_that_are_known_by_heart_are_the_highest_risk(clustered, estimator):
     """Labels are what model 0 says on members, and what it does not say on others: the gap attack is always right."""

@@ -1,6 +1,7 @@
 """The parts of the coordinator: votes, utilities, what knobs do, and how strong each is."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from scipy.optimize import linprog
 from shoal.control import Coordinator, Knob, RecordedDirectives, RiskPrediction
 from shoal.control.allocation import allocate
 from shoal.control.feedback import over_limit_shares, utilities
+from shoal.control.memory import Memory
 from shoal.control.sensitivity import Sensitivity
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -105,6 +107,22 @@ def test_a_single_observation_moves_the_belief_by_ridge_regression():
     ridge = np.array(prior) + np.linalg.solve(x.T @ x + 4 * np.eye(2), x.T @ (y - x @ np.array(prior)))
     found = sensitivity(prior, 2.0).observed(strengths, change).effect()
     np.testing.assert_allclose(found.numpy(), ridge)
+
+
+def test_a_model_that_nobody_uses_teaches_nothing():
+    """Its risk is the last one, whatever its knobs do."""
+    coordinator, none = Coordinator({"l2": Knob(L2(0.1))}), torch.full((3,), torch.nan, dtype=FLOAT)
+    state = State.initial(torch.zeros(3, 4), 3)
+    shares = torch.tensor([1.0, 0.5, torch.nan], dtype=FLOAT)
+    for risks in ([0.7, 0.7, 0.7], [0.6, 0.65, 0.7], [0.5, 0.6, 0.7]):
+        state = replace(state, risks=torch.tensor(risks, dtype=FLOAT))
+        before = Memory.of(state, coordinator.knobs)
+        state = coordinator.steered(state, shares, shares, none, none)
+        after = Memory.of(state, coordinator.knobs)
+        changed = (before.strengths - before.strengths_before)[:2]
+        alone = before.relief.observed(changed, (before.risk - state.risks)[:2])
+        assert torch.equal(after.relief.evidence, alone.evidence)
+    assert (after.relief.evidence != 0).any(), "or nothing was learned at all"
 
 
 def test_votes_are_counted_by_model_and_nobody_else_is_asked():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.attacks.loss_histograms import own_risks
@@ -194,6 +195,20 @@ def test_a_personal_model_is_remembered_on_the_clients_disk(tmp_path):
     assert (folder / "round-000002.safetensors").read_bytes() == (other / "round-000002.safetensors").read_bytes()
     first, second = ((folder / f"round-00000{i}.safetensors").read_bytes() for i in (1, 2))
     assert first != second
+
+
+def test_a_personal_model_begins_where_all_do_also_where_its_noise_is_secret(tmp_path):
+    """Training that hardly moves it leaves what it began with."""
+    local = {"epochs": 1, "batch_size": 10, "learning_rate": 1e-6}
+    found = []
+    for name, defenses in (("noisy", {"dp_sgd": {"noise_multiplier": 1.0}}), ("plain", {})):
+        offer = an_offer(defenses=defenses, local=local, algorithm={"name": "ditto", "rounds": 3})
+        respond(replace(offer, models=offer.models[:1], risks=offer.risks[:1]), settings(tmp_path / name))
+        (path,) = (tmp_path / name).glob("run-*/round-000001.safetensors")
+        (personal,) = [rows for key, rows in load_file(path).items() if rows.shape[-1] == offer.models.shape[1]]
+        found.append(personal)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=0)
+    assert found[0].std() > 1e-2
 
 
 @pytest.mark.parametrize(

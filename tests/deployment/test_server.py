@@ -250,6 +250,7 @@ def test_another_runs_directory_is_not_touched(tmp_path):
         ({"algorithm": {"name": "scaffold", "rounds": 2}}, "does not run on several machines"),
         ({"red_team": {"every": 1, "estimator": "audit"}}, "must be 'shadow' or 'histogram'"),
         ({"canaries": {"per_client": 2}}, "works in simulations alone"),
+        ({"coordinator": {"pooling": 0.5}}, "'coordinator.pooling' is steered in simulations alone"),
     ],
 )
 def test_what_a_server_cannot_do_is_said_before_anybody_is_asked(tmp_path, changes, words):

@@ -235,6 +235,18 @@ def test_wrong_optimizers_are_one_sentence(given, sentence):
     assert "\n" not in str(error.value)
 
 
+def test_without_weight_decay_no_optimizer_decays():
+    """AdamW decays unless it is told not to; without, it is Adam."""
+    for decay, same in ((0.0, True), (0.01, False)):
+        adam, adamw = (TorchOptimizer(name).made([torch.ones(2)], 0.1, decay) for name in ("Adam", "AdamW"))
+        for each in (adam, adamw):
+            (parameter,) = each.param_groups[0]["params"]
+            parameter.grad = torch.tensor([1.0, -2.0])
+            each.step()
+        one, other = (each.param_groups[0]["params"][0] for each in (adam, adamw))
+        assert torch.equal(one, other) == same
+
+
 def test_momentum_beside_an_optimizer_is_refused():
     with pytest.raises(InputError, match="'momentum' is SGD's"):
         LocalSGD(momentum=0.9, optimizer=TorchOptimizer("Adam"))

@@ -43,10 +43,11 @@ from shoal.algorithms import (
     Scaffold,
     SharedBody,
 )
+from shoal.algorithms.wrapped import with_bases
 from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModelAttack, ShadowModels
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences
-from shoal.engine import Aggregator, Algorithm, Engine, LocalSGD, State, Training, averaging_weights
+from shoal.engine import Aggregator, Algorithm, Engine, LocalSGD, State, Training, averaging_weights, client_updates
 from shoal.models import Model
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
@@ -228,6 +229,22 @@ def test_these_algorithms_keep_a_vector_of_each_client(network, build, algorithm
     state, base = played(network, build(), algorithm, rounds=0), getattr(algorithm, "base", None)
     assert bool(state.personal) == (isinstance(algorithm, PERSONAL) or isinstance(base, PERSONAL))
     assert all(tensor.numel() < state.models[0].numel() for tensor in state.clients.values()), "it belongs to personal"
+
+
+def test_models_move_by_the_mean_of_the_updates_or_the_algorithm_says_that_they_do_not(mlp, build, algorithm):
+    """Property attacks take single updates out of that mean. First rounds, in which clusters are made, are left out."""
+    by_average = all(getattr(each, "moves_by_average", True) for each in with_bases(algorithm))
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(build()), algorithm, LOCAL, engine, Stream(5))
+        before, _ = training.round(training.start())
+        after, report = training.round(before)
+        if len(after.models) != len(before.models):
+            return
+        total = torch.zeros_like(before.models)
+        for client in training.federation.ids[report.cohort].tolist():
+            for k, weight, update in client_updates(training, before, report, client):
+                total[k] += weight * update
+    assert torch.allclose(total, after.models - before.models, rtol=1e-3, atol=1e-5) == by_average
 
 
 @pytest.mark.parametrize(

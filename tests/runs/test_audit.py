@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from shoal.algorithms import FedAvg
+from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning, LocalOnly
 from shoal.attacks import Gap, RedTeam, ReferenceScores
 from shoal.cli.app import main
 from shoal.config.build import build
@@ -34,6 +34,7 @@ FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
 ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "gap"} | {
     "other-clusters", "label-only", "boundary-distance", "trajectory",
 }  # fmt: skip
+PERSONAL = dict.fromkeys(("other-clusters", "trajectory"), "clients use models of their own")
 PARTS = (r"attacks\.([a-z-]+)\.(all|minority|majority)\.(auc|accuracy|tpr_at_fpr_0\.0?01)(\.low|\.high)?",)
 
 
@@ -167,11 +168,48 @@ def test_references_of_other_models_are_not_used_again(toy_config, tmp_path, mon
     assert before.flat != after.flat
 
 
+def rows_federation():
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.rand(7, 8, 3, generator=draw), torch.arange(8) % 2
+    return Federation.from_tensors([(each, y) for each in x[:6]], test=(x[6], y))
+
+
+def test_references_of_other_personal_models_are_not_used_again(tmp_path):
+    """Ditto's shared models are the same whatever pulls the personal ones, which are attacked."""
+    model, found = Model(lambda: torch.nn.Linear(3, 2)), {}
+    for strength in (0.1, 0.9):
+        result = simulate(rows_federation(), model, Ditto(strength=strength), LocalSGD(epochs=9), rounds=2)
+        found[strength] = result.audit(tmp_path, references=2).flat(), result.audit(references=2).flat()
+    assert all(again == anew for again, anew in found.values())
+    assert found[0.1] != found[0.9]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "omitted"),
+    [
+        (FedAvg(), {"other-clusters": "there is only one model"}),
+        (
+            FineTuning(IFCA(clusters=2)),
+            dict.fromkeys(("other-clusters", "trajectory"), "clients use models of their own"),
+        ),
+        (LocalOnly(), dict.fromkeys(("other-clusters", "trajectory"), "clients use models of their own")),
+    ],
+    ids=["fedavg", "fine-tuning", "local"],
+)
+def test_what_an_audit_of_a_result_without_a_shadow_set_leaves_out(algorithm, omitted):
+    model, federation = Model(lambda: torch.nn.Linear(3, 2)), rows_federation()
+    audit = simulate(federation, model, algorithm, LocalSGD(), rounds=2).audit(references=1)
+    for attack in ("other-clusters", "trajectory"):
+        assert audit.omitted.get(attack) == omitted.get(attack)
+        assert (attack in set(audit.attacks["attack"])) == (attack not in omitted)
+
+
 def test_without_reference_federations_the_other_attacks_remain(finished, tmp_path):
     found = audit_run(finished, references=0, out=tmp_path)
     attacks = set(found.audit.attacks["attack"])
     assert attacks == {"loss", "gap", "loss-threshold", "other-clusters", "label-only", "boundary-distance"}
-    assert found.audit.omitted["lira"] == "needs 3 reference models; there are 0"
+    for attack, least in (("lira", 3), ("trajectory", 1)):
+        assert found.audit.omitted[attack] == f"needs {least} reference models; there are 0"
 
 
 def test_the_distance_of_large_images_to_the_boundary_is_not_asked_and_the_page_can_say_why(

@@ -312,6 +312,22 @@ def test_some_rounds_and_more_from_their_result_are_all_rounds(algorithm):
     pd.testing.assert_frame_equal(whole.clients, more.clients)
 
 
+def test_more_rounds_go_on_from_what_clients_trained_last_and_not_from_what_they_use():
+    """A client that was absent since stands where it trained, for estimates of risk and for absent clients."""
+    settings = {
+        "algorithm": shoal.IFCAMIR(shoal.IFCA(clusters=2)),
+        "participation": 0.4,
+        "red_team": shoal.RedTeam(every=1, estimator="audit", attack=shoal.LossThreshold()),
+        "federation": replace(federation(), shadow=federation().test),
+    }
+    whole, first = simulated(**settings, rounds=6), simulated(**settings, rounds=3)
+    assert first.clients["cluster"].tolist() != first.state.assignment.tolist(), "or nothing would be shown"
+    more = simulated(**settings, rounds=3, start=first)
+    require_same_models(whole, more)
+    assert torch.equal(whole.state.risks, more.state.risks)
+    assert torch.equal(whole.state.assignment, more.state.assignment)
+
+
 def test_who_trained_before_the_start_alone_stays_a_member():
     whole, first = simulated(), simulated(rounds=2)
     more = simulated(rounds=2, start=first)

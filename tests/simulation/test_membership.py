@@ -40,6 +40,18 @@ def test_without_a_record_of_trainings_the_assignment_decides(model):
     assert Membership.of_deployed(state, deployed(model), within=5).latest.tolist() == [1, 0, -1]
 
 
+def test_who_sat_a_round_out_is_no_member_of_its_own_model():
+    models = torch.zeros(3, 3)
+    personal = Deployed(
+        PersonalModels(3, lambda some: models[some]), torch.arange(3), torch.zeros(3, dtype=torch.int64)
+    )
+    # Of three clients in the round one trained, as FedSoft selects them.
+    state = after([[4, 4], [0, 0], [0, 0]], [0, 1, 1])
+    assert Membership.of_deployed(state, personal, within=5).latest.tolist() == [0, -1, -1]
+    # In local training nothing is sent, and who was there has trained.
+    assert Membership.of_deployed(after([[0, 0]] * 3, [0, 1, -1]), personal, within=5).latest.tolist() == [0, 1, -1]
+
+
 def test_a_cluster_with_one_client_is_no_personal_model():
     models, everybody, one = torch.zeros(3, 3), torch.arange(3), torch.zeros(3, dtype=torch.int64)
     assert not is_personal(Deployed(models, everybody, everybody))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoal.algorithms.fedavg import FedAvg
 from shoal.algorithms.ifca import IFCA
+from shoal.algorithms.wrapped import require_no_first_round
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, PositiveFloat, settings
@@ -56,7 +57,8 @@ class FedAvgStart:
     title: ClassVar[str] = "FedAvg start"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """See the base's."""
+        """The base must not train otherwise in a first round of its own, which would come later here."""
+        require_no_first_round(self)
         self.base.check(local, risk_period)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:

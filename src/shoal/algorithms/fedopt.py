@@ -12,8 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.fedavg import FedAvg
-from shoal.algorithms.wrapped import with_bases
-from shoal.core.errors import require
+from shoal.algorithms.wrapped import require_kept_models
 from shoal.core.randomness import Stream
 from shoal.core.settings import PositiveFloat, settings
 from shoal.data.federation import Federation
@@ -65,14 +64,11 @@ class FedOpt:
     tau: PositiveFloat = 1e-3
     name: Literal["fedopt"] = "fedopt"
     title: ClassVar[str] = "FedOpt"
+    moves_by_average: ClassVar[bool] = False
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """The base must keep its number of models, each of which has its own moments."""
-        for base in with_bases(self.base):
-            require(
-                not getattr(base, "changes_clusters", False),
-                f"FedOpt's 'base' must keep its number of models, which {type(base).__name__} changes while it trains",
-            )
+        require_kept_models(self)
         self.base.check(local, risk_period)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:

@@ -80,6 +80,7 @@ class FedSoft:
     start: Literal["personal", "clusters"] = "personal"
     name: Literal["fedsoft"] = "fedsoft"
     title: ClassVar[str] = "FedSoft"
+    moves_by_average: ClassVar[bool] = False
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Any local training will do."""

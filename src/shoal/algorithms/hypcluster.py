@@ -73,6 +73,11 @@ class HypCluster:
     name: Literal["hypcluster"] = "hypcluster"
     title: ClassVar[str] = "HypCluster"
 
+    @property
+    def moves_by_average(self) -> bool:
+        """Whether each model moves by the weighted mean of its updates, as with "sgd", learning rate 1, no momentum."""
+        return (self.optimizer, self.server_learning_rate, self.beta1) == ("sgd", 1.0, 0.0)
+
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Any local training will do."""
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.fedavg import FedAvg
+from shoal.algorithms.wrapped import require_kept_models
 from shoal.core.errors import require
+from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, settings
 from shoal.data.federation import Federation
@@ -73,9 +75,11 @@ class MetricPrivacy:
     noise_multiplier: NonNegativeFloat = 1.0
     name: Literal["metric-privacy"] = "metric-privacy"
     title: ClassVar[str] = "Metric privacy"
+    moves_by_average: ClassVar[bool] = False
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """See the base's."""
+        """The base must keep its number of models, each of which gets the noise of what was sent for it."""
+        require_kept_models(self)
         self.base.check(local, risk_period)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
@@ -108,7 +112,11 @@ class MetricPrivacy:
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The base's update, from what it asked to keep; then noise."""
-        moved, kept, trainings = _largest_moves(plan, aggregate), list[Tensor | None](), list[LocalTraining]()
+        moved, kept, trainings = (
+            _largest_moves(plan, aggregate, cohort.layout),
+            list[Tensor | None](),
+            list[LocalTraining](),
+        )
         for training, update in zip(plan.trainings, aggregate.kept, strict=True):
             if isinstance(training.keep, _Whole) and update is not None:
                 then = training.keep.then
@@ -141,16 +149,27 @@ class _Whole:
         return update
 
 
-def _largest_moves(plan: RoundPlan, aggregate: Aggregate) -> Tensor:
+def _largest_moves(plan: RoundPlan, aggregate: Aggregate, layout: Layout) -> Tensor:
     """(K,) float64, ``w_k * d_k`` of each model; 0 where fewer than two clients sent anything for it."""
     sent = [
-        (training.weights, starts_of(training.starts, training.start).to(update) + update)
+        (training.weights, _sent(training, update, layout))
         for training, update in zip(plan.trainings, aggregate.kept, strict=True)
         if training.weights is not None and update is not None
     ]
+    if not sent:
+        return torch.zeros(len(aggregate.models), dtype=torch.float64)
     weights, ends = torch.cat([each for each, _ in sent], dim=1), torch.cat([each for _, each in sent])
     moves = [float(row.max()) * largest_distance(ends[row != 0]) for row in weights]
     return torch.tensor(moves, dtype=torch.float64)
+
+
+def _sent(training: LocalTraining, update: Tensor, layout: Layout) -> Tensor:
+    """(m, P), the models that clients sent; 0 in the tensors that they kept to themselves."""
+    ends = (starts_of(training.starts, training.start).to(update) + update)[:, : layout.size]
+    if training.sent is not None:
+        for place in layout.slices({slot.name for slot in layout.slots} - training.sent):
+            ends[:, place] = 0
+    return ends
 
 
 def largest_distance(models: Tensor) -> float:

@@ -10,6 +10,7 @@ import torch
 
 from shoal.algorithms.ifca import IFCA
 from shoal.algorithms.one_shot import first_plan, grouped, require_counted
+from shoal.algorithms.wrapped import require_no_first_round
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
 from shoal.data.federation import Federation
@@ -49,8 +50,9 @@ class OneShotStart:
     title: ClassVar[str] = "One-shot start"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """See the base's, and `require_counted`."""
+        """See the base's, `require_counted`, and `require_no_first_round`."""
         require_counted(self.local, local)
+        require_no_first_round(self)
         self.base.check(local, risk_period)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:

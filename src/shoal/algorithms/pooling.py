@@ -54,6 +54,7 @@ class Pooling:
     share: Fraction = 0.5
     name: Literal["pooling"] = "pooling"
     title: ClassVar[str] = "Pooling"
+    moves_by_average: ClassVar[bool] = False
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """See the base's."""

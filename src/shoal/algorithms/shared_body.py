@@ -52,6 +52,7 @@ class SharedBody:
     head: str = "last"
     name: Literal["shared-body"] = "shared-body"
     title: ClassVar[str] = "Shared body"
+    moves_by_average: ClassVar[bool] = False
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """See the base's."""

@@ -130,8 +130,11 @@ class RedTeam:
         if int(records.shadow.max()) == 0:
             # One shadow model: two halves of its records take turns.
             records = replace(records, shadow=torch.arange(len(records)) % 2)
-        accuracies = []
-        for model in records.shadow.unique().tolist():
+        accuracies, parts = [], records.shadow.unique().tolist()
+        # Of one example, or of two halves with one kind each, nothing is to be learnt.
+        if any(len(records.member[records.shadow == part].unique()) < 2 for part in parts):
+            return RateEstimate.unknown()
+        for model in parts:
             attack = self.attack.fit(records.without(model), stream("left out", model))
             said_member = attack.score(records.query(model)) > attack.threshold
             accuracies.append(balanced_accuracy(said_member, records.member[records.shadow == model].numpy()))

@@ -153,9 +153,11 @@ class Coordinator:
         """
         memory, risks_told = Memory.of(state, self.knobs), self.told(state.risks)
         changed = memory.strengths - memory.strengths_before
+        # A model that nobody uses keeps its last risk, which says nothing of a knob.
+        relieved = (memory.risk - state.risks).where(~shares.isnan(), torch.nan)
         memory = replace(
             memory,
-            relief=memory.relief.observed(changed, memory.risk - state.risks),
+            relief=memory.relief.observed(changed, relieved),
             cost=memory.cost.observed(changed, memory.heldout_accuracy - utility),
             risk=state.risks.clone(),
             heldout_accuracy=utility,

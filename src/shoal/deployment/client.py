@@ -49,7 +49,7 @@ def respond(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refusal:
         ledger_path = settings.state_dir / "ledger.json"
         ledger = Ledger.load(ledger_path)
         memory = ClientMemory.of(settings.state_dir, offer.config)
-        state = _state(training, offer, memory)
+        state = _state(training, offer, memory, client.config.seed)
         if settings.risk == "client":
             risks = own_risks(state.models, training.federation.clients, training.federation.holdout, training.engine)
             _write_risks(settings.state_dir, offer, risks.tolist())
@@ -141,12 +141,13 @@ def _noisy(client: Client) -> bool:
     return told or setup.client_filter is not None or any(isinstance(each, DPSGD) for each in setup.defenses)
 
 
-def _state(training: Training, offer: Offer, memory: ClientMemory) -> State:
+def _state(training: Training, offer: Offer, memory: ClientMemory, seed: int) -> State:
     """The state of a federation of this client alone before the round: what was offered, and what it remembers."""
     clusters = len(offer.models)
     # As many clients as models, all of them this one, since algorithms refuse to begin with fewer.
     crowd = training.federation.take(torch.zeros(clusters, dtype=torch.int64))
-    first = replace(training, federation=crowd).start()
+    # By the run's seed, as all clients: a stream of the client's own is for its batches and noise.
+    first = replace(training, federation=crowd, stream=Stream(seed)).start()
     one = torch.zeros(1, dtype=torch.int64)
     state = replace(
         first,

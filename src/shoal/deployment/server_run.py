@@ -160,10 +160,15 @@ def _require_supported(config: Config) -> None:
         team.every == 0 or team.estimator in ("shadow", "histogram"),
         f"'red_team.estimator' must be 'shadow' or 'histogram' on several machines; got '{team.estimator}'",
     )
-    require(
-        config.coordinator is None or config.coordinator.obeyed_by(config.algorithm.value) is config.algorithm.value,
-        "'coordinator.min_clients' sets prices, which choices on several machines do not know; leave it out",
-    )
+    if config.coordinator is not None:
+        require(
+            not config.coordinator.law.min_clients,
+            "'coordinator.min_clients' sets prices, which choices on several machines do not know; leave it out",
+        )
+        require(
+            config.coordinator.pooling is None,
+            "'coordinator.pooling' is steered in simulations alone; leave it out on several machines",
+        )
     require(
         config.coordinator is None or config.coordinator.law.release_on == "estimate",
         "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit",

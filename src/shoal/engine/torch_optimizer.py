@@ -1,5 +1,6 @@
 """Any optimizer of `torch.optim` as a value."""
 
+import inspect
 from dataclasses import field
 from typing import Any
 
@@ -55,8 +56,11 @@ class TorchOptimizer:
 
     def made(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
         """A new optimizer of ``parameters``."""
-        options = self.options | ({"weight_decay": weight_decay} if weight_decay else {})
+        made, options = getattr(torch.optim, self.name), self.options
+        # Also 0, which is not the default of all, such as AdamW.
+        if weight_decay or "weight_decay" in inspect.signature(made).parameters:
+            options = options | {"weight_decay": weight_decay}
         try:
-            return getattr(torch.optim, self.name)(parameters, lr=learning_rate, **options)
+            return made(parameters, lr=learning_rate, **options)
         except (TypeError, ValueError, LookupError) as error:
             raise InputError(f"torch.optim.{self.name} cannot be made: {error}") from error

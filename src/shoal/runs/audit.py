@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from shoal.config.build import engine_of, load_data, resolve
@@ -110,9 +109,6 @@ def audit_result(
     assert simulation is not None
     assert state is not None
     assert result.engine is not None
-    trained = state.trained.max(dim=1)
-    # What each client trained last; the result's own assignment is what clients chose after the last round.
-    state = replace(state, assignment=torch.where(trained.values > 0, trained.indices, -1))
     out, run = Path(out), result.summary.run
     stated = {key: value for key, value in result.summary.overall.items() if key in {"epsilon", "delta"}}
     about = AboutAudited(f"{algorithm_title(str(run['algorithm']))}, seed {run['seed']}", stated)
@@ -137,8 +133,8 @@ def _trained_again(
     attacked: AttackedRun, references: int, engine: Engine, folder: Path, watch: AuditWatch | None
 ) -> _Trained:
     """Train what an audit with so many reference federations needs; ``folder`` keeps it."""
-    found = reference_scores(attacked, references, engine, folder=folder, watch=watch)
     target = attacked.scores(engine)
+    found = reference_scores(attacked, target, references, engine, folder=folder, watch=watch)
     return _Trained(target, found, replayed_scores(attacked, target, engine, folder=folder) if references else None)
 
 
@@ -154,7 +150,9 @@ def _audited(
     found = [each.scores for each in trained.references]
     records = records_of_run(attacked, trained.target, found, engine)
     over_rounds = None if trained.replayed is None else trajectory_attack(trained.replayed, found)
-    if over_rounds is not None:
+    if over_rounds is None:
+        records = replace(records, omitted={**records.omitted, "trajectory": _without_trajectory(trained)})
+    else:
         records = replace(records, further={**records.further, "trajectory": over_rounds})
     audit = audit_records(records, attacked.stream("thresholds"))
     audit = without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine))
@@ -166,6 +164,17 @@ def _audited(
         kind=attacked.simulation.federation.kind,
     )
     return write_audit(out, audit, about, records)
+
+
+def _without_trajectory(trained: _Trained) -> str:
+    """Why the trajectory attack was not computed."""
+    if not trained.references:
+        return "needs 1 reference models; there are 0"
+    if trained.replayed is None:
+        return "needs the models of every round, and the run cannot be played again bit for bit here"
+    if trained.target.personal:
+        return "clients use models of their own"
+    return "needs the same number of models in every round"
 
 
 def audit_scores(path: str | Path, *, out: str | Path | None = None) -> AuditFiles:

@@ -38,12 +38,19 @@ class StoredScores:
 
 
 def reference_scores(
-    attacked: AttackedRun, count: int, engine: Engine, *, folder: Path | None, watch: AuditWatch | None = None
+    attacked: AttackedRun,
+    target: FederationScores,
+    count: int,
+    engine: Engine,
+    *,
+    folder: Path | None,
+    watch: AuditWatch | None = None,
 ) -> list[StoredScores]:
     """The scores of the first ``count`` reference federations; those that are not in ``folder`` are trained.
 
     Args:
         attacked: the run that they replay.
+        target: its own scores.
         count: R, their number.
         engine: with its network.
         folder: where they are; made where it is missing. None: they are kept in memory alone.
@@ -53,7 +60,7 @@ def reference_scores(
         InputError: a negative number, a folder that cannot be written, or training that diverged.
     """
     require(count >= 0, f"'references' must be at least 0; got {count}")
-    digest, numbers = _digest(attacked), range(count)
+    digest, numbers = _digest(attacked, target), range(count)
     paths = [] if folder is None else [folder / f"{number:03d}.safetensors" for number in numbers]
     try:
         if folder is not None:
@@ -112,7 +119,7 @@ def attack_with_references(
             "examples that could be exchanged was trained on lately", members,
         )  # fmt: skip
         return progress, None
-    stored = reference_scores(attacked, simulation.reference_federations, engine, folder=folder, watch=watch)
+    stored = reference_scores(attacked, target, simulation.reference_federations, engine, folder=folder, watch=watch)
     began = time.perf_counter()
     records = records_of_run(attacked, target, [each.scores for each in stored], engine)
     found = AttackedRecords.of(records, attacked.stream("thresholds"))
@@ -140,7 +147,7 @@ def replayed_scores(
         engine: with its network.
         folder: where they are kept; made where it is missing.
     """
-    digest, path = _digest(attacked), folder / "attacked.safetensors"
+    digest, path = _digest(attacked, target), folder / "attacked.safetensors"
     stored = _read(path, digest)
     if stored is None:
         began = time.perf_counter()
@@ -153,10 +160,13 @@ def replayed_scores(
     return stored.scores
 
 
-def _digest(attacked: AttackedRun) -> str:
-    """A name for the attacked models and records: scores of references for others are of no use."""
+def _digest(attacked: AttackedRun, target: FederationScores) -> str:
+    """A name for the attacked models and records: scores of references for others are of no use.
+
+    The attacked scores are part of it, since clients may have models of their own beside the same clusters' models.
+    """
     state, records = attacked.state, attacked.records
-    tensors = (state.models, state.assignment, records.entry, records.test)
+    tensors = (state.models, state.assignment, records.entry, records.test, target.score)
     content = b"".join(each.contiguous().numpy().tobytes() for each in tensors)
     return hashlib.sha256(content + f"{state.round} {attacked.simulation.seed}".encode()).hexdigest()[:16]
 

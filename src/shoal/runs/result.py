@@ -53,8 +53,9 @@ class Result:
         models: the final model of each cluster, for `torch.nn.Module.load_state_dict`.
         description: how it was made.
         samples: test images (B, channels, height, width) uint8 of each group; empty where the data are not images.
-        state: the final models, risks and assignment, and the algorithm's own tensors; None where it was read from a
-            directory, which has no tensors of the algorithm.
+        state: after the last round, with the algorithm's own tensors; its assignment is what each client trained last,
+            where `clients` has what it uses. None where it was read from a directory, which has no tensors of the
+            algorithm.
         updates: one row per aggregated update, as in `property.csv`; None without a property attack.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
         recorded: clients' updates in the run's directory; None without them, or without a directory.

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
@@ -127,7 +127,6 @@ def measure(
         summary |= canary_metrics.canary_summary(table, summary.overall.get("delta", canary_metrics.DELTA))
         clients = clients.assign(**canary_metrics.canaries_of_clients(table, federation))
     rounds, roc = pd.DataFrame(list(rows)), membership_metrics.roc_curves(audit, federation)
-    state = replace(state, assignment=deployed.assignment)
     return Outcome(summary=summary, clients=clients, rounds=rounds, roc=roc, state=state, canaries=table)
 
 

@@ -42,7 +42,8 @@ class FederationScores:
             one that it uses where it trained none.
         member: (2 Q,) bool, whether that model was trained on the record.
         model: (N,) int64, that model of each client.
-        population: (S, Z) float64, of every model; S is 0 where clients have models of their own.
+        population: (S, Z) float64, of every model; S is 0 where clients have models of their own, Z without a shadow
+            set.
         trajectory: (T, 2 Q) float64, the score by that cluster's model after each of `AttackedRun.looks`; T is 0 where
             clients have models of their own, where the number of models changed, or where nobody looked.
     """
@@ -52,6 +53,11 @@ class FederationScores:
     model: Tensor
     population: Tensor
     trajectory: Tensor
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients have models of their own."""
+        return len(self.population) == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +171,7 @@ class AttackedRun:
             if state.round in self.looks:
                 seen.append(self._of_all(state.models, engine))
         scores = self._scores(training, state, trained_on, engine)
-        if not len(scores.population) or {len(each) for each in seen} != {len(state.models)}:
+        if scores.personal or {len(each) for each in seen} != {len(state.models)}:
             return scores
         own = scores.model[self.records.client], torch.arange(2 * len(self.records))
         return replace(scores, trajectory=torch.stack([each[own] for each in seen]))
@@ -182,11 +188,12 @@ class AttackedRun:
         x, y = self.population.x, self.population.y.cpu()
         loss = engine.model.loss
         population = [logit_confidence(engine.outputs(each, x).cpu(), y, loss) for each in models if len(y)]
+        none = torch.empty(len(models), 0, dtype=torch.float64)
         return FederationScores(
             score=score,
             member=trained_on & (latest >= 0)[client],
             model=model,
-            population=torch.stack(population) if population else torch.empty(0, 0, dtype=torch.float64),
+            population=torch.stack(population) if population else none,
             trajectory=torch.empty(0, 2 * len(self.records), dtype=torch.float64),
         )
 

@@ -33,7 +33,7 @@ class Outcome:
             local steps are private, `CLIENT_CANARY_COLUMNS` with canaries, and ``name`` where the federation has names.
         rounds: one row per round and cluster, as in `rounds.csv`.
         roc: ROC curves of the configured attack by group, as in `roc.csv`.
-        state: the final models, risks and assignment.
+        state: after the last round; its assignment is what each client trained last, and `clients` has what it uses.
         updates: one row per aggregated update, as in `property.csv`; None without a property attack.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
     """

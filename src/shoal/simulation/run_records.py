@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shoal.attacks import OtherClusters
 from shoal.data import Federation
 from shoal.engine import Engine
 from shoal.simulation.attacked_records import AuditRecords
@@ -25,15 +26,17 @@ def records_of_run(
     paired, federation = attacked.records, attacked.simulation.federation
     client = paired.client
     names = _client_names(federation)
+    personal = {OtherClusters.name: "clients use models of their own"} if target.personal else {}
     places = [*(f"client-{i}" for i in paired.entry.tolist()), *(f"test-{i}" for i in paired.test.tolist())]
     return AuditRecords(
         scores=join_scores(target, references, client),
         record=np.array(places, dtype=object),
         client=np.array([names[i] for i in client.tolist()], dtype=object),
         group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
-        all_models=attacked.all_models(engine).numpy(),
+        # Of a model of one's own no cluster's model is the one that trained on the record.
+        all_models=None if target.personal else attacked.all_models(engine).numpy(),
         further=attacks_without_references(attacked, target.model, target.member, engine),
-        omitted=left_out(attacked),
+        omitted=left_out(attacked) | personal,
     )
 
 

@@ -10,6 +10,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from shoal.algorithms.wrapped import with_bases
 from shoal.attacks import (
     Gap,
     LossThreshold,
@@ -141,6 +142,12 @@ class Simulation:
             "(see shoal.engine.Algorithm)",
         )
         _require_attack_fits(self.red_team, self.federation)
+        otherwise = [each for each in with_bases(self.algorithm) if not getattr(each, "moves_by_average", True)]
+        require(
+            self.property_attack is None or not otherwise,
+            "a property attack takes single updates out of the mean by which a model moves, and "
+            f"{', '.join(type(each).__name__ for each in otherwise)} moves models otherwise; choose another algorithm",
+        )
         self.algorithm.check(self.setup.first_local(), self.red_team.every)
         if self.coordinator is not None:
             require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
