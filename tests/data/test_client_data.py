@@ -1,11 +1,13 @@
 """Clients that have their examples already: what is held out of each, and what decides the scale of columns."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import ClientDataset, ClientSplit, draw_preferences, federation_of_clients
+from shoal.data import ClientDataset, ClientSplit, InputScale, draw_preferences, federation_of_clients
 
 STREAM = Stream(0, ("data",))
 
@@ -72,6 +74,17 @@ def test_columns_are_standardised_by_the_training_examples_alone():
 def test_a_column_that_is_constant_in_training_becomes_zero():
     made = federation(dataset(), ClientSplit(0.2))
     assert made.clients.x[:, 1].tolist() == [0.0] * 28
+
+
+def test_a_scale_of_other_examples_is_taken_and_of_other_columns_refused():
+    data, scale = dataset(), InputScale(("count", "constant"), (10.0, 5.0), (2.0, 4.0))
+    drawn, preferences = ClientSplit().draw(data, STREAM), draw_preferences(3, (0.5, 0.8), 0.5, STREAM)
+    made = federation_of_clients(data, drawn, preferences, scale)
+    rows = data.x[torch.cat(drawn.clients)]
+    expected = torch.stack([(rows[:, 0] - 10) / 2, torch.full((len(rows),), 0.5).double()], dim=1)
+    assert torch.equal(made.clients.x[made.clients.indices], expected.float())
+    sentence = refused(lambda: federation_of_clients(data, drawn, preferences, replace(scale, inputs=("count", "b"))))
+    assert sentence == "'rows' has the inputs 'count', 'constant', where others have 'count', 'b'"
 
 
 def test_pictures_are_scaled_to_one_and_stay_with_their_labels():

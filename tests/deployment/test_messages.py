@@ -1,6 +1,8 @@
 """What a server takes from strangers, and what it does not."""
 
 import io
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ pytest.importorskip("flwr", reason="messages are Flower's, which needs the extra
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from shoal.core.errors import InputError
+from shoal.data import InputScale
 from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError
 from shoal.deployment.records import (
     pack_counts,
@@ -75,8 +78,11 @@ def test_an_offer_arrives_as_it_was_sent():
         torch.tensor([0.5, 0.61]).double(),
         {"l2": torch.tensor([0.0, 0.25]).double()},
         ("a", "b"),
+        InputScale(("age", "ward"), (40.5, 1.0), (0.1, math.inf)),
     )
     found = unpack_offer(pack_offer(offer))
+    assert found.scale == offer.scale
+    assert unpack_offer(pack_offer(replace(offer, scale=None))).scale is None
     assert (found.round, found.client, found.config, found.classes) == (7, 3, "seed = 1", ("a", "b"))
     assert torch.equal(found.models, OFFERED)
     assert torch.equal(found.risks, offer.risks)

@@ -22,6 +22,7 @@ from shoal.deployment.client import respond, respond_histograms, respond_vote
 from shoal.deployment.exchange import Answer
 from shoal.deployment.messages import Offer
 from shoal.deployment.node import NodeSettings
+from shoal.deployment.node_data import open_client
 from shoal.deployment.records import pack_answer, pack_counts, pack_identity, pack_reply, unpack_offer
 from shoal.deployment.run_settings import RunSettings
 from shoal.deployment.server_run import serve
@@ -68,13 +69,16 @@ class Nodes:
     def pause(self) -> None:
         self.pauses += 1
 
+    def settings_of(self, partition: int) -> NodeSettings:
+        return NodeSettings.read(
+            {"partition-id": partition, "state-dir": str(self.folder / str(partition)), "noise": "seed"}
+        )
+
     def ask(self, question, messages: Mapping[int, RecordDict], awaited, seconds, group) -> Iterator[Answer]:
         for node, content in reversed(messages.items()):
             partition = node - 100
             self.asked.append((question, partition))
-            settings = NodeSettings.read(
-                {"partition-id": partition, "state-dir": str(self.folder / str(partition)), "noise": "seed"}
-            )
+            settings = self.settings_of(partition)
             if question == "identify":
                 yield Answer(node, pack_identity(settings.client, partition))
                 continue
@@ -89,6 +93,15 @@ class Nodes:
             spoiled = self.spoil(offer.round, partition, reply)
             if spoiled is not None:
                 yield Answer(node, spoiled)
+
+
+class OwnTables(Nodes):
+    """Nodes with a table each, of the clients "north" and "south"."""
+
+    def settings_of(self, partition: int) -> NodeSettings:
+        name = ("north", "south")[partition]
+        given = {"client": name, "data-path": str(self.folder / f"{name}.csv")}
+        return NodeSettings.read({**given, "state-dir": str(self.folder / name)})
 
 
 def settings(folder: Path, table: Mapping[str, object] = TABLE, **given: object) -> RunSettings:
@@ -242,6 +255,35 @@ def test_another_runs_directory_is_not_touched(tmp_path):
     (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(InputError, match="holds a run with seed = 2"):
         serve(Nodes(tmp_path), settings(tmp_path, {**TABLE, "seed": 5}))
+
+
+def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
+    """Else clients that differ by a shift would all look alike, and none like the server's test set."""
+    shifted = {"server": 0, "north": 3, "south": 30}
+    for name, by in shifted.items():
+        rows = [f"{name},{'ill' if i % 2 else 'well'},{i % 5 + by},{7 + by}" for i in range(20)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["who,state,dose,ward", *rows]) + "\n")
+    data = {"source": "table", "path": str(tmp_path / "server.csv"), "client": "who", "label": "state"}
+    table = {
+        "data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1},
+        "red_team": {"every": 0, "attack": "gap"},
+    }  # fmt: skip
+    nodes = OwnTables(tmp_path, numbers=(0, 1))
+    serve(nodes, settings(tmp_path, table, **{"min-nodes": 2}))
+    (offer, _), found = nodes.offers, {}
+    assert offer.scale.inputs == ("dose", "ward")
+    for name in ("north", "south"):
+        given = {"data-path": str(tmp_path / f"{name}.csv"), "client": name, "state-dir": str(tmp_path / name)}
+        clients = open_client(offer.config, NodeSettings.read(given), offer.classes, offer.scale).federation.clients
+        found[name] = clients.x[clients.indices]
+        original = found[name][:, 0].double() * offer.scale.deviation[0] + offer.scale.mean[0]
+        assert {round(float(each), 3) for each in original} <= {i + shifted[name] for i in range(5)}
+        assert (found[name][:, 1] == 0).all(), "constant at the server"
+    assert found["south"][:, 0].min() > found["north"][:, 0].max() + 10
+    (tmp_path / "north.csv").write_text((tmp_path / "north.csv").read_text().replace("dose", "weight", 1))
+    given = {"data-path": str(tmp_path / "north.csv"), "client": "north", "state-dir": str(tmp_path / "again")}
+    with pytest.raises(InputError, match="has no column 'dose'"):
+        open_client(offer.config, NodeSettings.read(given), offer.classes, offer.scale)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from shoal.data import (
     ClientDataset,
     Federation,
     ImageDataset,
+    InputScale,
     LabelledDataset,
     Partition,
     Preferences,
@@ -91,6 +92,13 @@ class Resolved:
             reference_federations=config.evaluation.reference_federations,
             canaries=canaries,
         )
+
+    @property
+    def input_scale(self) -> InputScale | None:
+        """By what columns are standardised, where clients have tables; None of other data."""
+        if not isinstance(self.data, ClientDataset) or self.indices is None:
+            return None
+        return self.data.input_scale(self.indices)
 
     @property
     def training_examples(self) -> int:

@@ -10,6 +10,7 @@ from shoal.data.client_data import ClientDataset, ClientSplit, federation_of_cli
 from shoal.data.datasets import ImageDataset, LabelledDataset, TextDataset
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
+from shoal.data.input_scale import InputScale
 from shoal.data.own_data import Columns, Examples
 from shoal.data.partition import Partition, partition_dataset
 from shoal.data.preferences import Preferences, draw_preferences
@@ -32,6 +33,7 @@ __all__ = [
     "Group",
     "GroupedExamples",
     "ImageDataset",
+    "InputScale",
     "LabelledDataset",
     "MislabelledCanaries",
     "Partition",

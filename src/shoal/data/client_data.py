@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -15,6 +14,7 @@ from shoal.core.settings import OpenFraction, settings
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import EVERYBODY, require_group_names
+from shoal.data.input_scale import InputScale
 from shoal.data.memory_format import gather, to_channels_first
 from shoal.data.partition import PartitionIndices
 from shoal.data.preferences import Preferences
@@ -118,6 +118,12 @@ class ClientDataset:
         return ClientDataset(
             name, x, y, client, group, class_names, client_names, group_names, tuple(inputs), tuple(omitted)
         )
+
+    def input_scale(self, indices: PartitionIndices) -> InputScale | None:
+        """By what columns are standardised: mean and deviation of all clients' training examples; None of pictures."""
+        if self.x.dim() == 4:
+            return None
+        return InputScale.of(self.inputs, self.x[torch.cat(indices.clients)])
 
     def description(self) -> Iterator[str]:
         """What the numbers of results stand for, in lines."""
@@ -241,16 +247,21 @@ def _require_trained(data: ClientDataset, training: Tensor) -> None:
         )
 
 
-def federation_of_clients(data: ClientDataset, indices: PartitionIndices, preferences: Preferences) -> Federation:
+def federation_of_clients(
+    data: ClientDataset, indices: PartitionIndices, preferences: Preferences, scale: InputScale | None = None
+) -> Federation:
     """The federation of clients that have their examples already.
 
-    Pictures are scaled to [0, 1]; columns are standardised by mean and deviation of all clients' training examples, a
-    column that is constant there becoming 0.
+    Pictures are scaled to [0, 1]; columns are standardised, a column that is constant becoming 0.
 
     Args:
         data: the examples.
         indices: which of them are for what, as `ClientSplit.draw` returns them.
         preferences: of the N clients.
+        scale: of columns; None: mean and deviation of all clients' training examples.
+
+    Raises:
+        InputError: the scale of other columns.
 
     Example:
         >>> import torch, shoal
@@ -265,7 +276,7 @@ def federation_of_clients(data: ClientDataset, indices: PartitionIndices, prefer
         >>> abs(float(used.mean())) < 1e-6, round(float(used.std(unbiased=False)), 3)
         (True, 1.0)
     """
-    x = _scaled(data.x, torch.cat(indices.clients))
+    x = _scaled(data, data.input_scale(indices) if scale is None else scale)
 
     def shards(parts: list[Tensor]) -> Shards:
         own, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
@@ -288,12 +299,12 @@ def federation_of_clients(data: ClientDataset, indices: PartitionIndices, prefer
     )
 
 
-def _scaled(x: Tensor, training: Tensor) -> Tensor:
-    """The inputs as float32; those at ``training`` decide the scale of columns."""
-    if x.dim() == 4:
-        return to_channels_first(x.permute(0, 2, 3, 1).contiguous().float() / 255)
-    known = x[training].numpy()
-    mean, deviation = known.mean(axis=0), known.std(axis=0)
-    # Of equal numbers the deviation is rounding, which would be blown up to 1.
-    deviation[known.min(axis=0) == known.max(axis=0)] = np.inf
-    return torch.from_numpy(((x.numpy() - mean) / deviation).astype(np.float32))
+def _scaled(data: ClientDataset, scale: InputScale | None) -> Tensor:
+    """The inputs as float32."""
+    if scale is None:
+        return to_channels_first(data.x.permute(0, 2, 3, 1).contiguous().float() / 255)
+    require(
+        data.inputs == scale.inputs,
+        f"{data.name} has the inputs {quoted(data.inputs)}, where others have {quoted(scale.inputs)}",
+    )
+    return scale.applied(data.x)

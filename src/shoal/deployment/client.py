@@ -91,7 +91,7 @@ def respond_histograms(offer: Offer, settings: NodeSettings) -> np.ndarray:
 
 def respond_vote(offer: Offer, settings: NodeSettings) -> bool:
     """Whether the risk of ``offer`` is above what the client tolerates; by randomised response if the run says so."""
-    client = open_client(offer.config, settings, offer.classes)
+    client = open_client(offer.config, settings, offer.classes, offer.scale)
     section = client.config.coordinator
     require(section is not None, "the run has no coordinator, whom a client would answer")
     assert section is not None
@@ -104,7 +104,7 @@ def respond_vote(offer: Offer, settings: NodeSettings) -> bool:
 @contextmanager
 def _opened(offer: Offer, settings: NodeSettings) -> Iterator[tuple[Client, Training]]:
     """The node's client, and its training on an engine that is closed afterwards."""
-    client = open_client(offer.config, settings, offer.classes)
+    client = open_client(offer.config, settings, offer.classes, offer.scale)
     config, setup = client.config, client.setup
     choice_of(config.algorithm.value)
     backend = None if config.engine.backend == "auto" else config.engine.backend

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.core.errors import ShoalError, require
 from shoal.core.representation import one_line
+from shoal.data import InputScale
 from shoal.engine import ClientUpdate
 
 
@@ -28,6 +29,7 @@ class Offer:
         risks: (K,) float64, the server's estimate of each model's risk.
         directives: what the server asks of each model's clients, by name; (K,) float64 each.
         classes: the names of the classes, by number; none where the data are a named set.
+        scale: by what the columns of tables are standardised, that of the server's own table; None: of other data.
     """
 
     round: int
@@ -37,6 +39,7 @@ class Offer:
     risks: Tensor
     directives: Mapping[str, Tensor] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
+    scale: InputScale | None = None
     __repr__ = one_line
 
 

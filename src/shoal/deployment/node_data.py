@@ -12,7 +12,7 @@ from shoal.config.client_data import draw_split, reading_of
 from shoal.config.schema import Config, parse_config
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
-from shoal.data import ClientDataset, Federation, Preferences, draw_preferences, federation_of_clients
+from shoal.data import ClientDataset, Federation, InputScale, Preferences, draw_preferences, federation_of_clients
 from shoal.data.memory_format import gather
 from shoal.data.shards import Shards
 from shoal.defenses import TrainingSetup, defended
@@ -63,20 +63,21 @@ def _names(table: object, key: str = "") -> Iterator[str]:
 
 
 @lru_cache(maxsize=4)
-def open_client(text: str, settings: NodeSettings, classes: tuple[str, ...]) -> Client:
+def open_client(text: str, settings: NodeSettings, classes: tuple[str, ...], scale: InputScale | None = None) -> Client:
     """The client of a node in the run that ``text`` configures; kept for the next round.
 
     Args:
         text: a configuration, as TOML.
         settings: of the node.
         classes: names by number, as the server has them; none where the data are a named set.
+        scale: by what the columns of the node's table are standardised; None: of pictures and named sets.
 
     Raises:
         InputError: data that are missing or do not fit the configuration.
     """
     config = run_config(text)
     own_data = settings.data_path is not None
-    client = _with_own_data(config, settings, classes) if own_data else _with_partition(config, settings)
+    client = _with_own_data(config, settings, classes, scale) if own_data else _with_partition(config, settings)
     given = client.federation.preferences
     own = Preferences(
         given.threshold if settings.threshold is None else torch.tensor([settings.threshold], dtype=torch.float64),
@@ -111,7 +112,9 @@ def _alone(federation: Federation) -> Federation:
     return replace(federation, clients=own(federation.clients), holdout=own(federation.holdout))
 
 
-def _with_own_data(config: Config, settings: NodeSettings, classes: tuple[str, ...]) -> Client:
+def _with_own_data(
+    config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: InputScale | None
+) -> Client:
     """The client whose examples are in a folder or table of the node."""
     section, reading = config.data, reading_of(config.data)
     require(
@@ -136,7 +139,7 @@ def _with_own_data(config: Config, settings: NodeSettings, classes: tuple[str, .
     preferences = draw_preferences(
         1, config.privacy.thresholds, config.privacy.beta, Stream(config.seed, ("client", settings.client))
     )
-    federation = federation_of_clients(numbered, draw_split(own, data), preferences)
+    federation = federation_of_clients(numbered, draw_split(own, data), preferences, scale)
     network = config.model.sized(config.model.classes or len(classes))
     assert network.classes is not None
     if data.inputs:

@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
+from shoal.data import InputScale
 from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError, check_update, reject_unless
 from shoal.deployment.node import CLIENT_NAME
 from shoal.engine import ClientUpdate
@@ -27,6 +28,9 @@ def pack_offer(offer: Offer) -> RecordDict:
         "risks": offer.risks.tolist(),
         "directives": sorted(offer.directives),
         "classes": list(offer.classes),
+        "inputs": [] if offer.scale is None else list(offer.scale.inputs),
+        "mean": [] if offer.scale is None else list(offer.scale.mean),
+        "deviation": [] if offer.scale is None else list(offer.scale.deviation),
     }
     about |= {f"directive.{name}": values.tolist() for name, values in offer.directives.items()}
     models = ArrayRecord({"models": _packed(offer.models)})
@@ -52,9 +56,18 @@ def unpack_offer(records: RecordDict) -> Offer:
             risks=torch.tensor(_list(about["risks"]), dtype=torch.float64),
             directives={n: torch.tensor(_list(about[f"directive.{n}"]), dtype=torch.float64) for n in names},
             classes=tuple(str(name) for name in _list(about["classes"])),
+            scale=_scale(about),
         )
     except (KeyError, TypeError, ValueError, RejectedReplyError) as error:
         raise InputError(f"the server's message is no offer of this version of shoal: {error}") from error
+
+
+def _scale(about: Mapping[str, Any]) -> InputScale | None:
+    names = tuple(str(name) for name in _list(about["inputs"]))
+    mean, deviation = (tuple(float(each) for each in _list(about[key])) for key in ("mean", "deviation"))
+    if not len(names) == len(mean) == len(deviation):
+        raise ValueError(f"{len(names)} inputs have {len(mean)} means and {len(deviation)} deviations")
+    return InputScale(names, mean, deviation) if names else None
 
 
 def pack_reply(reply: ClientUpdate | Refusal) -> RecordDict:

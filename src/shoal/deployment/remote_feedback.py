@@ -16,7 +16,7 @@ from shoal.control.feedback import shares_of_answers, utilities
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.deployment.exchange import Question
-from shoal.deployment.messages import Offer, RejectedReplyError
+from shoal.deployment.messages import RejectedReplyError
 from shoal.deployment.records import pack_offer, unpack_answer, unpack_counts
 from shoal.deployment.server import Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State
@@ -96,7 +96,7 @@ def _replies(server: Server, question: Question, state: State, risks: Tensor) ->
             one = torch.tensor([cluster])
             # A vote is about a number; the model stays at the server.
             models = state.models[one] if question == "histograms" else state.models[:0]
-            offer = Offer(state.round, member.id, server.config, models, risks[one], {}, server.classes)
+            offer = server.offer(state.round, member, models, risks[one], {})
             messages[member.node], at[member.node] = pack_offer(offer), i
     awaited = {node for node, i in at.items() if members[i].waits}
     seconds, group = server.settings.round_timeout, f"{state.round}-{question}"

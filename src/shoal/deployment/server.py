@@ -11,6 +11,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from shoal.core.errors import InputError
+from shoal.data import InputScale
 from shoal.deployment.events import Events
 from shoal.deployment.exchange import Answer, Exchange
 from shoal.deployment.messages import Offer, Refusal, RejectedReplyError
@@ -44,6 +45,7 @@ class Server:
         roster: the clients.
         events: what happens to them.
         classes: names by number, where clients have data of their own.
+        scale: by what columns are standardised, where clients have tables of their own.
         watch: called whenever something changes in a round.
     """
 
@@ -54,6 +56,7 @@ class Server:
     roster: Roster
     events: Events
     classes: tuple[str, ...] = ()
+    scale: InputScale | None = None
     watch: Callable[[Progress], object] = lambda _: None
     _strangers: set[int] = field(default_factory=set)
     _silent: set[int] = field(default_factory=set)
@@ -221,7 +224,13 @@ class Server:
 
     def _offer(self, state: State, member: Member, models: Tensor, clusters: Tensor) -> Offer:
         directives = {name: each[clusters] for name, each in state.directives.items()}
-        return Offer(state.round + 1, member.id, self.config, models, state.risks[clusters], directives, self.classes)
+        return self.offer(state.round + 1, member, models, state.risks[clusters], directives)
+
+    def offer(
+        self, number: int, member: Member, models: Tensor, risks: Tensor, directives: Mapping[str, Tensor]
+    ) -> Offer:
+        """What a member is sent in the round ``number``."""
+        return Offer(number, member.id, self.config, models, risks, directives, self.classes, self.scale)
 
     def _received(self, updates: Mapping[int, ClientUpdate], clusters: int) -> Received:
         """The updates as a cohort's, in the order of the clients' ids."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pandas as pd
 from safetensors.torch import save as serialize
 
-from shoal.config.build import build, engine_of, load_data
+from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import require
@@ -46,8 +46,9 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     choice = choice_of(config.algorithm.value)
     _require_supported(config)
     data = load_data(config.data, settings.data_dir)
-    decided, simulation = build(config, settings.data_dir, data)
-    classes = data.class_names if isinstance(data, ClientDataset) else ()
+    resolved = resolve(config, data)
+    decided, simulation = resolved.config, resolved.simulation()
+    classes, scale = (data.class_names, resolved.input_scale) if isinstance(data, ClientDataset) else ((), None)
     # Paths are the server's own.
     sent = replace(decided, data=replace(decided.data, path=None)) if decided.data.partition else decided
     out = settings.out
@@ -58,7 +59,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     same, log = (lambda: _same(settings, decided)), out / "run.log"
     with engine, opened(out, decided.toml(), same, resume=True) as checkpoints, logged(log):
         events, roster = Events.open(out / "events.csv"), Roster.load(out / "nodes.json")
-        server = Server(exchange, settings, sent.toml(), choice, roster, events, classes, watch)
+        server = Server(exchange, settings, sent.toml(), choice, roster, events, classes, scale, watch)
         base = engine.prepare(simulation.federation)
         progress = load_checkpoint(checkpoints)
         done = 0 if progress is None else progress.state.round
