@@ -76,7 +76,7 @@ def audit_run(
         ...     audit = shoal.audit_run(out, references=2).audit
         ...
         >>> audit.references, audit.members, audit.non_members, len(audit.attacks)
-        (2, 14, 14, 25)
+        (2, 14, 14, 28)
     """
     run, out = Path(run), Path(out or run)
     config, progress = _finished(run)
