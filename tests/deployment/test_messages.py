@@ -155,6 +155,12 @@ def test_counts_by_model_must_be_of_the_clients_examples(best):
         unpacked(reply(best=best), shares=True)
 
 
+def test_a_scale_whose_columns_have_no_deviation_is_no_offer():
+    offer = Offer(1, 1, "", OFFERED, torch.ones(2).double(), scale=InputScale(("age", "ward"), (40.5, 1.0), (0.1,)))
+    with pytest.raises(InputError, match="2 inputs have 2 means and 1 deviations"):
+        unpack_offer(pack_offer(offer))
+
+
 def test_a_message_of_another_program_is_no_offer():
     with pytest.raises(InputError, match="no offer of this version"):
         unpack_offer(RecordDict({"arrays": ArrayRecord({})}))

@@ -188,11 +188,8 @@ def test_references_of_other_personal_models_are_not_used_again(tmp_path):
     ("algorithm", "omitted"),
     [
         (FedAvg(), {"other-clusters": "there is only one model"}),
-        (
-            FineTuning(IFCA(clusters=2)),
-            dict.fromkeys(("other-clusters", "trajectory"), "clients use models of their own"),
-        ),
-        (LocalOnly(), dict.fromkeys(("other-clusters", "trajectory"), "clients use models of their own")),
+        (FineTuning(IFCA(clusters=2)), PERSONAL),
+        (LocalOnly(), PERSONAL),
     ],
     ids=["fedavg", "fine-tuning", "local"],
 )

@@ -112,11 +112,8 @@ class MetricPrivacy:
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The base's update, from what it asked to keep; then noise."""
-        moved, kept, trainings = (
-            _largest_moves(plan, aggregate, cohort.layout),
-            list[Tensor | None](),
-            list[LocalTraining](),
-        )
+        moved = _largest_moves(plan, aggregate, cohort.layout)
+        kept, trainings = list[Tensor | None](), list[LocalTraining]()
         for training, update in zip(plan.trainings, aggregate.kept, strict=True):
             if isinstance(training.keep, _Whole) and update is not None:
                 then = training.keep.then
@@ -152,7 +149,7 @@ class _Whole:
 def _largest_moves(plan: RoundPlan, aggregate: Aggregate, layout: Layout) -> Tensor:
     """(K,) float64, ``w_k * d_k`` of each model; 0 where fewer than two clients sent anything for it."""
     sent = [
-        (training.weights, _sent(training, update, layout))
+        (training.weights, training.sent_part(starts_of(training.starts, training.start).to(update) + update, layout))
         for training, update in zip(plan.trainings, aggregate.kept, strict=True)
         if training.weights is not None and update is not None
     ]
@@ -161,15 +158,6 @@ def _largest_moves(plan: RoundPlan, aggregate: Aggregate, layout: Layout) -> Ten
     weights, ends = torch.cat([each for each, _ in sent], dim=1), torch.cat([each for _, each in sent])
     moves = [float(row.max()) * largest_distance(ends[row != 0]) for row in weights]
     return torch.tensor(moves, dtype=torch.float64)
-
-
-def _sent(training: LocalTraining, update: Tensor, layout: Layout) -> Tensor:
-    """(m, P), the models that clients sent; 0 in the tensors that they kept to themselves."""
-    ends = (starts_of(training.starts, training.start).to(update) + update)[:, : layout.size]
-    if training.sent is not None:
-        for place in layout.slices({slot.name for slot in layout.slots} - training.sent):
-            ends[:, place] = 0
-    return ends
 
 
 def largest_distance(models: Tensor) -> float:

@@ -48,7 +48,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     data = load_data(config.data, settings.data_dir)
     resolved = resolve(config, data)
     decided, simulation = resolved.config, resolved.simulation()
-    classes, scale = (data.class_names, resolved.input_scale) if isinstance(data, ClientDataset) else ((), None)
+    classes = data.class_names if isinstance(data, ClientDataset) else ()
     # Paths are the server's own.
     sent = replace(decided, data=replace(decided.data, path=None)) if decided.data.partition else decided
     out = settings.out
@@ -59,7 +59,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     same, log = (lambda: _same(settings, decided)), out / "run.log"
     with engine, opened(out, decided.toml(), same, resume=True) as checkpoints, logged(log):
         events, roster = Events.open(out / "events.csv"), Roster.load(out / "nodes.json")
-        server = Server(exchange, settings, sent.toml(), choice, roster, events, classes, scale, watch)
+        server = Server(exchange, settings, sent.toml(), choice, roster, events, classes, resolved.input_scale, watch)
         base = engine.prepare(simulation.federation)
         progress = load_checkpoint(checkpoints)
         done = 0 if progress is None else progress.state.round

@@ -6,10 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.core.layout import Layout
 from shoal.data.shards import Shards
 from shoal.engine.round_outcome import RoundReport
-from shoal.engine.round_plan import LocalTraining, RoundPlan
+from shoal.engine.round_plan import RoundPlan
 from shoal.engine.rounds import Training
 from shoal.engine.state import State
 
@@ -64,13 +63,4 @@ def client_updates(
             update = trainer.train(before, RoundPlan(cluster, (alone,)), index)[0].kept[0]
             assert update is not None
             k = int(cluster)
-            yield k, float(local.weights[k, position]), _sent(local, update[0], layout)
-
-
-def _sent(local: LocalTraining, update: Tensor, layout: Layout) -> Tensor:
-    """Of what a client did to its numbers (R,), what it sent (P,): 0 for tensors that it kept to itself."""
-    sent = update[: layout.size].clone()
-    if local.sent is not None:
-        for place in layout.slices({slot.name for slot in layout.slots} - local.sent):
-            sent[place] = 0
-    return sent
+            yield k, float(local.weights[k, position]), local.sent_part(update, layout)[0]

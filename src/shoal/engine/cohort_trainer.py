@@ -160,9 +160,7 @@ class CohortTrainer:
         """What stands in the place of tensors that are not sent; None where all are."""
         if training.sent is None or training.weights is None:
             return None
-        layout = self.engine.model.layout
-        places = layout.slices({slot.name for slot in layout.slots} - training.sent)
-        return _KeptBack(places, state.models, clusters)
+        return _KeptBack(training.kept_places(self.engine.model.layout), state.models, clusters)
 
     def _by_local(self, clusters: Tensor, training: LocalTraining) -> Iterator[tuple[LocalSGD, Tensor]]:
         """The clients (u,) that train in the same way in their ``clusters`` (n,), in order; usually all of them."""

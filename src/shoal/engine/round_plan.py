@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from shoal.core.errors import require
+from shoal.core.layout import Layout
 from shoal.core.representation import one_line
 from shoal.data.shards import entries_of
 from shoal.engine.linear_term import LinearTerm
@@ -113,6 +114,17 @@ class LocalTraining:
             trains=None if self.trains is None else self.trains[some],
             example_weights=None if weights is None else weights[entries_of(sizes, some)],
         )
+
+    def kept_places(self, layout: Layout) -> list[slice]:
+        """The places in a vector (P,) of the tensors that clients do not send."""
+        return [] if self.sent is None else layout.slices({slot.name for slot in layout.slots} - self.sent)
+
+    def sent_part(self, rows: Tensor, layout: Layout) -> Tensor:
+        """Of ``rows`` (u, P), or (u, R) of a rule, what clients send (u, P): 0 in the tensors that they keep."""
+        part = rows[:, : layout.size].clone()
+        for place in self.kept_places(layout):
+            part[:, place] = 0
+        return part
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,10 +46,10 @@ class Membership:
             used = state.trained[number, deployed.model]
             last = (used > 0) & (used == state.trained.amax(dim=1)) & members.trainers[number, deployed.model]
             return Membership(members.trainers, torch.where(last, deployed.model, members.latest))
-        recorded = state.trained.amax(dim=1) > 0 if state.trained.numel() else torch.zeros(0, dtype=torch.bool)
         # Where nothing is sent, as in local training, no training is recorded, and who was there has trained. Who
         # fine-tunes has trained, also if it took part in no round.
-        took_part = (recorded if bool(recorded.any()) else state.assignment >= 0) | bool(deployed.fine_tuning)
+        took_part = (state.trained > 0).any(dim=1) if bool(state.trained.any()) else state.assignment >= 0
+        took_part = took_part | bool(deployed.fine_tuning)
         number = torch.arange(len(took_part))
         return Membership(torch.diag(took_part), torch.where(took_part, number, -1))
 
