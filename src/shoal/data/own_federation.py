@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import get_args
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.core.errors import InputError, described, nearest, quoted, require
+from shoal.core.errors import InputError, described, nearest, quoted, require, whole
 from shoal.core.representation import one_line
 from shoal.core.settings import MAX_CLASSES
 from shoal.data.client_arrays import ClientArrays
@@ -67,9 +66,8 @@ def parts_of_tensors(
     count, like = len(shards), (shards.x[:1], shards.y[:1])
     require(like[0].numel() > 0, f"'clients' have inputs of shape {tuple(like[0].shape[1:])}, without a number in it")
     if not regression:
-        classes = _classes(shards) if classes is None else classes
-        whole = isinstance(classes, Integral) and 1 <= classes <= MAX_CLASSES
-        require(whole, f"'classes' must be a whole number from 1 to {MAX_CLASSES:,}; got {classes!r}")
+        classes = _classes(shards) if classes is None else whole("classes", classes, "such as 10", 1)
+        require(classes <= MAX_CLASSES, f"'classes' must be at most {MAX_CLASSES:,}; got {classes!r}")
     kept = _held(holdout, task, shards)
     group_of = [EVERYBODY] * count if groups is None else group_names("'groups'", groups, count)
     names = tuple(dict.fromkeys(group_of))
