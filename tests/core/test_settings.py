@@ -2,9 +2,12 @@
 
 import math
 import pickle
+import pydoc
+import traceback
 from dataclasses import FrozenInstanceError, field, replace
 from typing import Annotated, Literal, Protocol
 
+import numpy as np
 import pytest
 from pydantic import Field
 
@@ -152,6 +155,40 @@ def test_settings_are_frozen_values():
         value.size = 3
     with pytest.raises(InputError, match="'size' must be at least 1; got 0"):
         replace(value, size=0)
+
+
+def test_numpy_s_numbers_become_python_s():
+    given = {"positive": np.int32(3), "fraction": np.float32(0.5), "flag": np.bool_(True), "range": (np.int64(1), 2)}
+    value = Everything(**given, either=np.int64(2))
+    assert [type(each) for each in (value.positive, value.fraction, value.flag, value.either)] == [int, float, bool, int]
+    assert value == Everything(positive=3, fraction=0.5, flag=True, range=(1.0, 2.0), either=2)
+    with pytest.raises(InputError, match="'positive' must be at least 1; got 0$"):
+        Everything(positive=np.int64(0))
+
+
+def test_an_array_is_refused_in_one_short_line():
+    with pytest.raises(InputError) as refused:
+        Everything(positive=np.zeros((30, 30)))
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+def test_help_shows_plain_types():
+    @settings
+    class Wider(Everything):
+        width: Positive | None = None
+
+    text = pydoc.render_doc(Wider, renderer=pydoc.plaintext)
+    assert "fraction: float = 0.5" in text
+    assert "Annotated" not in text
+    with pytest.raises(InputError, match="'width' must be at least 1"):
+        Wider(width=0)
+
+
+def test_the_traceback_shows_no_other_error():
+    with pytest.raises(InputError) as refused:
+        Inner(size=0)
+    assert "ValidationError" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_value_s_own_checks_come_after_those_of_its_fields():

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -19,7 +19,7 @@ from shoal.config.kinds import KINDS, kind_of, name_of
 from shoal.config.schema import Config
 from shoal.config.tables import Key, keys_of, unmarked
 from shoal.core.errors import require
-from shoal.core.settings import is_settings
+from shoal.core.settings import hints_of, is_settings
 
 BEGIN, END = "<!-- keys: written by python -m shoal.config.reference -->", "<!-- end of keys -->"
 _HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
@@ -97,7 +97,7 @@ def _row(cls: type, key: Key) -> str:
 def _value(cls: type, key: Key) -> str:
     kind = kind_of(key.hint)
     if kind is None:
-        return _spelled(get_type_hints(cls, include_extras=True)[key.field])
+        return _spelled(hints_of(cls)[key.field])
     if not key.inline:
         return f"table, {kind.title} by `name` with its keys"
     return _or([f"`{name}`" for name in (*map(name_of, kind.shipped), "module:Name")])

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from shoal.config.kinds import Kind, kind_of, name_of
 from shoal.core.errors import InputError, nearest, require
-from shoal.core.settings import Explicit, Inline, Internal, checked, is_settings, spelled
+from shoal.core.settings import Explicit, Inline, Internal, checked, hints_of, is_settings, spelled
 
 _Settings = TypeVar("_Settings")
 
@@ -34,7 +34,7 @@ class Key:
 @cache
 def keys_of(cls: type) -> tuple[Key, ...]:
     """The keys that describe settings, in order."""
-    hints = get_type_hints(cls, include_extras=True)
+    hints = hints_of(cls)
     keys = []
     for field in fields(cls):
         hint, marks = unmarked(hints[field.name])

@@ -5,8 +5,9 @@ and default in the annotation, meaning in the docstring. Python code that makes 
 describes one are checked by the same declaration, and the tables of docs/configuration.md are generated from it.
 """
 
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import chain
@@ -14,12 +15,13 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 from typing import runtime_checkable as checkable
 
+import numpy as np
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from shoal.core.errors import InputError
-from shoal.core.representation import one_line
+from shoal.core.representation import one_line, shortened
 
 Count = Annotated[int, Field(ge=0, strict=True)]
 """A whole number, at least 0."""
@@ -71,14 +73,15 @@ class Explicit:
 
 
 _Settings = TypeVar("_Settings")
-_MARK = "__settings__"
+_HINTS = "_hints"
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def settings(cls: type[_Settings]) -> type[_Settings]:
     """A frozen dataclass that checks its fields; its own ``__post_init__``, if any, runs after that.
 
-    Values take the form that their annotation says: whole numbers become floats and lists tuples where it says so.
+    Values take the form that their annotation says: whole numbers become floats and lists tuples where it says so, and
+    NumPy's numbers become Python's. What `help` shows are the annotations without their ranges; `hints_of` has both.
 
     Raises:
         InputError: when a value is made with a field outside its range; the sentence names the argument.
@@ -102,13 +105,23 @@ def settings(cls: type[_Settings]) -> type[_Settings]:
     if "__repr__" not in vars(cls):
         setattr(cls, "__repr__", one_line)  # noqa: B010
     setattr(cls, "__post_init__", check)  # noqa: B010 (the type has no such attribute)
-    setattr(cls, _MARK, True)
-    return dataclass(frozen=True)(cls)
+    own, hints = inspect.get_annotations(cls), get_type_hints(cls, include_extras=True)
+    setattr(cls, _HINTS, hints | {name: hint for name, hint in getattr(cls, _HINTS, {}).items() if name not in own})
+    made = dataclass(frozen=True)(cls)
+    shown = get_type_hints(made.__init__)
+    made.__init__.__annotations__ = shown
+    made.__annotations__ = {name: shown.get(name, hint) for name, hint in own.items()}
+    return made
+
+
+def hints_of(cls: type) -> Mapping[str, Any]:
+    """The annotations of settings by field, with their ranges and marks."""
+    return getattr(cls, _HINTS)
 
 
 def is_settings(kind: object) -> bool:
     """Whether ``kind`` is a class made by `settings`."""
-    return isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, _MARK)
+    return isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, _HINTS)
 
 
 def checked(cls: type, name: str, value: object, called: str | None = None) -> Any:  # noqa: ANN401
@@ -117,18 +130,31 @@ def checked(cls: type, name: str, value: object, called: str | None = None) -> A
     Raises:
         InputError: the value does not fit; the sentence calls the field ``called``, or by its name.
     """
+    value = plain(value)
     try:
         return _adapters(cls)[name].validate_python(value)
     except ValidationError as error:
         errors = error.errors()
         given = spelled(errors[0]["input"])
-        raise InputError(f"'{called or name}' must be {_allowed(errors)}; got {given}") from error
+        # The chain would show pydantic's error above the sentence that says the same.
+        raise InputError(f"'{called or name}' must be {_allowed(errors)}; got {given}") from None
+
+
+def plain(value: object) -> object:
+    """NumPy's numbers as Python's, also in lists; other values as they are.
+
+    >>> plain(np.int64(3)), plain([np.float64(0.5), 1]), plain("a")
+    (3, [0.5, 1], 'a')
+    """
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 @cache
 def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
     config = ConfigDict(arbitrary_types_allowed=True)
-    hints = get_type_hints(cls, include_extras=True)
+    hints = hints_of(cls)
     return {each.name: TypeAdapter(_checkable(hints[each.name]), config=config) for each in fields(cls)}
 
 
@@ -175,7 +201,7 @@ def spelled(value: object) -> str:
     >>> spelled({"a": 1}), spelled(0.5), spelled("x")
     ('a table', '0.5', "'x'")
     """
-    return "a table" if isinstance(value, dict) else repr(value)
+    return "a table" if isinstance(value, dict) else shortened(repr(value))
 
 
 def one_of(words: Sequence[str]) -> str:
