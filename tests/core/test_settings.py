@@ -176,6 +176,8 @@ def test_an_array_is_refused_in_one_short_line():
 def test_help_shows_plain_types():
     @settings
     class Wider(Everything):
+        """Documented."""
+
         width: Positive | None = None
 
     text = pydoc.render_doc(Wider, renderer=pydoc.plaintext)
