@@ -4,10 +4,12 @@ Files and the command line have tables of their own: `tests/config/test_config.p
 """
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch import nn
 
 from shoal import (
@@ -32,9 +34,15 @@ from shoal import (
     RedTeam,
     ShadowModels,
     Shape,
+    Stream,
+    audit_run,
+    audit_scores,
+    audit_trace,
     create_model,
+    load,
     load_dataset,
     read_config,
+    run,
     simulate,
     squared_error,
 )
@@ -102,6 +110,9 @@ def with_model(build, **settings):
     return simulated(model=Model(build, **settings))
 
 
+ran = cache(simulated)
+
+
 def local(**settings):
     return LocalSGD(**{"learning_rate": 0.1} | settings)
 
@@ -130,6 +141,12 @@ FEDERATIONS = {
     "two columns of labels": (lambda: with_labels(torch.stack([Y, Y], 1)), "must be one number per example"),
     "one label": (lambda: with_labels(torch.tensor(1)), "must be one number per example"),
     "a negative label": (lambda: with_labels(Y - 1), "client 0 has the label -1; labels must be in 0..2"),
+    "sparse": (
+        lambda: with_inputs(X.to_sparse()),
+        "the inputs of client 0 are sparse; give them dense, by to_dense() in PyTorch and toarray() in SciPy",
+    ),
+    "sparse of SciPy": (lambda: with_inputs(csr_matrix(X.numpy())), "the inputs of client 0 are sparse"),
+    "sparse labels": (lambda: with_labels(Y.to_sparse()), "the labels of client 0 are sparse"),
     "ragged lists": (lambda: with_inputs([[1.0], [1.0, 2.0]]), "the inputs of client 0 must be numbers of one shape"),
     "inputs of text": (lambda: with_inputs(["hello"] * 12), "the inputs of client 0 must be numbers"),
     "one input": (lambda: with_inputs(1.0), "the inputs of client 0 must be one row per example"),
@@ -209,8 +226,8 @@ FEDERATIONS = {
     "threshold None": (lambda: federation(threshold=None), "'threshold' must be one number or one for each of 4"),
     "two thresholds": (lambda: federation(threshold=[0.5, 0.6]), "'threshold' must be one number or one for each of 4"),
     "beta -1": (lambda: federation(beta=-1), "'beta' must be in [0.0, 1]; got -1"),
-    "classes 0": (lambda: federation(classes=0), "'classes' must be a whole number, at least 1; got 0"),
-    "classes 2.5": (lambda: federation(classes=2.5), "'classes' must be a whole number, at least 1; got 2.5"),
+    "classes 0": (lambda: federation(classes=0), "'classes' must be at least 1; got 0"),
+    "classes 2.5": (lambda: federation(classes=2.5), "'classes' must be a whole number, such as 10; got 2.5"),
     "classes 2": (lambda: federation(classes=2), "client 0 has the label 2; labels must be in 0..1 (classes)"),
     "share 2": (lambda: Group("a", 2.0), "'share' must be at most 1; got 2.0"),
     "rotation reversed": (
@@ -335,7 +352,7 @@ SIMULATIONS = {
     "seed 'a'": (lambda: simulated(seed="a"), "'seed' must be a whole number, such as 0; got 'a'"),
     "participation 2": (lambda: simulated(participation=2), "'participation' must be in [0, 1]; got 2"),
     "participation NaN": (lambda: simulated(participation=float("nan")), "'participation' must be a number in [0, 1]"),
-    "out 3": (lambda: simulated(out=3), "'out' must be the path of a directory; got 3"),
+    "out 3": (lambda: simulated(out=3), "'out' must be a path, such as 'runs/mine'; got 3"),
     "malicious 'x'": (lambda: simulated(malicious_clients="x"), "'malicious_clients' must be a MaliciousClients"),
     "participation '1'": (lambda: simulated(participation="1"), "'participation' must be a number in [0, 1]; got '1'"),
     "fp16": (lambda: simulated(precision="fp16"), "'precision' must be 'fp32' or 'bf16'; got 'fp16'"),
@@ -416,7 +433,31 @@ SETTINGS = {
     "a missing file": (lambda: read_config("nowhere.toml"), "nowhere.toml: cannot be read: No such file or directory"),
 }
 
-TABLES = {"federation": FEDERATIONS, "model": MODELS, "simulation": SIMULATIONS, "settings": SETTINGS}
+PATH = "must be a path, such as 'runs/mine'; got"
+
+RUNS = {
+    "references '4'": (lambda: ran().audit(references="4"), "'references' must be a whole number, such as 16; got '4'"),
+    "references 2.0": (lambda: ran().audit(references=2.0), "'references' must be a whole number, such as 16; got 2.0"),
+    "references -1": (lambda: audit_run("nowhere", references=-1), "'references' must be at least 0; got -1"),
+    "an audit of None": (lambda: audit_run(None), f"'run' {PATH} None"),
+    "an audit into 3": (lambda: ran().audit(3, references=0), f"'out' {PATH} 3"),
+    "scores None": (lambda: audit_scores(None), f"'path' {PATH} None"),
+    "a trace of 3": (lambda: audit_trace(3), f"'trace' {PATH} 3"),
+    "a run of a file": (
+        lambda: run("x.toml", "out"),
+        "'config' must be a Config, such as read_config",
+    ),
+    "a config of None": (lambda: read_config(None), f"'path' {PATH} None"),
+    "save None": (lambda: ran().save(None), f"'directory' {PATH} None"),
+    "save ''": (lambda: ran().save(""), f"'directory' {PATH} ''"),
+    "save 0": (lambda: ran().save("a\0b"), r"'a\x00b' is no path: it has a zero byte"),
+    "report None": (lambda: ran().report(None), f"'path' {PATH} None"),
+    "load 3": (lambda: load(3), f"'directory' {PATH} 3"),
+    "load nowhere": (lambda: load("nowhere"), "nowhere: is not a finished run"),
+    "a stream of text": (lambda: Stream("0"), "'seed' must be a whole number, such as 0; got '0'"),
+}
+
+TABLES = {"runs": RUNS, "federation": FEDERATIONS, "model": MODELS, "simulation": SIMULATIONS, "settings": SETTINGS}
 CASES = [
     pytest.param(make, words, id=f"{table}: {name}")
     for table, cases in TABLES.items()
@@ -440,6 +481,19 @@ def test_dropout_of_pytorch_is_seeded():
     assert torch.equal(one.state.models, two.state.models)
     without = simulated(model=Model(lambda: nn.Sequential(*[build()[i] for i in (0, 1, 3)])), rounds=2)
     assert not torch.equal(one.state.models, without.state.models)
+
+
+def test_numpy_s_numbers_are_taken_as_python_s():
+    given = {"rounds": 1, "seed": 3, "participation": 0.5, "member_rounds": 2, "threads": 1}
+    one = simulated(**given)
+    types = {int: np.int64, float: np.float32}
+    other = simulated(**{name: types[type(value)](value) for name, value in given.items()})
+    assert torch.equal(one.state.models, other.state.models)
+    assert one.description == other.description
+    assert Stream(np.int64(3)) == Stream(3)
+    assert Stream(np.int64(3)).key() == Stream(3).key()
+    whole = federation(classes=np.int64(3), threshold=np.float32(0.5), beta=np.int64(0))
+    assert torch.equal(simulated(federation=whole, **given).state.models, one.state.models)
 
 
 def test_what_is_accepted_in_several_forms():

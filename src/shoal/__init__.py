@@ -6,4 +6,12 @@ nothing; the command ``shoal`` is built on the same. See `docs/house.md` for whe
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 (it takes as long as the rest of the import)
+
+        return version("shoal")
+    return _load(name)

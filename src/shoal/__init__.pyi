@@ -94,6 +94,8 @@ from .runs.simulate import simulate
 from .simulation.attacked_records import AuditRecords
 from .simulation.audit import Audit, audit_records
 
+__version__: str
+
 __all__ = [
     "APFL",
     "CCL",

@@ -160,9 +160,14 @@ def test_settings_are_frozen_values():
 def test_numpy_s_numbers_become_python_s():
     given = {"positive": np.int32(3), "fraction": np.float32(0.5), "flag": np.bool_(True), "range": (np.int64(1), 2)}
     value = Everything(**given, either=np.int64(2))
-    assert [type(each) for each in (value.positive, value.fraction, value.flag, value.either)] == [int, float, bool, int]
+    assert [type(each) for each in (value.positive, value.fraction, value.flag, value.either)] == [
+        int,
+        float,
+        bool,
+        int,
+    ]
     assert value == Everything(positive=3, fraction=0.5, flag=True, range=(1.0, 2.0), either=2)
-    with pytest.raises(InputError, match="'positive' must be at least 1; got 0$"):
+    with pytest.raises(InputError, match="'positive' must be at least 1; got 0"):
         Everything(positive=np.int64(0))
 
 

@@ -1,6 +1,8 @@
 """Results of simulations in Python: to a directory and back, gone on from, and never killed."""
 
+import copy
 import json
+import pickle
 import shutil
 from dataclasses import dataclass, replace
 
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 import shoal
-from html_page import page_of
+from html_page import Page, page_of
 from shoal.algorithms.fedavg import FedAvg
 from shoal.cli.app import main
 from shoal.data.fingerprint import fingerprint
@@ -74,6 +76,31 @@ def require_same(one, other):
     for name in ("rounds", "clients", "roc"):
         shared = [column for column in getattr(one, name) if column in getattr(other, name)]
         pd.testing.assert_frame_equal(getattr(one, name)[shared], getattr(other, name)[shared], check_dtype=False)
+
+
+def test_a_pickled_result_is_as_one_read_from_a_directory(result):
+    again = pickle.loads(pickle.dumps(result))
+    require_same(again, result)
+    assert torch.equal(again.state.models, result.state.models)
+    assert (again.simulation, again.engine) == (None, None)
+    with pytest.raises(shoal.InputError, match="was read from a directory or unpickled"):
+        again.audit(references=0)
+
+
+def test_a_copied_result_can_be_audited(result):
+    for copied in (copy.copy(result), copy.deepcopy(result)):
+        require_same(copied, result)
+        assert copied.audit(references=0).members == result.audit(references=0).members
+    copied.clients["cluster"] = -1
+    assert -1 not in result.clients["cluster"].tolist()
+
+
+def test_a_notebook_shows_a_result_and_an_audit_as_tables(result):
+    shown, audited = (Page(each._repr_html_()) for each in (result, result.audit(references=0)))
+    assert "is right on" in shown.text
+    for words in ("few", "many"):
+        assert words in shown.text
+        assert words in audited.text
 
 
 def test_a_page_says_what_the_examples_are(tmp_path):

@@ -1,5 +1,8 @@
 """The summary as a value and as the flat keys of its file."""
 
+import copy
+import json
+import pickle
 from math import nan
 
 import pytest
@@ -41,6 +44,16 @@ SUMMARY = Summary(
 
 def test_a_summary_is_parsed_from_its_flat_keys_whatever_the_groups_are_called() -> None:
     assert parse_summary(flatten(SUMMARY)) == SUMMARY
+
+
+def test_it_is_a_dict_with_the_keys_of_the_file():
+    assert dict(SUMMARY) == flatten(SUMMARY) == json.loads(json.dumps(SUMMARY))
+    merged = before = Summary(overall={"migrated": 1})
+    merged |= Summary(overall={"references": 2})
+    assert dict(merged) == flatten(merged) == {"migrated": 1, "references": 2}
+    assert dict(before) == {"migrated": 1}
+    for copied in (pickle.loads(pickle.dumps(SUMMARY)), copy.deepcopy(SUMMARY)):
+        assert (copied, dict(copied)) == (SUMMARY, dict(SUMMARY))
 
 
 def test_the_order_of_the_keys_survives() -> None:

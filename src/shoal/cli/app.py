@@ -10,13 +10,13 @@ import logging
 import sys
 from collections.abc import Sequence
 from errno import ENAMETOOLONG
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 from rich.markup import escape
 
+import shoal
 from shoal.cli.interrupt import end_interrupted, end_soon_after_interrupt, say_interrupted
 from shoal.core.errors import InputError
 from shoal.core.garbage_collection import collect_garbage_rarely
@@ -44,7 +44,7 @@ def _root(
     show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if show_version:
-        typer.echo(f"shoal {version('shoal')}")
+        typer.echo(f"shoal {shoal.__version__}")
         raise typer.Exit
 
 

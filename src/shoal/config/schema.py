@@ -382,7 +382,7 @@ def read_config(path: str | Path, changes: Iterable[str] = ()) -> Config:
         >>> config.algorithm.rounds, config.red_team.every
         (5, 5)
     """
-    given = read_toml(Path(path))
+    given = read_toml(path)
     require(
         SIMULATION not in given,
         f"{path}: is of a simulation in Python, whose examples are in no file; only shoal.simulate can run it again",

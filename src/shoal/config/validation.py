@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.config.tables import read
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, path_of, require
 
 Root = TypeVar("Root")
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: str | Path) -> dict[str, Any]:
     """The table in a TOML file.
 
     Raises:
         InputError: the file is missing or not TOML, or has a whole number of more than 64 bits.
     """
-    require("\0" not in str(path), f"{str(path)!r} is no path: it has a zero byte")
+    path = path_of("path", path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:

@@ -6,6 +6,11 @@ allowed, and where. The command line prints that sentence and exits with code 2.
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral, Number
+from os import PathLike
+from pathlib import Path
+
+from shoal.core.representation import shortened
 
 
 class ShoalError(Exception):
@@ -50,26 +55,59 @@ def require(condition: bool, sentence: str) -> None:
 def require_instance(name: str, value: object, kind: type, how: str) -> None:
     """Raise `InputError` unless ``value`` is of ``kind``; ``how`` says how to make one.
 
-    >>> require_instance("rounds", "3", int, "such as 30")
+    >>> require_instance("out", 3, str, "such as 'runs/mine'")
+    Traceback (most recent call last):
+    ...
+    shoal.core.errors.InputError: 'out' must be a str, such as 'runs/mine'; got 3
+    """
+    require(isinstance(value, kind), f"'{name}' must be a {kind.__name__}, {how}; got {described(value)}")
+
+
+def whole(name: str, value: object, how: str, least: int | None = None) -> int:
+    """``value`` as Python's whole number, also one of NumPy's.
+
+    Raises:
+        InputError: it is none, or below ``least``; ``how`` gives an example.
+
+    >>> whole("rounds", "3", "such as 30")
     Traceback (most recent call last):
     ...
     shoal.core.errors.InputError: 'rounds' must be a whole number, such as 30; got '3'
     """
-    fits = isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)
-    what = "a whole number" if kind is int else f"a {kind.__name__}"
-    require(fits, f"'{name}' must be {what}, {how}; got {described(value)}")
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"'{name}' must be a whole number, {how}; got {described(value)}")
+    require(least is None or value >= least, f"'{name}' must be at least {least}; got {value}")
+    return int(value)
+
+
+def path_of(name: str, value: object) -> Path:
+    """The path that ``value`` is, a text or a `Path`.
+
+    Raises:
+        InputError: it is neither, or no path of a file system.
+
+    >>> path_of("out", None)
+    Traceback (most recent call last):
+    ...
+    shoal.core.errors.InputError: 'out' must be a path, such as 'runs/mine'; got None
+    """
+    if not isinstance(value, str | PathLike):
+        raise InputError(f"'{name}' must be a path, such as 'runs/mine'; got {described(value)}")
+    require(value != "", f"'{name}' must be a path, such as 'runs/mine'; got ''")
+    require("\0" not in str(value), f"{str(value)!r} is no path: it has a zero byte")
+    return Path(value)
 
 
 def described(value: object) -> str:
-    """A value in an error sentence: short ones as Python writes them, others by their type.
+    """A value in an error sentence: texts and numbers as Python writes them, others by their type.
 
     >>> described(2.5), described([1, 2]), described(dict)
     ('2.5', 'list of 2', 'the class dict')
     """
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    if value is None or isinstance(value, str | int | float):
-        return repr(value)
+    if value is None or isinstance(value, str | Number):
+        return shortened(repr(value) if isinstance(value, str) else str(value))
     return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.errors import whole
+
 _GLOBAL_GENERATOR = threading.Lock()
 
 _FIRST_STATE = torch.Generator().manual_seed(0).get_state().numpy()
@@ -43,6 +45,11 @@ class Stream:
 
     seed: int
     path: tuple[str | int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if type(self.seed) is not int:
+            # NumPy's 3 would name another stream than Python's.
+            object.__setattr__(self, "seed", whole("seed", self.seed, "such as 0"))
 
     def __call__(self, *path: str | int) -> "Stream":
         """The stream at ``path`` below this one."""

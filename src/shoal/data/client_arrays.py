@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +127,12 @@ def _as_it_lies(array: np.memmap, given: object) -> Tensor:
 
 def _sizes(name: str, given: object, examples: int) -> Tensor:
     """(N,) int64, of ``examples`` in all."""
-    if isinstance(given, int) and not isinstance(given, bool):
+    if isinstance(given, Integral) and not isinstance(given, bool):
         require(
             given >= 1 and examples % given == 0,
             f"'sizes' of {name} must divide its {examples} examples, or be one number for each client; got {given}",
         )
-        return torch.full((examples // given,), given)
+        return torch.full((examples // given,), int(given))
     wrong = f"'sizes' of {name} must be whole numbers from 0, one for each client; got {described(given)}"
     try:
         sizes = torch.as_tensor(given).to("cpu", copy=True)

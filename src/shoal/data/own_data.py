@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
+from scipy.sparse import issparse
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -205,7 +206,7 @@ def _scalar(label: object) -> object:
 
 def _inputs(name: str, given: object) -> Tensor:
     """Inputs (m, ...): floats as float32, bytes and truth values too, whole numbers as int64 (words of a text)."""
-    x = given if isinstance(given, Tensor) else _array(f"the inputs of {name}", given)
+    x = _tensor(f"the inputs of {name}", given)
     require(x.dim() > 0, f"the inputs of {name} must be one row per example; got a single number")
     require(not x.is_complex(), f"the inputs of {name} must be real numbers; got {x.dtype}")
     if x.is_floating_point() or x.dtype in (torch.bool, torch.uint8):
@@ -215,10 +216,9 @@ def _inputs(name: str, given: object) -> Tensor:
 
 def _labels(name: str, given: object) -> Tensor:
     """Labels (m,) int64, of whole numbers of any type, also as a column (m, 1); one-hot rows (m, C) by their place."""
-    if isinstance(given, Tensor) and given.dtype == torch.int64 and given.dim() == 1:
-        return given
-    y = given if isinstance(given, Tensor) else _array(f"the labels of {name}", given)
-    y = y.detach()
+    y = _tensor(f"the labels of {name}", given).detach()
+    if y.dtype == torch.int64 and y.dim() == 1:
+        return y
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.dim() == 2 and y.numel() and bool(((y == 0) | (y == 1)).all() & (y.sum(dim=1) == 1).all()):
@@ -235,7 +235,7 @@ def _labels(name: str, given: object) -> Tensor:
 
 def _targets(name: str, given: object) -> Tensor:
     """The labels (m, d) float32 of a regression, from (m,) or (m, d) numbers of any type."""
-    y = given if isinstance(given, Tensor) else _array(f"the labels of {name}", given)
+    y = _tensor(f"the labels of {name}", given)
     require(not y.is_complex(), f"the labels of {name} must be real numbers; got {y.dtype}")
     require(
         y.dim() in (1, 2) and (y.dim() == 1 or y.shape[1] > 0),
@@ -244,8 +244,12 @@ def _targets(name: str, given: object) -> Tensor:
     return (y[:, None] if y.dim() == 1 else y).detach().to(torch.float32)
 
 
-def _array(name: str, given: object) -> Tensor:
-    """A list, numpy array or pandas column as a tensor."""
+def _tensor(name: str, given: object) -> Tensor:
+    """A tensor, list, numpy array or pandas column as a tensor."""
+    sparse = given.layout != torch.strided if isinstance(given, Tensor) else issparse(given)
+    require(not sparse, f"{name} are sparse; give them dense, by to_dense() in PyTorch and toarray() in SciPy")
+    if isinstance(given, Tensor):
+        return given
     try:
         array = np.asarray(given)
     except ValueError as error:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.core.errors import InputError, described, nearest, quoted, require
+from shoal.core.errors import InputError, described, nearest, quoted, require, whole
 from shoal.core.representation import one_line
 from shoal.data.client_arrays import ClientArrays
 from shoal.data.grouped_examples import GroupedExamples
@@ -64,9 +64,7 @@ def parts_of_tensors(
     shards = _own(clients, task)
     count, like = len(shards), (shards.x[:1], shards.y[:1])
     if not regression:
-        classes = int(shards.y.max()) + 1 if classes is None else classes
-        whole = isinstance(classes, int) and classes >= 1
-        require(whole, f"'classes' must be a whole number, at least 1; got {classes!r}")
+        classes = int(shards.y.max()) + 1 if classes is None else whole("classes", classes, "such as 10", 1)
     kept = _held(holdout, task, shards)
     group_of = [EVERYBODY] * count if groups is None else group_names("'groups'", groups, count)
     names = tuple(dict.fromkeys(group_of))

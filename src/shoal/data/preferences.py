@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ def _betas(beta: float | str | Sequence[float], threshold: Tensor, low: float, h
         require(beta == "threshold", f'\'beta\' must be a number in [0, 1] or "threshold"; got "{beta}"')
         require(low < high, "'beta' = \"threshold\" needs 'thresholds' with low < high")
         return (high - threshold) / (high - low)
-    values = [beta] * len(threshold) if isinstance(beta, int | float) else list(beta)
+    values = [beta] * len(threshold) if isinstance(beta, Real) else list(beta)
     require(
         len(values) == len(threshold),
         f"'beta' must be one number or one for each of {len(threshold)} clients; got {len(values)} numbers",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.client_rows import ClientRows
-from shoal.core.errors import InputError, described, require, require_instance
+from shoal.core.errors import InputError, described, require, whole
 from shoal.core.representation import shortened
 from shoal.core.row_file import RowsOnDisk
 from shoal.data.federation import Federation
@@ -144,7 +144,7 @@ class Engine:
                 (torch.device(device).index or 0) < count,
                 f"device '{device}' cannot be used: the CUDA devices here are cuda:0 to cuda:{count - 1}",
             )
-        require_instance("threads", threads, int, "such as 2")
+        threads = whole("threads", threads, "such as 2")
         require(1 <= threads <= MAX_THREADS, f"'threads' must be at least 1 and at most {MAX_THREADS}; got {threads}")
         require(precision in get_args(Precision), f"'precision' must be 'fp32' or 'bf16'; got {precision!r}")
         require(

@@ -14,6 +14,7 @@ from shoal.core.client_rows import BLOCK, ClientRows
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
+from shoal.core.settings import plain
 from shoal.data.federation import Federation
 from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
@@ -90,6 +91,7 @@ class Training:
     __repr__ = one_line
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "participation", plain(self.participation))
         number = isinstance(self.participation, int | float)
         require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
         require(0 <= self.participation <= 1, f"'participation' must be in [0, 1]; got {self.participation:g}")

@@ -12,7 +12,7 @@ from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.kinds import algorithm_title
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.validation import read_toml
-from shoal.core.errors import require
+from shoal.core.errors import path_of, require, whole
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data.memory_format import to_pixels
@@ -78,7 +78,8 @@ def audit_run(
         >>> audit.references, audit.members, audit.non_members, len(audit.attacks)
         (2, 14, 14, 28)
     """
-    run, out = Path(run), Path(out or run)
+    run, references = path_of("run", run), whole("references", references, "such as 16", 0)
+    out = run if out is None else path_of("out", out)
     config, progress = _finished(run)
     home = run if os.access(run, os.W_OK) else out
     resolved = resolve(config, load_data(config.data, data_dir))
@@ -101,15 +102,16 @@ def audit_result(
 ) -> AuditFiles:
     """See `shoal.Result.audit`."""
     simulation, state = result.simulation, result.state
+    references = whole("references", references, "such as 16", 0)
     require(
         simulation is not None,
-        "the result was read from a directory, which does not have the examples of every run; give the directory of a "
-        "configuration's run to shoal.audit_run",
+        "the result was read from a directory or unpickled, and neither has the examples of every run; give the "
+        "directory of a configuration's run to shoal.audit_run",
     )
     assert simulation is not None
     assert state is not None
     assert result.engine is not None
-    out, run = Path(out), result.summary.run
+    out, run = path_of("out", out), result.summary.run
     stated = {key: value for key, value in result.summary.overall.items() if key in {"epsilon", "delta"}}
     about = AboutAudited(f"{algorithm_title(str(run['algorithm']))}, seed {run['seed']}", stated)
     rows = [{str(name): value for name, value in row.items()} for row in result.rounds.to_dict("records")]
@@ -201,9 +203,10 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None) -> AuditFil
         >>> found.flat["attacks.loss.all.auc"]
         1.0
     """
-    path = Path(path)
+    path = path_of("path", path)
+    folder = path.parent if out is None else path_of("out", out)
     audit = audit_records(read_scores(path), Stream(0)("thresholds"))
-    return write_audit(path.parent if out is None else Path(out), audit, AboutAudited(path.name))
+    return write_audit(folder, audit, AboutAudited(path.name))
 
 
 def audit_trace(trace: str | Path, *, out: str | Path | None = None, data_dir: Path | None = None) -> AuditFiles:
@@ -233,11 +236,12 @@ def audit_trace(trace: str | Path, *, out: str | Path | None = None, data_dir: P
         >>> found.flat["attacks.grad-cosine.all.auc"] > 0.7
         True
     """
-    trace = Path(trace)
+    trace = path_of("trace", trace)
+    folder = trace if out is None else path_of("out", out)
     given = read_trace(trace, data_dir)
     with Engine(given.model) as engine:
         audit = _audited_trace(given, engine)
-    return write_audit(trace if out is None else Path(out), audit, AboutAudited(trace.name))
+    return write_audit(folder, audit, AboutAudited(trace.name))
 
 
 def _audited_trace(trace: Trace, engine: Engine) -> Audit:

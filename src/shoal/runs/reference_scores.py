@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from shoal.core.atomic_files import remove_unfinished, write_bytes
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError
 from shoal.core.representation import one_line
 from shoal.engine import Engine
 from shoal.simulation.attacked_records import AttackedRecords
@@ -57,9 +57,8 @@ def reference_scores(
         watch: called before the first that is trained, and after each.
 
     Raises:
-        InputError: a negative number, a folder that cannot be written, or training that diverged.
+        InputError: a folder that cannot be written, or training that diverged.
     """
-    require(count >= 0, f"'references' must be at least 0; got {count}")
     digest, numbers = _digest(attacked, target), range(count)
     paths = [] if folder is None else [folder / f"{number:03d}.safetensors" for number in numbers]
     try:

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, path_of, require
 from shoal.core.representation import shortened
 from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
@@ -29,7 +31,7 @@ from shoal.simulation.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMN
 from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 from shoal.simulation.result import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
 from shoal.simulation.simulation import Simulation
-from shoal.simulation.summary import Summary, flatten
+from shoal.simulation.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +61,7 @@ class Result:
         updates: one row per aggregated update, as in `property.csv`; None without a property attack.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
         recorded: clients' updates in the run's directory; None without them, or without a directory.
-        simulation: that it came out of, with its examples; None where it was read from a directory.
+        simulation: that it came out of, with its examples; None where it was read from a directory or unpickled.
         engine: that computed it, perhaps closed; None like ``simulation``.
 
     Example:
@@ -91,6 +93,25 @@ class Result:
     simulation: Simulation | None = None
     engine: Engine | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: as after `load`, since a simulation has functions that pickle does not take."""
+        return vars(self) | {"simulation": None, "engine": None}
+
+    def __copy__(self) -> "Result":
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Result":
+        copied: dict[str, Any] = deepcopy(self.__getstate__(), memo)
+        # Both are shared: nothing changes a simulation, and an engine has no copy.
+        return Result(**copied | {"simulation": self.simulation, "engine": self.engine})
+
+    def _repr_html_(self) -> str:
+        from shoal.reports.summary_text import verdict  # noqa: PLC0415
+
+        groups = pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
+        said = escape(verdict(self.summary, self.description.kind, self.description.metric))
+        return f"<p>{said}</p>{groups.to_html(float_format='{:.3f}'.format, na_rep='')}"
+
     def __repr__(self) -> str:
         known = {**self.summary.run, **self.summary.overall}
         return shortened(f"Result({', '.join(f'{key}={value}' for key, value in known.items() if '.' not in key)})")
@@ -103,7 +124,7 @@ class Result:
         Raises:
             InputError: ``directory`` exists or cannot be written; nothing is left behind then.
         """
-        out = Path(directory)
+        out = path_of("directory", directory)
         require(not out.exists(), f"{out}: exists already; save to another directory")
         try:
             write_folder(out, lambda folder: write_files(folder, self))
@@ -120,6 +141,7 @@ class Result:
         # Here and below, so that what needs no report does not load matplotlib and jinja2.
         from shoal.reports.run.page import run_page  # noqa: PLC0415
 
+        path = path_of("path", path)
         page = run_page(
             self.description,
             self.summary,
@@ -131,7 +153,6 @@ class Result:
             canaries=self.canaries,
             recorded=self.recorded,
         )
-        path = Path(path)
         try:
             write_text(path, page)
         except OSError as error:
@@ -208,7 +229,7 @@ def load(directory: str | Path) -> Result:
         >>> loaded.clients["cluster"].tolist(), loaded.models[1]["output.bias"].equal(result.models[1]["output.bias"])
         ([0, 0, 1, 1], True)
     """
-    out = Path(directory)
+    out = path_of("directory", directory)
     return replace(read_tables(out), models=read_models(out / "models.safetensors"))
 
 
@@ -248,7 +269,7 @@ def write_files(out: Path, result: Result) -> None:
     write_bytes(out / "models.safetensors", serialize(named))
     samples = {name: torch.as_tensor(images) for name, images in result.samples.items()}
     write_bytes(out / "samples.safetensors", serialize(samples))
-    write_text(out / "summary.json", json.dumps(flatten(result.summary), indent=2, allow_nan=False) + "\n")
+    write_text(out / "summary.json", json.dumps(result.summary, indent=2, allow_nan=False) + "\n")
 
 
 def _samples(federation: Federation) -> dict[str, NDArray[Any]]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, path_of, require, require_instance
 from shoal.data import ClientDataset, LabelledDataset
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
@@ -94,7 +94,8 @@ def run(
         ...
         ['clients.csv', 'roc.csv', 'rounds.csv']
     """
-    out = Path(out)
+    require_instance("config", config, Config, "such as read_config('run.toml') gives")
+    out = path_of("out", out)
     if not resume and out.exists():
         raise taken(out)
     found = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)

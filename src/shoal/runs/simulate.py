@@ -9,7 +9,7 @@ import torch
 
 from shoal.attacks import PropertyAttack, RedTeam, RoundObservation
 from shoal.control import Coordinator
-from shoal.core.errors import described, require, require_instance
+from shoal.core.errors import described, path_of, require, require_instance, whole
 from shoal.data import Canaries, Federation
 from shoal.defenses import Defense, TrainingSetup, defended
 from shoal.engine import (
@@ -136,15 +136,14 @@ def simulate(
     how = "Model(MyNetwork), with the class or a function that builds the network"
     require_instance("model", model, Model, how)
     require_instance("local", local, LocalSGD, "such as LocalSGD(epochs=1)")
-    require_instance("rounds", rounds, int, "such as 30")
+    rounds = whole("rounds", rounds, "such as 30", 1)
     listed = isinstance(defenses, Sequence) and not isinstance(defenses, str)
     require(listed, f"'defenses' must be a list of defences, such as [L2(0.01)]; got {described(defenses)}")
     for each in defenses:
         value = hasattr(each, "applied") and not isinstance(each, type)
         require(value, f"'defenses' must hold defences, such as L2(0.01); got {described(each)}")
     require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
-    path = out is None or isinstance(out, str | Path)
-    require(path, f"'out' must be the path of a directory; got {described(out)}")
+    out = None if out is None else path_of("out", out)
     if malicious_clients is not None:
         require_instance(
             "malicious_clients", malicious_clients, MaliciousClients, "such as active_property_attacker makes"
@@ -154,10 +153,9 @@ def simulate(
         out is not None or not record_updates, "'record_updates' needs 'out', the directory that they are written in"
     )
     require(
-        resume or out is None or not Path(out).exists(),
+        resume or out is None or not out.exists(),
         f"{out}: exists already; choose another 'out', or go on in it with resume=True",
     )
-    require(rounds >= 1, f"'rounds' must be at least 1; got {rounds}")
     kind = federation.kind if isinstance(federation, Federation) else None
     setup = defended(TrainingSetup(model, local, kind=kind), defenses)
     check_backend(backend, setup.model, setup.first_local())
@@ -193,7 +191,7 @@ def simulate(
         simulation = move_to_engine(simulation, engine)
         if out is None:
             return _in_memory(simulation, engine, description, watch)
-        return _in_directory(simulation, engine, description, Path(out), watch)
+        return _in_directory(simulation, engine, description, out, watch)
 
 
 def _red_team(federation: Federation) -> RedTeam:

@@ -13,7 +13,7 @@ from shoal.attacks.update_scores import check_updates
 from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.config.validation import parse, read_toml
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, path_of, require
 from shoal.core.representation import one_line
 from shoal.data import Federation
 from shoal.engine import Engine, RoundUpdates
@@ -76,7 +76,7 @@ def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
         InputError: it is neither; a file is missing or damaged, or two do not fit each other. What is wrong with a
             round's file is found when that is read.
     """
-    folder = Path(folder)
+    folder = path_of("trace", folder)
     if (folder / FOLDER).is_dir():
         config = read_config(folder / "config.toml")
         _, simulation = build(config, data_dir)

@@ -76,6 +76,11 @@ class Audit:
     guesses: Mapping[str, float] = field(default_factory=dict)
     __repr__ = one_line
 
+    def _repr_html_(self) -> str:
+        rows = pd.DataFrame([self.strongest(*scope) for scope in self._scopes().values()])
+        shown = rows[["name", "attacker", "attack", "members", "non_members", *METRICS]]
+        return shown.to_html(float_format="{:.3f}".format, na_rep="", index=False)
+
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
         """The row of the attack with the largest balanced accuracy in a scope; NaN where one kind of records lacks."""
         rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]

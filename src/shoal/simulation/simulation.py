@@ -21,9 +21,10 @@ from shoal.attacks import (
     needs_classes,
 )
 from shoal.control import Coordinator
-from shoal.core.errors import described, require, require_instance
+from shoal.core.errors import described, require, require_instance, whole
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
+from shoal.core.settings import plain
 from shoal.data import Canaries, Federation
 from shoal.data.paired_records import number_of_pairs
 from shoal.defenses import TrainingSetup, accounting
@@ -46,6 +47,16 @@ GAP_AT_THE_END = RedTeam(every=0, attack=Gap())
 
 LOSS_AT_THE_END = RedTeam(every=0, attack=LossThreshold())
 """That of a regression, in which no example is right or wrong."""
+
+_WHOLE = {
+    "rounds": ("such as 30", 1),
+    "seed": ("such as 0", 0),
+    "member_rounds": ("such as 5", 1),
+    "evaluate_every": ("such as 1", 1),
+    "record_updates": ("such as 5", 0),
+    "reference_federations": ("such as 4", 0),
+}
+"""Fields that are whole numbers: an example, and the least."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,23 +122,17 @@ class Simulation:
 
     def __post_init__(self) -> None:
         require_instance("federation", self.federation, Federation, "such as Federation.from_tensors makes")
-        require_instance("rounds", self.rounds, int, "such as 30")
-        require_instance("seed", self.seed, int, "such as 0")
-        require_instance("member_rounds", self.member_rounds, int, "such as 5")
+        for name, (how, least) in _WHOLE.items():
+            object.__setattr__(self, name, whole(name, getattr(self, name), how, least))
+        object.__setattr__(self, "participation", plain(self.participation))
         require_instance("red_team", self.red_team, RedTeam, "such as RedTeam(every=5)")
         if self.canaries is not None:
             how = "such as MislabelledCanaries(per_client=4).insert gives"
             require_instance("canaries", self.canaries, Canaries, how)
             strangers = self.canaries.client[~torch.isin(self.canaries.client, self.federation.ids)]
             require(not len(strangers), f"'canaries' are of client {strangers[:1].sum()}, whom 'federation' has not")
-        require(self.seed >= 0, f"'seed' must be at least 0; got {self.seed}")
-        require(self.rounds >= 1, f"'rounds' must be at least 1; got {self.rounds}")
-        require(self.member_rounds >= 1, f"'member_rounds' must be at least 1; got {self.member_rounds}")
         number = isinstance(self.participation, int | float) and not isnan(self.participation)
         require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
-        require_instance("record_updates", self.record_updates, int, "such as 5")
-        require(self.record_updates >= 0, f"'record_updates' must be at least 0; got {self.record_updates}")
-        require(self.evaluate_every >= 1, f"'evaluate_every' must be at least 1; got {self.evaluate_every}")
         replayable = self.property_attack is None and self.malicious_clients is None
         check_references(self.reference_federations, self.federation, replayable=replayable)
         methods = ("check", "init", "plan", "server_update", "deployed")
@@ -188,8 +193,6 @@ def check_references(count: int, federation: Federation, *, replayable: bool) ->
         federation: that is replayed.
         replayable: whether there is no property attack and no malicious client.
     """
-    require_instance("reference_federations", count, int, "such as 4")
-    require(count >= 0, f"'reference_federations' must be at least 0; got {count}")
     if count == 0:
         return
     require(

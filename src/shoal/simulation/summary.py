@@ -24,8 +24,8 @@ _Owner = TypeVar("_Owner", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Summary:
-    """The metrics of a run; two summaries are merged by ``|``.
+class Summary(dict[str, float | int | str]):
+    """The metrics of a run, as a dict with the keys of `summary.json` too; two summaries are merged by ``|``.
 
     A metric that is undefined, NaN, is left out: the exposure of a model that no client chose, for example.
 
@@ -37,14 +37,15 @@ class Summary:
         by_cluster: metrics of each model and its clients, such as ``by_cluster[0]["mia"]``.
 
     Example:
+        >>> import json
         >>> from math import nan
-        >>> from shoal.simulation.summary import Summary, flatten
+        >>> from shoal.simulation.summary import Summary
         >>> summary = Summary(overall={"migrated": 2}, by_cluster={0: {"clients": 5, "mia": nan}})
         >>> both = summary | Summary(by_cluster={0: {"risk": 0.6}, 1: {"clients": 3}})
         >>> both.clients, both.by_cluster[0]
         (8, {'clients': 5, 'risk': 0.6})
-        >>> flatten(both)
-        {'clusters.0.risk': 0.6, 'migrated': 2, 'clusters.0.clients': 5, 'clusters.1.clients': 3}
+        >>> json.dumps(both)
+        '{"clusters.0.risk": 0.6, "migrated": 2, "clusters.0.clients": 5, "clusters.1.clients": 3}'
     """
 
     run: Mapping[str, str | int] = field(default_factory=dict)
@@ -56,14 +57,17 @@ class Summary:
         object.__setattr__(self, "overall", _defined(self.overall))
         object.__setattr__(self, "by_group", {name: _defined(each) for name, each in self.by_group.items()})
         object.__setattr__(self, "by_cluster", {k: _defined(each) for k, each in self.by_cluster.items()})
+        self.update(flatten(self))
 
-    def __or__(self, other: "Summary") -> "Summary":
+    def __or__(self, other: "Summary") -> "Summary":  # pyright: ignore[reportIncompatibleMethodOverride]
         return Summary(
             run={**self.run, **other.run},
             overall={**self.overall, **other.overall},
             by_group=_merged(self.by_group, other.by_group),
             by_cluster=_merged(self.by_cluster, other.by_cluster),
         )
+
+    __ior__ = __or__  # which gives another summary, where a dict would change
 
     def __repr__(self) -> str:
         known = [f"{name}={value}" for name, value in self.run.items()]
