@@ -88,6 +88,7 @@ from .defenses import (
 from .engine import Engine, LocalSGD, TorchOptimizer, Training
 from .models import Model, Shape, TextShape, VectorShape, create_model, squared_error
 from .runs.audit import audit_run, audit_scores, audit_trace
+from .runs.comparison import Comparison, compare
 from .runs.result import Result, load
 from .runs.run import run
 from .runs.simulate import simulate
@@ -112,6 +113,7 @@ __all__ = [
     "Augmentation",
     "ClientArrays",
     "Columns",
+    "Comparison",
     "Config",
     "Coordinator",
     "Defense",
@@ -187,6 +189,7 @@ __all__ = [
     "audit_run",
     "audit_scores",
     "audit_trace",
+    "compare",
     "create_model",
     "draw_preferences",
     "load",

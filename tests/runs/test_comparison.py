@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+import shoal
+from html_page import Page
 from shoal.cli.app import main
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError
@@ -39,6 +41,22 @@ def test_it_says_in_which_keys_runs_differ_and_not_how_fast_they_went(first, cha
         "local.learning_rate": ["0.1", "0.5"],
         "red_team.every": ["2", "9"],
     }
+
+
+def test_results_compare_as_their_directories_do(first, changed):
+    paths = [first, changed("other", "local.learning_rate=0.5", **{"accuracy.overall": 0.1})]
+    of_paths, of_results = shoal.compare([str(path) for path in paths]), shoal.compare([*map(shoal.load, paths)])
+    assert list(of_results.settings.columns) == ["run 1", "run 2"]
+    assert of_results.settings.to_numpy().tolist() == of_paths.settings.to_numpy().tolist()
+    assert of_results.metrics.to_numpy().tolist() == of_paths.metrics.to_numpy().tolist()
+    assert of_results.sentences[0].replace("run 1", "first").replace("run 2", "other") == of_paths.sentences[0]
+    assert "Against run 1, run 2 loses accuracy" in Page(of_results._repr_html_()).text
+
+
+@pytest.mark.parametrize("runs", ["runs/a", None, 3, {"a": 1}], ids=str)
+def test_what_is_no_list_of_runs_is_one_sentence(runs):
+    with pytest.raises(InputError, match="'runs' must be a list of directories or results; got"):
+        shoal.compare(runs)
 
 
 def test_a_key_that_one_run_lacks_is_a_dash(first, changed):

@@ -1,24 +1,24 @@
 """Finished runs side by side: what was asked of each, what came out, and the differences in words."""
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from shoal.config.kinds import algorithm_title
-from shoal.config.schema import SIMULATION, read_config
-from shoal.config.validation import read_toml
+from shoal.config.schema import SIMULATION, parse_config
 from shoal.control import COLUMN
-from shoal.core.errors import require
+from shoal.core.errors import described, path_of, require
+from shoal.core.representation import shortened
 from shoal.reports.formats import ACCURACY, number
 from shoal.reports.summary_text import NOTICEABLE
 from shoal.runs.differences import decisive_settings
-from shoal.runs.files import read_summary, read_table
-from shoal.runs.record import read_description
-from shoal.simulation.result import CLIENT_COLUMNS
+from shoal.runs.result import Result, read_tables
 from shoal.simulation.summary import Summary
 
 OVERALL, BY_GROUP, BY_CLUSTER = "overall", "by group", "by cluster"
@@ -61,33 +61,66 @@ class Comparison:
             fast a run goes.
         metrics: one row per metric that one of the runs has.
         sentences: one for each run but the first, against the first.
+
+    Example:
+        >>> import shoal
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> runs = [shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=r) for r in (1, 2)]
+        >>> shoal.compare(runs).settings.loc["simulation.rounds"].to_dict()
+        {'run 1': '1 to 1', 'run 2': '1 to 2'}
     """
 
     settings: pd.DataFrame
     metrics: pd.DataFrame
     sentences: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return shortened(f"Comparison({', '.join(map(str, self.metrics.columns))}; {len(self.metrics)} metrics)")
 
-def compare(runs: Sequence[Path]) -> Comparison:
-    """Compare finished runs.
+    def _repr_html_(self) -> str:
+        said = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
+        return f"{self.settings.to_html() if len(self.settings) else ''}{self.metrics.to_html()}{said}"
+
+
+def compare(runs: Sequence[str | Path | Result]) -> Comparison:
+    """Compare finished runs, as `shoal compare` does.
+
+    Args:
+        runs: at least two directories of finished runs, or results.
 
     Raises:
         InputError: fewer than two runs, one that is not finished or is damaged, or runs of other data or with
             another metric.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> algorithms = shoal.FedAvg(), shoal.IFCA(clusters=2)
+        >>> results = [shoal.simulate(federation, model, each, shoal.LocalSGD(), rounds=2) for each in algorithms]
+        >>> found = shoal.compare(results)
+        >>> found.metrics.loc["train accuracy, all"].to_dict()
+        {'FedAvg': '0.500', 'IFCA': '1.000'}
     """
+    several = isinstance(runs, Sequence) and not isinstance(runs, str)
+    require(several, f"'runs' must be a list of directories or results; got {described(runs)}")
     require(len(runs) >= 2, f"a comparison takes at least two runs; got {len(runs)}")
-    summaries = [_read(path) for path in runs]
+    results = [each if isinstance(each, Result) else _read(path_of("runs", each)) for each in runs]
+    names = [f"run {i}" if isinstance(each, Result) else str(each) for i, each in enumerate(runs, 1)]
+    summaries, metrics = [each.summary for each in results], [each.description.metric for each in results]
     first, *others = summaries
-    for path, each in zip(runs[1:], others, strict=True):
+    for name, each in zip(names[1:], others, strict=True):
         same = list(each.by_group) == list(first.by_group) and each.run["dataset"] == first.run["dataset"]
-        require(same, f"{path}: is a run on other data or groups than {runs[0]}; compare runs of the same federation")
-    metrics = [read_description(path).metric for path in runs]
-    for path, metric in zip(runs, metrics, strict=True):
+        require(same, f"{name}: is a run on other data or groups than {names[0]}; compare runs of the same federation")
+    for name, metric in zip(names, metrics, strict=True):
         require(
-            metric == metrics[0], f"{path}: reports {metric}, but {runs[0]} {metrics[0]}; compare runs of one metric"
+            metric == metrics[0], f"{name}: reports {metric}, but {names[0]} {metrics[0]}; compare runs of one metric"
         )
-    titles = _titles(runs, summaries)
-    asked = _differing([_asked(path / "config.toml") for path in runs])
+    titles = _titles(names, summaries)
+    asked = _differing([_asked(each.description.settings, name) for name, each in zip(names, results, strict=True)])
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
         metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0]), orient="index", columns=titles),
@@ -98,28 +131,26 @@ def compare(runs: Sequence[Path]) -> Comparison:
     )
 
 
-def _asked(path: Path) -> dict[str, Any]:
-    """What was asked of a run, by configuration or from Python."""
-    table = read_toml(path)
+def _asked(settings: str, name: str) -> dict[str, Any]:
+    """What was asked of a run, by configuration or from Python, from the text of its config.toml."""
+    table = tomllib.loads(settings)
     if SIMULATION in table:
         return {f"{SIMULATION}.{key}": text for key, text in table[SIMULATION]["settings"].items()}
-    return decisive_settings(read_config(path))
+    return decisive_settings(parse_config(table, name))
 
 
-def _read(out: Path) -> Summary:
-    summary, path = read_summary(out), out / "clients.csv"
-    rows = len(read_table(path, CLIENT_COLUMNS))
-    require(rows == summary.clients, f"{path}: is damaged: it has {rows} rows for {summary.clients} clients")
-    return summary
+def _read(out: Path) -> Result:
+    result = read_tables(out)
+    rows, clients = len(result.clients), result.summary.clients
+    require(rows == clients, f"{out / 'clients.csv'}: is damaged: it has {rows} rows for {clients} clients")
+    return result
 
 
-def _titles(runs: Sequence[Path], summaries: Sequence[Summary]) -> list[str]:
+def _titles(names: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
     """The runs' algorithms; where two have the same, the names of their directories, or else their paths."""
     algorithms = [algorithm_title(str(each.run["algorithm"])) for each in summaries]
-    names = [path.name for path in runs]
-    return next(
-        (titles for titles in (algorithms, names) if len(set(titles)) == len(titles)), [str(path) for path in runs]
-    )
+    last = [Path(name).name for name in names]
+    return next((titles for titles in (algorithms, last) if len(set(titles)) == len(titles)), list(names))
 
 
 def _differing(asked: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
