@@ -265,6 +265,68 @@ def test_a_fall_of_accuracy_halves_the_demand(mlp):
     assert state.control["demand"].tolist() == pytest.approx([0.04])
 
 
+def estimated(asked: Coordinator, state: State, *numbers: float) -> State:
+    """One model after an estimate: its share over the limit, the possible one, held-out accuracy, standard error."""
+    return asked.steered(state, *(torch.tensor([number], dtype=FLOAT) for number in numbers))
+
+
+def wanting(asked: Coordinator, demand: float, best: float = 0.8) -> State:
+    """One model of which so much relief is wanted, and whose held-out accuracy was once ``best``."""
+    none = Memory.empty(1, asked.knobs)
+    memory = replace(none, demand=none.demand + demand, best=torch.full_like(none.best, best))
+    return replace(State.initial(torch.zeros(1, 4), 10), control=memory.tensors())
+
+
+@pytest.mark.parametrize("max_cost", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("error", [0.0, 0.004, 0.02])
+def test_demand_is_halved_beyond_the_cost_that_is_allowed_and_two_errors_of_a_difference(max_cost, error):
+    asked = Coordinator({"l2": Knob(L2(0.1), relief=0.1, cost=1e-9)}, max_cost=max_cost + 1e-9)
+    allowed = asked.max_cost + 2 * math.sqrt(error**2 + error**2)
+    for fell, demand in ((allowed - 1e-6, 0.05 + 0.1 * (0.12 - 0.1)), (allowed + 1e-6, 0.05 / 2)):
+        after = estimated(asked, wanting(asked, 0.05), 0.12, 0.12, 0.8 - fell, error)
+        assert float(after.control["demand"]) == pytest.approx(demand)
+
+
+def test_a_fall_is_measured_from_the_best_accuracy_so_far():
+    asked, demands = coordinator(max_cost=0.01, target=0.9), []
+    state = wanting(asked, 0.05, best=math.nan)
+    for utility in (0.7, 0.8, 0.795, 0.785, 0.785):
+        state = estimated(asked, state, 0.9, 0.9, utility, 0.0)
+        demands.append(float(state.control["demand"]))
+    assert demands == pytest.approx([0.05, 0.05, 0.05, 0.025, 0.0125])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.03, 0.049])
+@pytest.mark.parametrize("target", [0.1, 0.2])
+def test_release_is_in_proportion_to_the_distance_from_the_target(share, target):
+    asked = coordinator(target=target, hysteresis=0.05, release=0.1)
+    for possible, released in ((share, 0.1 * (target - share)), (target - 0.04, 0.0)):
+        after = estimated(asked, wanting(asked, 0.05), share, possible, 0.8, 0.0)
+        assert float(after.control["demand"]) == pytest.approx(0.05 - released), "by what is possible"
+    after = estimated(asked, wanting(asked, 0.05), 0.0, share, 0.8, 0.0)
+    assert float(after.control["demand"]) == pytest.approx(0.05 - 0.1 * (target - share)), "not by the estimate"
+
+
+@pytest.mark.parametrize("share", [0.15, 0.4, 1.0])
+def test_demand_rises_in_proportion_to_the_distance_from_the_target(share):
+    asked = coordinator(gain=0.05, release=7.0)
+    after = estimated(asked, wanting(asked, 0.01), share, share, 0.8, 0.0)
+    assert float(after.control["demand"]) == pytest.approx(0.01 + 0.05 * (share - 0.1))
+
+
+def test_prices_are_dual_ascent_and_discounts_alone():
+    asked, price = coordinator(min_clients=4, price_step=0.1), [0.0, 0.0, 0.0]
+    nothing = torch.full((3,), math.nan, dtype=FLOAT)
+    state = State.initial(torch.zeros(3, 4), 10)
+    for members in ((2, 3, 5), (1, 0, 9), (3, 6, 1), (4, 6, 0), (0, 9, 1)):
+        chosen = torch.repeat_interleave(torch.arange(3), torch.tensor(members))
+        state = asked.steered(replace(state, assignment=chosen), nothing, nothing, nothing, nothing)
+        # Multipliers of the constraints min_clients - members <= 0; the price is minus a multiplier.
+        price = [min(0.0, p - 0.1 * (4 - m) / 4) for p, m in zip(price, members, strict=True)]
+        assert state.directives["price"].tolist() == pytest.approx(price)
+    assert price[1] == 0 > price[0], "a model with members enough has no price, and never a surcharge"
+
+
 @pytest.mark.parametrize("asked", [coordinator(gain=0.0), coordinator(target=1.0)])
 def test_no_gain_or_no_set_point_gives_no_directive(asked, mlp):
     assert all(each == [0.0, 0.0] for each in strengths(updated(asked, [[0.9, 0.9]] * 3, [0.5] * 6, mlp)))
