@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from shoal.attacks import (
@@ -88,6 +89,58 @@ def test_risks_are_accuracies_and_come_again(clustered, estimator, attack):
     assert ((first.risks >= 0) & (first.risks <= 1)).all()
     assert (first.intervals[:, 0] <= first.risks).all()
     assert (first.risks <= first.intervals[:, 1]).all()
+
+
+class ByHeart:
+    """Calls members those whose outputs are of a member that it was fitted on: of others it knows nothing."""
+
+    needs = "records"
+    threshold = 0.5
+
+    def __init__(self, members=()):
+        self.members = set(members)
+
+    def fit(self, records, stream):
+        assert records.member.unique().tolist() == [False, True], "or there is nothing to fit"
+        return type(self)(map(bytes, records.outputs[records.member].numpy()))
+
+    def score(self, query):
+        return np.array([float(bytes(row) in self.members) for row in query.outputs.numpy()])
+
+
+class ByReference(ByHeart):
+    """The same from the outputs of the reference models on what they were trained on."""
+
+    needs = "reference models"
+
+    def score(self, query):
+        return ((query.reference == query.outputs).all(dim=2) & query.trained_on).any(dim=0).double().numpy()
+
+
+@pytest.mark.parametrize("attack", [ByHeart(), ByReference()], ids=["fitted on", "reference"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_shadow_model_is_judged_by_an_attack_that_knows_the_other_ones_alone(clustered, attack, number):
+    if attack.needs == "reference models" and number < 3:
+        pytest.skip("needs three shadow models")
+    found = RedTeam(1, "shadow", attack, ShadowModels(number=number)).estimate(*clustered, (LOCAL,) * 2, Stream(2))
+    assert found.risks.tolist() == [0.5, 0.5]
+    assert found.intervals.tolist() == [[0.5, 0.5]] * 2 or number == 1
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_the_shadow_estimate_is_the_mean_over_shadow_models_each_left_out_in_turn(clustered, number):
+    shadows, local, stream = ShadowModels(number=number), (LOCAL,) * 2, Stream(2)
+    found = RedTeam(1, "shadow", LossThreshold(), shadows).estimate(*clustered, local, stream)
+    for k, records in enumerate(shadows.records(*clustered, local, stream("shadow models"))):
+        losses = torch.nn.functional.cross_entropy(records.outputs, records.labels, reduction="none")
+        accuracies = []
+        for s in range(number):
+            threshold = losses[(records.shadow != s) & records.member].mean()
+            own = records.shadow == s
+            accuracies.append(balanced_accuracy_score(records.member[own], losses[own] < threshold))
+        assert float(found.risks[k]) == pytest.approx(np.mean(accuracies))
+        half = stats.t.ppf(0.975, number - 1) * np.std(accuracies, ddof=1) / np.sqrt(number)
+        assert found.intervals[k].tolist() == pytest.approx([np.mean(accuracies) - half, np.mean(accuracies) + half])
 
 
 def test_one_shadow_model_is_judged_on_its_other_half(clustered):

@@ -77,24 +77,27 @@ def plain_lira(records: ReferenceScores, *, own: bool) -> list[float]:
     return scores
 
 
-def plain_rmia(records: ReferenceScores, average, *, population: bool) -> list[float]:
-    """Fractions; ``average`` of the mean IN and OUT probability, the IN one None where there is none."""
+def plain_rmia(records: ReferenceScores, average, gamma: float = 2.0) -> list[float]:
+    """Fractions of the population, or without it of the other records.
+
+    ``average`` is of the mean IN and OUT probability, the IN one None where there is none.
+    """
     scores = []
     for i, x in enumerate(records.score):
         inside, outside = ([sigmoid(s) for s in side] for side in sides(records, i))
         ratio = sigmoid(x) / average(mean(inside), mean(outside))
         hits = count = 0
-        if population:
+        if records.population is not None:
             for j, z in enumerate(records.population.score):
                 if records.population.model[j] == records.model[i]:
                     all_models = [sigmoid(s) for s in records.population.reference[j]]
-                    hits += ratio / (sigmoid(z) / average(None, mean(all_models))) >= 2
+                    hits += ratio / (sigmoid(z) / average(None, mean(all_models))) >= gamma
                     count += 1
         else:
             for j, z in enumerate(records.score):
                 if j != i and records.model[j] == records.model[i]:
                     out = [sigmoid(s) for s in sides(records, j)[1]]
-                    hits += ratio / (sigmoid(z) / average(None, mean(out))) >= 2
+                    hits += ratio / (sigmoid(z) / average(None, mean(out))) >= gamma
                     count += 1
         scores.append(hits / count + TIE * math.log(ratio) / (1 + abs(math.log(ratio))))
     return scores
@@ -131,10 +134,15 @@ PLAIN = {
         OfflineLiRA(),
         lambda r: [(x - mean(sides(r, i)[1])) / math.sqrt(pooled(r, 1)) for i, x in enumerate(r.score)],
     ),
-    "rmia": (RMIA(gamma=2.0), lambda r: plain_rmia(r, online, population=True)),
-    "offline rmia": (OfflineRMIA(gamma=2.0), lambda r: plain_rmia(r, offline, population=True)),
-    "rmia, no population": (RMIA(gamma=2.0), lambda r: plain_rmia(r, online, population=False)),
-    "offline rmia, no population": (OfflineRMIA(gamma=2.0), lambda r: plain_rmia(r, offline, population=False)),
+    "rmia": (RMIA(gamma=2.0), lambda r: plain_rmia(r, online)),
+    "offline rmia": (OfflineRMIA(gamma=2.0), lambda r: plain_rmia(r, offline)),
+    "rmia, no population": (RMIA(gamma=2.0), lambda r: plain_rmia(r, online)),
+    "offline rmia, no population": (OfflineRMIA(gamma=2.0), lambda r: plain_rmia(r, offline)),
+    # By default a record is as far above itself as it must be, and would count itself.
+    "rmia, default": (RMIA(), lambda r: plain_rmia(r, online, 1.0)),
+    "offline rmia, default": (OfflineRMIA(), lambda r: plain_rmia(r, offline, 1.0)),
+    "rmia, default, no population": (RMIA(), lambda r: plain_rmia(r, online, 1.0)),
+    "offline rmia, default, no population": (OfflineRMIA(), lambda r: plain_rmia(r, offline, 1.0)),
     "bavaria": (BaVarIA(), plain_bavaria),
     "calibration": (DifficultyCalibration(), lambda r: [x - mean(sides(r, i)[1]) for i, x in enumerate(r.score)]),
     "loss": (LossScore(), lambda r: [math.log(sigmoid(x)) for x in r.score]),

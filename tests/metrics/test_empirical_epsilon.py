@@ -61,6 +61,25 @@ def test_the_half_that_sets_the_threshold_is_not_judged():
     assert found < epsilon_lower_bound(is_member, is_member, delta=DELTA) - 0.5
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_examples_that_are_judged_do_not_choose_the_threshold(seed):
+    """Which half is judged shows in the examples whose one error lowers the bound."""
+    member = np.arange(80) < 40
+
+    def bound(scores):
+        return empirical_epsilon(scores, member, Stream(seed), delta=0.0)
+
+    best = bound(1.0 * member)
+    with_one_error = (np.where(np.arange(80) == i, ~member, member) for i in range(80))
+    judged = np.array([bound(scores.astype(float)) < best for scores in with_one_error])
+    assert [int(judged[member].sum()), int(judged[~member].sum())] == [20, 20], "half of both kinds"
+    # The other half sets 12.5, above all that is judged; 2.5, the other threshold that it has, would be right on these.
+    scores = member * np.where(judged, 8.0, 20.0)
+    scores[np.flatnonzero(~judged & ~member)[:3]] = 5.0
+    assert bound(scores) == 0
+    assert bound(member * np.where(judged, 20.0, 5.0)) == best
+
+
 @pytest.mark.parametrize("delta", [0.0, 0.1])
 def test_the_bound_by_hand(delta):
     """60 of 100 members and 5 of 80 non-members are called members."""

@@ -54,6 +54,37 @@ def test_epsilon_is_in_the_table_where_a_run_has_it(first, changed):
     assert label not in compare([first, changed("again")]).metrics.index
 
 
+def figures(accuracy, **exposures):
+    """Entries of a summary that leave no doubt of their differences, whose intervals are of thousands of examples."""
+    entries = {"accuracy.overall": accuracy}
+    for group, value in exposures.items():
+        entries |= {f"{key}.{group}": value for key in ("exposure", "mia")}
+        entries |= {f"mia_low.{group}": value - 0.01, f"mia_high.{group}": value + 0.01, f"test_examples.{group}": 4000}
+    return entries
+
+
+def test_a_sentence_says_which_way_the_second_run_differs_from_the_first(changed):
+    low, high = figures(0.2, minority=0.9, majority=0.55), figures(0.8, minority=0.6, majority=0.75)
+    runs = changed("low", "seed=1", **low, migrated=1), changed("high", "seed=2", **high, migrated=4)
+    rise, fall = (compare(order).sentences[0] for order in (runs, runs[::-1]))
+    for sentence, parts in (
+        (rise, ("gains accuracy (0.200, now 0.800", "lowers the exposure of minority (0.900, now 0.600",
+                "raises the exposure of majority (0.550, now 0.750", "has 4 of 10 clients")),
+        (fall, ("loses accuracy (0.800, now 0.200", "raises the exposure of minority (0.600, now 0.900",
+                "lowers the exposure of majority (0.750, now 0.550", "has 1 of 10 clients")),
+    ):  # fmt: skip
+        assert [part for part in parts if part not in sentence] == [], sentence
+        assert sum(f" {verb} accuracy" in sentence for verb in ("gains", "loses")) == 1
+    assert rise.startswith("Against low, high ")
+    assert fall.startswith("Against high, low ")
+
+
+def test_a_sentence_calls_no_difference_where_there_is_none(changed):
+    same = figures(0.5, minority=0.7, majority=0.6)
+    (sentence, *_) = compare([changed("one", "seed=1", **same), changed("two", "seed=2", **same)]).sentences
+    assert not any(f" {verb} " in sentence for verb in ("gains", "loses", "raises", "lowers")), sentence
+
+
 def test_five_runs_are_two_tables_and_a_sentence_each(first, changed, capsys):
     others = [changed(f"[{i}]", f"seed={i}", **{"accuracy.overall": 0.1 * i}) for i in range(4, 8)]
     assert main(["compare", str(first), *map(str, others)]) == 0

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from made_up_scores import made_up
 from shoal.core.randomness import Stream
+from shoal.metrics import empirical_epsilon
 from shoal.simulation.attack_metrics import AttackOnRecords, attacks_on_records, strongest
 from shoal.simulation.attacked_records import AttackedRecords, AuditRecords
 from shoal.simulation.audit import audit_records
@@ -92,3 +94,31 @@ def test_an_attack_that_was_made_both_ways_counts_once(attacked):
 def test_the_strongest_has_the_largest_accuracy_that_is_measured(accuracies, expected):
     attacks = {str(i): Measured(each) for i, each in enumerate(accuracies)}
     np.testing.assert_equal(strongest(attacks, lambda attack: attack.of_cluster(0)).accuracy, expected)
+
+
+def test_all_of_an_audit_is_of_the_attack_that_it_calls_the_strongest():
+    """Records differ so much in difficulty that attacks with references find 0.88 to 0.93, and the loss 0.82."""
+    scores = made_up(1500, 8, seed=2, shift=3.0)
+    rows = np.arange(len(scores))
+    names, clients = rows.astype(str).astype(object), (rows % 3).astype(str).astype(object)
+    records = AuditRecords(scores, names, clients, np.full(len(scores), "all", dtype=object))
+    audit, found = audit_records(records, Stream(0)), AttackedRecords.of(records, Stream(0)).found
+    headline = audit.strongest()
+    name, overall = headline["attack"], audit.attacks[audit.attacks["scope"] == "all"].set_index("attack")
+    assert headline["accuracy"] == overall.loc[name, "accuracy"] > overall["accuracy"].min() + 0.05
+    of_clients = audit.attacks[audit.attacks["scope"] == "client"].set_index("name")
+    assert of_clients["attack"].tolist() == [name] * 3
+    for client in of_clients.index:
+        own = clients == client
+        auc = roc_auc_score(scores.member[own], found[name].scores[own])
+        assert of_clients.loc[client, "auc"] == pytest.approx(auc)
+        said = found[name].margins[own] > 0
+        assert of_clients.loc[client, "accuracy"] == pytest.approx(balanced_accuracy_score(scores.member[own], said))
+    listed = audit.records.set_index("record").loc[names]
+    assert listed["score"].tolist() == found[name].scores.tolist()
+    assert listed["member"].tolist() == scores.member.tolist()
+    epsilons = (
+        empirical_epsilon(found[each].scores, scores.member, Stream(0)("epsilon"), delta=1e-5)
+        for each in (name, "loss")
+    )
+    assert audit.empirical_epsilon == next(epsilons) > next(epsilons) + 0.5
