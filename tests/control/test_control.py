@@ -131,6 +131,8 @@ def test_votes_are_counted_by_model_and_nobody_else_is_asked():
         torch.tensor([0.65, 0.75, 0.9], dtype=FLOAT), torch.tensor([0, 0, 1, 1, -1]), federation, None, Stream(0)
     )
     assert shares[:2].tolist() == [1.0, 0.5]
+    at_the_limit = torch.tensor([0.6, 0.8, 0.9], dtype=FLOAT), torch.tensor([0, 0, 1, 1, -1])
+    assert over_limit_shares(*at_the_limit, federation, None, Stream(0))[:2].tolist() == [0.5, 0.5]
     assert math.isnan(shares[2]), "a model without members has no share"
 
 
@@ -145,6 +147,9 @@ def test_randomised_answers_are_unbiased_and_go_with_the_client():
     deviation = math.sqrt(lies * (1 - lies) / many) / (1 - 2 * lies)
     assert abs(float(torch.stack(found).mean()) - 0.25) < 4 * deviation / math.sqrt(20)
     assert len({float(each) for each in found}) > 10
+    few = [over_limit_shares(risks, assignment[:4], federation_of([0.6] * 4), 0.5, Stream(seed)) for seed in range(20)]
+    assert min(few) == 0, "a share is never less"
+    assert max(few) == 1, "nor more"
     order = torch.randperm(many, generator=torch.Generator().manual_seed(1))
     again = over_limit_shares(risks, assignment, federation.permuted(order), 1.0, Stream(0))
     assert float(again) == float(found[0])
@@ -214,6 +219,21 @@ def test_integral_action_moves_only_the_cluster_over_its_limit_and_stops_at_full
     assert [each[0] for each in found] == pytest.approx([0.0, 0.9, 1.0, 1.0])
 
 
+@pytest.mark.parametrize(("factor", "strength"), [(1.0, 0.0), (1.4, 0.0), (1.6, 0.9), (3.0, 0.9)])
+def test_clients_are_asked_about_the_advantage_times_the_audit_factor(factor, strength, mlp):
+    """An estimate of 0.6 is told as 0.5 + 0.1 factor; all tolerate 0.65."""
+    states = updated(coordinator(audit_factor=factor), [[0.6]], [0.65] * 4, mlp)
+    assert strengths(states)[-1] == pytest.approx([strength])
+
+
+def test_a_knob_that_seemed_to_harm_once_is_not_given_up(mlp):
+    """The steered model's risk rose by 0.3: less relief than a quarter of what was believed is not concluded."""
+    states = updated(coordinator(gain=1.0), [[0.6, 0.5], [0.9, 0.5], [0.9, 0.5]], [0.55] * 6, mlp)
+    assert float(Memory.of(states[-1], {"l2": Knob(L2(0.1), relief=0.1, cost=0.01)}).relief.effect()) < 0
+    assert [each[0] for each in strengths(states)] == pytest.approx([0.0, 1.0, 1.0, 1.0])
+    assert float(states[-1].control["demand"][0]) == pytest.approx(0.25 * 0.1)
+
+
 def test_demand_is_not_wound_up_and_is_released_slowly(mlp):
     states = updated(coordinator(release=0.05), [[0.7]] * 10 + [[0.5]] * 3, [0.6] * 4, mlp)
     # After ten estimates at full strength the first one below the limit already moves it: by release * target / relief.
@@ -243,6 +263,13 @@ def test_the_budget_bounds_strength_and_what_cannot_be_kept_is_said(mlp, caplog)
     # Not by the first estimate, which found no knob on.
     assert [each.control["limit_unmet"].tolist() for each in states] == [[0.0], [0.0], [1.0]]
     assert "cannot be brought within its members' limits" in caplog.text
+
+
+def test_a_share_within_the_target_leaves_no_limit_unmet(mlp):
+    # At full strength, one of twelve members is over its limit: more than nobody, and less than the target.
+    states = updated(coordinator(max_cost=0.004), [[0.7]] * 2 + [[0.65]] * 2, [0.6] + [0.66] * 11, mlp)
+    assert [each.control["limit_unmet"].tolist() for each in states] == [[0.0], [0.0], [1.0], [0.0], [0.0]]
+    assert strengths(states)[-1] == pytest.approx([0.4])
 
 
 def test_a_fall_of_accuracy_halves_the_demand(mlp):
@@ -355,6 +382,16 @@ def test_a_predicted_risk_is_asked_about_by_randomised_response(mlp):
     deviation = math.sqrt(lies * (1 - lies) / many) / (1 - 2 * lies)
     assert abs(float(shares.mean()) - 0.25) < 4 * deviation / math.sqrt(len(found))
     assert float(shares.std()) == pytest.approx(deviation, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("limit", "models", "strength"), [(0.62, 1, 0.9), (0.63, 1, 0.0), (0.74, 2, 0.9), (0.76, 2, 0.0)]
+)
+def test_a_predicted_risk_is_of_the_examples_of_a_class_that_a_model_has(limit, models, strength, mlp):
+    """Four clients with an example of each of three classes: 4 a class give 0.5 + 0.5 / 4, two of two models 0.75."""
+    asked = coordinator(prediction=RiskPrediction(factor=1.0, exponent=1.0))
+    first = updated(asked, [[0.5] * models], [limit] * 4, mlp)[0]
+    assert first.directives["l2"].tolist() == pytest.approx([strength] * models)
 
 
 @pytest.mark.parametrize("prediction", [RiskPrediction(), RiskPrediction(factor=0.5, exponent=1.0)], ids=repr)

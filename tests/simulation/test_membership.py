@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.engine import Deployed, PersonalModels, State
+from shoal.engine import Deployed, LocalSGD, PersonalModels, State
 from shoal.simulation.membership import Membership, is_personal
 
 
@@ -48,6 +48,9 @@ def test_who_sat_a_round_out_is_no_member_of_its_own_model():
     # Of three clients in the round one trained, as FedSoft selects them.
     state = after([[4, 4], [0, 0], [0, 0]], [0, 1, 1])
     assert Membership.of_deployed(state, personal, within=5).latest.tolist() == [0, -1, -1]
+    # Who fine-tunes afterwards has trained its own model.
+    tuned = replace(personal, fine_tuning=(LocalSGD(),))
+    assert Membership.of_deployed(state, tuned, within=5).latest.tolist() == [0, 1, 2]
     # In local training nothing is sent, and who was there has trained.
     assert Membership.of_deployed(after([[0, 0]] * 3, [0, 1, -1]), personal, within=5).latest.tolist() == [0, 1, -1]
 
