@@ -34,8 +34,8 @@ def finished(toy_config, tmp_path_factory):
 
 def test_a_run_directory_holds_what_was_promised(finished):
     assert sorted(path.name for path in finished.iterdir()) == [
-        "checkpoint", "clients.csv", "config.toml", "models.safetensors", "report.html", "roc.csv", "rounds.csv",
-        "run.log", "samples.safetensors", "summary.json",
+        "checkpoint", "clients.csv", "config.toml", "hashes.json", "models.safetensors", "report.html", "roc.csv",
+        "rounds.csv", "run.log", "samples.safetensors", "summary.json",
     ]  # fmt: skip
     assert [path.name[:12] for path in (finished / "checkpoint").iterdir()] == ["round-000006"]
 

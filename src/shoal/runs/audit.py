@@ -15,12 +15,14 @@ from shoal.config.validation import read_toml
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
+from shoal.data.fingerprint import fingerprint
 from shoal.data.memory_format import to_pixels
 from shoal.engine import Engine
 from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, write_audit
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import logged
 from shoal.runs.files import read_summary
+from shoal.runs.hashes import require_same_examples, require_unchanged
 from shoal.runs.lock import locked
 from shoal.runs.reference_scores import AuditWatch, StoredScores, reference_scores, replayed_scores
 from shoal.runs.result import Result
@@ -60,8 +62,8 @@ def audit_run(
         watch: called before the first reference federation that is trained, and after each.
 
     Raises:
-        InputError: no finished run of a configuration, one with a property attack, or a directory that cannot be
-            written.
+        InputError: no finished run of a configuration, one with a property attack, one whose data or files have
+            changed since, or a directory that cannot be written.
 
     Example:
         >>> from pathlib import Path
@@ -83,6 +85,7 @@ def audit_run(
     home = run if os.access(run, os.W_OK) else out
     resolved = resolve(config, load_data(config.data, data_dir))
     simulation = resolved.simulation()
+    require_same_examples(run, fingerprint(simulation.federation))
     del resolved  # and with it the data set, which the federation has copied
     stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
     title = f"{algorithm_title(config.algorithm.name)} on {config.data.source}, seed {config.seed}"
@@ -256,6 +259,7 @@ def _finished(run: Path) -> tuple[Config, SimulationState]:
         SIMULATION not in read_toml(run / "config.toml"),
         f"{run}: was made from Python, and no file has its examples; audit it there, with Result.audit",
     )
+    require_unchanged(run)
     config, progress = read_config(run / "config.toml"), load_checkpoint(run / "checkpoint")
     require(
         progress is not None and progress.state.round == config.algorithm.rounds,

@@ -14,6 +14,7 @@ from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
 from shoal.engine import Engine, RoundReport
 from shoal.runs.checkpoint import keep_last_checkpoint, save_checkpoint
+from shoal.runs.hashes import NAME, write_hashes
 from shoal.runs.lock import locked
 from shoal.runs.result import Result, write_files
 from shoal.runs.updates import FOLDER, megabytes, write_updates
@@ -55,7 +56,9 @@ def taken(out: Path) -> InputError:
 
 
 @contextmanager
-def opened(out: Path, config: str, require_same: Callable[[], object], *, resume: bool) -> Iterator[Path]:
+def opened(
+    out: Path, config: str, require_same: Callable[[], object], *, resume: bool, examples: str | None = None
+) -> Iterator[Path]:
     """Make the run directory, or open it again, and lock it; gives its folder of checkpoints.
 
     Args:
@@ -64,6 +67,7 @@ def opened(out: Path, config: str, require_same: Callable[[], object], *, resume
         require_same: raises unless ``out`` holds the same run; asked once the directory is locked, since it may have
             become another run's since it was looked at first.
         resume: whether it may exist.
+        examples: the hash of the federation; None: its examples are on other machines.
     """
     checkpoints = out / "checkpoint"
     with ExitStack() as held:
@@ -76,6 +80,8 @@ def opened(out: Path, config: str, require_same: Callable[[], object], *, resume
                 remove_unfinished(folder)
             if not (out / "config.toml").exists():
                 write_text(out / "config.toml", config)
+            if examples is not None and not (out / NAME).exists():
+                write_hashes(out, examples)
         except FileExistsError as error:
             raise taken(out) from error
         except OSError as error:

@@ -26,6 +26,7 @@ from shoal.engine import Engine, LocalSGD
 from shoal.models import metric_name
 from shoal.reports.formats import ACCURACY
 from shoal.reports.run.description import RunDescription
+from shoal.runs.hashes import require_unchanged, stored_examples
 from shoal.simulation.simulation import Simulation
 
 _HEAD = """\
@@ -94,7 +95,8 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         period = PropertyAttackSection().period if schedule is None else schedule.period
         attack = PropertyAttackSection(attack=simulation.property_attack, period=period, tsne=simulation.tsne)
         table["property_attack"] = table_of(attack)
-    return _described(table, _HEAD + tomli_w.dumps({SIMULATION: table}, multiline_strings=True))
+    described = _described(table, _HEAD + tomli_w.dumps({SIMULATION: table}, multiline_strings=True))
+    return replace(described, examples=digest)
 
 
 def read_description(out: Path) -> RunDescription:
@@ -105,16 +107,15 @@ def read_description(out: Path) -> RunDescription:
     """
     path = out / "config.toml"
     table = _simulation(path)
-    if table is None:
-        return RunDescription.of(read_config(path))
     try:
-        return _described(table, path.read_text(encoding="utf-8"))
+        found = RunDescription.of(read_config(path)) if table is None else _described(table, path.read_text("utf-8"))
+        return replace(found, examples=stored_examples(out))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: is damaged: its table [{SIMULATION}] lacks {error}") from error
 
 
 def require_same_simulation(out: Path, described: RunDescription) -> None:
-    """Raise unless the config.toml in ``out`` is that of the same simulation."""
+    """Raise unless the config.toml in ``out`` is that of the same simulation, and its files are what it wrote."""
     before = _simulation(out / "config.toml")
     if before is None:
         raise InputError(f"{out}: holds a run of a configuration file; choose another 'out'")
@@ -123,6 +124,8 @@ def require_same_simulation(out: Path, described: RunDescription) -> None:
         old, new = stored.get(key), settings.get(key)
         if old != new:
             raise InputError(f"{out}: holds a simulation with {_difference(key, old, new)}; choose another 'out'")
+    if (out / "summary.json").exists():
+        require_unchanged(out)
 
 
 def _difference(key: str, old: object, new: object) -> str:

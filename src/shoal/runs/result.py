@@ -23,6 +23,7 @@ from shoal.engine import Engine, State
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.recorded_updates import RecordedUpdates
 from shoal.runs.files import read_models, read_samples, read_summary, read_table
+from shoal.runs.hashes import write_hashes
 from shoal.runs.record import read_description
 from shoal.runs.updates import recorded_in
 from shoal.simulation.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
@@ -248,7 +249,9 @@ def write_files(out: Path, result: Result) -> None:
     write_bytes(out / "models.safetensors", serialize(named))
     samples = {name: torch.as_tensor(images) for name, images in result.samples.items()}
     write_bytes(out / "samples.safetensors", serialize(samples))
-    write_text(out / "summary.json", json.dumps(flatten(result.summary), indent=2, allow_nan=False) + "\n")
+    summary = json.dumps(flatten(result.summary), indent=2, allow_nan=False) + "\n"
+    write_hashes(out, result.description.examples, summary)
+    write_text(out / "summary.json", summary)
 
 
 def _samples(federation: Federation) -> dict[str, NDArray[Any]]:

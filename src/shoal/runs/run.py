@@ -2,6 +2,7 @@
 
 config.toml          the complete configuration; running it again gives the same results
 references/          where they are trained, the scores of each reference federation
+hashes.json          hashes of the examples and, of a finished run, of its files: `shoal.runs.hashes`
 updates/             where they are recorded, each recorded round's updates as the server received them
 checkpoint/          the last two rounds' states; of a finished run the last, from which it can be prolonged; and files
                      with the clients' own models
@@ -19,6 +20,7 @@ run.log              what happened when
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from shoal.config.build import engine_of, load_data, resolve
@@ -26,10 +28,12 @@ from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.data import ClientDataset, LabelledDataset
+from shoal.data.fingerprint import fingerprint
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.differences import differences
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train
+from shoal.runs.hashes import require_same_examples, require_unchanged, write_hashes
 from shoal.runs.reference_scores import AuditWatch, attack_with_references
 from shoal.runs.result import result_of
 from shoal.runs.updates import require_room
@@ -77,7 +81,7 @@ def run(
 
     Raises:
         InputError: a configuration that cannot be run, or a directory that exists, cannot be written, holds
-            another run, or in which one is going on; or training that diverged, with the last good checkpoint left
+            another run or one on other examples, or in which one is going on; or training that diverged, with the last good checkpoint left
             in place.
 
     Example:
@@ -102,17 +106,19 @@ def run(
     del found  # and with it the data set, which the federation has copied
     if decided.record is not None:
         require_room(simulation, decided.record.max_megabytes, "record.max_megabytes")
-    if resume and out.exists() and _same_run(out, decided) == simulation.rounds and is_finished(out):
+    examples = fingerprint(simulation.federation)
+    if resume and out.exists() and _same_run(out, decided, examples) == simulation.rounds and is_finished(out):
         return out
     engine = engine_of(decided, simulation.setup.model)
-    with engine, opened(out, decided.toml(), lambda: _same_run(out, decided), resume=resume) as checkpoints:
+    same = partial(_same_run, out, decided, examples)
+    with engine, opened(out, decided.toml(), same, resume=resume, examples=examples) as checkpoints:
         rounds_before = read_config(out / "config.toml").algorithm.rounds
         if is_finished(out) and rounds_before == simulation.rounds:
             return out
         with logged(out / "run.log"):
             simulation = move_to_engine(simulation, engine)
             progress = load_checkpoint(checkpoints)
-            progress = _prolonged(out, decided, progress, rounds_before)
+            progress = _prolonged(out, decided, examples, progress, rounds_before)
             if progress is None:
                 progress = initial_state(simulation, engine)
                 LOG.info("begin: %s on %s, seed %d", decided.algorithm.name, decided.data.source, decided.seed)
@@ -127,23 +133,25 @@ def run(
                 simulation, engine, progress, folder=out / "references", watch=watch_references
             )
             outcome = measure_final(simulation, engine, progress, stored_observations(checkpoints), references)
-            finish(out, result_of(outcome, simulation, engine, RunDescription.of(decided)))
+            described = replace(RunDescription.of(decided), examples=examples)
+            finish(out, result_of(outcome, simulation, engine, described))
     return out
 
 
-def _same_run(out: Path, config: Config) -> int:
+def _same_run(out: Path, config: Config, examples: str) -> int:
     """The rounds that the run in ``out`` was asked for last, or else those of ``config``.
 
     Raises:
-        InputError: it holds no run of ``config``. What only decides how fast it goes may differ, and the run may be one
-            of fewer rounds: nothing in a round depends on how many follow.
+        InputError: it holds no run of ``config`` on ``examples``, or its files were changed since it was finished.
+            What only decides how fast it goes may differ, the data may have moved, and the run may be one of fewer
+            rounds: nothing in a round depends on how many follow.
     """
     if not is_begun(out):
         return config.algorithm.rounds
     before = read_config(out / "config.toml")
     rounds, wanted = before.algorithm.rounds, config.algorithm.rounds
     for key, (old, new) in differences(before, config).items():
-        if key == "algorithm.rounds" and rounds < wanted:
+        if key == "data.path" or (key == "algorithm.rounds" and rounds < wanted):
             continue
         require(
             key != "algorithm.rounds",
@@ -151,10 +159,15 @@ def _same_run(out: Path, config: Config) -> int:
             f"must be at least {rounds}; got {wanted}",
         )
         raise InputError(f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another --out")
+    require_same_examples(out, examples)
+    if is_finished(out):
+        require_unchanged(out)
     return rounds
 
 
-def _prolonged(out: Path, config: Config, progress: SimulationState | None, before: int) -> SimulationState | None:
+def _prolonged(
+    out: Path, config: Config, examples: str, progress: SimulationState | None, before: int
+) -> SimulationState | None:
     """Make a run of ``before`` rounds one of ``config``'s; returns its progress as if it had been that from the start.
 
     Raises:
@@ -171,6 +184,7 @@ def _prolonged(out: Path, config: Config, progress: SimulationState | None, befo
         for name in ("summary.json", *OUTCOME):
             (out / name).unlink(missing_ok=True)
     write_text(out / "config.toml", config.toml())
+    write_hashes(out, examples)
     LOG.info("prolonged from %d to %d rounds", before, config.algorithm.rounds)
     if progress is None:
         return None

@@ -229,7 +229,8 @@ def _in_directory(
         if is_begun(out):
             require_same_simulation(out, description)
 
-    with opened(out, description.settings, require_same, resume=True) as checkpoints, logged(out / "run.log"):
+    opening = opened(out, description.settings, require_same, resume=True, examples=description.examples)
+    with opening as checkpoints, logged(out / "run.log"):
         found = load_checkpoint(checkpoints)
         now = initial_state(simulation, engine) if found is None else found
         LOG.info("begin after round %d: %s on %s", now.state.round, description.algorithm, description.dataset)

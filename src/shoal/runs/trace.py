@@ -16,8 +16,11 @@ from shoal.config.validation import parse, read_toml
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data import Federation
+from shoal.data.fingerprint import fingerprint
 from shoal.engine import Engine, RoundUpdates
 from shoal.models import Model
+from shoal.runs.directory import is_finished
+from shoal.runs.hashes import require_same_examples, require_unchanged
 from shoal.runs.trace_files import TraceSettings, read_records, read_round
 from shoal.runs.updates import FOLDER, read_updates, round_files, round_of
 
@@ -73,13 +76,16 @@ def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
         data_dir: where to look for a run's data first.
 
     Raises:
-        InputError: it is neither; a file is missing or damaged, or two do not fit each other. What is wrong with a
+        InputError: it is neither; the data or files of a run have changed; a file is missing or damaged, or two do not fit each other. What is wrong with a
             round's file is found when that is read.
     """
     folder = Path(folder)
     if (folder / FOLDER).is_dir():
         config = read_config(folder / "config.toml")
+        if is_finished(folder):
+            require_unchanged(folder)
         _, simulation = build(config, data_dir)
+        require_same_examples(folder, fingerprint(simulation.federation))
         return trace_of(folder, simulation.federation, simulation.setup.model, every=simulation.record_updates or None)
     path = folder / "trace.toml"
     require(

@@ -31,6 +31,7 @@ class RunDescription:
         reference_federations: how many were asked for.
         coordinator: that steered the run, perhaps without its knobs; None: nobody did.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
+        examples: the hash of the federation, `shoal.data.fingerprint`; "": unknown.
     """
 
     algorithm: str
@@ -47,6 +48,7 @@ class RunDescription:
     kind: str = "images"
     reference_federations: int = 0
     coordinator: Coordinator | None = None
+    examples: str = ""
     __repr__ = one_line
 
     @staticmethod
