@@ -9,6 +9,8 @@ import tomli_w
 
 import shoal
 from shoal.cli.app import main
+from shoal.sweeps import read_sweep
+from shoal.sweeps.plan import plan_runs
 
 BASE = {
     "algorithm": {"name": "fedavg", "rounds": 1},
@@ -131,3 +133,17 @@ def test_a_simulation_in_python_has_the_same_hashes(tmp_path):
     (tmp_path / "run" / "clients.csv").write_text("changed")
     with pytest.raises(shoal.InputError, match=r"clients\.csv: has changed since"):
         simulate(out=tmp_path / "run", resume=True)
+
+
+def test_a_sweep_whose_table_has_changed_does_its_runs_anew(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text(tomli_w.dumps(BASE | {"data": table(tmp_path)}))
+    (tmp_path / "sweep.toml").write_text('base = "run.toml"\nseeds = [0]\n[grid]\n"local.epochs" = [1]\n')
+
+    def names():
+        return [each.digest for each in plan_runs(read_sweep(tmp_path / "sweep.toml"))]
+
+    before = names()
+    assert names() == before
+    reordered(tmp_path)
+    assert names() != before

@@ -1,4 +1,4 @@
-"""A hash of everything that a federation holds, by which two of the same sizes are told apart."""
+"""A hash of everything that a federation or a data set holds, by which two of the same sizes are told apart."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,15 +7,17 @@ from dataclasses import fields, is_dataclass
 import torch
 from torch import Tensor
 
+from shoal.data.client_data import ClientDataset
+from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation
 
 _BLOCK = 2**24
 """Numbers that are hashed in one go."""
 
 
-def fingerprint(federation: Federation) -> str:
-    """64 hexadecimal digits that depend on every example, label, group, preference and schedule of ``federation``."""
-    return _hash(federation).hexdigest()
+def fingerprint(data: Federation | LabelledDataset | ClientDataset) -> str:
+    """64 hexadecimal digits that depend on every example, label, name, group, preference and schedule of ``data``."""
+    return _hash(data).hexdigest()
 
 
 def tensors_fingerprint(*tensors: Tensor) -> str:

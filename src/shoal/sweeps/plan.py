@@ -11,6 +11,7 @@ from shoal.config.client_data import Reading, reading_of
 from shoal.config.schema import Config
 from shoal.core.errors import InputError
 from shoal.data import ClientDataset, LabelledDataset
+from shoal.data.fingerprint import fingerprint
 from shoal.sweeps.spec import Run, Sweep
 
 LOADED_DATASETS = 2
@@ -51,7 +52,8 @@ def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, .
         config = resolved.config
         # How files of clients' own examples are read is decided by now, and would look like another data set.
         _loaded_as[_key(config, data_dir)] = _key(run.config, data_dir)
-        digest = digest_of(config)
+        # Files of a path may be others by the next time; those of a named set are not.
+        digest = digest_of(config, "" if config.data.path is None else _fingerprint_once(_key(run.config, data_dir)))
         if digest in planned:
             raise InputError(f"{sweep.name}: '{planned[digest].run}' and '{run}' are the same run; leave one out")
         planned[digest] = PlannedRun(run, config, digest, resolved.training_examples)
@@ -86,19 +88,27 @@ def _load_once(key: _Key) -> LabelledDataset | ClientDataset:
     return load_source(*key)
 
 
+@lru_cache(maxsize=LOADED_DATASETS)
+def _fingerprint_once(key: _Key) -> str:
+    return fingerprint(_load_once(key))
+
+
 def forget_datasets() -> None:
     """Free the memory of the data sets that `dataset_of` has loaded."""
     _load_once.cache_clear()
+    _fingerprint_once.cache_clear()
     _loaded_as.clear()
 
 
-def digest_of(config: Config) -> str:
-    """64 bits that name a resolved configuration, but for the keys that only decide how fast a run goes."""
+def digest_of(config: Config, examples: str = "") -> str:
+    """64 bits that name a resolved configuration, but for the keys that only decide how fast a run goes, and the hash
+    of its ``examples``.
+    """
     table = config.table()
     del table["engine"]["threads"], table["engine"]["personal_models"], table["checkpoint"]
     table.get("record", {}).pop("max_megabytes", None)
     if not config.evaluation.reference_federations:
         # As before there was this key, so that finished runs are found again.
         del table["evaluation"]["reference_federations"]
-    text = json.dumps(table, sort_keys=True)
+    text = json.dumps(table, sort_keys=True) + examples
     return hashlib.sha256(text.encode()).hexdigest()[:16]
