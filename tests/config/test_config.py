@@ -264,6 +264,7 @@ BAD = [
     ("privacy.thresholds=[0.5]", r"'privacy.thresholds' must be two numbers, \[low, high\]; got \[0.5\]"),
     ("privacy.beta=[0.1, 2]", r"'privacy.beta' must be .*at most 1"),
     ("model.classes=1", r"'model.classes' must be at least 2; got 1"),
+    ("model.classes=1000000000", r"'model.classes' must be at most 1e\+06; got 1000000000"),
     ("model.hidden=0", r"'model.hidden' must be at least 1; got 0"),
     ("model.filters=[8, 0, 8]", r"'model.filters.*' must be at least 1.*got 0"),
     ("model.filters=[8, 8]", r"'model.filters' must be a list of 3; got \[8, 8\]"),
@@ -509,6 +510,15 @@ CONTRADICTIONS = {
     "a source that does not exist": (["data.source=digit"], r"unknown data source 'digit'; did you mean 'digits'\?"),
     "a path for digits": (["data.path=somewhere"], r"'digits' comes with scikit-learn and takes no path"),
 }
+
+
+def test_a_billion_clients_are_refused_before_anything_is_allocated_for_them(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("draw_preferences", "_check_tables"):
+        monkeypatch.setattr(f"shoal.config.build.{name}", lambda *_: pytest.fail("allocates by the number of clients"))
+    with pytest.raises(InputError, match=r"\[data\]: the partition needs 20,000,000,160 images"):
+        built(base, "data.clients=1000000000")
 
 
 @pytest.mark.parametrize("case", list(CONTRADICTIONS))

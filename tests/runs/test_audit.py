@@ -322,6 +322,7 @@ def written(folder, text):
         ("b,1,north,0,0.5", "\nb,1,north,0,nan", "line 4: 'score' must be a finite number; got 'nan'"),
         ("score_ref_1,member_ref_1", "score_ref_01,member_ref_01", "'score_ref_01' must end in a reference model's"),
         ("c,2,south", "c,2,", "line 4: 'group' is empty; name the client's group"),
+        ("b,1,north", "a,1,north", "line 3: the record 'a' is a member and a non-member of one model"),
         ("north", "all", "'all' cannot be the name of one of several groups"),
     ],
 )
@@ -333,6 +334,14 @@ def test_a_score_file_that_cannot_be_used_is_one_sentence(tmp_path, capsys, old,
     assert sentence in said
     assert said.count("\n") == 1
     assert {each.name for each in tmp_path.iterdir()} == {"scores.csv"}
+
+
+def test_a_record_may_be_a_member_of_one_model_and_none_of_another(tmp_path):
+    frame = pd.read_csv(written(tmp_path, SCORES)).assign(record=["a", "a", "b", "b"], model=[0, 1, 0, 1])
+    frame.assign(client=1).to_csv(tmp_path / "scores.csv", index=False)
+    assert len(read_scores(tmp_path / "scores.csv")) == 4
+    frame.assign(model=0, client=[1, 2, 1, 2]).to_csv(tmp_path / "scores.csv", index=False)
+    assert len(read_scores(tmp_path / "scores.csv")) == 4
 
 
 @pytest.mark.parametrize("model", [0.5, -1, 1e300])

@@ -239,12 +239,12 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         f"{largest + 1} or more",
     )
     network, stream = config.model.sized(classes), Stream(config.seed, ("data",))
+    indices = _dealt_out(config, data, stream)
     with in_table("model"):
         model = _model(network, data)
     with in_table("defenses"):
         setup = defended(TrainingSetup(model, config.local, kind=data.kind), config.defenses.all())
-    own = draw_split(config, data) if isinstance(data, ClientDataset) else None
-    _check_tables(config, data, own)
+    _check_tables(config, data, indices)
     with in_table("engine"):
         backend = config.engine.backend
         of_wrapped = (getattr(each, "local", None) for each in with_bases(config.algorithm.value))
@@ -264,15 +264,7 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         thresholds, beta = config.privacy.thresholds, config.privacy.beta
         clients = len(data.client_names) if isinstance(data, ClientDataset) else _partition(config).clients
         preferences = draw_preferences(clients, thresholds, beta, stream("preferences"))
-    indices, section = own, config.data
-    if isinstance(data, ClientDataset):
-        section = decided_data(section, data)
-    elif config.property_attack is None:
-        with in_table("data"):
-            _partition(config).check(data, [*section.groups.values()])
-    else:
-        with in_table("property_attack"):
-            indices = draw_property_partition(data, _property_partition(config), stream)
+    section = decided_data(config.data, data) if isinstance(data, ClientDataset) else config.data
     path = section.path
     decided = replace(
         config,
@@ -288,6 +280,24 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         ),
     )
     return Resolved(decided, data, setup, preferences, indices)
+
+
+def _dealt_out(
+    config: Config, data: LabelledDataset | ClientDataset, stream: Stream
+) -> PartitionIndices | None:
+    """`Resolved.indices`, before anything is allocated by the number of clients, which may be any.
+
+    Raises:
+        InputError: clients with too few examples, or too few examples for so many clients.
+    """
+    if isinstance(data, ClientDataset):
+        return draw_split(config, data)
+    if config.property_attack is None:
+        with in_table("data"):
+            _partition(config).check(data, [*config.data.groups.values()])
+        return None
+    with in_table("property_attack"):
+        return draw_property_partition(data, _property_partition(config), stream)
 
 
 def _model(network: Network, data: LabelledDataset | ClientDataset) -> Model:
@@ -319,8 +329,8 @@ def _property_partition(config: Config) -> PropertyPartition:
     return PropertyPartition(partition, section.attacker_share, section.period, least, section.victim_labels)
 
 
-def _check_tables(config: Config, data: LabelledDataset | ClientDataset, own: PartitionIndices | None) -> None:
-    """Raise `InputError` where keys of several tables contradict each other; ``own``: the split of `ClientDataset`."""
+def _check_tables(config: Config, data: LabelledDataset | ClientDataset, indices: PartitionIndices | None) -> None:
+    """Raise `InputError` where keys of several tables contradict each other."""
     references = config.evaluation.reference_federations
     require(
         references == 0 or config.property_attack is None,
@@ -333,9 +343,9 @@ def _check_tables(config: Config, data: LabelledDataset | ClientDataset, own: Pa
     )
     shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
     if isinstance(data, ClientDataset):
-        assert own is not None
-        check_sizes(config, data, own, clusters, shadows=shadows)
-        sizes = torch.tensor([len(each) for each in own.clients])
+        assert indices is not None
+        check_sizes(config, data, indices, clusters, shadows=shadows)
+        sizes = torch.tensor([len(each) for each in indices.clients])
     else:
         _check_partition(config, clusters, shadows=shadows)
         # Under label skew each client has another number, which is known once they are drawn.

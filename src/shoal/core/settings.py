@@ -27,6 +27,9 @@ Count = Annotated[int, Field(ge=0, strict=True)]
 Positive = Annotated[int, Field(ge=1, strict=True)]
 """A whole number, at least 1."""
 
+MAX_CLASSES = 1_000_000
+"""The most classes; more would be a mistake, and are refused before their outputs are allocated."""
+
 Number = Annotated[float, Field(strict=True)]
 """A number; whole ones become floats."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import get_args
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import Dataset
 
 from shoal.core.errors import InputError, described, nearest, quoted, require
 from shoal.core.representation import one_line
+from shoal.core.settings import MAX_CLASSES
 from shoal.data.client_arrays import ClientArrays
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import EVERYBODY
@@ -63,10 +65,11 @@ def parts_of_tensors(
     require(classes is None or not regression, f"a regression has no classes; got classes={classes!r}")
     shards = _own(clients, task)
     count, like = len(shards), (shards.x[:1], shards.y[:1])
+    require(like[0].numel() > 0, f"'clients' have inputs of shape {tuple(like[0].shape[1:])}, without a number in it")
     if not regression:
-        classes = int(shards.y.max()) + 1 if classes is None else classes
-        whole = isinstance(classes, int) and classes >= 1
-        require(whole, f"'classes' must be a whole number, at least 1; got {classes!r}")
+        classes = _classes(shards) if classes is None else classes
+        whole = isinstance(classes, Integral) and 1 <= classes <= MAX_CLASSES
+        require(whole, f"'classes' must be a whole number from 1 to {MAX_CLASSES:,}; got {classes!r}")
     kept = _held(holdout, task, shards)
     group_of = [EVERYBODY] * count if groups is None else group_names("'groups'", groups, count)
     names = tuple(dict.fromkeys(group_of))
@@ -133,6 +136,17 @@ def parts_of_table(
         task=task,
     )
     return replace(parts, names=tuple(names))
+
+
+def _classes(clients: Shards) -> int:
+    """C, one more than the largest label."""
+    largest = int(clients.y.max())
+    require(
+        largest < MAX_CLASSES,
+        f"'clients' have the label {largest}, but labels are the numbers of at most {MAX_CLASSES:,} classes; number "
+        "them from 0, or give task='regression'",
+    )
+    return largest + 1
 
 
 def _own(clients: Sequence[Arrays | Dataset] | ClientArrays, task: Task) -> Shards:

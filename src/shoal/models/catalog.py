@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field
 from torch import nn
 
 from shoal.core.errors import nearest, quoted, require
-from shoal.core.settings import settings
+from shoal.core.settings import MAX_CLASSES, settings
 from shoal.models.model import Model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
 from shoal.models.recurrent import ReviewGRU
@@ -40,8 +41,19 @@ def _require_key(name: str, key: str, *, chosen: bool, known: bool) -> None:
     require(known or not chosen, f"model '{name}' has no '{key}' to choose; leave it out")
 
 
+class _Sizes:
+    """What a network must fit, in whole numbers from 1."""
+
+    def __post_init__(self) -> None:
+        for name, size in vars(self).items():
+            most = MAX_CLASSES if name == "classes" else None
+            fits = isinstance(size, Integral) and size >= 1 and (most is None or size <= most)
+            allowed = "a whole number, at least 1" if most is None else f"a whole number from 1 to {most:,}"
+            require(fits, f"'{name}' must be {allowed}; got {size!r}")
+
+
 @dataclass(frozen=True)
-class Shape:
+class Shape(_Sizes):
     """What a network must fit: images of ``channels`` x ``height`` x ``width``, in ``classes`` classes.
 
     Example:
@@ -63,7 +75,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class TextShape:
+class TextShape(_Sizes):
     """What a network must fit: texts of words numbered 1 to ``vocabulary``, in ``classes`` classes.
 
     Example:
@@ -78,7 +90,7 @@ class TextShape:
 
 
 @dataclass(frozen=True)
-class VectorShape:
+class VectorShape(_Sizes):
     """What a network must fit: vectors of ``inputs`` numbers, such as rows of a table, in ``classes`` classes.
 
     Example:
@@ -124,7 +136,7 @@ class Network:
     """
 
     name: Shipped | Annotated[str, AfterValidator(_own)]
-    classes: Annotated[int, Field(ge=2, strict=True)] | None = None
+    classes: Annotated[int, Field(ge=2, le=MAX_CLASSES, strict=True)] | None = None
     hidden: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = None
     filters: (
         Annotated[tuple[Annotated[int, Field(ge=1, le=10_000, strict=True)], ...], Field(min_length=3, max_length=3)]

@@ -57,6 +57,7 @@ def read_scores(path: Path) -> AuditRecords:
     if "model" in frame:
         model = _models(path, frame)
     _require_groups(path, frame["group"][of_client])
+    _require_one_membership(path, frame, member, model)
     inside, trained = ~of_client, member | reference_member.any(axis=1)
     wrong = np.flatnonzero(inside & trained)
     require(
@@ -158,6 +159,20 @@ def _require_groups(path: Path, groups: pd.Series) -> None:
         require_unambiguous(set(groups))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+
+
+def _require_one_membership(
+    path: Path, frame: pd.DataFrame, member: NDArray[np.bool_], model: NDArray[np.int64]
+) -> None:
+    """Raise `InputError` where a model both trained and did not train on a record, by its and its client's name."""
+    kinds = frame[["client", "record"]].assign(model=model, member=member).drop_duplicates()
+    wrong = np.flatnonzero(kinds.duplicated(["client", "record", "model"]).to_numpy())
+    record = kinds["record"].iloc[wrong[0]] if len(wrong) else ""
+    require(
+        len(wrong) == 0,
+        f"{path}, line {_line(kinds, wrong)}: the record '{record}' is a member and a non-member of one model; a record "
+        "is one of them, and different records of a client have different names",
+    )
 
 
 def _numbers(path: Path, frame: pd.DataFrame, columns: list[str]) -> NDArray[np.float64]:
