@@ -1,5 +1,7 @@
 """Thresholds of clients, and their weights of risk."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from scipy import stats
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import draw_preferences
+from shoal.data import Federation, draw_preferences
+from shoal.data.fingerprint import fingerprint
 
 PAPER = (0.5, 0.8)
 
@@ -73,3 +76,14 @@ def test_a_range_may_be_a_point() -> None:
 def test_what_is_refused(bounds: tuple[float, float], beta: float | str | list[float], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         draw_preferences(3, bounds, beta, Stream(0))
+
+
+def test_drawn_limits_say_so_and_change_no_hash():
+    drawn = draw_preferences(3, (0.5, 0.8), 0.5, Stream(0))
+    assert drawn.drawn
+    assert drawn.take(torch.tensor([2, 0])).drawn
+    assert not draw_preferences(3, (0.7, 0.7), 0.5, Stream(0)).drawn
+    one = ([[0.5]], [0])
+    given = Federation.from_tensors([one] * 3, test=one, threshold=drawn.threshold, beta=drawn.beta, classes=2)
+    assert not given.preferences.drawn
+    assert fingerprint(given) == fingerprint(replace(given, preferences=drawn))

@@ -150,7 +150,8 @@ class PrivacySection:
     """What clients tolerate.
 
     Args:
-        thresholds: membership-inference accuracy that clients tolerate, uniform over clients.
+        thresholds: membership-inference accuracy that clients tolerate, drawn at random for each client, uniformly
+            between the two; equal ones are every client's own. `threshold_drawn` in `clients.csv` says which.
         beta: weight of risk where clients choose by it, as in ``ifca-mir``: a number, a list with one for each client,
             or ``threshold``, which is ``(high - t_i) / (high - low)``; alpha = 1 - beta weighs the loss.
     """

@@ -97,7 +97,7 @@ class Federation:
             holdout=self.holdout.take(some),
             ids=self.ids[some],
             group=self.group[some],
-            preferences=Preferences(self.preferences.threshold[some], self.preferences.beta[some]),
+            preferences=self.preferences.take(some),
             names=None if self.names is None else tuple(self.names[i] for i in some.tolist()),
         )
 

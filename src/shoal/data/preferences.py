@@ -1,7 +1,7 @@
 """Preferences of clients: the risk that each tolerates, and how it weighs risk against loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ class Preferences:
     Args:
         threshold: (N,), the membership-inference accuracy that each client tolerates.
         beta: (N,) in [0, 1], the weight of risk in its choice of a model.
+        drawn: whether the thresholds were drawn at random, as `draw_preferences` does where no client set one.
 
     Example:
         >>> import torch, shoal
@@ -28,12 +29,18 @@ class Preferences:
 
     threshold: Tensor
     beta: Tensor
+    # Where limits come from is no part of what they are, which is what a fingerprint tells apart.
+    drawn: bool = field(default=False, compare=False)
     __repr__ = one_line
 
     @property
     def alpha(self) -> Tensor:
         """(N,), the weight of loss, 1 - beta."""
         return 1 - self.beta
+
+    def take(self, some: Tensor) -> "Preferences":
+        """Those of the clients at ``some`` (n,) int64, in that order."""
+        return replace(self, threshold=self.threshold[some], beta=self.beta[some])
 
 
 def all_alike(clients: int) -> Preferences:
@@ -77,7 +84,7 @@ def draw_preferences(
     )
     uniform = torch.rand(clients, generator=stream("thresholds").generator(), dtype=torch.float64)
     threshold = low + (high - low) * uniform
-    return Preferences(threshold, _betas(beta, threshold, low, high))
+    return Preferences(threshold, _betas(beta, threshold, low, high), drawn=low < high)
 
 
 def _betas(beta: float | str | Sequence[float], threshold: Tensor, low: float, high: float) -> Tensor:

@@ -92,7 +92,7 @@ class Cohort:
             self,
             clients=self.clients[some],
             sizes=self.sizes[some],
-            preferences=Preferences(self.preferences.threshold[some], self.preferences.beta[some]),
+            preferences=self.preferences.take(some),
             scores=lambda models, examples: self.scores(models, examples)[some],
             example_scores=lambda models: self.example_scores(models)[entries],
             labels=self.labels[entries],

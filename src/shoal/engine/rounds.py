@@ -15,7 +15,6 @@ from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data.federation import Federation
-from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
 from shoal.engine.cohort import Cohort
 from shoal.engine.cohort_trainer import CohortTrainer
@@ -378,7 +377,7 @@ class Training:
             round=state.round + 1,
             clients=clients,
             sizes=shards.sizes,
-            preferences=Preferences(given.threshold[clients], given.beta[clients]),
+            preferences=given.take(clients),
             local=self.local.at(state.round + 1),
             layout=self.engine.model.layout,
             scores=scores,

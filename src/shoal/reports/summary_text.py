@@ -47,12 +47,13 @@ def limits(summary: Summary) -> str:
     exceeded = int(summary.overall.get("exceeded.total", violations))
     whose = f"{exceeded} of {summary.clients} clients'" if exceeded else "No client's"
     sentence = f"{whose} {'limits are' if exceeded > 1 else 'limit is'} exceeded"
+    drawn = "; limits were drawn at random, since no client has set one" if summary.overall.get("thresholds_drawn") else ""
     if "exceeded.total" not in summary.overall:
-        return sentence
+        return sentence + drawn
     which = "strongest" if reference_federations(summary) else "configured"
     return (
         f"{sentence} for certain (the 95 % interval of an attack's accuracy lies above the limit); by the {which} "
-        f"attack's point estimate, {violations or 'none'} {'are' if violations > 1 else 'is'}"
+        f"attack's point estimate, {violations or 'none'} {'are' if violations > 1 else 'is'}{drawn}"
     )
 
 

@@ -237,7 +237,7 @@ def write_files(out: Path, result: Result) -> None:
     if not (out / "config.toml").exists():
         write_text(out / "config.toml", result.description.settings)
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
-    known = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "epsilon", *CLIENT_CANARY_COLUMNS, "name")
+    known = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
     columns = [name for name in known if name in result.clients]
     write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))

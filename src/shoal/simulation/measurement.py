@@ -200,6 +200,7 @@ def _clients(final: _Final, of_models: NDArray[np.float64]) -> pd.DataFrame:
             "mia": mia,
             "violated": exceeds_threshold(mia, threshold),
             "train_accuracy": final.answers.training,
+            "threshold_drawn": int(federation.preferences.drawn),
         }
     )
 
@@ -226,6 +227,7 @@ def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
         | {
             "violations.total": int(clients["violated"].sum()),
             "exceeded.total": int(clients["exceeded"].sum()),
+            "thresholds_drawn": int(clients["threshold_drawn"].sum()),
             "migrated": int(is_migrated(final.cluster, group).sum()),
             "adjusted_rand_index": adjusted_rand_index(final.cluster, group),
         },

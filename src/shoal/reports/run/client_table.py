@@ -110,6 +110,9 @@ def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str
         which = f"the {len(over):,} that are over their limit" if len(over) else "none, as no limit is exceeded"
         some = f", of them the first {len(shown):,}" if len(shown) < len(over) else ""
         sentences.append(f"Of {len(clients):,} clients the table has {which}{some}; all are in clients.csv.")
+    drawn = int(clients["threshold_drawn"].sum()) if "threshold_drawn" in clients else 0
+    if drawn:
+        sentences.append(f"The limits of {drawn:,} clients were drawn at random, since no client has set one.")
     if has_intervals(clients):
         sentences.append(
             "Exposure: the largest balanced accuracy of an attack, over the attacks that were run and the models that "

@@ -146,6 +146,7 @@ def _key_metrics(summary: Summary, run: RunDescription, *, rounds: int, clients:
     attack = strongest_attacks(summary).get(worst or "")
     whose += f"; by {attack}" if attack else ""
     everyone, point = f"of {clients} clients", "violations.total"
+    drawn = "; limits drawn at random" if overall.get("thresholds_drawn") else ""
     certain = "exceeded.total" if "exceeded.total" in overall else point
     by_point = f"{everyone}, certain by the 95 % interval; {cell(overall, point, count)} by the point estimate"
     return (
@@ -155,7 +156,7 @@ def _key_metrics(summary: Summary, run: RunDescription, *, rounds: int, clients:
             f"mean over clients, held-out {run.kind}{better}",
         ),
         ("MIA accuracy", DASH if worst is None else decimal(mia[worst]), whose),
-        ("Limits exceeded", cell(overall, certain, count), everyone if certain == point else by_point),
+        ("Limits exceeded", cell(overall, certain, count), (everyone if certain == point else by_point) + drawn),
         ("Migrated", cell(overall, "migrated", count), everyone),
         ("Rounds", count(rounds), "of training"),
         ("Time", cell(overall, "seconds.total", format_duration), "in all"),
