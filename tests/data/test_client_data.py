@@ -8,6 +8,7 @@ import torch
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, ClientSplit, InputScale, draw_preferences, federation_of_clients
+from shoal.data.partition import PartitionIndices
 
 STREAM = Stream(0, ("data",))
 
@@ -117,15 +118,81 @@ def test_names_are_numbered_in_sorted_order_whole_numbers_by_size():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "split", "words"),
+    ("size", "split", "parts"),
     [
-        ((5, 1), ClientSplit(), "'rows' has 1 example of the client 'c1'; a client needs at least 2"),
-        ((5, 3), ClientSplit(0.2, 0.2, 0.2), "'rows' has 3 examples of the client 'c1'; a client needs at least 4"),
-        ((5, 5), ClientSplit(0.95), "'rows' has 5 examples of the client 'c0'; a client needs at least 11"),
+        (1, ClientSplit(), [1, 0, 0, 0]),
+        (3, ClientSplit(0.2, 0.2, 0.2), [1, 0, 1, 1]),
+        (2, ClientSplit(0.2, 0.2, 0.2), [1, 0, 0, 1]),
+        (5, ClientSplit(0.95), [1, 0, 0, 4]),
     ],
 )
-def test_a_client_with_too_few_examples_is_named(sizes, split, words):
-    assert words in refused(lambda: split.draw(dataset(sizes), STREAM))
+def test_a_client_with_few_examples_trains_on_one_and_has_the_rest_held_out(size, split, parts):
+    data = dataset((5, size))
+    drawn = split.draw(data, STREAM)
+    held = [drawn.clients[1], drawn.shadow, drawn.holdout[1], drawn.test]
+    assert [int((data.client[each] == 1).sum()) for each in held] == parts
+
+
+def test_a_group_whose_clients_have_one_example_each_is_named():
+    data = dataset((4, 1, 1), groups=["a"] * 4 + ["b"] * 2)
+    assert "'rows' has no test example of the group 'b', whose clients" in refused(lambda: ClientSplit().draw(data, STREAM))
+
+
+def test_clients_below_the_minimum_are_left_out_with_a_warning():
+    data = dataset((6, 1, 4), groups=["a"] * 7 + ["b"] * 4)
+    assert data.with_at_least(1) is data
+    left = data.with_at_least(4)
+    assert (left.client_names, left.group.tolist(), len(left.labels)) == (("c0", "c2"), [0, 1], 10)
+    assert left.x[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10]
+    assert left.warnings == ("'rows': left out 1 client with fewer than 4 examples: 'c1' (1)",)
+    assert "has no examples" in refused(lambda: data.with_at_least(7))
+
+
+def test_names_that_differ_only_by_case_or_spaces_are_said():
+    data = dataset((2, 2, 2), clients=["C1", "C1", "c1", "c1", "c1 ", "c1 "], labels=["Ill", "well"] * 2 + ["ill", "well"])
+    assert data.warnings == (
+        "'rows': the clients 'C1', 'c1', 'c1 ' are 3, though their names differ only by case or spaces",
+        "'rows': the classes 'Ill', 'ill' are 2, though their names differ only by case or spaces",
+    )
+
+
+@pytest.mark.parametrize("impute", ["mean", "median", "most-frequent"])
+def test_held_out_rows_change_nothing_of_how_columns_become_inputs(impute):
+    nan = float("nan")
+    rows = torch.tensor([[1, 0], [2, 2], [nan, 0], [4, nan], [9, 0], [5, 2]]).double()
+    given = {"words": ((), ("f", "m", "x")), "inputs": ("age", "sex"), "impute": impute}
+
+    def data(test):
+        named = {"clients": ["a"] * 3 + ["b"] * 3, "labels": ["u", "v"] * 3}
+        return ClientDataset.from_names("'rows'", torch.where(torch.isnan(test), rows, test), **named, **given)
+
+    def made(data):
+        parts = PartitionIndices([torch.tensor([0, 1, 2]), torch.tensor([3])], [none, none], none, torch.tensor([4, 5]))
+        preferences = draw_preferences(2, (0.5, 0.8), 0.5, STREAM)
+        return data.input_scale(parts), federation_of_clients(data, parts, preferences)
+
+    none = torch.empty(0, dtype=torch.int64)
+    scale, plain = made(data(torch.full_like(rows, nan)))
+    other, changed = made(data(torch.tensor([[nan, nan]] * 4 + [[1e6, 1], [-5, 1]]).double()))
+    assert scale == other
+    assert torch.equal(plain.clients.x, changed.clients.x)
+    # By hand: known ages 1, 2, 4; words f, m, f, and the most frequent, f.
+    fill = {"mean": 7 / 3, "median": 2.0, "most-frequent": 1.0}[impute]
+    ages = torch.tensor([1, 2, fill, 4]).double()
+    expected = (ages - ages.mean()) / ages.std(correction=0)
+    assert torch.allclose(plain.clients.x[:, 0].double(), expected, atol=1e-6)
+    assert plain.clients.x[:, 1:].tolist() == [[1, 0], [0, 1], [1, 0], [1, 0]]
+    # A word that no training row has is none of the inputs.
+    assert changed.test.x[:, 1:].tolist() == [[0, 0], [0, 0]]
+    assert scale.words == ((), ("f", "x"))
+
+
+def test_a_node_s_words_go_by_the_server_s():
+    scale = InputScale.of(("sex",), torch.tensor([[0.0], [1.0]]).double(), (("f", "m"),), "mean")
+    rows = torch.tensor([[0.0], [1.0], [float("nan")]]).double()
+    assert scale.applied(rows, (("m", "x"),)).tolist() == [[0, 1], [0, 0], [1, 0]]
+    with pytest.raises(InputError, match="'sex' holds numbers, where others hold words"):
+        scale.applied(rows)
 
 
 def test_a_class_that_is_only_held_out_is_named():

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from shoal.data import federation_of_clients, load_table
+from shoal.data.partition import PartitionIndices
 from shoal import Columns, Examples, FedAvg, Federation, InputError, LocalSGD, Model, simulate
 
 CLIENTS = [(torch.rand(4, 3, generator=torch.Generator().manual_seed(i)), torch.tensor([0, 1, 2, i])) for i in range(3)]
@@ -87,7 +89,9 @@ def test_a_table_is_the_same_federation():
     assert federation.groups == ("north", "south")
     assert federation.group.tolist() == [0, 1, 0]
     assert federation.test.group.tolist() == [1] * 6 + [0] * 6
-    assert torch.equal(federation.clients.x, PLAIN.clients.x)
+    x = PLAIN.clients.x.double()
+    scaled = ((x - x.mean(dim=0)) / x.std(dim=0, correction=0)).float()
+    assert torch.allclose(federation.clients.x, scaled, atol=1e-6)
     assert torch.equal(federation.clients.y, PLAIN.clients.y)
     assert federation.names == tuple(dict.fromkeys(rows["who"].map(str)))
 
@@ -102,7 +106,7 @@ def test_a_table_is_the_same_federation():
             return self.frame[name].tolist()
 
     again = Federation.from_table(Dataset(rows), columns, test=Dataset(test))
-    assert torch.equal(again.clients.x, PLAIN.clients.x)
+    assert torch.equal(again.clients.x, federation.clients.x)
 
 
 def test_a_column_of_pictures():
@@ -117,11 +121,13 @@ def test_a_column_of_pictures():
     ("change", "words"),
     [
         (lambda t: t.drop(columns="who"), "the table has no column 'who'; did you mean 'how'"),
-        (lambda t: t.assign(how="x"), "the column 'how' of client 1 holds no numbers"),
-        (lambda t: t.assign(area=["a", "b", "a"]), "client 1 is in several groups: 'a', 'b'"),
-        (lambda t: t.assign(label=[0, 1, None]), "the labels of client 2 must be whole numbers from 0"),
-        (lambda t: t.assign(label=["x", "y", "z"]), "the labels of client 1 must be numbers"),
-        (lambda t: t.assign(how=[1.0, None, 2.0]), "client 0 has inputs that are NaN or infinite, in 1 of 2 examples"),
+        (lambda t: t.assign(how="x"), "the table has no column of numbers besides 'who', 'label', 'area'"),
+        (lambda t: t.assign(area=["a", "b", "a"]), "the table has the client '1' in several groups: 'a', 'b'"),
+        (lambda t: t.assign(label=[0, 1, None]), "the table has 1 of 3 rows without a value in the column 'label'"),
+        (lambda t: t.assign(who=[1, None, 2]), "has 1 of 3 rows without a value in the column 'who', the first in row 2"),
+        (lambda t: t.assign(label=[0.5, 1, 0]), r"not whole in the column 'label', such as \[0.5\]; .* task='regression'"),
+        (lambda t: t.assign(label=[1, 1, 2]), "the test table has the label '0', which no client has"),
+        (lambda t: t.assign(how=[1.0, None, 2.0]), r"the table has 1 empty, .* in 'how' \(1\), the first in row 2"),
         (lambda t: {"who": 1}, "the table must be a pandas DataFrame or a datasets.Dataset; got dict"),
     ],
 )
@@ -211,4 +217,42 @@ def test_a_table_may_have_a_column_of_targets():
     federation = Federation.from_table(table, columns, test=table, shadow=table, task="regression")
     assert federation.clients.y.tolist() == federation.test.y.tolist() == federation.shadow.y.tolist()
     assert federation.clients.y.tolist() == [[0.5], [1.0], [2.0]]
-    assert federation.clients.x.tolist() == [[30.0], [40.0], [50.0]]
+    assert federation.clients.x.flatten().tolist() == pytest.approx([-(1.5**0.5), 0, 1.5**0.5])
+
+
+def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {
+            "who": [f"c{i % 3}" for i in range(30)], "state": draw.choice(["ill", "well"], 30), "age": draw.normal(size=30),
+            "sex": draw.choice(["f", "m"], 30), "id": range(30), "dose": [*map(str, range(29)), "many"],
+        }
+    )  # fmt: skip
+    table.loc[3, "age"] = np.nan
+    columns = Columns("who", "state", one_hot=True, impute="median")
+    table.to_csv(tmp_path / "t.csv", index=False)
+    data = load_table(tmp_path / "t.csv", columns)
+    made = Federation.from_table(table, columns, test=table)
+    everyone = [torch.nonzero(data.client == i).flatten() for i in range(3)]
+    none = torch.empty(0, dtype=torch.int64)
+    parts = PartitionIndices(everyone, [none] * 3, none, torch.arange(30))
+    expected = federation_of_clients(data, parts, made.preferences)
+    for theirs, ours in ((made.clients, expected.clients), (made.test, expected.test)):
+        assert torch.equal(theirs.x, ours.x)
+        assert torch.equal(theirs.y, ours.y)
+    assert made.names == expected.names
+    assert made.classes == expected.classes == 2
+    said = [each.removeprefix(f"'{tmp_path / 't.csv'}'").removeprefix("the table") for each in data.warnings]
+    assert [each.message.removeprefix("the table") for each in caplog.records] == said
+    assert said == [
+        ": the column 'dose' is left out, since 1 of 30 cells is no number, 'many' in row 30; correct it or name 'inputs'",
+        ": ids and codes are inputs unless 'inputs' leaves them out; they may be 'id' (another whole number in each row)",
+    ]
+
+
+def test_whole_numbers_are_classes_as_they_are_where_classes_are_given():
+    table = pd.DataFrame({"who": ["a", "a", "b"], "age": [30, 40, 50], "label": [3, 7, 3]})
+    columns = Columns("who", "label")
+    assert Federation.from_table(table, columns, test=table).clients.y.tolist() == [0, 1, 0]
+    given = Federation.from_table(table, columns, test=table.assign(label=5), classes=8)
+    assert (given.clients.y.tolist(), given.test.y.tolist()) == ([3, 7, 3], [5, 5, 5])

@@ -128,7 +128,8 @@ def data(config: Path | None, changes: list[str], data_dir: Path | None, wanted:
     """See `shoal.cli.app.data`."""
     if config is not None:
         given = read_config(config, changes)
-        for line in resolve(given, load_data(given.data, data_dir)).description():
+        resolved = resolve(given, load_data(given.data, data_dir))
+        for line in (*resolved.description(), *resolved.warnings):
             typer.echo(line)
         return
     require(not changes, "--set changes a configuration, which 'shoal data' shows the data of; name its file")

@@ -16,10 +16,11 @@ from shoal.config.client_data import Reading, check_sizes, decided_data, draw_sp
 from shoal.config.kinds import load, name_of
 from shoal.config.schema import Config, DataSection
 from shoal.config.tables import in_table, table_of
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import (
     ClientDataset,
+    ClientSplit,
     Federation,
     ImageDataset,
     InputScale,
@@ -95,10 +96,23 @@ class Resolved:
 
     @property
     def input_scale(self) -> InputScale | None:
-        """By what columns are standardised, where clients have tables; None of other data."""
+        """What training examples make of columns, where clients have tables; None of other data."""
         if not isinstance(self.data, ClientDataset) or self.indices is None:
             return None
         return self.data.input_scale(self.indices)
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """What a user should know of clients' own data before training, in sentences."""
+        if isinstance(self.data, ClientDataset) and self.indices is not None:
+            yield from self.data.warnings
+            tested = torch.bincount(self.data.client[self.indices.test], minlength=len(self.data.client_names))
+            without = [name for name, count in zip(self.data.client_names, tested.tolist(), strict=True) if not count]
+            if without:
+                more = f" and {len(without) - 10} more" if len(without) > 10 else ""
+                whose = f"{len(without)} client{'s' * (len(without) > 1)}"
+                one = f"{whose} with one example, for training: {quoted(without[:10])}{more}"
+                yield f"{self.data.name}: no test example of {one}; 'min_examples' would leave them out"
 
     @property
     def training_examples(self) -> int:
@@ -238,10 +252,12 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         f"{data.name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to "
         f"{largest + 1} or more",
     )
+    if isinstance(data, ClientDataset):
+        data = data.with_at_least((config.data.split or ClientSplit()).min_examples)
     network, stream = config.model.sized(classes), Stream(config.seed, ("data",))
     indices = _dealt_out(config, data, stream)
     with in_table("model"):
-        model = _model(network, data)
+        model = _model(network, data, indices)
     with in_table("defenses"):
         setup = defended(TrainingSetup(model, config.local, kind=data.kind), config.defenses.all())
     _check_tables(config, data, indices)
@@ -300,13 +316,13 @@ def _dealt_out(
         return draw_property_partition(data, _property_partition(config), stream)
 
 
-def _model(network: Network, data: LabelledDataset | ClientDataset) -> Model:
+def _model(network: Network, data: LabelledDataset | ClientDataset, indices: PartitionIndices | None) -> Model:
     """The model of [model], fitted to the data."""
     assert network.classes is not None
     if isinstance(data, TextDataset):
         shape = TextShape(data.vocabulary, network.classes)
-    elif isinstance(data, ClientDataset) and data.inputs:
-        shape = VectorShape(len(data.inputs), network.classes)
+    elif isinstance(data, ClientDataset) and indices is not None and (scale := data.input_scale(indices)) is not None:
+        shape = VectorShape(scale.width, network.classes)
     else:
         _, channels, height, width = (data.x if isinstance(data, ClientDataset) else data.pixels).shape
         shape = Shape(channels, height, width, network.classes)

@@ -8,14 +8,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from shoal.core.errors import InputError, quoted, require
+from shoal.core.errors import quoted, require
 from shoal.core.randomness import Stream
-from shoal.core.settings import OpenFraction, settings
+from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import EVERYBODY, require_group_names
-from shoal.data.input_scale import InputScale
+from shoal.data.input_scale import InputScale, Words
 from shoal.data.memory_format import gather, to_channels_first
+from shoal.data.names import alike, groups_of_clients, numbered
+from shoal.data.own_data import Impute
 from shoal.data.partition import PartitionIndices
 from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
@@ -37,7 +39,9 @@ class ClientDataset:
         client_names: by number.
         group_names: by number.
         inputs: names of the F columns; none for pictures.
-        omitted: columns of a table that are left out since they hold no numbers.
+        words: of each column its words, of which ``x`` has the places; none where it holds numbers.
+        impute: what stands for empty cells, which are NaN; None: there are none.
+        warnings: what a user should know before training, a sentence each.
 
     Example:
         >>> import torch
@@ -59,7 +63,9 @@ class ClientDataset:
     client_names: tuple[str, ...]
     group_names: tuple[str, ...]
     inputs: tuple[str, ...] = ()
-    omitted: tuple[str, ...] = ()
+    words: Words = ()
+    impute: Impute | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -86,7 +92,9 @@ class ClientDataset:
         labels: Sequence[str],
         groups: Sequence[str] | None = None,
         inputs: Sequence[str] = (),
-        omitted: Sequence[str] = (),
+        words: Words = (),
+        impute: Impute | None = None,
+        warnings: Sequence[str] = (),
     ) -> "ClientDataset":
         """Number the clients, classes and groups that M examples name, each in sorted order.
 
@@ -95,7 +103,7 @@ class ClientDataset:
             x: the M inputs.
             clients, labels: (M,) names.
             groups: (M,) names; None: one group, ``all``.
-            inputs, omitted: as in `ClientDataset`.
+            inputs, words, impute, warnings: as in `ClientDataset`.
 
         Raises:
             InputError: no example, one class only, a client in several groups, or a name that no group can have.
@@ -108,22 +116,55 @@ class ClientDataset:
             len(class_names) > 1, f"{name} has examples of the class '{class_names[0]}' only; at least 2 are needed"
         )
         require_group_names(group_names)
-        group = torch.zeros(len(client_names), dtype=torch.int64)
-        group[client] = of_example
-        moved = torch.nonzero(group[client] != of_example).flatten()
-        if len(moved):
-            whose = int(client[moved[0]])
-            several = quoted(group_names[g] for g in of_example[client == whose].unique().tolist())
-            require(False, f"{name} has the client '{client_names[whose]}' in several groups: {several}; one is needed")
+        named = (("clients", client_names), ("classes", class_names), ("groups", group_names))
         return ClientDataset(
-            name, x, y, client, group, class_names, client_names, group_names, tuple(inputs), tuple(omitted)
+            name=name,
+            x=x,
+            labels=y,
+            client=client,
+            group=groups_of_clients(name, (client, client_names), (of_example, group_names)),
+            class_names=class_names,
+            client_names=client_names,
+            group_names=group_names,
+            inputs=tuple(inputs),
+            words=words,
+            impute=impute,
+            warnings=(*warnings, *(f"{name}: {each}" for each in alike(named))),
+        )
+
+    def with_at_least(self, examples: int) -> "ClientDataset":
+        """Without the clients that have fewer examples, of whom a warning says.
+
+        Raises:
+            InputError: as `from_names` of the others.
+        """
+        counts = torch.bincount(self.client, minlength=len(self.client_names))
+        few = torch.nonzero(counts < examples).flatten().tolist()
+        if not few:
+            return self
+        kept = torch.nonzero(counts[self.client] >= examples).flatten()
+        left_out = _listed([self.client_names[i] for i in few[:10]], counts[few[:10]].tolist(), numbers=False)
+        more = f" and {len(few) - 10} more" if len(few) > 10 else ""
+        whose = f"{len(few)} client{'s' * (len(few) > 1)} with fewer than {examples} examples"
+        said = f"{self.name}: left out {whose}: {left_out}{more}"
+        of_client = self.client[kept].tolist()
+        return ClientDataset.from_names(
+            self.name,
+            self.x[kept],
+            clients=[self.client_names[i] for i in of_client],
+            labels=[self.class_names[i] for i in self.labels[kept].tolist()],
+            groups=[self.group_names[i] for i in self.group[of_client].tolist()],
+            inputs=self.inputs,
+            words=self.words,
+            impute=self.impute,
+            warnings=(*self.warnings, said),
         )
 
     def input_scale(self, indices: PartitionIndices) -> InputScale | None:
-        """By what columns are standardised: mean and deviation of all clients' training examples; None of pictures."""
+        """What all clients' training examples make of columns; None of pictures."""
         if self.x.dim() == 4:
             return None
-        return InputScale.of(self.inputs, self.x[torch.cat(indices.clients)])
+        return InputScale.of(self.inputs, self.x[torch.cat(indices.clients)], self.words, self.impute)
 
     def description(self) -> Iterator[str]:
         """What the numbers of results stand for, in lines."""
@@ -137,9 +178,10 @@ class ClientDataset:
             _, channels, height, width = self.x.shape
             yield f"inputs: pictures of {height}x{width}, {'grey' if channels == 1 else 'RGB'}"
         else:
-            yield f"inputs, standardised: {quoted(self.inputs)}"
-        if self.omitted:
-            yield f"columns left out, since they hold no numbers: {quoted(self.omitted)}"
+            of_words = [name for name, words in zip(self.inputs, self.words, strict=False) if words]
+            yield f"inputs, standardised: {quoted(name for name in self.inputs if name not in of_words)}"
+            if of_words:
+                yield f"inputs, one for each word: {quoted(of_words)}"
 
 
 def _listed(names: Sequence[str], counts: Sequence[int], *, numbers: bool) -> str:
@@ -147,34 +189,19 @@ def _listed(names: Sequence[str], counts: Sequence[int], *, numbers: bool) -> st
     return ", ".join(f"{f'{i} ' if numbers else ''}'{name}' ({count:,})" for i, (name, count) in pairs)
 
 
-def numbered(names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """The number of each of M names (M,) int64, and the distinct names in sorted order: whole numbers by size.
-
-    >>> numbered(["10", "9", "10"])
-    (tensor([1, 0, 1]), ('9', '10'))
-    >>> numbered(["ill", "healthy"])
-    (tensor([1, 0]), ('healthy', 'ill'))
-    """
-    distinct = set(names)
-    if all(each.lstrip("-").isdecimal() for each in distinct):
-        ordered = tuple(sorted(distinct, key=lambda each: (float(each), each)))
-    else:
-        ordered = tuple(sorted(distinct))
-    number = {each: i for i, each in enumerate(ordered)}
-    return torch.tensor([number[each] for each in names], dtype=torch.int64), ordered
-
-
 @settings
 class ClientSplit:
     """Which fraction of each client's examples is held out, drawn at random; it trains on the rest.
 
     Args:
-        test_fraction: of each client's examples, for measuring; rounded, and at least one example. A group's test
-            examples are those of its clients.
+        test_fraction: of each client's examples, for measuring; rounded, and at least one example of a client with
+            several. A group's test examples are those of its clients.
         holdout_fraction: kept by the client for the estimators of risk ``federated`` and ``histogram``; above 0 at
             least one example.
         shadow_fraction: given to the server as its shadow set; above 0 at least one example. A federation in use would
             need such examples from elsewhere.
+        min_examples: clients with fewer are left out, with a warning. A client with too few for all parts keeps one to
+            train on, then has test, holdout and shadow examples, in this order.
 
     Raises:
         InputError: a value outside its range, or fractions that leave nothing to train on.
@@ -193,6 +220,7 @@ class ClientSplit:
     test_fraction: OpenFraction = 0.2
     holdout_fraction: _Part = 0.0
     shadow_fraction: _Part = 0.0
+    min_examples: Positive = 1
 
     def __post_init__(self) -> None:
         total = self.test_fraction + self.holdout_fraction + self.shadow_fraction
@@ -206,30 +234,33 @@ class ClientSplit:
         """Draw which of each client's examples are for what; a client's draw depends on its name and the stream only.
 
         Raises:
-            InputError: a client with too few examples, or a class of which no client has a training example.
+            InputError: a group without a test example, or a class of which no client has a training example.
         """
         order = torch.argsort(data.client, stable=True).split(torch.bincount(data.client).tolist())
         parts: list[list[Tensor]] = [[], [], [], []]
         for name, own in zip(data.client_names, order, strict=True):
             counts = self._held_out(len(own))
-            left = len(own) - sum(counts)
-            if left < 1:
-                least = next(each for each in range(len(own), 10**9) if sum(self._held_out(each)) < each)
-                raise InputError(
-                    f"{data.name} has {len(own)} example{'s' * (len(own) > 1)} of the client '{name}'; a client needs "
-                    f"at least {least}, so that each part has one, and training too"
-                )
             shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
-            for part, indices in zip(parts, shuffled.split([*counts, left]), strict=True):
+            for part, indices in zip(parts, shuffled.split([*counts, len(own) - sum(counts)]), strict=True):
                 part.append(indices)
         test, holdout, shadow, training = parts
         _require_trained(data, torch.cat(training))
+        tested = torch.bincount(data.group[data.client[torch.cat(test)]], minlength=len(data.group_names))
+        without = quoted(name for name, count in zip(data.group_names, tested.tolist(), strict=True) if not count)
+        require(
+            not without,
+            f"{data.name} has no test example of the group {without}, whose clients have one example each; it needs a "
+            "client with two",
+        )
         return PartitionIndices(training, holdout, torch.cat(shadow), torch.cat(test))
 
     def _held_out(self, examples: int) -> list[int]:
-        """Of so many examples of a client, how many are for test, holdout and shadow set."""
-        fractions = (self.test_fraction, self.holdout_fraction, self.shadow_fraction)
-        return [max(1, round(fraction * examples)) if fraction > 0 else 0 for fraction in fractions]
+        """Of so many examples of a client, how many are for test, holdout and shadow set; at least one is left."""
+        counts, left = [], examples - 1
+        for fraction in (self.test_fraction, self.holdout_fraction, self.shadow_fraction):
+            counts.append(min(left, max(1, round(fraction * examples)) if fraction > 0 else 0))
+            left -= counts[-1]
+        return counts
 
 
 def _require_trained(data: ClientDataset, training: Tensor) -> None:
@@ -258,7 +289,7 @@ def federation_of_clients(
         data: the examples.
         indices: which of them are for what, as `ClientSplit.draw` returns them.
         preferences: of the N clients.
-        scale: of columns; None: mean and deviation of all clients' training examples.
+        scale: of columns; None: that of all clients' training examples.
 
     Raises:
         InputError: the scale of other columns.
@@ -307,4 +338,4 @@ def _scaled(data: ClientDataset, scale: InputScale | None) -> Tensor:
         data.inputs == scale.inputs,
         f"{data.name} has the inputs {quoted(data.inputs)}, where others have {quoted(scale.inputs)}",
     )
-    return scale.applied(data.x)
+    return scale.applied(data.x, data.words)

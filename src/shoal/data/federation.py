@@ -11,10 +11,11 @@ from shoal.core.representation import shortened
 from shoal.data.client_arrays import ClientArrays
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.own_data import Arrays, Columns, Examples, Table, Task
-from shoal.data.own_federation import FederationParts, parts_of_table, parts_of_tensors
+from shoal.data.own_federation import FederationParts, parts_of_tensors
 from shoal.data.preferences import Preferences
 from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
+from shoal.data.table_federation import parts_of_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,13 +181,16 @@ examples)
 
         Args:
             table: the clients' examples; clients are numbered in the order of first appearance and keep their names.
+                It is read as source ``table`` of a configuration reads a file: classes are numbered in sorted order,
+                inputs standardised by these rows alone, and what may be a mistake is a warning of the log.
             columns: which column names the client, the label, the group, and which are inputs.
             test: held-out examples, a table with the same columns (that of the clients may hold anything).
             shadow: the server's examples, such a table; None: none.
             threshold, beta, classes, task: as in `from_tensors`.
 
         Raises:
-            InputError: a column that is missing, a client in several groups, or examples that cannot be used.
+            InputError: a column that is missing, a row without a client, a client in several groups, a label that no
+                client has, or examples that cannot be used.
 
         >>> import pandas as pd
         >>> table = pd.DataFrame({"who": ["a", "a", "b"], "age": [30, 40, 50], "ill": [0, 1, 1]})

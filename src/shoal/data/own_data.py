@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from scipy.sparse import issparse
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.core.errors import InputError, described, nearest, require, require_instance
+from shoal.core.errors import InputError, described, require
 from shoal.core.representation import one_line, shortened
-from shoal.core.settings import settings
+from shoal.core.settings import Flag, settings
 from shoal.data.groups import require_group_names
 
 Arrays = tuple[Any, Any]
@@ -25,6 +24,9 @@ Arrays = tuple[Any, Any]
 
 Task = Literal["classification", "regression"]
 """What labels are: classes, or numbers to be predicted. Labels alone do not say which: prices may be whole numbers."""
+
+Impute = Literal["mean", "median", "most-frequent"]
+"""What stands for the empty cells of a column."""
 
 Table = Any
 """A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
@@ -59,29 +61,34 @@ class Columns:
 
     Args:
         client: the column with the names of the clients.
-        label: the column of labels: whole numbers from 0; of source ``table`` also other whole numbers or words, which
-            are numbered in sorted order.
+        label: the column of labels, words or whole numbers, which are numbered in sorted order; in Python with
+            ``classes`` whole numbers are classes as they are.
         group: the column with names of groups, one for all rows of a client; None: one group.
-        inputs: the columns of inputs, in this order; None: all other columns, of source ``table`` all others that
-            hold numbers. In Python one column may hold images or lists of one shape.
+        inputs: the columns of inputs, in this order; None: all others that hold numbers and, with ``one_hot``, words.
+            Each is standardised by mean and deviation of the clients' training rows. In Python one column may hold
+            images or lists of one shape, which stay as they are.
+        one_hot: whether columns of words are inputs too: 1 for the row's word and 0 for the other words of training rows.
+        impute: what stands for empty cells: the ``mean``, the ``median`` or the value that is ``most-frequent`` in the
+            column's training rows, of words always the latter; None: an empty cell is an error.
 
     Raises:
         InputError: a name that is no text; the label as the client, the group or an input, or an input twice.
 
     Example:
-        >>> import pandas as pd
-        >>> import shoal
+        >>>         >>> import shoal
         >>> table = pd.DataFrame({"ward": ["a", "a", "b"], "age": [30, 40, 50], "sick": [0, 1, 1]})
         >>> columns = shoal.Columns(client="ward", label="sick")
         >>> federation = shoal.Federation.from_table(table, columns, test=table)
-        >>> federation.names, federation.clients.x.flatten().tolist()
-        (('a', 'b'), [30.0, 40.0, 50.0])
+        >>> federation.names, [round(each, 2) for each in federation.clients.x.flatten().tolist()]
+        (('a', 'b'), [-1.22, 0.0, 1.22])
     """
 
     client: str
     label: str
     group: str | None = None
     inputs: tuple[str, ...] | None = None
+    one_hot: Flag = False
+    impute: Impute | None = None
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -113,7 +120,7 @@ def tensors_of(name: str, given: object, task: Task = "classification") -> tuple
         rows = [given[i] for i in range(len(given))]  # pyright: ignore[reportArgumentType]
         pairs = all(isinstance(row, tuple | list) and len(row) == 2 for row in rows)
         require(pairs, f"{name} is a data set whose items are not pairs (x, y)")
-        given = _stacked(name, [x for x, _ in rows]), [_scalar(y) for _, y in rows]
+        given = stacked(name, [x for x, _ in rows]), [_scalar(y) for _, y in rows]
     pair = isinstance(given, tuple | list) and len(given) == 2
     require(pair, f"{name} must be a pair (x, y) or a torch.utils.data.Dataset of such pairs; got {described(given)}")
     assert isinstance(given, tuple | list)
@@ -149,42 +156,7 @@ def group_names(name: str, given: object, count: int) -> list[str]:
     return names
 
 
-def rows_of(name: str, table: object, columns: Columns) -> pd.DataFrame:
-    """A table (a pandas frame, or a Hugging Face `datasets.Dataset`) as a frame of which all ``columns`` are known.
-
-    Raises:
-        InputError: it is no table, or lacks a column.
-    """
-    require_instance("columns", columns, Columns, "such as Columns(client='ward', label='sick')")
-    if not isinstance(table, pd.DataFrame):
-        names = getattr(table, "column_names", None)
-        if not isinstance(names, list):
-            raise InputError(f"{name} must be a pandas DataFrame or a datasets.Dataset; got {described(table)}")
-        table = pd.DataFrame({each: list(table[each]) for each in names})  # pyright: ignore[reportIndexIssue]
-    wanted = (columns.client, columns.label, columns.group, *(columns.inputs or ()))
-    for each in wanted:
-        known = each is None or each in table.columns
-        require(known, f"{name} has no column '{each}'; {nearest(str(each), map(str, table.columns))}")
-    return table
-
-
-def tensors_of_rows(
-    name: str, rows: pd.DataFrame, columns: Columns, task: Task = "classification"
-) -> tuple[Tensor, Tensor]:
-    """The inputs and labels of some rows of a table; see `tensors_of`."""
-    used = (columns.client, columns.label, columns.group)
-    inputs = list(columns.inputs) if columns.inputs is not None else [c for c in rows.columns if c not in used]
-    require(bool(inputs), f"{name} has no column of inputs besides {', '.join(map(str, filter(None, used)))}")
-    values = rows[inputs]
-    if len(inputs) == 1 and pd.api.types.is_object_dtype(values.iloc[:, 0]):
-        return tensors_of(name, (_stacked(name, values.iloc[:, 0].tolist()), rows[columns.label].to_numpy()), task)
-    for each in inputs:
-        number = pd.api.types.is_numeric_dtype(values[each])
-        require(number, f"the column '{each}' of {name} holds no numbers; name the columns of inputs by 'inputs'")
-    return tensors_of(name, (values.to_numpy(dtype=np.float32), rows[columns.label].to_numpy()), task)
-
-
-def _stacked(name: str, values: Sequence[object]) -> Tensor:
+def stacked(name: str, values: Sequence[object]) -> Tensor:
     """Single inputs, of one shape, as one tensor; pictures (H, W) and (H, W, C) as (C, H, W) in [0, 1]."""
     arrays = [each.numpy(force=True) if isinstance(each, Tensor) else _picture(each) for each in values]
     shapes = {each.shape for each in arrays}

@@ -1,7 +1,8 @@
 """A user's own tensors and tables as the parts of a federation, checked: the work of `Federation.from_tensors`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from numbers import Integral
 from typing import get_args
 
 import torch
@@ -16,15 +17,11 @@ from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import EVERYBODY
 from shoal.data.own_data import (
     Arrays,
-    Columns,
     Examples,
-    Table,
     Task,
     group_names,
     require_finite,
-    rows_of,
     tensors_of,
-    tensors_of_rows,
 )
 from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
@@ -93,47 +90,6 @@ def parts_of_tensors(
     )
     _check(parts)
     return parts
-
-
-def parts_of_table(
-    table: Table,
-    columns: Columns,
-    *,
-    test: Table,
-    shadow: Table | None,
-    threshold: Tensor | Sequence[float] | float,
-    beta: Tensor | Sequence[float] | float,
-    classes: int | None,
-    task: Task,
-) -> FederationParts:
-    """See `Federation.from_table`."""
-    rows = rows_of("the table", table, columns)
-    clients, names, groups = [], [], []
-    for name, own in rows.groupby(columns.client, sort=False):
-        names.append(str(name))
-        clients.append(tensors_of_rows(f"client {name}", own, columns, task))
-        if columns.group is not None:
-            (group, *more) = own[columns.group].drop_duplicates().tolist()
-            require(not more, f"client {name} is in several groups: {quoted(map(str, (group, *more)))}")
-            groups.append(group)
-
-    def others(name: str, given: Table) -> Examples | Arrays:
-        given = rows_of(name, given, columns)
-        x, y = tensors_of_rows(name, given, columns, task)
-        return (x, y) if columns.group is None else Examples(x, y, given[columns.group].tolist())
-
-    parts = parts_of_tensors(
-        clients,
-        test=others("the test table", test),
-        shadow=None if shadow is None else others("the shadow table", shadow),
-        groups=groups if columns.group is not None else None,
-        holdout=None,
-        threshold=threshold,
-        beta=beta,
-        classes=classes,
-        task=task,
-    )
-    return replace(parts, names=tuple(names))
 
 
 def _classes(clients: Shards) -> int:

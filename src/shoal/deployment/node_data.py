@@ -144,7 +144,7 @@ def _with_own_data(
     network = config.model.sized(config.model.classes or len(classes))
     assert network.classes is not None
     if data.inputs:
-        shape = VectorShape(len(data.inputs), network.classes)
+        shape = VectorShape(federation.clients.x.shape[1], network.classes)
     else:
         _, channels, height, width = data.x.shape
         shape = Shape(channels, height, width, network.classes)

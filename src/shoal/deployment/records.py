@@ -1,5 +1,6 @@
 """Messages as Flower's records and back: plain arrays, never pickled, and checked before they are read."""
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +32,8 @@ def pack_offer(offer: Offer) -> RecordDict:
         "inputs": [] if offer.scale is None else list(offer.scale.inputs),
         "mean": [] if offer.scale is None else list(offer.scale.mean),
         "deviation": [] if offer.scale is None else list(offer.scale.deviation),
+        "words": [] if offer.scale is None else [json.dumps(each) for each in offer.scale.words],
+        "fill": [] if offer.scale is None else list(offer.scale.fill),
     }
     about |= {f"directive.{name}": values.tolist() for name, values in offer.directives.items()}
     models = ArrayRecord({"models": _packed(offer.models)})
@@ -67,7 +70,11 @@ def _scale(about: Mapping[str, Any]) -> InputScale | None:
     mean, deviation = (tuple(float(each) for each in _list(about[key])) for key in ("mean", "deviation"))
     if not len(names) == len(mean) == len(deviation):
         raise ValueError(f"{len(names)} inputs have {len(mean)} means and {len(deviation)} deviations")
-    return InputScale(names, mean, deviation) if names else None
+    words = tuple(tuple(str(word) for word in json.loads(str(each))) for each in _list(about["words"]))
+    fill = tuple(float(each) for each in _list(about["fill"]))
+    if {len(words), len(fill)} - {0, len(names)}:
+        raise ValueError(f"{len(names)} inputs have {len(words)} lists of words and {len(fill)} values for empty cells")
+    return InputScale(names, mean, deviation, words, fill) if names else None
 
 
 def pack_reply(reply: ClientUpdate | Refusal) -> RecordDict:

@@ -45,10 +45,9 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     config = read_config(settings.config)
     choice = choice_of(config.algorithm.value)
     _require_supported(config)
-    data = load_data(config.data, settings.data_dir)
-    resolved = resolve(config, data)
+    resolved = resolve(config, load_data(config.data, settings.data_dir))
     decided, simulation = resolved.config, resolved.simulation()
-    classes = data.class_names if isinstance(data, ClientDataset) else ()
+    classes = resolved.data.class_names if isinstance(resolved.data, ClientDataset) else ()
     # Paths are the server's own.
     sent = replace(decided, data=replace(decided.data, path=None)) if decided.data.partition else decided
     out = settings.out

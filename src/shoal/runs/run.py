@@ -104,6 +104,7 @@ def run(
         raise taken(out)
     found = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     decided, simulation, description = found.config, found.simulation(), tuple(found.description())
+    warnings = tuple(found.warnings)
     del found  # and with it the data set, which the federation has copied
     if decided.record is not None:
         require_room(simulation, decided.record.max_megabytes, "record.max_megabytes")
@@ -125,6 +126,8 @@ def run(
                 LOG.info("begin: %s on %s, seed %d", decided.algorithm.name, decided.data.source, decided.seed)
                 for line in description:
                     LOG.info("%s", line)
+                for line in warnings:
+                    LOG.warning("%s", line)
             else:
                 LOG.info("resume after round %d", progress.state.round)
             if watch is not None:

@@ -34,11 +34,12 @@ def refused(*given, **named):
 def test_all_columns_of_numbers_are_inputs_and_words_are_numbered(tmp_path):
     data = table(tmp_path)
     assert data.x.tolist() == [[50, 20.5], [51, 21.5], [52, 22.5], [53, 23.5]]
-    assert (data.inputs, data.omitted) == (("age", "bmi"), ("city",))
+    assert data.inputs == ("age", "bmi")
     # "NA" is a name where names stand.
     assert (data.client_names, data.group_names, data.class_names) == (("NA", "b"), ("north", "south"), ("no", "yes"))
     assert (data.client.tolist(), data.group.tolist(), data.labels.tolist()) == ([0, 0, 1, 1], [0, 1], [0, 1, 0, 1])
-    assert "columns left out, since they hold no numbers: 'city'" in list(data.description())
+    (said,) = data.warnings
+    assert said.endswith("left out as inputs, since they hold no numbers: 'city'; 'one_hot' would take words")
 
 
 def test_inputs_are_taken_as_named_in_their_order(tmp_path):
@@ -61,7 +62,7 @@ def test_parquet_is_the_same_table(tmp_path):
     frame.to_parquet(tmp_path / "t.parquet")
     data, expected = load_table(tmp_path / "t.parquet", COLUMNS), table(tmp_path)
     assert np.array_equal(data.x.numpy(), expected.x.numpy())
-    for name in ("class_names", "client_names", "group_names", "inputs", "omitted"):
+    for name in ("class_names", "client_names", "group_names", "inputs"):
         assert getattr(data, name) == getattr(expected, name)
     frame.assign(who=[1.0, 1.0, 2.0, 2.0], ill=[True, False, True, False]).to_parquet(tmp_path / "n.parquet")
     numbers = load_table(tmp_path / "n.parquet", COLUMNS)
@@ -88,7 +89,7 @@ def test_parquet_is_the_same_table(tmp_path):
         (("b,south,no", "b,,no"), COLUMNS, "without a value in the column 'area', the first in row 3"),
         (("b,south,yes", "b,north,yes"), COLUMNS, "has the client 'b' in several groups: 'north', 'south'"),
         (("", ""), Columns("who", "bmi"), "numbers that are not whole in the column 'bmi', such as [20.5]"),
-        (("", ""), Columns("who", "ill", inputs=("city",)), "has no numbers in the column 'city'"),
+        (("", ""), Columns("who", "ill", inputs=("city",)), "has not only numbers in the column 'city'; choose"),
         (("", ""), Columns("who", "ill", inputs=()), "'inputs' must name at least one column"),
         (("age,bmi", "age,age"), COLUMNS, "has two columns 'age'; give one another name"),
         (("Rome\nb", "Rome,more\nb"), COLUMNS, "is no CSV file with a header, by commas and in UTF-8"),

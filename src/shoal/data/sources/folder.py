@@ -15,7 +15,8 @@ from torch import Tensor
 from shoal.core.errors import InputError, require
 from shoal.core.settings import settings
 from shoal.data.client_data import ClientDataset
-from shoal.data.sources.table import read_csv, require_columns, require_named
+from shoal.data.sources.table import read_csv
+from shoal.data.table_rows import require_columns, require_named
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
@@ -142,10 +143,11 @@ def _listed(folder: Path) -> list[Path]:
 
 def _in_csv(path: Path) -> Iterator[_Picture]:
     table = read_csv(path, ("client", "class", "path", "group"))
-    require_columns(path, table, ("client", "class", "path"))
+    name = f"'{path}'"
+    require_columns(name, table, ("client", "class", "path"))
     grouped = "group" in table
     for column in ("client", "class", "path", *(["group"] if grouped else [])):
-        require_named(path, table[column])
+        require_named(name, table[column])
     rows: dict[str, int] = {}
     groups: Sequence[str | None] = table["group"].tolist() if grouped else [None] * len(table)
     columns = (table["path"].tolist(), table["client"].tolist(), table["class"].tolist(), groups)
