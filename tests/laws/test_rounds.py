@@ -7,41 +7,23 @@ from typing import Any
 import pytest
 import torch
 
+from every_algorithm import ALGORITHMS
 from shoal.algorithms import (
     APFL,
-    CFL,
     IFCA,
     IFCAMIR,
     MRMTL,
     PACFL,
-    RDPCFL,
     Ditto,
-    EarlyStopping,
     FedAvg,
-    FedAvgStart,
     FedEM,
-    FedOpt,
-    FedProx,
     FedRC,
     FedRep,
     FedSoft,
-    FeSEM,
     FineTuning,
-    GroupPrivacy,
-    HypCluster,
-    IFCAWithinLimit,
     LocalOnly,
-    MetricPrivacy,
-    OneShotClustering,
-    OneShotStart,
-    PerFedAvg,
-    Pooling,
-    PricedChoice,
     Redraw,
-    RiskAwareChoice,
-    RRCluster,
     Scaffold,
-    SharedBody,
 )
 from shoal.algorithms.wrapped import with_bases
 from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModelAttack, ShadowModels
@@ -51,49 +33,6 @@ from shoal.engine import Aggregator, Algorithm, Engine, LocalSGD, State, Trainin
 from shoal.models import Model
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
-ALGORITHMS = [
-    FedAvg(),
-    IFCA(2),
-    IFCA(3, choose_by="batch", weighting="examples"),
-    IFCAMIR(),
-    IFCAMIR(IFCA(3)),
-    FedOpt(),
-    FedOpt(IFCAMIR(), "yogi", 0.1),
-    FedProx(IFCA(2), 0.5),
-    Scaffold(),
-    Ditto(IFCAMIR(), 0.5),
-    Ditto(local=LocalSGD(steps=1, batch_size=4)),
-    Pooling(FedOpt(IFCA(3))),
-    PricedChoice(IFCAMIR(IFCA(3)), (0.1, 0.0, -0.1)),
-    IFCAWithinLimit(IFCA(3)),
-    RRCluster(IFCAMIR(), 3),
-    SharedBody(IFCA(2)),
-    EarlyStopping(Ditto(IFCA(2)), after=2),
-    LocalOnly(),
-    MRMTL(0.5),
-    HypCluster(),
-    HypCluster(2, "farthest-first", 4, "adam", 0.1, 0.9),
-    FedSoft(3, 0.5),
-    FedSoft(2, selection=2, start="clusters"),
-    FedEM(3),
-    FedRC(2),
-    EarlyStopping(FedEM(2), after=2),
-    RiskAwareChoice(HypCluster()),
-    GroupPrivacy(3),
-    MetricPrivacy(IFCA(2), 0.5),
-    RDPCFL(2, 6, 1),
-    FineTuning(IFCA(2)),
-    FedRep(),
-    APFL(),
-    APFL(0.3, adaptive=True),
-    PerFedAvg(0.05),
-    CFL(eps1=10.0, eps2=0.1, sketch=32),
-    PACFL(45.0, 2),
-    FeSEM(),
-    OneShotClustering(),
-    OneShotStart(IFCA(3)),
-    FedAvgStart(IFCA(2), 1, 0.2),
-]
 SOFT = (FedSoft, FedEM, FedRC)
 """Those in which a client moves other models than that of its assigned cluster."""
 STRUCTURES = {"server", "clients", "directives", "adversary"}

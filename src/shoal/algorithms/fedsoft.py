@@ -46,6 +46,8 @@ class FedSoft:
     w_i stays with the client and is what it uses; its assigned cluster is the one of its highest importance. With
     importances of 0 and 1, no pull and ``start`` = "clusters" it is IFCA weighted by examples, bit for bit.
 
+    Importances are counts of a client's examples: they are sent, and weigh what is sent, so DP-SGD is refused.
+
     Ours: importances are estimated anew in every round (the paper's tau = 1); all personal models start from one random
     model, which is none of the clusters'; and the start "clusters". The paper's pseudocode was not read, only the code.
 
@@ -83,7 +85,9 @@ class FedSoft:
     moves_by_average: ClassVar[bool] = False
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Any local training will do."""
+        """Steps must not be private: what is sent is mixed and weighed by importances."""
+        del risk_period
+        local.check_only_gradients_sent("FedSoft's importances, which are shares of their examples,")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """K independent random models, and a further one that all personal models start from."""

@@ -33,9 +33,10 @@ class HypCluster:
 
     The "farthest-first" start takes the first round that has clients: some of them train the first random model, each
     by itself, and the server takes K of the results, the first at random and each other from the client whose lowest
-    loss under those taken is the highest. Defences act in that round as in any other, but each of these models shows
-    one client's examples alone until others train it. Where fewer clients than K train then, the remaining models stay
-    random. fedjax lets candidates train in advance; doing it in a round is ours.
+    loss under those taken is the highest. These losses are sent without noise, so DP-SGD is refused. Other defences act
+    in that round as in any other, but each of these models shows one client's examples alone until others train it.
+    Where fewer clients than K train then, the remaining models stay random. fedjax lets candidates train in advance;
+    doing it in a round is ours.
 
     Args:
         clusters: K, the number of models.
@@ -79,7 +80,10 @@ class HypCluster:
         return (self.optimizer, self.server_learning_rate, self.beta1) == ("sgd", 1.0, 0.0)
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Any local training will do."""
+        """Steps must not be private with a "farthest-first" start, for which clients send losses."""
+        del risk_period
+        if self.start == "farthest-first":
+            local.check_only_gradients_sent('their losses for HypCluster\'s "farthest-first" start')
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """K independent random models, with the optimizer's moments."""

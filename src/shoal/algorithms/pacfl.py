@@ -47,8 +47,8 @@ class PACFL:
     orthogonal; thresholds for it are no thresholds here. Here U_i is of all examples of a client, and has as many
     vectors as there are examples where those are fewer than p. Average linkage weighs by clients, as scipy's does;
     theirs does not. All clients send U_i before the first round. It shows the server directions of a client's data, and
-    no defence of local training acts on it. The formulas were taken from notes on the paper and from its code, not from
-    its text.
+    no defence of local training acts on it; DP-SGD is refused, since its epsilon would not hold. The formulas were
+    taken from notes on the paper and from its code, not from its text.
 
     Args:
         threshold: beta, in degrees; larger ones give fewer clusters. It must lie between the distances within groups
@@ -80,7 +80,9 @@ class PACFL:
     title: ClassVar[str] = "PACFL"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Any local training will do."""
+        """Steps must not be private: the singular vectors that are sent are not."""
+        del risk_period
+        local.check_only_gradients_sent("PACFL's singular vectors of their examples")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """One random model for each cluster that the clients' data make, the same for all.

@@ -167,6 +167,14 @@ class LocalSGD:
         require(not self.private, PRIVATE_WEIGHTS)
         require(self.objective is None, WEIGHTED_OBJECTIVE)
 
+    def check_only_gradients_sent(self, also: str) -> None:
+        """Raise `InputError` where steps are private, and clients send more than follows from them: ``also``."""
+        require(
+            not self.private,
+            f"DP-SGD adds noise to gradients alone, but clients also send {also} without noise; leave DP-SGD out, or "
+            "take another algorithm",
+        )
+
     @property
     def private(self) -> bool:
         """Whether steps differ from plain SGD's. Without clipping, noise and Poisson subsampling they do not."""

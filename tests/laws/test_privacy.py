@@ -1,0 +1,263 @@
+"""The laws that a stated epsilon rests on, over every algorithm.
+
+One record of one client is replaced, and noise and batches are held. Under one state, and where the client chooses the
+same model, what it sends moves by its clipped share of each step that the record takes part in, and nothing else that
+the server receives moves at all; or DP-SGD is refused. The network is linear and so is its loss: then no gradient
+depends on the parameters, and the bound is exact over several steps.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from every_algorithm import ALGORITHMS
+from shoal.algorithms import (
+    APFL,
+    PACFL,
+    Algorithms,
+    Ditto,
+    EarlyStopping,
+    FedAvg,
+    FedEM,
+    FedRC,
+    FedSoft,
+    FineTuning,
+    HypCluster,
+    PerFedAvg,
+    Scaffold,
+)
+from shoal.algorithms.wrapped import with_bases
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import Federation
+from shoal.defenses import DPSGD, accounting
+from shoal.engine import Cohort, Engine, LinearTerm, LocalSGD, RoundPlan, State, Training
+from shoal.models import Model
+
+CLIP = 0.5
+RULE = DPSGD(CLIP, 0.5)
+LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
+PRIVATE = replace(LOCAL, gradient_privacy=RULE)
+SIZES = (8, 12, 4, 16, 8, 12)
+CLIENT, RECORD = 3, 5
+REFUSED = (APFL, FedEM, FedRC, FedSoft, PACFL, PerFedAvg, Scaffold)
+
+
+def refused(algorithm: Any) -> bool:
+    """Whether DP-SGD should be refused: clients send what is computed without noise, or steps are not DP-SGD's."""
+    return any(
+        isinstance(each, REFUSED) or (isinstance(each, HypCluster) and each.start == "farthest-first")
+        for each in with_bases(algorithm)
+    )
+
+
+ACCEPTED = [each for each in ALGORITHMS if not refused(each)]
+
+
+class Linear(nn.Module):
+    """Two linear layers beside each other: 6x6 images in 3 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(36, 3, bias=False)
+        self.output = nn.Linear(36, 3, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.hidden(images.flatten(1)) + self.output(images.flatten(1))
+
+
+def linear_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    return -outputs.gather(1, labels[:, None])[:, 0]
+
+
+MODEL = Model(Linear, loss=linear_loss)
+
+
+def with_examples(federation: Federation, x: Tensor) -> Federation:
+    return replace(federation, clients=replace(federation.clients, x=x))
+
+
+def with_record(federation: Federation, factor: float) -> Federation:
+    """With a multiple of one record in its place: 0 has the gradient 0, as if left out, and -1 the opposite one."""
+    x = federation.clients.x.clone()
+    x[federation.clients.owned(CLIENT)[RECORD]] *= factor
+    return with_examples(federation, x)
+
+
+def apart(federation: Federation) -> Tensor:
+    """Other examples: each client has one pixel of its own, so that its data span what no other's do."""
+    x = torch.zeros_like(federation.clients.x)
+    for i in range(len(federation)):
+        x[federation.clients.owned(i), 0, i] = 1.0 + i
+    return x
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of a federation, and the same of one with other examples."""
+
+    plan: RoundPlan
+    other_plan: RoundPlan
+    moved: Tensor
+    """How far what was sent moved (n,), a row for each client and training that is sent."""
+    senders: Tensor
+    bounds: Tensor
+    """(n,), of a record that is left out."""
+    server: bool
+    """Whether the server's part of the round read nothing but what was sent."""
+
+
+def rounds(algorithm: Any, federation: Federation, other: Federation, count: int = 2) -> Iterator[Round]:
+    with Engine(MODEL, threads=1) as engine:
+        one, two = (
+            Training(each, algorithm, LOCAL, engine, Stream(2), defenses=(RULE,), record_every=1)
+            for each in (federation, other)
+        )
+        state = one.start()
+        for _ in range(count):
+            (after, report), (_, other_report) = one.round(state), two.round(state)
+            sent, other_sent = report.updates, other_report.updates
+            assert sent is not None and other_sent is not None
+            moved = (sent.updates - other_sent.updates).norm(dim=1)
+            bounds = torch.cat([torch.empty(0), *bounds_of(one, state, report.plan)])
+            cohort = one.cohort_of(state, report.cohort)
+            aggregate, _ = one.trainer(state, report.cohort).train(state, report.plan)
+            merged = [one.merged(state, each, report.plan, aggregate) for each in (cohort, unread(cohort))]
+            yield Round(report.plan, other_report.plan, moved, sent.clients, bounds, equal(*merged))
+            state = after
+
+
+def unread(cohort: Cohort) -> Cohort:
+    """The cohort as the server would have it, to whom its examples say nothing."""
+
+    def nothing(models: Tensor, *_: object) -> Tensor:
+        return torch.zeros(len(cohort), len(models), dtype=torch.float64)
+
+    return replace(cohort, scores=nothing, example_scores=nothing, labels=torch.zeros_like(cohort.labels))
+
+
+def bounds_of(training: Training, state: State, plan: RoundPlan) -> Iterator[Tensor]:
+    """What one record may move of what each client sends: C / B in each step, and a record is in one step a pass."""
+    for index, each in enumerate(plan.trainings):
+        if each.weights is None:
+            continue
+        found = []
+        for i, k in enumerate(plan.clusters(index).tolist()):
+            if each.trains is None or bool(each.trains[i]):
+                local = training.local_of(state, k, each.local)
+                passes = sum(phase.epochs for phase in each.phases if phase.tensors & each.sent) or local.epochs
+                found.append(passes * local.learning_rate * CLIP / local.batch(SIZES[i]))
+        yield torch.tensor(found)
+
+
+def equal(one: State, other: State) -> bool:
+    return all(torch.equal(*each) for each in zip(tensors(one), tensors(other), strict=True))
+
+
+def tensors(state: State) -> list[Tensor]:
+    kept = [*state.server.values(), *state.clients.values(), *(rows.tensor() for rows in state.personal.values())]
+    return [state.models, state.assignment, state.trained, *kept]
+
+
+def findings(algorithm: Any, federation: Federation) -> set[str]:
+    """In what an algorithm breaks the law; nothing where it keeps it."""
+    others = with_examples(federation, apart(federation))
+    broken, compared = set[str](), 0
+    with Engine(MODEL, threads=1) as engine:
+        starts = [Training(each, algorithm, LOCAL, engine, Stream(2)).start() for each in (federation, others)]
+    if not (starts[0].models.shape == starts[1].models.shape and equal(*starts)):
+        broken.add("start")
+    for each in rounds(algorithm, federation, with_record(federation, 0)):
+        if not each.server:
+            broken.add("server")
+        if not torch.equal(each.plan.assignment, each.other_plan.assignment):
+            continue
+        compared += 1
+        if bool((each.moved > each.bounds * (each.senders == CLIENT) + 1e-6).any()):
+            broken.add("sent")
+        for training, other in zip(each.plan.trainings, each.other_plan.trainings, strict=True):
+            weights = training.weights, other.weights
+            if weights[0] is not None and weights[1] is not None and not torch.equal(*weights):
+                broken.add("weights")
+    assert compared > 1
+    return broken
+
+
+def test_every_algorithm_is_here():
+    kinds = {type(inside) for each in ALGORITHMS for inside in with_bases(each)}
+    assert kinds == set(get_args(Algorithms))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+def test_dp_sgd_is_refused_where_more_is_sent_than_noisy_gradients(algorithm):
+    if not refused(algorithm):
+        algorithm.check(PRIVATE, 1)
+        return
+    with pytest.raises(InputError, match=r"DP-SGD|without momentum, clipping, noise") as error:
+        algorithm.check(PRIVATE, 1)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("algorithm", ACCEPTED, ids=repr)
+def test_a_record_moves_what_is_sent_by_its_clipped_share(algorithm, build):
+    assert findings(algorithm, build(SIZES)) == set()
+
+
+@pytest.mark.parametrize(("factor", "shares"), [(0, 1), (-1, 2)])
+def test_the_bound_is_reached(build, factor, shares):
+    federation = build(SIZES)
+    for each in rounds(FedAvg(), federation, with_record(federation, factor)):
+        expected = shares * each.bounds * (each.senders == CLIENT)
+        torch.testing.assert_close(each.moved, expected, rtol=1e-3, atol=1e-6)
+
+
+class Faulty(FedAvg):
+    """FedAvg in which something that is sent follows from clients' losses, without noise."""
+
+    def plan(self, state, cohort):
+        plan = super().plan(state, cohort)
+        (training,) = plan.trainings
+        return replace(plan, trainings=(self.changed(training, cohort.losses(state.models).float(), state),))
+
+
+class WeighedByLoss(Faulty):
+    def changed(self, training, losses, state):
+        return replace(training, weights=losses.softmax(dim=0).T.double())
+
+
+class StartedByLoss(Faulty):
+    def changed(self, training, losses, state):
+        return replace(training, starts=state.models + losses, start=torch.arange(len(losses)))
+
+
+class PulledByLoss(Faulty):
+    def changed(self, training, losses, state):
+        return replace(training, term=LinearTerm(torch.ones(len(losses)), state.models + losses))
+
+
+class SteppedByLoss(Faulty):
+    def changed(self, training, losses, state):
+        # Steps whose length follows from the losses: a sum over records stands where a constant should.
+        return replace(training, local=replace(LOCAL, learning_rate=1 + float(losses[CLIENT].abs())))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "found"),
+    [
+        (FedSoft(2, 0.5), {"sent", "weights"}),
+        (FedSoft(2, 0.0, start="clusters"), {"sent", "weights"}),
+        (PACFL(45.0, 2), {"start"}),
+        (HypCluster(3, "farthest-first"), {"server"}),
+        (WeighedByLoss(), {"weights"}),
+        (StartedByLoss(), {"sent"}),
+        (PulledByLoss(), {"sent"}),
+        (SteppedByLoss(), {"sent"}),
+    ],
+    ids=repr,
+)
+def test_what_breaks_the_law_is_found(algorithm, found, build):
+    assert findings(algorithm, build(SIZES)) == found
