@@ -9,14 +9,13 @@ import torch
 from scipy.stats import norm
 from sklearn.decomposition import PCA
 
-from shoal.algorithms import IFCA, RDPCFL, Ditto, FedAvg, FedProx
+from shoal.algorithms import RDPCFL, Ditto, FedProx
 from shoal.algorithms.r_dpcfl import mixture, principal_components
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, accounting
-from shoal.engine import LocalSGD
+from shoal.engine import ClientTrainings, LocalSGD
 from shoal.runs.simulate import simulate
-from shoal.simulation.first_round import first_local
 
 PRIVATE = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1)
 
@@ -144,36 +143,29 @@ def test_epsilon_counts_the_full_batches_of_the_first_round(build, accountant):
     federation, rule = build(), DPSGD(1.0, 1.0, accountant=accountant)
     cohorts = [torch.empty(0, dtype=torch.int64), torch.tensor([0, 1]), torch.tensor([1, 3]), torch.arange(6)]
     local = LocalSGD(steps=5, batch_size=4)
-    found = accounting.of_federation(federation, cohorts, local, rule, first_local=RDPCFL().first_local(local))
+    found = accounting.of_federation(federation, cohorts, RDPCFL().client_trainings(local), rule)
     later = [1, 2, 1, 2, 1, 1]
     for i, (size, rounds) in enumerate(zip(federation.clients.sizes.tolist(), later, strict=True)):
         full = [(1.0, 5)] if i in (0, 1) else []
         spent = [(4 / size, rounds * 5), *full]
         assert found[i] == pytest.approx(accounting.epsilon(spent, 1.0, 1e-5, accountant), rel=1e-9)
-    plain = accounting.of_federation(federation, cohorts, local, rule)
+    plain = accounting.of_federation(federation, cohorts, ClientTrainings((local,)), rule)
     assert bool((found[:2] > plain[:2]).all())
     assert torch.equal(found[2:], plain[2:])
 
 
-@pytest.mark.parametrize("algorithm", [RDPCFL(2, 2, 1), Ditto(FedProx(RDPCFL(2, 2, 1)))], ids=["alone", "wrapped"])
-def test_a_run_states_the_epsilon_of_its_first_round_too(mlp, build, algorithm):
+@pytest.mark.parametrize(("algorithm", "more"), [(RDPCFL(2, 2, 1), 0), (Ditto(FedProx(RDPCFL(2, 2, 1))), 3)])
+def test_a_run_states_the_epsilon_of_its_first_round_too(mlp, build, algorithm, more):
     federation = build()
     found = simulate(federation, mlp, algorithm, PRIVATE, rounds=3, defenses=[DPSGD(1.0, 1.0)])
     for size, stated in zip(federation.clients.sizes.tolist(), found.clients["epsilon"], strict=True):
-        spent = [(4 / size, 2 * PRIVATE.steps_of(size)), (1.0, 2)]
+        spent = [(4 / size, (2 + more) * PRIVATE.steps_of(size)), (1.0, 2)]
         assert stated == pytest.approx(accounting.epsilon(spent, 1.0, 1e-5), rel=1e-9)
-
-
-def test_only_those_that_begin_otherwise_say_so():
-    assert first_local(RDPCFL(), PRIVATE) == replace(PRIVATE, batch_size="all")
-    assert first_local(Ditto(RDPCFL()), PRIVATE) == replace(PRIVATE, batch_size="all")
-    assert first_local(FedProx(IFCA(2)), PRIVATE) is None
-    assert first_local(FedAvg(), PRIVATE) is None
 
 
 def test_a_prv_accountant_that_cannot_count_it_is_refused_before_the_run():
     sizes, rule = torch.full((3,), 4000), DPSGD(1.0, 0.1, accountant="prv")
     local = LocalSGD(steps=150, batch_size=4)
-    accounting.check_computable(sizes, 1, local, rule)
+    accounting.check_computable(sizes, 1, ClientTrainings((local,)), rule)
     with pytest.raises(InputError, match='the accountant "prv" takes too much memory'):
-        accounting.check_computable(sizes, 1, local, rule, replace(local, batch_size="all"))
+        accounting.check_computable(sizes, 1, RDPCFL().client_trainings(local), rule)

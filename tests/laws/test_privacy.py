@@ -6,8 +6,12 @@ the server receives moves at all; or DP-SGD is refused. The network is linear an
 depends on the parameters, and the bound is exact over several steps.
 """
 
+import math
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any, get_args
 
 import pytest
@@ -15,9 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from every_algorithm import ALGORITHMS
+from shoal import simulate
 from shoal.algorithms import (
     APFL,
     PACFL,
+    RDPCFL,
     Algorithms,
     Ditto,
     EarlyStopping,
@@ -36,7 +42,9 @@ from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import Cohort, Engine, LinearTerm, LocalSGD, RoundPlan, State, Training
+from shoal.engine.bound_network import BoundNetwork
 from shoal.models import Model
+from shoal.simulation.coordinator import accountable_trainings
 
 CLIP = 0.5
 RULE = DPSGD(CLIP, 0.5)
@@ -121,7 +129,8 @@ def rounds(algorithm: Any, federation: Federation, other: Federation, count: int
         for _ in range(count):
             (after, report), (_, other_report) = one.round(state), two.round(state)
             sent, other_sent = report.updates, other_report.updates
-            assert sent is not None and other_sent is not None
+            assert sent is not None
+            assert other_sent is not None
             moved = (sent.updates - other_sent.updates).norm(dim=1)
             bounds = torch.cat([torch.empty(0), *bounds_of(one, state, report.plan)])
             cohort = one.cohort_of(state, report.cohort)
@@ -261,3 +270,95 @@ class SteppedByLoss(Faulty):
 )
 def test_what_breaks_the_law_is_found(algorithm, found, build):
     assert findings(algorithm, build(SIZES)) == found
+
+
+def marked(federation: Federation) -> Federation:
+    """With the position of its client in a pixel of each example."""
+    x = federation.clients.x.clone()
+    for i in range(len(federation)):
+        x[federation.clients.owned(i), 0, 0, 0] = float(i)
+    return with_examples(federation, x)
+
+
+TWICE = [
+    FineTuning(Ditto(local=LocalSGD(steps=3, batch_size=4)), LocalSGD(epochs=3, batch_size="all")),
+    Ditto(FineTuning(RDPCFL(2, 2, 1))),
+]
+
+
+@pytest.mark.parametrize("algorithm", [*ACCEPTED, *TWICE], ids=repr)
+def test_epsilon_counts_every_private_step_on_a_client_s_examples(algorithm, build, monkeypatch):
+    taken = [Counter[float]() for _ in SIZES]
+    private_step = BoundNetwork.private_step
+
+    def counted(self: BoundNetwork, x: Tensor, *rest: Any) -> None:
+        owner = int(x[0, 0, 0, 0])
+        taken[owner][len(x) / SIZES[owner]] += 1
+        private_step(self, x, *rest)
+
+    monkeypatch.setattr(BoundNetwork, "private_step", counted)
+    with Engine(MODEL, threads=1) as engine:
+        training = Training(
+            marked(build(SIZES)), algorithm, LOCAL, engine, Stream(2), participation=0.5, defenses=(RULE,)
+        )
+        state = [each for each, _ in training.rounds(training.start(), 3)][-1]
+        training.deployed(state)
+    trainings = accountable_trainings(training, state)
+    assert trainings is not None
+    cohorts = [training.cohort(number) for number in (1, 2, 3)]
+    stated = accounting.of_federation(training.federation, cohorts, trainings, RULE)
+    spent = [accounting.epsilon(list(each.items()), RULE.noise_multiplier, RULE.delta) for each in taken]
+    if isinstance(algorithm, EarlyStopping):
+        assert all(one >= other for one, other in zip(stated.tolist(), spent, strict=True))
+    else:
+        assert stated.tolist() == pytest.approx(spent, rel=1e-9)
+    assert max(spent) > 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps"), [(FedAvg(), 6), (Ditto(), 12), (Ditto(local=LocalSGD(steps=5, batch_size="all")), 21),
+                             (FineTuning(), 8), (FineTuning(Ditto()), 14)]
+)  # fmt: skip
+def test_a_run_states_the_epsilon_of_all_its_steps(algorithm, steps, build):
+    """Full batches, three rounds of two: by Opacus' accountant and, from below, by exact Gaussian composition."""
+    local, rule = LocalSGD(epochs=2, batch_size="all", learning_rate=0.1), DPSGD(CLIP, 4.0)
+    found = simulate(build(SIZES), MODEL, algorithm, local, rounds=3, defenses=[rule])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from opacus.accountants import RDPAccountant  # noqa: PLC0415
+
+        accountant = RDPAccountant()
+        for _ in range(steps):
+            accountant.step(noise_multiplier=4.0, sample_rate=1.0)
+        expected = accountant.get_epsilon(rule.delta)
+    assert found.clients["epsilon"].tolist() == pytest.approx([expected] * len(SIZES), rel=1e-9)
+    assert gaussian_delta(steps**0.5 / 4.0, expected) < rule.delta
+    # Half of the steps at most would not explain it: the bound is not so loose as to hide a training.
+    assert gaussian_delta((2 * steps) ** 0.5 / 4.0, expected) > rule.delta
+
+
+def gaussian_delta(shift: float, epsilon: float) -> float:
+    """The exact delta at ``epsilon`` of Gaussian steps of full batches, whose shifts add up as squares (Balle, Wang
+    2018, Theorem 8)."""
+    normal = NormalDist()
+    return normal.cdf(shift / 2 - epsilon / shift) - math.exp(epsilon) * normal.cdf(-shift / 2 - epsilon / shift)
+
+
+class TrainsTwice(FedAvg):
+    """FedAvg that trains once more and does not say so."""
+
+    def plan(self, state, cohort):
+        plan = super().plan(state, cohort)
+        return replace(plan, trainings=plan.trainings * 2)
+
+
+class TunesAfterwards(FedAvg):
+    def deployed(self, state, cohort):
+        return replace(super().deployed(state, cohort), fine_tuning=(None,))
+
+
+@pytest.mark.parametrize("algorithm", [TrainsTwice(), TunesAfterwards()])
+def test_a_training_that_nobody_counts_is_one_sentence_with_dp_sgd_alone(algorithm, build):
+    simulate(build(SIZES), MODEL, algorithm, LOCAL, rounds=1)
+    with pytest.raises(InputError, match=r"^with DP-SGD every local training must be counted, but T\w+ has"):
+        simulate(build(SIZES), MODEL, algorithm, LOCAL, rounds=1, defenses=[RULE])

@@ -16,6 +16,7 @@ from shoal.engine import (
     Aggregate,
     Algorithm,
     ClientRows,
+    ClientTrainings,
     Cohort,
     Deployed,
     Engine,
@@ -25,6 +26,7 @@ from shoal.engine import (
     PersonalModels,
     RoundPlan,
     State,
+    client_trainings,
 )
 
 
@@ -34,7 +36,8 @@ class Ditto:
 
     w is the model of ``base`` that the client trains in that round, before the round. v_i stays with the client and is
     what it uses; with strength 0 it is local training alone, bit for bit where both draw the same batches. The shared
-    models are those of ``base``, bit for bit. All personal models start from the first initial model of ``base``.
+    models are those of ``base``, bit for bit. All personal models start from the first initial model of ``base``. The
+    epsilon of DP-SGD counts both trainings.
 
     Args:
         base: trains the shared models.
@@ -66,6 +69,11 @@ class Ditto:
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """See the base's."""
         self.base.check(local, risk_period)
+
+    def client_trainings(self, local: LocalSGD) -> ClientTrainings:
+        """The base's and that of the personal model in each round; nobody uses what the base would tune at the end."""
+        base, own = client_trainings(self.base, local), self.local or local
+        return ClientTrainings((*base.rounds, own), None if base.first is None else (*base.first, own))
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """The base's state, with a personal model for each client."""

@@ -11,7 +11,18 @@ from shoal.algorithms.fedavg import FedAvg
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+from shoal.engine import (
+    Aggregate,
+    Algorithm,
+    ClientTrainings,
+    Cohort,
+    Deployed,
+    Engine,
+    LocalSGD,
+    RoundPlan,
+    State,
+    client_trainings,
+)
 
 
 @settings
@@ -20,8 +31,8 @@ class FineTuning:
 
     w is what ``base`` says it uses: its cluster's, or one of its own. Everybody trains once more, also who took part in
     no round, on all its examples, with the defences of its cluster and at the learning rate of the round after the
-    last. Nothing is sent, so the server's filter has nothing to act on, and no epsilon of DP-SGD covers this training.
-    The N models are made when they are asked for and stored in no checkpoint.
+    last. Nothing is sent, so the server's filter has nothing to act on. The epsilon of DP-SGD counts this training too,
+    since clients use what comes of it. The N models are made when they are asked for and stored in no checkpoint.
 
     Args:
         base: trains the shared models.
@@ -52,6 +63,11 @@ class FineTuning:
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """See the base's."""
         self.base.check(local, risk_period)
+
+    def client_trainings(self, local: LocalSGD) -> ClientTrainings:
+        """The base's, and one more after the last round."""
+        base = client_trainings(self.base, local)
+        return replace(base, final=(*base.final, self.local or local))
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """See the base's."""

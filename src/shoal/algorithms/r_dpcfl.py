@@ -19,6 +19,7 @@ from shoal.core.settings import Positive, settings
 from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
+    ClientTrainings,
     Cohort,
     Deployed,
     Engine,
@@ -81,9 +82,9 @@ class RDPCFL:
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Any local training will do."""
 
-    def first_local(self, local: LocalSGD) -> LocalSGD:
-        """Full batches in the first round; see `shoal.engine.FirstRoundOfItsOwn`."""
-        return replace(local, batch_size="all")
+    def client_trainings(self, local: LocalSGD) -> ClientTrainings:
+        """Full batches in the first round."""
+        return ClientTrainings((local,), first=(replace(local, batch_size="all"),))
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """K independent random models, of which the first round trains the first alone."""
@@ -137,8 +138,8 @@ class RDPCFL:
         )
         together = torch.zeros(len(cohort), dtype=torch.int64)
         weights = averaging_weights(together, torch.ones(len(cohort), dtype=torch.float64), self.clusters)
-        local = self.first_local(cohort.local)
-        training = LocalTraining(state.models, together, weights, keep=lambda update: update, local=local)
+        full = replace(cohort.local, batch_size="all")
+        training = LocalTraining(state.models, together, weights, keep=lambda update: update, local=full)
         return RoundPlan(together, (training,))
 
     def _clustered(self, state: State, cohort: Cohort, aggregate: Aggregate) -> State:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from shoal.core.errors import require
-from shoal.engine import FirstRoundOfItsOwn
+from shoal.engine import LocalSGD, client_trainings
 
 
 def with_bases(algorithm: object) -> Iterator[object]:
@@ -32,6 +32,6 @@ def require_no_first_round(wrapper: object) -> None:
     _, *bases = with_bases(wrapper)
     for base in bases:
         require(
-            not isinstance(base, FirstRoundOfItsOwn),
+            client_trainings(base, LocalSGD()).first is None,
             f"{type(wrapper).__name__}'s 'base' must not have a first round of its own, as {type(base).__name__} has",
         )

@@ -1,12 +1,18 @@
-"""The guarantee of DP-SGD: the epsilon of each client over its rounds, by Opacus' accountants.
+"""The guarantee of DP-SGD: the epsilon of each client over its local trainings, by Opacus' accountants.
 
-Two limits of these values. Accountants assume Poisson subsampling (`DPSGD.sampling` = "poisson"); for shuffled batches
-the same value is reported, as is usual, and is an approximation. And epsilon covers the updates only: where clients
-choose a model, as in IFCA, the choice is computed on their data without noise and sent, and no epsilon covers it.
+It is of one record that is in a client's examples or left out, towards whoever sees everything that the client sends in
+all rounds, all released models, and the model that the client itself uses: every local training that the client takes
+on its examples is counted, also those of which nothing is sent (`ClientTrainings`).
+
+Three limits. Accountants assume Poisson subsampling (`DPSGD.sampling` = "poisson"); for shuffled batches the same value
+is reported, as is usual, and is an approximation. Where clients choose a model, as in IFCA, the choice is computed on
+their data without noise and sent, and no epsilon covers it. And the number of a client's examples is taken as known:
+batches, the weights of averages and what noise is divided by follow from it.
 """
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -16,7 +22,7 @@ from torch import Tensor
 from shoal.core.errors import InputError, require
 from shoal.data.federation import Federation
 from shoal.defenses.dp_sgd import DPSGD, Accountant
-from shoal.engine import LocalSGD
+from shoal.engine import ClientTrainings, LocalSGD
 
 Spent = tuple[float, int]
 """The sampling rate of a step, in (0, 1], and a number of such steps."""
@@ -59,57 +65,42 @@ def composed(history: Sequence[tuple[float, float, int]], delta: float, accounta
     return _epsilon_of_history(used, delta, accountant)
 
 
-def per_client(
-    sizes: Tensor, attended: Tensor, local: LocalSGD, rule: DPSGD, other: tuple[LocalSGD, Tensor] | None = None
-) -> Tensor:
-    """The epsilon of each of N clients.
+Counted = tuple[LocalSGD, Tensor, Tensor]
+"""A local training, the examples (N,) int64 that each client has in it, and how often (N,) int64 each takes it."""
 
-    Args:
-        sizes: (N,) int64, examples of each.
-        attended: (N,) int64, rounds that each took part in.
-        local: local training.
-        rule: the privacy of its steps.
-        other: another local training, and how many further rounds (N,) int64 each trained so; None: nobody did.
+
+def per_client(counted: Sequence[Counted], rule: DPSGD) -> Tensor:
+    """The epsilon of each of N clients, over all its local trainings; ``rule`` is the privacy of their steps.
 
     Returns:
         (N,) float64, at least 0; infinite without noise.
     """
-    counts = [(local, attended), *([] if other is None else [other])]
-    clients = list(zip(sizes.tolist(), *(rounds.tolist() for _, rounds in counts), strict=True))
+    locals_ = [local for local, _, _ in counted]
+    clients = torch.stack([each for _, sizes, times in counted for each in (sizes, times)], dim=1).tolist()
     known: dict[tuple[int, ...], float] = {}
-    for client in clients:
+    for client in map(tuple, clients):
         if client not in known:
-            size, *rounds = client
-            spent = [
-                _spent(each, size, often) for (each, _), often in zip(counts, rounds, strict=True) if size and often
-            ]
-            known[client] = epsilon(spent, rule.noise_multiplier, rule.delta, rule.accountant)
-    return torch.tensor([known[client] for client in clients], dtype=torch.float64)
-
-
-def _spent(local: LocalSGD, size: int, rounds: int) -> Spent:
-    """What a client of ``size`` examples spends in some rounds."""
-    return local.batch(size) / size, rounds * local.steps_of(size)
+            steps = Counter[float]()
+            for local, size, times in zip(locals_, client[::2], client[1::2], strict=True):
+                if size and times:
+                    steps[local.batch(size) / size] += times * local.steps_of(size)
+            known[client] = epsilon(list(steps.items()), rule.noise_multiplier, rule.delta, rule.accountant)
+    return torch.tensor([known[client] for client in map(tuple, clients)], dtype=torch.float64)
 
 
 def of_federation(
-    federation: Federation,
-    cohorts: Sequence[Tensor],
-    local: LocalSGD,
-    rule: DPSGD,
-    first_round: int = 1,
-    first_local: LocalSGD | None = None,
+    federation: Federation, cohorts: Sequence[Tensor], trainings: ClientTrainings, rule: DPSGD, first_round: int = 1
 ) -> Tensor:
-    """The epsilon of each of a federation's N clients after some rounds.
+    """The epsilon of each of a federation's N clients after some rounds, and after what follows the last.
 
     The victim of a property attack uses an example either in every k-th round or in all others: its epsilon is the
     larger of the two.
 
     Args:
         cohorts: positions of the clients of each round, from the first.
+        trainings: that every client takes, with all defences.
         rule: the privacy of steps.
         first_round: the number of that first round.
-        first_local: local training in the first of them that has clients; None: as in the others.
 
     Returns:
         (N,) float64.
@@ -119,11 +110,17 @@ def of_federation(
     for here, cohort in zip(attended, cohorts, strict=True):
         here[cohort] = 1
     first = torch.zeros_like(attended)
-    if first_local is not None and bool(attended.any()):
+    if trainings.first is not None and bool(attended.any()):
         begin = int(attended.any(dim=1).int().argmax())
         first[begin], attended[begin] = attended[begin].clone(), 0
-    other = local if first_local is None else first_local
-    epsilons = per_client(federation.clients.sizes, attended.sum(dim=0), local, rule, (other, first.sum(dim=0)))
+
+    def counted(sizes: Tensor, of_rounds: Tensor, of_first: Tensor, all_sizes: Tensor) -> list[Counted]:
+        in_rounds = [(each, sizes, of_rounds) for each in trainings.rounds]
+        in_first = [(each, sizes, of_first) for each in trainings.first or ()]
+        return [*in_rounds, *in_first, *((each, all_sizes, torch.ones_like(sizes)) for each in trainings.final)]
+
+    sizes = federation.clients.sizes
+    epsilons = per_client(counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes), rule)
     schedule = federation.property_schedule
     if schedule is None:
         return epsilons
@@ -131,10 +128,9 @@ def of_federation(
     present = torch.tensor([schedule.present(number) for number in numbers], dtype=torch.bool)
     for i in torch.nonzero(federation.ids == schedule.victim).flatten().tolist():
         holds = schedule.has_property[federation.clients.owned(i)]
-        sizes = torch.stack([holds.sum(), (~holds).sum()])
-        rounds = torch.stack([attended[present, i].sum(), attended[~present, i].sum()])
-        firsts = torch.stack([first[present, i].sum(), first[~present, i].sum()])
-        epsilons[i] = per_client(sizes, rounds, local, rule, (other, firsts)).max()
+        parts = torch.stack([holds.sum(), (~holds).sum()])
+        often = [torch.stack([each[present, i].sum(), each[~present, i].sum()]) for each in (attended, first)]
+        epsilons[i] = per_client(counted(parts, *often, sizes[i].expand(2)), rule).max()
     return epsilons
 
 
@@ -161,14 +157,12 @@ _POINTS = 3e7
 """Points of the mesh of "prv", above which it takes minutes and gigabytes."""
 
 
-def check_accountable(
-    federation: Federation, rounds: int, local: LocalSGD, first_local: LocalSGD | None = None
-) -> None:
+def check_accountable(federation: Federation, rounds: int, trainings: ClientTrainings) -> None:
     """Raise `InputError` where the accountant could not say, after all rounds, what the clients spent.
 
-    ``first_local`` is local training in the first round, where it is another; each client is taken to be there.
+    Each client is taken to be in a first round of its own, where ``trainings`` have one.
     """
-    rule = private_rule(local)
+    rule = private_rule(trainings.rounds[0])
     if rule is None:
         return
     attended = [(federation.clients.sizes, rounds)]
@@ -180,7 +174,7 @@ def check_accountable(
             sizes = federation.clients_in_round(number).sizes[federation.ids == schedule.victim]
             attended.append((sizes, often))
     for sizes, often in attended:
-        check_computable(sizes, often, local, rule, first_local)
+        check_computable(sizes, often, trainings, rule)
 
 
 def private_rule(local: LocalSGD) -> DPSGD | None:
@@ -189,17 +183,16 @@ def private_rule(local: LocalSGD) -> DPSGD | None:
     return rule if local.private and isinstance(rule, DPSGD) else None
 
 
-def check_computable(
-    sizes: Tensor, rounds: int, local: LocalSGD, rule: DPSGD, first_local: LocalSGD | None = None
-) -> None:
+def check_computable(sizes: Tensor, rounds: int, trainings: ClientTrainings, rule: DPSGD) -> None:
     """Raise `InputError` where ``rounds`` rounds of clients with ``sizes`` (N,) examples need too much memory.
 
-    With ``first_local`` one further round is trained so.
+    A first round of its own and what follows the last round come on top of these.
     """
     if rule.accountant == "rdp" or rule.noise_multiplier == 0 or not len(sizes):
         return
     kinds = sizes[sizes > 0].unique().tolist()
-    trained = [(local, rounds), *([] if first_local is None else [(first_local, 1)])]
+    once = (*(trainings.first or ()), *trainings.final)
+    trained = [*((each, rounds) for each in trainings.rounds), *((each, 1) for each in once)]
     spent = [
         (max(each.batch(size) / size for size in kinds), often * max(map(each.steps_of, kinds)))
         for each, often in trained

@@ -31,7 +31,7 @@ from shoal.deployment.messages import Offer, Refusal
 from shoal.deployment.node import NodeSettings
 from shoal.deployment.node_data import Client, open_client
 from shoal.deployment.supported import at_client, choice_of
-from shoal.engine import ClientUpdate, Engine, State, Training, client_round
+from shoal.engine import ClientUpdate, Engine, State, Training, client_round, client_trainings
 
 LOG = logging.getLogger("shoal")
 
@@ -57,7 +57,11 @@ def respond(offer: Offer, settings: NodeSettings) -> ClientUpdate | Refusal:
         algorithm = client.config.algorithm.value
         # Before training, and so before it is known which model is trained: the dearest is charged.
         examples = int(training.federation.clients.sizes[0])
-        costs = [ledger.after_round(training.local_of(state, k), examples) for k in range(len(state.models))]
+        trained = client_trainings(training.algorithm, training.local).rounds
+        costs = [
+            ledger.after_round([training.local_of(state, k, each) for each in trained], examples)
+            for k in range(len(state.models))
+        ]
         charged = max(costs, key=lambda each: each.epsilon)
         if charged.epsilon > settings.epsilon_budget:
             LOG.warning(

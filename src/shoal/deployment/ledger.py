@@ -4,6 +4,7 @@ A round is written down before it is trained, so that a client that dies in it h
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,14 +52,17 @@ class Ledger:
         largest = delta if self.rounds == 0 else max(delta, self.delta)
         return replace(self, steps=together, rounds=self.rounds + 1, delta=largest, accountant=accountant)
 
-    def after_round(self, local: LocalSGD, examples: int) -> "Ledger":
-        """The ledger with one round of ``local`` training on so many examples more."""
-        rule = private_rule(local)
-        noise = 0.0 if rule is None else rule.noise_multiplier
-        step = (noise, local.batch(examples) / examples, local.steps_of(examples))
-        if rule is None:
-            return self.after((step,), self.delta, self.accountant)
-        return self.after((step,), rule.delta, rule.accountant)
+    def after_round(self, trained: Sequence[LocalSGD], examples: int) -> "Ledger":
+        """The ledger with one round more, of these local trainings on so many examples."""
+        rules = [private_rule(each) for each in trained]
+        steps = tuple(
+            (0.0 if rule is None else rule.noise_multiplier, each.batch(examples) / examples, each.steps_of(examples))
+            for each, rule in zip(trained, rules, strict=True)
+        )
+        known = next((rule for rule in rules if rule is not None), None)
+        if known is None:
+            return self.after(steps, self.delta, self.accountant)
+        return self.after(steps, known.delta, known.accountant)
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""

@@ -8,6 +8,7 @@ the rest does not know which. `protocols.py` has what the packages above impleme
 from shoal.core.client_rows import ClientRows
 from shoal.engine.aggregation import Aggregator, averaging_weights
 from shoal.engine.backend import Backend, check_backend, check_loss, resolve_backend
+from shoal.engine.client_trainings import ClientTrainings, TrainsOtherwise, client_trainings
 from shoal.engine.client_updates import client_updates
 from shoal.engine.cohort import Cohort
 from shoal.engine.engine import DivergenceError, Engine, Precision, Storage
@@ -19,7 +20,6 @@ from shoal.engine.protocols import (
     Algorithm,
     ClusterRound,
     Coordinator,
-    FirstRoundOfItsOwn,
     LocalDefense,
     MaliciousClients,
     RiskEstimator,
@@ -37,12 +37,12 @@ from shoal.engine.step_rule import Gradient, StepRule, require_plain_sgd
 from shoal.engine.torch_optimizer import TorchOptimizer
 
 __all__ = [
-    "Aggregate", "Aggregator", "Algorithm", "Augmentation", "Backend", "ClientRows", "ClientUpdate", "ClusterRound",
-    "Cohort", "Coordinator", "Deployed", "DivergenceError", "Engine", "FirstRoundOfItsOwn", "Gradient",
-    "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining",
-    "MaliciousClients", "Objective", "PersonalModels", "Precision", "Received", "RiskEstimate", "RiskEstimator",
-    "RoundPlan", "RoundReport", "RoundUpdates", "ScalableDefense", "State", "StepRule", "Storage", "Tensors",
-    "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter", "averaging_weights", "check_backend", "check_loss",
-    "client_round", "client_updates", "require_per_example_gradients", "require_plain_sgd", "resolve_backend",
-    "server_plan", "server_round", "unknown_intervals",
+    "Aggregate", "Aggregator", "Algorithm", "Augmentation", "Backend", "ClientRows", "ClientTrainings", "ClientUpdate",
+    "ClusterRound", "Cohort", "Coordinator", "Deployed", "DivergenceError", "Engine", "Gradient", "GradientPrivacy",
+    "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining", "MaliciousClients", "Objective",
+    "PersonalModels", "Precision", "Received", "RiskEstimate", "RiskEstimator", "RoundPlan", "RoundReport",
+    "RoundUpdates", "ScalableDefense", "State", "StepRule", "Storage", "Tensors", "TorchOptimizer", "Training",
+    "TrainingPhase", "TrainsOtherwise", "UpdateFilter", "averaging_weights", "check_backend", "check_loss",
+    "client_round", "client_trainings", "client_updates", "require_per_example_gradients", "require_plain_sgd",
+    "resolve_backend", "server_plan", "server_round", "unknown_intervals",
 ]  # fmt: skip

@@ -69,26 +69,6 @@ class Algorithm(Protocol):
 
 
 @runtime_checkable
-class FirstRoundOfItsOwn(Protocol):
-    """An algorithm whose clients train otherwise in the first round that has clients than in all others.
-
-    It says so here, beside its plan, for whoever counts what the rounds spend of privacy.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.engine import FirstRoundOfItsOwn
-        >>> isinstance(shoal.RDPCFL(), FirstRoundOfItsOwn), isinstance(shoal.IFCA(), FirstRoundOfItsOwn)
-        (True, False)
-        >>> shoal.RDPCFL().first_local(shoal.LocalSGD(batch_size=20)).batch_size
-        'all'
-    """
-
-    def first_local(self, local: LocalSGD) -> LocalSGD:
-        """Local training in that round, where it is ``local`` in the others."""
-        ...
-
-
-@runtime_checkable
 class RiskEstimator(Protocol):
     """Estimates how exposed each model's members are; it changes nothing but the risks.
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from shoal.core.errors import require
@@ -151,6 +152,13 @@ class RoundPlan:
     trainings: tuple[LocalTraining, ...]
     losses: Tensor | None = None
     __repr__ = one_line
+
+    def trainings_of_clients(self) -> list[list[LocalSGD | None]]:
+        """What one client after another trains, as `LocalTraining.local` says, without repetitions."""
+        everybody = torch.ones(len(self.assignment), dtype=torch.bool)
+        trains = [everybody if each.trains is None else each.trains for each in self.trainings]
+        kinds = torch.stack(trains, dim=1).unique(dim=0).tolist() if trains else []
+        return [[each.local for each, mine in zip(self.trainings, kind, strict=True) if mine] for kind in kinds]
 
     def clusters(self, index: int) -> Tensor:
         """(n,) int64, the cluster whose model each client moves in one of the trainings; its directives count there.

@@ -17,6 +17,7 @@ from shoal.core.representation import one_line
 from shoal.data.federation import Federation
 from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
+from shoal.engine.client_trainings import require_counted
 from shoal.engine.cohort import Cohort
 from shoal.engine.cohort_trainer import CohortTrainer
 from shoal.engine.engine import DivergenceError, Engine
@@ -266,6 +267,8 @@ class Training:
     def _fine_tuned(self, state: State, deployed: Deployed) -> Deployed:
         """``deployed`` with a model of its own for every client, after the trainings that it asks for."""
         models, model = deployed.models, deployed.model
+        if any(each.private for each in self.local_of_clusters(state)):
+            require_counted(self.algorithm, self.local, [deployed.fine_tuning], final=True)
         for index, local in enumerate(deployed.fine_tuning):
             models, model = self._trained_once(state, replace(deployed, models=models, model=model), local, index)
         return replace(deployed, models=models, model=model)
@@ -308,6 +311,8 @@ class Training:
 
     def _train(self, state: State, cohort: Cohort, plan: RoundPlan, collector: UpdateCollector | None) -> State:
         """The state after the trainings of a plan and the server's update."""
+        if any(self.local_of(state, k).private for k in plan.assignment.unique().tolist()):
+            require_counted(self.algorithm, self.local, plan.trainings_of_clients())
         try:
             aggregate, adversary = self.trainer(state, cohort.clients, collector).train(state, plan)
         except DivergenceError as diverged:

@@ -9,7 +9,7 @@ from shoal.control import COLUMN, GUESSING, Coordinator, directives_of
 from shoal.core.errors import require
 from shoal.data.preferences import Preferences
 from shoal.defenses import TrainingSetup
-from shoal.engine import Algorithm, ClusterRound, LocalSGD, State, Training
+from shoal.engine import Algorithm, ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
 from shoal.simulation.summary import Summary
 
 LOG = logging.getLogger(__name__)
@@ -59,23 +59,26 @@ def warn_of_impossible_limits(preferences: Preferences) -> None:
         )
 
 
-def accountable_local(training: Training, state: State) -> LocalSGD | None:
-    """Local training whose spending of privacy bounds that of every round; None where directives decide how private
-    steps are.
+def accountable_trainings(training: Training, state: State) -> ClientTrainings | None:
+    """A client's local trainings, whose spending of privacy bounds that of every round; None where directives decide
+    how private steps are.
 
-    Without a coordinator it is that of cluster 0 in the last round. With one it is that of the fixed defences alone,
-    whose steps in a round are the most that shorter training leaves.
+    Without a coordinator they are those of cluster 0 in the last round. With one they are those under the fixed
+    defences alone, whose steps in a round are the most that shorter training leaves.
     """
-    if training.coordinator is None:
-        return training.local_of_clusters(state)[0]
     fixed = tuple(each for each in training.defenses if each is not training.coordinator)
-    local = replace(training, defenses=fixed).local_of_clusters(state)[0]
+    last = replace(state, round=max(0, state.round - 1))
+    fixedly = replace(training, defenses=fixed)
+    trainings = client_trainings(training.algorithm, training.local).changed(
+        lambda each: fixedly.local_of(last, 0, each)
+    )
+    local = trainings.rounds[0]
     knobs = training.coordinator.knobs.values() if isinstance(training.coordinator, Coordinator) else ()
     for knob in knobs:
         steered = local if knob.defense is None else knob.defense.local(local, ClusterRound(round=1, cluster=0))
         if _spending(steered) != _spending(local):
             return None
-    return local
+    return trainings
 
 
 def _spending(local: LocalSGD) -> tuple[object, ...]:

@@ -20,10 +20,9 @@ from shoal.simulation import canary_metrics, membership_metrics, property_metric
 from shoal.simulation.answers import Answers
 from shoal.simulation.attack_metrics import attacks_on_records
 from shoal.simulation.attacked_records import AttackedRecords
-from shoal.simulation.coordinator import accountable_local, coordinator_summary
+from shoal.simulation.coordinator import accountable_trainings, coordinator_summary
 from shoal.simulation.exposure import exposure_of_clients
 from shoal.simulation.final_attacks import attack_final_models
-from shoal.simulation.first_round import first_local
 from shoal.simulation.membership import Membership, is_personal
 from shoal.simulation.refits import refit_metrics
 from shoal.simulation.result import Outcome
@@ -132,16 +131,15 @@ def measure(
 
 def _of_privacy(training: Training, state: State, first_round: int, clients: pd.DataFrame) -> Summary:
     """What differential privacy guarantees where local steps are private; adds the column "epsilon" to ``clients``."""
-    local = accountable_local(training, state)
-    if local is None:
+    trainings = accountable_trainings(training, state)
+    if trainings is None:
         LOG.warning("no epsilon is stated, since a coordinator decided how private local steps were")
         return Summary()
-    rule = accounting.private_rule(local)
+    rule = accounting.private_rule(trainings.rounds[0])
     if rule is None:
         return Summary()
     cohorts = [training.cohort(number) for number in range(first_round, state.round + 1)]
-    first = first_local(training.algorithm, local)
-    spent_by = accounting.of_federation(training.federation, cohorts, local, rule, first_round, first)
+    spent_by = accounting.of_federation(training.federation, cohorts, trainings, rule, first_round)
     clients["epsilon"] = spent_by.numpy()
     spent = float(clients["epsilon"].max())
     # Without noise nothing is guaranteed, and infinity is no number of JSON.

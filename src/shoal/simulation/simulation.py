@@ -27,11 +27,19 @@ from shoal.core.representation import one_line
 from shoal.data import Canaries, Federation
 from shoal.data.paired_records import number_of_pairs
 from shoal.defenses import TrainingSetup, accounting
-from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training, check_loss
+from shoal.engine import (
+    Algorithm,
+    Engine,
+    MaliciousClients,
+    RoundReport,
+    State,
+    Training,
+    check_loss,
+    client_trainings,
+)
 from shoal.models.validation import require_fits
 from shoal.simulation.attacked_records import AttackedRecords
 from shoal.simulation.coordinator import check_coordinator, warn_of_impossible_limits
-from shoal.simulation.first_round import first_local
 from shoal.simulation.measurement import measure
 from shoal.simulation.property_metrics import property_summary, updates_of
 from shoal.simulation.result import Outcome
@@ -153,8 +161,9 @@ class Simulation:
             require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
             setup = replace(self.setup, kind=self.federation.kind)
             check_coordinator(self.coordinator, setup, self.algorithm, self.red_team.every)
-        local, rounds = self.setup.first_local(), self.rounds + 1 - self.first_round
-        accounting.check_accountable(self.federation, rounds, local, first_local(self.algorithm, local))
+        trainings = client_trainings(self.algorithm, self.setup.local)
+        defended = trainings.changed(lambda each: replace(self.setup, local=each).first_local())
+        accounting.check_accountable(self.federation, self.rounds + 1 - self.first_round, defended)
 
     @property
     def first_round(self) -> int:
