@@ -91,9 +91,9 @@ class TimedSensor(Timed[RiskEstimator]):
 
 
 class TimedCoordinator(Timed[Coordinator]):
-    def start(self, state: State, federation: Federation, engine: Engine) -> State:
+    def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         with self.timing():
-            return self.inner.start(state, federation, engine)
+            return self.inner.start(state, federation, engine, stream)
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         with self.timing():

@@ -41,6 +41,14 @@ def test_without_a_split_it_is_fedavg_bit_for_bit(play, never):
     assert len(divided.models) > 1
 
 
+@pytest.mark.parametrize(("least", "clusters"), [(1, 2), (2, 1)])
+def test_a_cluster_of_two_clients_is_divided_where_parts_may_be_of_one(play, build, least, clusters):
+    """Which the authors' notebook does not do."""
+    two = build().take(torch.tensor([0, 3]))
+    (*_, last), _ = play(CFL(eps1=1e9, eps2=0.0, min_clients=least), rounds=1, federation=two)
+    assert len(last.models) == clusters
+
+
 @pytest.mark.parametrize("linkage", ["single", "complete"])
 @pytest.mark.parametrize("sketch", [4096, 12])
 def test_two_groups_are_found_exactly(linkage, sketch):
@@ -202,7 +210,7 @@ def test_a_coordinator_goes_on_from_the_strengths_of_the_divided_cluster(four):
     with Engine(LINEAR, threads=1) as engine:
         federation = engine.prepare(federation)
         training = Training(federation, SPLITS, FULL, engine, Stream(3), coordinator=coordinator)
-        state = coordinator.start(before, federation, engine)
+        state = coordinator.start(before, federation, engine, Stream(1))
         exposed = replace(state, risks=torch.full((1,), 0.99).double())
         asked = coordinator.update(exposed, federation, engine, Stream(1))
         given = float(asked.directives["l2"])

@@ -185,7 +185,7 @@ def updated(
     models = torch.stack([mlp.init(Stream(k)) for k in range(len(risks[0]))])
     with Engine(mlp) as engine:
         state = State.initial(models, len(thresholds))
-        state = asked.start(state, federation, engine)
+        state = asked.start(state, federation, engine, Stream(0))
         states = [state]
         for number, each in enumerate(risks, start=1):
             assignment = torch.arange(len(thresholds)) % len(each)
@@ -250,7 +250,7 @@ def test_a_fall_of_accuracy_halves_the_demand(mlp):
     models = mlp.init(Stream(0))[None]
     with Engine(mlp) as engine:
         state = State.initial(models, 4)
-        state = asked.start(state, federation, engine)
+        state = asked.start(state, federation, engine, Stream(0))
         control = {
             **state.control,
             "demand": torch.tensor([0.08], dtype=FLOAT),
@@ -275,6 +275,24 @@ def test_a_predicted_risk_sets_the_first_directives(mlp):
     within, over = (updated(asked, [[0.5]], [limit] * 4, mlp)[0] for limit in (0.8, 0.6))
     assert within.directives["l2"].tolist() == [0.0]
     assert over.directives["l2"].tolist() == pytest.approx([0.9])
+
+
+def test_a_predicted_risk_is_asked_about_by_randomised_response(mlp):
+    """Every answer of a client, also the first, has the stated epsilon: false with probability 1 / (1 + e^epsilon)."""
+    many, epsilon = 400, 0.5
+    asked = coordinator(prediction=RiskPrediction(factor=0.5, exponent=0.01), vote_epsilon=epsilon, target=0.0)
+    federation, lies = federation_of([0.6] * many), 1 / (1 + math.exp(epsilon))
+    federation.preferences.threshold[: many * 3 // 4] = 0.9
+    with Engine(mlp) as engine:
+        state = State.initial(mlp.init(Stream(0))[None], many)
+        found = [asked.start(state, federation, engine, Stream(seed)).control["demand"] for seed in range(40)]
+        played = RecordedDirectives.of_rows(asked, [], Stream(7)).start(state, federation, engine, Stream(8))
+        attacked = asked.start(state, federation, engine, Stream(7)("coordinator", 0))
+    assert torch.equal(played.control["demand"], attacked.control["demand"])
+    shares = torch.cat(found) / asked.gain
+    deviation = math.sqrt(lies * (1 - lies) / many) / (1 - 2 * lies)
+    assert abs(float(shares.mean()) - 0.25) < 4 * deviation / math.sqrt(len(found))
+    assert float(shares.std()) == pytest.approx(deviation, rel=0.4)
 
 
 @pytest.mark.parametrize("prediction", [RiskPrediction(), RiskPrediction(factor=0.5, exponent=1.0)], ids=repr)
@@ -310,7 +328,7 @@ def test_local_training_is_the_same_object_without_a_directive():
 
 def test_recorded_directives_come_back_round_by_round(mlp):
     rows = [{"round": r, "cluster": k, "directive.l2": r + k / 10} for r in (2, 4) for k in range(2)]
-    recorded = RecordedDirectives.of_rows(coordinator(), rows)
+    recorded = RecordedDirectives.of_rows(coordinator(), rows, Stream(0))
     models = torch.stack([mlp.init(Stream(k)) for k in range(2)])
     with Engine(mlp) as engine:
         for number, expected in ((2, [2.0, 2.1]), (3, [9.0, 9.0]), (4, [4.0, 4.1])):

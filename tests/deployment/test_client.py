@@ -17,6 +17,7 @@ from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
+from shoal.defenses import DPSGD, accounting
 from shoal.deployment.client import respond, respond_histograms, respond_vote
 from shoal.deployment.ledger import Ledger
 from shoal.deployment.messages import Offer, Refusal
@@ -24,6 +25,7 @@ from shoal.deployment.node import NodeSettings
 from shoal.deployment.node_data import open_client, run_config
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
+from shoal.simulation.coordinator import accountable_trainings
 
 TABLE = {
     "seed": 2,
@@ -176,6 +178,28 @@ def test_a_client_whose_budget_is_spent_refuses_also_after_a_restart(tmp_path):
     assert Ledger.load(tmp_path / "ledger.json").rounds == 2
 
 
+@pytest.mark.parametrize("local", [{}, {"epochs": 2, "batch_size": 20}], ids=["as shared", "own"])
+def test_a_ledger_of_two_trainings_a_round_is_what_the_run_states(tmp_path, local):
+    table = {
+        "algorithm": {"name": "ditto", "rounds": 2, **({"local": local} if local else {})},
+        "defenses": {"dp_sgd": {"noise_multiplier": 1.0}},
+    }
+    offer = an_offer(**table)
+    offer = replace(offer, models=offer.models[:1], risks=offer.risks[:1])
+    for number in (1, 2):
+        respond(replace(offer, round=number), settings(tmp_path))
+    _, simulation = build(parse_config({**TABLE, **table}, "test"))
+    with Engine(simulation.setup.model) as engine:
+        training = simulation.on(engine)
+        state = [each for each, _ in training.rounds(training.start(), 2)][-1]
+    trainings = accountable_trainings(training, state)
+    assert trainings is not None
+    stated = accounting.of_federation(
+        simulation.federation, [torch.arange(3)] * 2, trainings, DPSGD(noise_multiplier=1.0)
+    )
+    assert Ledger.load(tmp_path / "ledger.json").epsilon == pytest.approx(float(stated[1]), rel=1e-9)
+
+
 def test_a_budget_needs_differential_privacy(tmp_path):
     refusal = respond(an_offer(), settings(tmp_path, **{"epsilon-budget": 100.0}))
     assert isinstance(refusal, Refusal)
@@ -265,3 +289,8 @@ def test_a_client_trains_on_a_folder_of_its_own(tmp_path):
     assert len(client.federation.clients.indices) == 11
     with pytest.raises(InputError, match="classes 'dark', which the server's data have not"):
         open_client(config, node, ("grey", "light"))
+    private = {"defenses": {"dp_sgd": {"noise_multiplier": 1.0}}, "algorithm": {"name": "fedsoft", "rounds": 1}}
+    steered = {"red_team": {"every": 1, "estimator": "histogram"}, "coordinator": {"dp_sgd": {"noise_multiplier": 1.0}}}
+    for unsound in (table | private, table | private | steered | {"defenses": {}}):
+        with pytest.raises(InputError, match="clients also send FedSoft's importances"):
+            open_client(parse_config(unsound, "test").toml(), node, ("dark", "grey", "light"))

@@ -49,8 +49,9 @@ class CFL:
     that never came. Whoever is refused by `admission` stays where it is and is asked again in its next round, with the
     same model.
 
-    Ours: both parts go on with the average of the round in which they were divided; the larger part keeps the model's
-    number; risks, directives and members are inherited by both; updates are those of parameters (without batch norm's
+    Ours: a cluster of two clients may be divided (the authors' notebook divides those of more than two alone); both
+    parts go on with the average of the round in which they were divided; the larger part keeps the model's number;
+    risks, directives and members are inherited by both; updates are those of parameters (without batch norm's
     statistics); with partial participation the criteria are of this round's clients. The average's norm is exact, and
     so is each client's; cosines are of sketches (`UpdateSketch`), so that the server keeps d numbers of an update.
     Where a predicted risk limits what may be divided, `min_examples` says so: the number of classes times

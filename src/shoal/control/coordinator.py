@@ -69,7 +69,8 @@ class Coordinator:
         max_cost: held-out accuracy that knobs may cost.
         audit_factor: what clients are asked about is ``0.5 + audit_factor * (risk - 0.5)``: how many times the
             advantage that the estimator sees a strong attack has, by an audit.
-        vote_epsilon: clients answer by randomised response; None: truly.
+        vote_epsilon: clients answer by randomised response, of this epsilon for each answer: one an estimate, two with
+            ``release_on="interval"``, and one before the first round with ``prediction``; None: truly.
         prediction: of the risk before the first round, which sets the first directives; None: these are 0.
         min_clients: the number of members below which a model gets a discount, the directive "price" of `PricedChoice`,
             which makes leaving it dearer for those who are left: the multiplier of the constraint by dual ascent,
@@ -111,17 +112,19 @@ class Coordinator:
                 local = knob.defense.scaled(strength).local(local, at)
         return local
 
-    def start(self, state: State, federation: Federation, engine: Engine) -> State:
+    def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """``state`` with the first directives: nothing, or what the predicted risk asks for.
 
-        A predicted cluster has the federation's examples divided by the number of models.
+        A predicted cluster has the federation's examples divided by the number of models, and all clients answer
+        whether its risk is over their limits, as after an estimate.
         """
         del engine
         memory = Memory.empty(len(state.models), self.knobs)
         if self.prediction is not None:
             each = int(federation.clients.sizes.sum()) / len(state.models) / (federation.classes or 1)
-            risk = self.prediction.risk(each)
-            share = float((federation.preferences.threshold < risk).double().mean())
+            risk = torch.tensor([self.prediction.risk(each)], dtype=torch.float64)
+            together = torch.zeros(len(federation), dtype=torch.int64)
+            share = float(over_limit_shares(risk, together, federation, self.vote_epsilon, stream))
             relief, cost = self._sensitivities(memory)
             wanted = max(0.0, self.gain * (share - self.target))
             demand = min(wanted, self._most(relief, cost))

@@ -25,22 +25,26 @@ class RecordedDirectives:
         given: the coordinator of the attacked run, which gives the first directives.
         by_round: (K,) float64 of each directive, by the round after which it was given. Where a round is missing, or K
             is another, directives stay.
+        stream: the root of the attacked run's random streams, by which its clients answered before the first round.
 
     Example:
         >>> import shoal
         >>> from shoal.control import RecordedDirectives
         >>> rows = [{"round": 5, "cluster": k, "directive.l2": k / 2} for k in (0, 1)]
-        >>> recorded = RecordedDirectives.of_rows(shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))}), rows)
+        >>> given = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))})
+        >>> recorded = RecordedDirectives.of_rows(given, rows, shoal.Stream(0))
         >>> recorded.by_round[5]["l2"]
         tensor([0.0000, 0.5000], dtype=torch.float64)
     """
 
     given: EngineCoordinator
     by_round: Mapping[int, Tensors]
+    stream: Stream
 
-    def start(self, state: State, federation: Federation, engine: Engine) -> State:
-        """As the attacked run's."""
-        return self.given.start(state, federation, engine)
+    def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
+        """As the attacked run's, with the answers of then."""
+        del stream
+        return self.given.start(state, federation, engine, self.stream("coordinator", 0))
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """Those of the round that ``state`` has done."""
@@ -50,7 +54,7 @@ class RecordedDirectives:
         return replace(state, directives={**state.directives, **same})
 
     @staticmethod
-    def of_rows(given: EngineCoordinator, rows: Sequence[Mapping[str, float]]) -> "RecordedDirectives":
+    def of_rows(given: EngineCoordinator, rows: Sequence[Mapping[str, float]], stream: Stream) -> "RecordedDirectives":
         """Those in the rows of `rounds.csv`, which are one per round and cluster, in order."""
         by_round: dict[int, list[Mapping[str, float]]] = {}
         for row in rows:
@@ -59,7 +63,7 @@ class RecordedDirectives:
             number: {name: torch.tensor(given, dtype=torch.float64) for name, given in directives_of(some).items()}
             for number, some in by_round.items()
         }
-        return RecordedDirectives(given, tensors)
+        return RecordedDirectives(given, tensors, stream)
 
 
 def directives_of(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:

@@ -18,6 +18,7 @@ from shoal.data.shards import Shards
 from shoal.defenses import TrainingSetup, defended
 from shoal.deployment.node import NodeSettings
 from shoal.models import Model, Shape, VectorShape
+from shoal.simulation.coordinator import check_coordinator
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,4 +150,8 @@ def _with_own_data(
         shape = Shape(channels, height, width, network.classes)
     model: Model = network.model(shape)
     setup = defended(TrainingSetup(model, config.local, kind=data.kind), config.defenses.all())
+    # As the server did, which a client need not trust with what it states to itself as its epsilon.
+    config.algorithm.value.check(setup.first_local(), config.red_team.every)
+    if config.coordinator is not None:
+        check_coordinator(config.coordinator.coordinator(), setup, config.algorithm.value, config.red_team.every)
     return Client(replace(config, model=network), federation, setup)

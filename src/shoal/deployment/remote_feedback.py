@@ -1,7 +1,7 @@
 """What the server asks of clients beside training: histograms of losses, and whether a risk is over their limit."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -69,9 +69,9 @@ class RemoteCoordinator:
     server: Server
     law: Coordinator
 
-    def start(self, state: State, federation: Federation, engine: Engine) -> State:
-        """See `Coordinator.start`."""
-        return self.law.start(state, federation, engine)
+    def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
+        """See `Coordinator.start`; nobody is asked, so there are no answers to be randomised."""
+        return replace(self.law, vote_epsilon=None).start(state, federation, engine, stream)
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """See `Coordinator.update`; a client that does not answer says nothing."""

@@ -222,7 +222,7 @@ class Coordinator(Protocol):
         >>> from shoal.engine import Coordinator, State
         >>> @dataclass(frozen=True)
         ... class PoolExposed:
-        ...     def start(self, state, federation, engine):
+        ...     def start(self, state, federation, engine, stream):
         ...         return replace(state, directives={"pooling": torch.zeros(len(state.models), dtype=torch.float64)})
         ...     def update(self, state, federation, engine, stream):
         ...         return replace(state, directives={"pooling": (state.risks > 0.6).double()})
@@ -235,7 +235,7 @@ class Coordinator(Protocol):
         tensor([0., 1.], dtype=torch.float64)
     """
 
-    def start(self, state: State, federation: Federation, engine: Engine) -> State:
+    def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """``state`` before the first round with its first directives and what the coordinator remembers."""
         ...
 

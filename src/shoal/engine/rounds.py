@@ -100,7 +100,7 @@ class Training:
         state = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
         state = replace(state, personal=self.engine.stored(state.personal))
         if self.coordinator is not None:
-            state = self.coordinator.start(state, self.federation, self.engine)
+            state = self.coordinator.start(state, self.federation, self.engine, self.stream("coordinator", 0))
         if self.malicious_clients is None:
             return state
         return replace(state, adversary=self.malicious_clients.start(state, self.stream("insider")))

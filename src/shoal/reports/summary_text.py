@@ -111,7 +111,7 @@ def _epsilon(summary: Summary) -> list[str]:
         not_covered.insert(0, "the choice of a model, which is sent to the server without noise")
     bound = f"epsilon {epsilon:.2f}{at} for the client with the largest"
     limits = f"it does not cover {' nor '.join(not_covered)}"
-    return [f"Differential privacy bounds what updates give away of one example: {bound}; {limits}"]
+    return [f"Differential privacy bounds what updates and models give away of one example: {bound}; {limits}"]
 
 
 def _exposure(summary: Summary) -> list[str]:

@@ -92,14 +92,15 @@ class AttackedRun:
             simulation.property_attack is None and simulation.malicious_clients is None,
             "reference federations cannot replay a run with a property attack; audit a run without [property_attack]",
         )
-        stream, shadow = Stream(simulation.seed)("audit"), simulation.federation.shadow
+        root, shadow = Stream(simulation.seed), simulation.federation.shadow
+        stream = root("audit")
         coordinator = simulation.coordinator
         drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
         return AttackedRun(
             simulation=simulation,
             state=state,
             risks=RecordedRisks.of_rows(simulation.red_team.every, rows),
-            directives=None if coordinator is None else RecordedDirectives.of_rows(coordinator, rows),
+            directives=None if coordinator is None else RecordedDirectives.of_rows(coordinator, rows, root),
             records=pair_records(simulation.federation, stream("records")),
             population=shadow.take(drawn.to(shadow.y.device)),
         )

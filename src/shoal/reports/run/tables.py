@@ -302,7 +302,8 @@ def overall(metrics: Metrics, kind: str = "images", *, fair: bool = True) -> Tab
         return Table(about.replace(",", " and"), ("value",), rows)
     meaning = (
         f"What differential privacy guarantees, at delta = {cell(metrics, 'delta', '{:g}'.format)}; smaller is more "
-        "private. The largest of all clients; of the updates that they send, not of which model they choose."
+        "private. The largest of all clients; of the updates that they send and the models that they use, not of which "
+        "model they choose."
     )
     if "epsilon" not in metrics:
         meaning += " There is none: without noise, nothing is guaranteed."
