@@ -27,7 +27,7 @@ from shoal.core.representation import one_line
 from shoal.data import Canaries, Federation
 from shoal.data.paired_records import number_of_pairs
 from shoal.defenses import TrainingSetup, accounting
-from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training, check_loss
+from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training, check_examples
 from shoal.models.validation import require_fits
 from shoal.simulation.attacked_records import AttackedRecords
 from shoal.simulation.coordinator import check_coordinator, warn_of_impossible_limits
@@ -259,11 +259,15 @@ def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
     Raises:
         InputError: the model cannot take the data, or has fewer outputs than there are classes or targets.
     """
-    ready = engine.prepare(simulation.federation)
-    given = simulation.federation.clients
-    require_fits(simulation.setup.model, given.x[:2], given.y[:2], simulation.federation.classes)
-    check_loss(engine.backend, simulation.setup.model, given.x[:2], given.y[:2])
+    ready, examples = engine.prepare(simulation.federation), first_examples(simulation.federation)
+    require_fits(simulation.setup.model, *examples, simulation.federation.classes)
+    check_examples(engine.backend, simulation.setup.model, *examples)
     return replace(simulation, federation=ready)
+
+
+def first_examples(federation: Federation) -> tuple[Tensor, Tensor]:
+    """Inputs (B, ...) and labels of at most two training examples, on which a model is tried."""
+    return federation.clients.x[:2], federation.clients.y[:2]
 
 
 def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
