@@ -42,7 +42,7 @@ __all__ = [
     "GradientPrivacy", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining",
     "MaliciousClients", "Objective", "PersonalModels", "Precision", "Received", "RiskEstimate", "RiskEstimator",
     "RoundPlan", "RoundReport", "RoundUpdates", "ScalableDefense", "State", "StepRule", "Storage", "Tensors",
-    "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter", "averaging_weights", "check_backend", "check_examples",
-    "client_round", "client_updates", "require_per_example_gradients", "require_plain_sgd", "resolve_backend",
-    "server_plan", "server_round", "unknown_intervals",
+    "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter", "averaging_weights", "check_backend",
+    "check_examples", "client_round", "client_updates", "require_per_example_gradients", "require_plain_sgd",
+    "resolve_backend", "server_plan", "server_round", "unknown_intervals",
 ]  # fmt: skip

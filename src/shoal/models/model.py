@@ -217,9 +217,8 @@ def _taken_out(outputs: Callable[[Any], Tensor], network: nn.Module, given: tupl
     try:
         return outputs(made)
     except (AttributeError, LookupError, TypeError) as error:
-        kind = type(made).__name__
         raise InputError(
-            f"the model's outputs cannot be taken out of the {kind} that its network gives: {error}"
+            f"the model's outputs cannot be taken out of the {type(made).__name__} that its network gives: {error}"
         ) from error
 
 

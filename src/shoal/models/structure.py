@@ -25,7 +25,8 @@ def require_trainable(network: nn.Module) -> None:
         advice = _instead_of_randomness(module)
         require(
             advice is None,
-            f"{layer} draws from PyTorch's global generator, so results would depend on the number of threads; {advice}",
+            f"{layer} draws from PyTorch's global generator, so results would depend on the number of threads; "
+            f"{advice}",
         )
         cumulative = isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None
         require(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream, seeded
 from shoal.models.dropout import seeded_dropouts
-from shoal.models.model import Loss, Metric, Model, cross_entropy, squared_error
+from shoal.models.model import Loss, Metric, Model, cross_entropy
 
 
 def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> None:
@@ -44,8 +44,8 @@ def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> Non
     require(untouched._version == 0, _changes_inputs("the network in evaluation mode"))
     require(
         torch.allclose(_outputs(network, x), outputs, equal_nan=True),
-        "the network gives other outputs for the same examples when it is called again, even in evaluation mode; it must "
-        "remember nothing but in its buffers, and draw no random numbers",
+        "the network gives other outputs for the same examples when it is called again, even in evaluation mode; it "
+        "must remember nothing but in its buffers, and draw no random numbers",
     )
 
 
@@ -65,8 +65,8 @@ def _outputs(network: nn.Module, x: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor):
         kind = type(outputs).__name__
         raise InputError(
-            f"the network must give one tensor (examples, classes); got {kind}; say which tensor of it the outputs are, "
-            "such as Model(MyNetwork, outputs=lambda given: given[0]), or given.logits"
+            f"the network must give one tensor (examples, classes); got {kind}; say which tensor of it the outputs "
+            "are, such as Model(MyNetwork, outputs=lambda given: given[0]), or given.logits"
         )
     return outputs
 
@@ -142,15 +142,15 @@ def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
         kept = now.is_floating_point() or isinstance(owner, nn.modules.batchnorm._NormBase)
         require(
             kept or torch.equal(now, copy),
-            f"the network changes its buffer '{name}' of {str(now.dtype).removeprefix('torch.')} in training, but models "
-            "are vectors of float32; make it a buffer of floats",
+            f"the network changes its buffer '{name}' of {str(now.dtype).removeprefix('torch.')} in training, but "
+            "models are vectors of float32; make it a buffer of floats",
         )
 
 
 def _changes_inputs(who: str) -> str:
     return (
-        f"{who} changes the network's inputs in place, which other models read too; leave inplace=True out, or copy them "
-        "first (x = x.clone())"
+        f"{who} changes the network's inputs in place, which other models read too; leave inplace=True out, or copy "
+        "them first (x = x.clone())"
     )
 
 
