@@ -107,6 +107,10 @@ def regressed(build=lambda: nn.Linear(5, 1), loss=squared_error, federation=None
     return simulated(federation=federation or regression(), model=Model(build, loss), **settings)
 
 
+def looking_loss(x, y):
+    return nn.functional.gaussian_nll_loss(x, y, x**2, reduction="none").mean(1)
+
+
 def with_model(build, **settings):
     return simulated(model=Model(build, **settings))
 
@@ -256,7 +260,10 @@ MODELS = {
     "lazy": (lambda: with_model(lambda: nn.LazyLinear(3)), "(LazyLinear) has no size before it has seen data"),
     "no parameters": (lambda: with_model(nn.Identity), "the network has no trainable parameters"),
     "frozen": (lambda: with_model(lambda: linear().requires_grad_(False)), "the network has no trainable parameters"),
-    "other inputs": (lambda: with_model(lambda: nn.Linear(7, 3)), "the model cannot take examples of shape (5,): mat1"),
+    "other inputs": (
+        lambda: with_model(lambda: nn.Linear(7, 3)),
+        "the model cannot take examples of shape (5,) in a batch of 2: mat1",
+    ),
     "few outputs": (lambda: with_model(lambda: nn.Linear(5, 2)), "the labels have 3 classes, but the model gives"),
     "a tuple": (lambda: with_model(lambda: nn.LSTM(5, 3)), "the network must give one tensor (examples, classes); got"),
     "functional dropout": (lambda: with_model(FunctionalDropout), "draws from PyTorch's global generator in training"),
@@ -325,8 +332,9 @@ SIMULATIONS = {
     "a name": (lambda: simulated(algorithm="fedavg"), "str is no algorithm: it has no method check, init, plan"),
     "no algorithm": (lambda: simulated(algorithm=None), "NoneType is no algorithm"),
     "a loss that looks at its values": (
-        lambda: regressed(loss=lambda x, y: nn.functional.gaussian_nll_loss(x, y, x**2, reduction="none").mean(1)),
-        "the model's loss cannot be computed for many clients at once, as backend 'vmap' does; use backend='loop'",
+        lambda: regressed(loss=looking_loss, backend="vmap"),
+        "the network and its loss cannot be computed for many clients at once, as backend 'vmap' does; use "
+        "backend='loop' (PyTorch says: ",
     ),
     "shadow models of a regression": (
         lambda: regressed(red_team=RedTeam()),

@@ -89,6 +89,7 @@ from .engine import Engine, LocalSGD, TorchOptimizer, Training
 from .models import Model, Shape, TextShape, VectorShape, create_model, squared_error
 from .runs.audit import audit_run, audit_scores, audit_trace
 from .runs.comparison import Comparison, compare
+from .runs.measuring import MeasurementError
 from .runs.result import Result, load
 from .runs.run import run
 from .runs.simulate import simulate
@@ -147,6 +148,7 @@ __all__ = [
     "LocalSGD",
     "LossHistograms",
     "LossThreshold",
+    "MeasurementError",
     "MetricPrivacy",
     "MislabelledCanaries",
     "Mixup",

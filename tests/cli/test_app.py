@@ -206,7 +206,7 @@ def test_interrupted_is_130_and_can_be_resumed(config, tmp_path):
 # A fit that nothing interrupts, as those of some libraries.
 STUCK = """
 import time
-import shoal.runs.run
+import shoal.runs.measuring
 def fit(simulation, *_):
     print("fitting", flush=True)
     while True:
@@ -214,7 +214,7 @@ def fit(simulation, *_):
             time.sleep(60)
         except KeyboardInterrupt:
             pass
-shoal.runs.run.measure_final = fit
+shoal.runs.measuring.measure_final = fit
 """
 
 

@@ -163,7 +163,11 @@ def active_property_attacker(
     classes = _last_layer(model.network()).out_features
     return ActivePropertyAttacker(
         client=schedule.attacker,
-        model=Model(partial(_build_with_head, model.build), partial(_multi_task_loss, model.loss, classes, alpha)),
+        model=replace(
+            model,
+            build=partial(_build_with_head, model.build),
+            loss=partial(_multi_task_loss, model.loss, classes, alpha),
+        ),
         plain=model,
         labels=federation.clients.y.cpu() + classes * schedule.has_property.long(),
         gamma=gamma,

@@ -246,6 +246,8 @@ def losses(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> NDArr
     >>> losses(torch.zeros(1, 4), torch.tensor([2])).round(3)
     array([1.386])
     """
+    if not len(labels):
+        return np.empty(0)  # A loss of a user's own may fail without examples.
     # Losses of a user may hold float32 tensors, such as weights of classes, so they get what they get in training.
     return loss(outputs.double() if loss is cross_entropy else outputs, labels).detach().double().numpy()
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from shoal.algorithms.fedrep import FedRep
 from shoal.algorithms.shared_body import SharedBody, head_of
@@ -267,6 +268,11 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         trainings = [setup.first_local(), *(each for each in of_wrapped if isinstance(each, LocalSGD))]
         for each in trainings:
             check_backend(None if backend == "auto" else backend, setup.model, each)
+        if backend == "auto":
+            # "loop" where one of them needs it; shipped networks need no trial.
+            backend = min(resolve_backend(setup.model, each) for each in trainings)
+            if backend == "vmap" and ":" in network.name:
+                backend = resolve_backend(setup.model, trainings[0], _first_examples(data), classes)
     with in_table("algorithm"):
         config.algorithm.value.check(setup.first_local(), config.red_team.every)
         for each in with_bases(config.algorithm.value):
@@ -289,11 +295,7 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         model=network,
         # A run that records nothing is the run of a file that does not speak of it.
         record=config.record if config.record is not None and config.record.updates else None,
-        engine=replace(
-            config.engine,
-            # "loop" where one of them needs it.
-            backend=min(resolve_backend(setup.model, each) for each in trainings) if backend == "auto" else backend,
-        ),
+        engine=replace(config.engine, backend=backend),
     )
     return Resolved(decided, data, setup, preferences, indices)
 
@@ -329,6 +331,14 @@ def _model(network: Network, data: LabelledDataset | ClientDataset, indices: Par
     if ":" in network.name:
         return Model(partial(load(network.name, "name"), shape))
     return network.model(shape)
+
+
+def _first_examples(data: LabelledDataset | ClientDataset) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of at most two examples, on which a network is tried."""
+    if isinstance(data, TextDataset):
+        return data.words[:2], data.labels[:2]
+    x = data.x[:2] if isinstance(data, ClientDataset) else data.pixels[:2]
+    return x.float() if x.is_floating_point() else x.float() / 255, data.labels[:2]
 
 
 def _partition(config: Config) -> Partition:

@@ -27,6 +27,12 @@ Task = Literal["classification", "regression"]
 
 Impute = Literal["mean", "median", "most-frequent"]
 """What stands for the empty cells of a column."""
+_PADDED = "pad them to one, as torch.nn.utils.rnn.pad_sequence does, by a number that network and loss take for padding"
+
+_PACKED = (
+    "x is one tensor, so several inputs are packed into it, such as torch.cat([a, b], dim=1), and the network's forward "
+    "takes them apart"
+)
 
 Table = Any
 """A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
@@ -119,10 +125,12 @@ def tensors_of(name: str, given: object, task: Task = "classification") -> tuple
         require(isinstance(given, Sized), f"{name} is a data set without a length; give one with __len__")
         rows = [given[i] for i in range(len(given))]  # pyright: ignore[reportArgumentType]
         pairs = all(isinstance(row, tuple | list) and len(row) == 2 for row in rows)
-        require(pairs, f"{name} is a data set whose items are not pairs (x, y)")
+        require(pairs, f"{name} is a data set whose items are not pairs (x, y); {_PACKED}")
         given = stacked(name, [x for x, _ in rows]), [_scalar(y) for _, y in rows]
     pair = isinstance(given, tuple | list) and len(given) == 2
-    require(pair, f"{name} must be a pair (x, y) or a torch.utils.data.Dataset of such pairs; got {described(given)}")
+    more = f"; {_PACKED}" if isinstance(given, tuple | list | dict) else ""
+    kinds = "a pair (x, y) or a torch.utils.data.Dataset of such pairs"
+    require(pair, f"{name} must be {kinds}; got {described(given)}{more}")
     assert isinstance(given, tuple | list)
     x = _inputs(name, given[0])
     y = _targets(name, given[1]) if task == "regression" else _labels(name, given[1])
@@ -158,9 +166,12 @@ def group_names(name: str, given: object, count: int) -> list[str]:
 
 def stacked(name: str, values: Sequence[object]) -> Tensor:
     """Single inputs, of one shape, as one tensor; pictures (H, W) and (H, W, C) as (C, H, W) in [0, 1]."""
+    require(not any(map(_several, values)), f"{name} has inputs of several tensors; {_PACKED}")
     arrays = [each.numpy(force=True) if isinstance(each, Tensor) else _picture(each) for each in values]
     shapes = {each.shape for each in arrays}
-    require(len(shapes) <= 1, f"{name} has inputs of different shapes: {', '.join(map(str, sorted(shapes)[:3]))}")
+    require(
+        len(shapes) <= 1, f"{name} has inputs of different shapes: {', '.join(map(str, sorted(shapes)[:3]))}; {_PADDED}"
+    )
     return torch.as_tensor(np.stack(arrays)) if arrays else torch.empty(0)
 
 
@@ -172,13 +183,21 @@ def _picture(value: object) -> np.ndarray:
     return np.atleast_3d(array).transpose(2, 0, 1).astype(np.float32) / 255
 
 
+def _several(given: object) -> bool:
+    """Whether somebody means several inputs: a dictionary, or a tuple of arrays, which would be stacked as examples."""
+    arrays = isinstance(given, tuple) and any(isinstance(each, Tensor | np.ndarray) and each.ndim > 0 for each in given)
+    return isinstance(given, dict) or arrays
+
+
 def _scalar(label: object) -> object:
     return label.tolist() if isinstance(label, Tensor | np.ndarray | np.generic) else label
 
 
 def _inputs(name: str, given: object) -> Tensor:
     """Inputs (m, ...): floats as float32, bytes and truth values too, whole numbers as int64 (words of a text)."""
+    require(not _several(given), f"the inputs of {name} are several: {described(given)}; {_PACKED}")
     x = _tensor(f"the inputs of {name}", given)
+    require(not x.is_nested, f"the inputs of {name} must be of one shape; got a nested tensor; {_PADDED}")
     require(x.dim() > 0, f"the inputs of {name} must be one row per example; got a single number")
     require(not x.is_complex(), f"the inputs of {name} must be real numbers; got {x.dtype}")
     if x.is_floating_point() or x.dtype in (torch.bool, torch.uint8):
@@ -195,7 +214,11 @@ def _labels(name: str, given: object) -> Tensor:
         y = y[:, 0]
     if y.dim() == 2 and y.numel() and bool(((y == 0) | (y == 1)).all() & (y.sum(dim=1) == 1).all()):
         y = y.to(torch.int64).argmax(dim=1)
-    require(y.dim() == 1, f"the labels of {name} must be one number per example; got shape {tuple(y.shape)}")
+    require(
+        y.dim() == 1,
+        f"the labels of {name} must be one number per example; got shape {tuple(y.shape)}; several labels of an "
+        "example are given with task='regression' and a loss and a metric of your own",
+    )
     whole = not y.is_complex() and bool((y == y.to(torch.int64)).all())
     require(
         whole,
@@ -211,7 +234,8 @@ def _targets(name: str, given: object) -> Tensor:
     require(not y.is_complex(), f"the labels of {name} must be real numbers; got {y.dtype}")
     require(
         y.dim() in (1, 2) and (y.dim() == 1 or y.shape[1] > 0),
-        f"the labels of {name} must be one number per example, or (m, d); got shape {tuple(y.shape)}",
+        f"the labels of {name} must be one number per example, or (m, d); got shape {tuple(y.shape)}; a loss and a "
+        "metric of your own may reshape the rows of d numbers",
     )
     return (y[:, None] if y.dim() == 1 else y).detach().to(torch.float32)
 
@@ -225,7 +249,9 @@ def _tensor(name: str, given: object) -> Tensor:
     try:
         array = np.asarray(given)
     except ValueError as error:
-        raise InputError(f"{name} must be numbers of one shape; got {described(given)} of different lengths") from error
+        raise InputError(
+            f"{name} must be numbers of one shape; got {described(given)} of different lengths; {_PADDED}"
+        ) from error
     numbers = array.dtype.kind in "iufb"
     example = f" such as {array.flat[:1].tolist()[0]!r}" if array.size and not numbers else ""
     require(numbers, f"{name} must be numbers; got {described(given)}{example}; number names from 0")

@@ -7,7 +7,7 @@ the rest does not know which. `protocols.py` has what the packages above impleme
 
 from shoal.core.client_rows import ClientRows
 from shoal.engine.aggregation import Aggregator, averaging_weights
-from shoal.engine.backend import Backend, check_backend, check_loss, resolve_backend
+from shoal.engine.backend import Backend, check_backend, check_examples, resolve_backend
 from shoal.engine.client_trainings import ClientTrainings, TrainsOtherwise, client_trainings
 from shoal.engine.client_updates import client_updates
 from shoal.engine.cohort import Cohort
@@ -42,7 +42,7 @@ __all__ = [
     "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD", "LocalTraining", "MaliciousClients", "Objective",
     "PersonalModels", "Precision", "Received", "RiskEstimate", "RiskEstimator", "RoundPlan", "RoundReport",
     "RoundUpdates", "ScalableDefense", "State", "StepRule", "Storage", "Tensors", "TorchOptimizer", "Training",
-    "TrainingPhase", "TrainsOtherwise", "UpdateFilter", "averaging_weights", "check_backend", "check_loss",
+    "TrainingPhase", "TrainsOtherwise", "UpdateFilter", "averaging_weights", "check_backend", "check_examples",
     "client_round", "client_trainings", "client_updates", "require_per_example_gradients", "require_plain_sgd",
     "resolve_backend", "server_plan", "server_round", "unknown_intervals",
 ]  # fmt: skip

@@ -1,15 +1,19 @@
 """Which of the two backends trains a model, and which cannot."""
 
+import logging
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
-from shoal.core.errors import InputError, require
+from shoal.core.errors import require
 from shoal.engine.local_sgd import LocalSGD
 from shoal.engine.vmap_backend import prefers_vmap
+from shoal.engine.vmap_trial import vmap_obstacle
 from shoal.models.dropout import seeded_dropouts
 from shoal.models.model import Model
+from shoal.models.validation import require_fits
+
+LOG = logging.getLogger(__name__)
 
 Backend = Literal["loop", "vmap"]
 """How clients are trained: one after another on each thread (`loop_backend.py`), or many at a time as one batched
@@ -24,8 +28,23 @@ def needs_loop(local: LocalSGD) -> bool:
     return local.private or local.optimizer is not None or changed
 
 
-def resolve_backend(model: Model, local: LocalSGD | None = None) -> Backend:
+def resolve_backend(
+    model: Model,
+    local: LocalSGD | None = None,
+    examples: tuple[Tensor, Tensor] | None = None,
+    classes: int | None = None,
+) -> Backend:
     """The faster backend for a model on a CPU, by `prefers_vmap`; the loop where only the loop can train.
+
+    Args:
+        model: what is trained.
+        local: local training.
+        examples: a few inputs (B, ...) and their labels, on which vmap is tried; where it cannot compute what the loop
+            does, the loop trains, and a warning says why. None: the network's layers alone decide.
+        classes: of these labels; None: those of a regression.
+
+    Raises:
+        InputError: neither backend can train the model on the examples.
 
     Example:
         >>> from torch import nn
@@ -36,7 +55,18 @@ def resolve_backend(model: Model, local: LocalSGD | None = None) -> Backend:
     """
     network = model.network()
     only_loop = bool(seeded_dropouts(network)) or (local is not None and needs_loop(local))
-    return "vmap" if not only_loop and prefers_vmap(model.layout, network) else "loop"
+    if only_loop or not prefers_vmap(model.layout, network):
+        return "loop"
+    obstacle = None if examples is None else vmap_obstacle(model, *examples)
+    if examples is None or obstacle is None:
+        return "vmap"
+    require_fits(model, *examples, classes)
+    LOG.warning(
+        "clients are trained one after another (backend 'loop'), since the network and its loss cannot be computed for "
+        "many at once (backend 'vmap'): %s",
+        obstacle,
+    )
+    return "loop"
 
 
 def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None = None) -> None:
@@ -71,32 +101,29 @@ def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None 
         )
 
 
-def check_loss(backend: Backend, model: Model, x: Tensor, y: Tensor) -> None:
-    """Raise `InputError` where a backend cannot compute the loss of ``model`` on a few inputs x (B, ...) with labels y.
+def check_examples(backend: Backend, model: Model, x: Tensor, y: Tensor) -> None:
+    """Raise `InputError` where a backend cannot train ``model`` on a few inputs x (B, ...) with labels y.
 
-    Losses that look at their values, as `torch.nn.functional.gaussian_nll_loss` does, are the loop's.
+    Networks and losses that decide by the values of their inputs, as `torch.nn.functional.gaussian_nll_loss` does, are
+    the loop's, and so are those that change buffers or mix the examples of a batch.
 
     Example:
         >>> import torch, shoal
         >>> from torch import nn
-        >>> from shoal.engine import check_loss
+        >>> from shoal.engine import check_examples
         >>> def careful(outputs, labels):
         ...     return shoal.squared_error(outputs, labels) if labels.min() >= 0 else outputs[:, 0]
         ...
         >>> model, x, y = shoal.Model(lambda: nn.Linear(1, 1), careful), torch.zeros(2, 1), torch.ones(2, 1)
-        >>> check_loss("loop", model, x, y)
-        >>> check_loss("vmap", model, x, y)  # doctest: +ELLIPSIS
+        >>> check_examples("loop", model, x, y)
+        >>> check_examples("vmap", model, x, y)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        shoal.core.errors.InputError: the model's loss cannot be computed for many clients at once, as ...
+        shoal.core.errors.InputError: the network and its loss cannot be computed for many clients at once, as ...
     """
-    if backend != "vmap":
-        return
-    with torch.no_grad():
-        outputs = model.network().eval()(x).float()
-    try:
-        torch.vmap(model.loss)(outputs[None], y[None])
-    except RuntimeError as error:
-        raise InputError(
-            "the model's loss cannot be computed for many clients at once, as backend 'vmap' does; use backend='loop'"
-        ) from error
+    obstacle = vmap_obstacle(model, x, y) if backend == "vmap" else None
+    require(
+        obstacle is None,
+        "the network and its loss cannot be computed for many clients at once, as backend 'vmap' does; use "
+        f"backend='loop' ({obstacle})",
+    )

@@ -334,13 +334,18 @@ class Engine:
 
     def outputs(self, row: Tensor, x: Tensor) -> Tensor:
         """What the model at ``row`` (P,) gives for all of x (M, ...): (M, C) float32, in evaluation mode."""
-        (outputs,) = self._evaluate(row[None], x, None, lambda outputs, _: outputs)
-        return outputs
+        return self._outputs(row, x, None)
 
     def outputs_at(self, row: Tensor, x: Tensor, rows: Tensor) -> Tensor:
         """What the model at ``row`` (P,) gives for the inputs of x at ``rows`` (m,): (m, C) float32."""
-        (outputs,) = self._evaluate(row[None], x, rows, lambda outputs, _: outputs)
-        return outputs
+        return self._outputs(row, x, rows)
+
+    def _outputs(self, row: Tensor, x: Tensor, rows: Tensor | None) -> Tensor:
+        if self._batches(x, rows):
+            return torch.cat(list(self._evaluate_batches(row[None], x, rows, lambda outputs, _: outputs)))
+        # Of no examples the network is asked for the shape alone, by one that is there or else by zeros.
+        example = x[:1] if len(x) else x.new_zeros(1, *x.shape[1:])
+        return self._outputs(row, example, None)[:0]
 
     def outputs_in_parts(self, row: Tensor, x: Tensor, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """As `outputs_at`, bit for bit, but some inputs at a time: where in ``rows`` they are, and their outputs."""
@@ -410,21 +415,12 @@ class Engine:
 
         yield from self._pool.in_order(work, range(0, len(y), size))
 
-    def _evaluate(
-        self, models: Tensor, x: Tensor, rows: Tensor | None, finish: Callable[[Tensor, slice], Tensor]
-    ) -> Iterator[Tensor]:
-        """For each model, ``finish(outputs, where)`` of every batch of x, or of its ``rows``, joined."""
-        batches = len(self._batches(x, rows))
-        done = self._evaluate_batches(models, x, rows, finish)
-        for _ in models:
-            yield torch.cat(list(islice(done, batches)))
-
     def _batches(self, x: Tensor, rows: Tensor | None) -> list[slice]:
-        """Which of x, or of its ``rows``, are evaluated together; at least one batch."""
+        """Which of x, or of its ``rows``, are evaluated together. No network is called without examples: many fail."""
         count = len(x) if rows is None else len(rows)
         large = self.backend == "loop" and x[:1].numel() > _LARGE
         size = _EVALUATED[self.backend] // (4 if large else 1)
-        return [slice(begin, min(begin + size, count)) for begin in range(0, max(1, count), size)]
+        return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
     def _evaluate_batches(
         self, models: Tensor, x: Tensor, rows: Tensor | None, finish: Callable[[Tensor, slice], Tensor]

@@ -4,7 +4,8 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,6 +15,7 @@ from shoal.core.layout import Layout
 from shoal.core.randomness import Stream, seeded
 from shoal.core.representation import one_line
 from shoal.models.dropout import SeededDropout
+from shoal.models.structure import require_trainable
 
 LOG = logging.getLogger(__name__)
 
@@ -92,6 +94,8 @@ class Model:
         loss: per-example loss; of a regression such as `squared_error`.
         metric: what is reported as accuracy, a number for each example, higher where the model is better. None:
             `accuracy` where labels are classes, minus the loss in a regression.
+        outputs: a function that takes the one tensor of outputs out of what the network gives, such as
+            ``lambda given: given.logits`` or ``operator.itemgetter("logits")``. None: it gives that tensor.
 
     Example:
         >>> from torch import nn
@@ -104,6 +108,7 @@ class Model:
     build: Callable[[], nn.Module]
     loss: Loss = cross_entropy
     metric: Metric | None = None
+    outputs: Callable[[Any], Tensor] | None = None
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -124,6 +129,11 @@ class Model:
         for name, function in (("loss", self.loss), ("metric", self.metric)):
             known = callable(function) or (name == "metric" and function is None)
             require(known, f"a Model's {name} must be a function of outputs and labels; got {described(function)}")
+        require(
+            self.outputs is None or callable(self.outputs),
+            "a Model's outputs must be a function of what the network gives, such as lambda given: given.logits; got "
+            f"{described(self.outputs)}",
+        )
 
     def metric_for(self, classes: int | None) -> Metric:
         """The metric on labels of so many classes; None: of a regression."""
@@ -140,6 +150,9 @@ class Model:
             network = self.build()
         if not isinstance(network, nn.Module):
             raise InputError(f"a Model's build must return a torch.nn.Module; got {type(network).__name__}")
+        if self.outputs is not None:
+            # A hook, and not a network around it, so that tensors keep their names.
+            network.register_forward_hook(partial(_taken_out, self.outputs))
         return _with_seeded_dropout(network)
 
     @cached_property
@@ -147,8 +160,7 @@ class Model:
         """The order of the network's tensors in its flat vector.
 
         Raises:
-            InputError: the network has a layer that uses PyTorch's global generator (other dropout than `nn.Dropout`),
-                batch norm without a momentum, or no trainable parameters, or it is built only once.
+            InputError: the network cannot be trained (`require_trainable`), or it is built only once.
         """
         network = self.network()
         others = {id(p) for p in self.network().parameters()}
@@ -156,23 +168,8 @@ class Model:
             not any(id(p) in others for p in network.parameters()),
             "a Model's build must make a new network each time, but it returned the same one twice; build it inside",
         )
-        for name, module in network.named_modules():
-            require(
-                not any(isinstance(p, nn.UninitializedParameter) for p in module.parameters(recurse=False)),
-                f"layer '{name}' ({type(module).__name__}) has no size before it has seen data; give its size",
-            )
-            require(
-                not _is_random(module),
-                f"layer '{name}' ({type(module).__name__}) draws from PyTorch's global generator, so results "
-                "would depend on the number of threads; leave it out, or use torch.nn.Dropout, which Shoal seeds",
-            )
-            cumulative = isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None
-            require(
-                not cumulative,
-                f"layer '{name}' averages over all its batches, which no two clients share; give it a momentum",
-            )
+        require_trainable(network)
         parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        require(bool(parameters), "the network has no trainable parameters")
         frozen = {name: p for name, p in network.named_parameters() if not p.requires_grad}
         buffers = {name: b for name, b in network.named_buffers() if b.is_floating_point()}
         return Layout.from_tensors(parameters, frozen | buffers)
@@ -215,6 +212,16 @@ def metric_name(metric: Metric) -> str:
     return "metric" if name in ("<lambda>", "partial") else name.replace("_", " ").strip()
 
 
+def _taken_out(outputs: Callable[[Any], Tensor], network: nn.Module, given: tuple[Any, ...], made: object) -> Tensor:
+    del network, given
+    try:
+        return outputs(made)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise InputError(
+            f"the model's outputs cannot be taken out of the {type(made).__name__} that its network gives: {error}"
+        ) from error
+
+
 def _arguments_without_default(build: Callable[[], nn.Module]) -> list[str]:
     try:
         parameters = inspect.signature(build).parameters.values()
@@ -232,12 +239,3 @@ def _with_seeded_dropout(network: nn.Module) -> nn.Module:
             setattr(network.get_submodule(owner), leaf, SeededDropout(module.p))
             LOG.debug("layer '%s': nn.Dropout(%g) is replaced by SeededDropout", name, module.p)
     return network
-
-
-def _is_random(module: nn.Module) -> bool:
-    """True for a layer of PyTorch that uses random numbers in training."""
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
-    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
-        return module.dropout > 0
-    return isinstance(module, nn.RReLU)

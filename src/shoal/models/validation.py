@@ -1,7 +1,9 @@
 """Whether a model can be trained on given examples, asked before any training."""
 
-import copy
+import random
+from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,36 +16,71 @@ from shoal.models.model import Loss, Metric, Model, cross_entropy
 def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> None:
     """Raise `InputError` unless ``model`` can be trained on inputs x (B, ...) with labels y (B,) in 0..classes - 1.
 
-    B is small, at least 1. The network must give a tensor of shape (B, at least classes), and the loss and the metric
-    one value per example. In a regression ``classes`` is None, y is (B, d), and outputs are (B, at least d). In
-    training the network may draw random numbers in `nn.Dropout` only, which Shoal seeds by client and round.
+    B is small, at least 1. The network must give a tensor of shape (B, at least classes), whatever B, and the loss and
+    the metric one value per example. In a regression ``classes`` is None, y is (B, d), and outputs are (B, ...), of
+    `squared_error` (B, d). The network must leave its inputs as they are, draw random numbers in `nn.Dropout` alone,
+    which Shoal seeds by client and round, and keep what it remembers in buffers of floats.
     """
-    network = model.network().eval()
-    try:
-        with torch.inference_mode():
-            outputs = network(x)
-    except Exception as error:
-        raise InputError(
-            f"the model cannot take examples of shape {tuple(x.shape[1:])}: {_first_line(error)}"
-        ) from error
-    if not isinstance(outputs, Tensor):
-        raise InputError(f"the network must give one tensor (examples, classes); got {type(outputs).__name__}")
-    least = y.shape[1] if classes is None else classes
-    have = f"have {classes} classes" if classes is not None else f"are {least} {'number' if least == 1 else 'numbers'}"
-    require(
-        outputs.dim() == 2 and len(outputs) == len(y) and outputs.shape[1] >= least,
-        f"the labels {have}, but the model gives outputs of shape {tuple(outputs.shape[1:])} for an example",
-    )
+    network, untouched = model.network().eval(), x.clone()
+    outputs = _outputs(network, untouched)
+    _require_shape(outputs, y, classes)
     require(
         classes is not None or model.loss is not cross_entropy,
         "cross-entropy is no loss of a regression; give another, such as Model(MyNetwork, shoal.squared_error)",
     )
     _require_per_example("loss", model.loss, outputs.float(), y, '; give it reduction="none"')
     _require_per_example("metric", model.metric_for(classes), outputs.float(), y)
+    for given in (x[:1], torch.cat([x, x])):
+        shape = tuple(_outputs(network, given).shape)
+        require(
+            shape == (len(given), *outputs.shape[1:]),
+            f"the network must give outputs of shape {(len(given), *outputs.shape[1:])} for a batch of {len(given)}, "
+            f"as for others; got {shape}",
+        )
+    # Batch norm cannot train on one example.
+    twice = (x, y) if len(x) > 1 else (torch.cat([x, x]), torch.cat([y, y]))
+    _require_trains(model, *twice)
+    # The counter of a tensor that nobody wrote to.
+    require(untouched._version == 0, _changes_inputs("the network in evaluation mode"))
     require(
-        not _draws_in_training(network, x),
-        "the network draws from PyTorch's global generator in training, as functional.dropout does, so results would "
-        "depend on the number of threads; use torch.nn.Dropout, which Shoal seeds",
+        torch.allclose(_outputs(network, x), outputs, equal_nan=True),
+        "the network gives other outputs for the same examples when it is called again, even in evaluation mode; it "
+        "must remember nothing but in its buffers, and draw no random numbers",
+    )
+
+
+def _outputs(network: nn.Module, x: Tensor) -> Tensor:
+    try:
+        with torch.no_grad(), seeded(Stream(0, ("global generator",))):
+            outputs = network(x)
+    except InputError:
+        raise
+    except Exception as error:
+        several = isinstance(error, TypeError) and "required positional argument" in str(error)
+        advice = "; several inputs are packed into one tensor, which forward takes apart" if several else ""
+        raise InputError(
+            f"the model cannot take examples of shape {tuple(x.shape[1:])} in a batch of {len(x)}: "
+            f"{_first_line(error)}{advice}"
+        ) from error
+    if not isinstance(outputs, Tensor):
+        kind = type(outputs).__name__
+        raise InputError(
+            f"the network must give one tensor (examples, classes); got {kind}; say which tensor of it the outputs "
+            "are, such as Model(MyNetwork, outputs=lambda given: given[0]), or given.logits"
+        )
+    return outputs
+
+
+def _require_shape(outputs: Tensor, y: Tensor, classes: int | None) -> None:
+    least = y.shape[1] if classes is None else classes
+    have = f"have {classes} classes" if classes is not None else f"are {least} {'number' if least == 1 else 'numbers'}"
+    one_for_each = outputs.dim() > 0 and len(outputs) == len(y)
+    # Of a regression, labels may be more than what is predicted, such as a mask; one output alone would be broadcast.
+    wide = outputs.dim() == 2 and outputs.shape[1] >= least
+    wide = wide or (classes is None and outputs.dim() > 1 and outputs[0].numel() > 1)
+    require(
+        one_for_each and wide,
+        f"the labels {have}, but the model gives outputs of shape {tuple(outputs.shape[1:])} for an example",
     )
 
 
@@ -60,20 +97,92 @@ def _require_per_example(name: str, function: Loss | Metric, outputs: Tensor, y:
     )
 
 
-def _draws_in_training(network: nn.Module, x: Tensor) -> bool:
-    """Whether the training outputs depend on PyTorch's global generator."""
-    outputs = []
-    for seed in range(2):
-        trained = copy.deepcopy(network).train()
-        for layer in seeded_dropouts(trained):
-            layer.generator = torch.Generator().manual_seed(0)
-        try:
-            with seeded(Stream(seed, ("global generator",))), torch.no_grad():
-                outputs.append(trained(x))
-        except ValueError:
-            # Batch norm cannot train on one example.
-            return False
-    return not torch.equal(*outputs)
+def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
+    """Raise unless a step can be computed that depends on the examples, the parameters and the seeds alone."""
+    network, given = model.network().train(), x.clone()
+    generator = torch.Generator().manual_seed(0)
+    for layer in seeded_dropouts(network):
+        layer.generator = generator
+    before = {name: (each, each.clone()) for name, each in network.named_buffers()}
+    watched = {name: _watch(network, state) for name, state in _GENERATORS.items()}
+    changing = _watch(network, lambda: given._version)
+    try:
+        with seeded(Stream(0, ("global generator",))):
+            outputs: Tensor = network(given)
+            if outputs.requires_grad:
+                loss = model.loss(outputs.float(), y).mean()
+                trained = [each for each in network.parameters() if each.requires_grad]
+                torch.autograd.grad(loss, trained, materialize_grads=True)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"the model cannot be trained on a batch of {len(x)}: {_first_line(error)}") from error
+    require(not changing, _changes_inputs("".join(changing[:1])))
+    for name, drawing in watched.items():
+        require(
+            not drawing,
+            f"{''.join(drawing[:1])} draws from {name} in training, so results would depend on the number of threads; "
+            "use torch.nn.Dropout, which Shoal seeds, or no random numbers",
+        )
+    require(
+        outputs.requires_grad,
+        "no gradient reaches the network's parameters, as under torch.no_grad or detach, so nothing would be trained",
+    )
+    for name, now in network.named_buffers():
+        if name not in before:
+            continue
+        was, copy = before[name]
+        require(
+            now is was,
+            f"the network puts another tensor in the place of its buffer '{name}' in training, which no client's model "
+            f"would know of; write into it, as self.{name}.copy_(...) does",
+        )
+        owner = network.get_submodule(name.rpartition(".")[0])
+        # Batch norm's count of batches matters without a momentum alone.
+        kept = now.is_floating_point() or isinstance(owner, nn.modules.batchnorm._NormBase)
+        require(
+            kept or torch.equal(now, copy),
+            f"the network changes its buffer '{name}' of {str(now.dtype).removeprefix('torch.')} in training, but "
+            "models are vectors of float32; make it a buffer of floats",
+        )
+
+
+def _changes_inputs(who: str) -> str:
+    return (
+        f"{who} changes the network's inputs in place, which other models read too; leave inplace=True out, or copy "
+        "them first (x = x.clone())"
+    )
+
+
+def _watch(network: nn.Module, state: Callable[[], object]) -> list[str]:
+    """A list to which, when ``network`` runs, the layers are added during whose call ``state()`` changes; the innermost
+    of them first.
+    """
+    names = {module: name for name, module in network.named_modules()}
+    before: list[object] = []
+    found: list[str] = []
+
+    def enter(module: nn.Module, given: object) -> None:
+        del module, given
+        before.append(state())
+
+    def leave(module: nn.Module, given: object, outputs: object) -> None:
+        del given, outputs
+        if state() != before.pop():
+            name, kind = names[module], type(module).__name__
+            found.append(f"layer '{name}' ({kind})" if name else f"the network ({kind})")
+
+    for module in names:
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
+    return found
+
+
+_GENERATORS: dict[str, Callable[[], object]] = {
+    "PyTorch's global generator": lambda: torch.get_rng_state().numpy().tobytes(),
+    "Python's random": random.getstate,
+    "NumPy's global generator": lambda: str(np.random.get_state()[1:3]),  # noqa: NPY002 (whether others use it)
+}
 
 
 def _first_line(error: Exception) -> str:

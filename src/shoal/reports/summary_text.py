@@ -47,7 +47,9 @@ def limits(summary: Summary) -> str:
     exceeded = int(summary.overall.get("exceeded.total", violations))
     whose = f"{exceeded} of {summary.clients} clients'" if exceeded else "No client's"
     sentence = f"{whose} {'limits are' if exceeded > 1 else 'limit is'} exceeded"
-    drawn = "; limits were drawn at random, since no client has set one" if summary.overall.get("thresholds_drawn") else ""
+    drawn = (
+        "; limits were drawn at random, since no client has set one" if summary.overall.get("thresholds_drawn") else ""
+    )
     if "exceeded.total" not in summary.overall:
         return sentence + drawn
     which = "strongest" if reference_federations(summary) else "configured"

@@ -63,8 +63,9 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         "malicious_clients": _spelled(simulation.malicious_clients),
         "engine": f"{engine.device}, {str(engine.dtype).removeprefix('torch.')}, {engine.backend}",
     }
-    if model.metric is not None:
-        settings["metric"] = _spelled(model.metric)
+    for name, function in (("metric", model.metric), ("outputs", model.outputs)):
+        if function is not None:
+            settings[name] = _spelled(function)
     if simulation.record_updates:
         settings["record_updates"] = str(simulation.record_updates)
     if simulation.reference_federations:

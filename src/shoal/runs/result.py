@@ -22,6 +22,7 @@ from shoal.core.representation import shortened
 from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
 from shoal.engine import Engine, State
+from shoal.models import Model
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.recorded_updates import RecordedUpdates
 from shoal.runs.files import read_models, read_samples, read_summary, read_table
@@ -200,7 +201,7 @@ def result_of(outcome: Outcome, simulation: Simulation, engine: Engine, descript
         clients=outcome.clients,
         rounds=outcome.rounds,
         roc=outcome.roc,
-        models={k: model.state_dict(row) for k, row in enumerate(outcome.state.models)},
+        models=named_models(model, outcome.state),
         description=description,
         samples=_samples(simulation.federation),
         state=outcome.state,
@@ -209,6 +210,11 @@ def result_of(outcome: Outcome, simulation: Simulation, engine: Engine, descript
         simulation=simulation,
         engine=engine,
     )
+
+
+def named_models(model: Model, state: State) -> dict[int, dict[str, Tensor]]:
+    """The tensors of each cluster's model, for `torch.nn.Module.load_state_dict`."""
+    return {k: model.state_dict(row) for k, row in enumerate(state.models)}
 
 
 def load(directory: str | Path) -> Result:
@@ -266,13 +272,19 @@ def write_files(out: Path, result: Result) -> None:
         write_text(out / "property.csv", result.updates.to_csv(index=False))
     if result.canaries is not None:
         write_text(out / "canaries.csv", result.canaries.to_csv(index=False))
-    named = {f"{k}.{name}": tensor for k, tensors in result.models.items() for name, tensor in tensors.items()}
-    write_bytes(out / "models.safetensors", serialize(named))
+    write_models(out, result.models)
     samples = {name: torch.as_tensor(images) for name, images in result.samples.items()}
     write_bytes(out / "samples.safetensors", serialize(samples))
     summary = json.dumps(result.summary, indent=2, allow_nan=False) + "\n"
     write_hashes(out, result.description.examples, summary)
     write_text(out / "summary.json", summary)
+
+
+def write_models(out: Path, models: Mapping[int, Mapping[str, Tensor]]) -> Path:
+    """Write models.safetensors; returns its path."""
+    named = {f"{k}.{name}": tensor for k, tensors in models.items() for name, tensor in tensors.items()}
+    write_bytes(out / "models.safetensors", serialize(named))
+    return out / "models.safetensors"
 
 
 def _samples(federation: Federation) -> dict[str, NDArray[Any]]:

@@ -13,7 +13,7 @@ roc.csv              the attack's ROC curves by group
 property.csv         a row an aggregated update, where somebody looks for a property
 canaries.csv         a row a canary, where there are some
 samples.safetensors  a few test images of each group, for the report
-models.safetensors   the K final models, each tensor under "k.name"
+models.safetensors   the K final models, each tensor under "k.name"; written before they are measured
 report.html          all of it, to look at; a step of its own after the run: `shoal.runs.report`
 run.log              what happened when
 """
@@ -34,7 +34,8 @@ from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.differences import differences
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train
 from shoal.runs.hashes import require_same_examples, require_unchanged, write_hashes
-from shoal.runs.reference_scores import AuditWatch, attack_with_references
+from shoal.runs.measuring import measured
+from shoal.runs.reference_scores import AuditWatch
 from shoal.runs.result import result_of
 from shoal.runs.updates import require_room
 from shoal.simulation.round_metrics import not_evaluated
@@ -42,7 +43,6 @@ from shoal.simulation.simulation import (
     SimulationState,
     Watch,
     initial_state,
-    measure_final,
     move_to_engine,
 )
 
@@ -83,6 +83,7 @@ def run(
         InputError: a configuration that cannot be run, or a directory that exists, cannot be written, holds
             another run or one on other examples, or in which one is going on; or training that diverged, with the last good checkpoint left
             in place.
+        MeasurementError: the final models, which are in the directory, cannot be measured.
 
     Example:
         >>> from pathlib import Path
@@ -133,10 +134,8 @@ def run(
             if watch is not None:
                 watch(simulation, progress, None)
             progress = train(simulation, engine, progress, checkpoints, every=decided.checkpoint.every, watch=watch)
-            progress, references = attack_with_references(
-                simulation, engine, progress, folder=out / "references", watch=watch_references
-            )
-            outcome = measure_final(simulation, engine, progress, stored_observations(checkpoints), references)
+            seen = partial(stored_observations, checkpoints)
+            outcome = measured(simulation, engine, progress, seen, out=out, watch=watch_references)
             described = replace(RunDescription.of(decided), examples=examples)
             finish(out, result_of(outcome, simulation, engine, described))
     return out

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,8 +30,8 @@ from shoal.models import Model
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, train
+from shoal.runs.measuring import measured
 from shoal.runs.record import record_of, require_same_simulation
-from shoal.runs.reference_scores import attack_with_references
 from shoal.runs.result import Result, load, result_of
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.simulation import (
@@ -38,8 +39,8 @@ from shoal.simulation.simulation import (
     LOSS_AT_THE_END,
     Simulation,
     Watch,
+    first_examples,
     initial_state,
-    measure_final,
     move_to_engine,
     run_rounds,
 )
@@ -121,6 +122,7 @@ def simulate(
         InputError: settings that cannot be run, training that diverged, updates that would take too much room, models
             in ``start`` of another network, or a directory ``out`` that exists, cannot be written, or holds another
             simulation.
+        MeasurementError: the final models, which the error has, cannot be measured.
 
     Example:
         >>> import shoal
@@ -178,13 +180,14 @@ def simulate(
         reference_federations=reference_federations,
     )
     require_room(simulation, record_max_megabytes, "record_max_megabytes")
-    chosen = resolve_backend(setup.model, setup.first_local()) if backend is None else backend
+    if backend is None:
+        backend = resolve_backend(setup.model, setup.first_local(), first_examples(federation), federation.classes)
     with Engine(
         setup.model,
         device=device,
         threads=threads,
         precision=precision,
-        backend=chosen,
+        backend=backend,
         personal_models=personal_models,
     ) as engine:
         description = record_of(simulation, local, defenses, engine)
@@ -209,8 +212,7 @@ def _in_memory(simulation: Simulation, engine: Engine, description: RunDescripti
         observations += [] if now.observation is None else [now.observation]
         if watch is not None:
             watch(simulation, now, report)
-    now, references = attack_with_references(simulation, engine, now)
-    outcome = measure_final(simulation, engine, now, observations, references)
+    outcome = measured(simulation, engine, now, lambda: observations)
     return result_of(outcome, simulation, engine, description)
 
 
@@ -235,8 +237,7 @@ def _in_directory(
         if watch is not None:
             watch(simulation, now, None)
         now = train(simulation, engine, now, checkpoints, every=1, watch=watch)
-        now, references = attack_with_references(simulation, engine, now, folder=out / "references")
-        outcome = measure_final(simulation, engine, now, stored_observations(checkpoints), references)
+        outcome = measured(simulation, engine, now, partial(stored_observations, checkpoints), out=out)
         result = result_of(outcome, simulation, engine, description)
         finish(out, result)
     return replace(result, recorded=recorded_in(out))

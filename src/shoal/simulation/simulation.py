@@ -35,7 +35,7 @@ from shoal.engine import (
     RoundReport,
     State,
     Training,
-    check_loss,
+    check_examples,
     client_trainings,
 )
 from shoal.models.validation import require_fits
@@ -271,11 +271,15 @@ def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
     Raises:
         InputError: the model cannot take the data, or has fewer outputs than there are classes or targets.
     """
-    ready = engine.prepare(simulation.federation)
-    given = simulation.federation.clients
-    require_fits(simulation.setup.model, given.x[:2], given.y[:2], simulation.federation.classes)
-    check_loss(engine.backend, simulation.setup.model, given.x[:2], given.y[:2])
+    ready, examples = engine.prepare(simulation.federation), first_examples(simulation.federation)
+    require_fits(simulation.setup.model, *examples, simulation.federation.classes)
+    check_examples(engine.backend, simulation.setup.model, *examples)
     return replace(simulation, federation=ready)
+
+
+def first_examples(federation: Federation) -> tuple[Tensor, Tensor]:
+    """Inputs (B, ...) and labels of at most two training examples, on which a model is tried."""
+    return federation.clients.x[:2], federation.clients.y[:2]
 
 
 def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:

@@ -1,0 +1,84 @@
+"""The final models measured, and kept whatever fails in it."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from shoal.attacks import RoundObservation
+from shoal.core.errors import InputError
+from shoal.engine import Engine
+from shoal.runs.reference_scores import AuditWatch, attack_with_references
+from shoal.runs.result import named_models, write_models
+from shoal.simulation.result import Outcome
+from shoal.simulation.simulation import Simulation, SimulationState, measure_final
+
+LOG = logging.getLogger("shoal")
+
+
+class MeasurementError(InputError):
+    """Measuring the final models failed, perhaps in a network, a loss or an attack of the user's own.
+
+    Attributes:
+        models: that were trained: the tensors of each cluster's by name, for `torch.nn.Module.load_state_dict`.
+
+    Example:
+        >>> import shoal
+        >>> def metric(outputs, labels):
+        ...     assert len(labels) < 4, "four examples at once"
+        ...     return shoal.models.accuracy(outputs, labels)
+        ...
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> model = shoal.Model(lambda: __import__("torch").nn.Linear(1, 2), metric=metric)
+        >>> try:
+        ...     shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1)
+        ... except shoal.MeasurementError as error:
+        ...     print(error.models[0].keys())
+        ...
+        dict_keys(['weight', 'bias'])
+    """
+
+    def __init__(self, models: Mapping[int, Mapping[str, Tensor]], sentence: str) -> None:
+        super().__init__(sentence)
+        self.models = models
+
+
+def measured(
+    simulation: Simulation,
+    engine: Engine,
+    progress: SimulationState,
+    observations: Callable[[], Sequence[RoundObservation]],
+    *,
+    out: Path | None = None,
+    watch: AuditWatch | None = None,
+) -> Outcome:
+    """What the models after the last round are, with reference federations where they are asked for.
+
+    Args:
+        simulation: with its data where the engine wants them.
+        engine: with its network.
+        progress: after the last round.
+        observations: gives those of all rounds.
+        out: the run's directory, where models.safetensors is written first. None: nothing is written.
+        watch: called before the first reference federation and after each.
+
+    Raises:
+        MeasurementError: whatever else than the operating system failed; the sentence says where the models are.
+    """
+    models = named_models(simulation.setup.model, progress.state)
+    written = None if out is None else write_models(out, models)
+    try:
+        folder = None if out is None else out / "references"
+        progress, references = attack_with_references(simulation, engine, progress, folder=folder, watch=watch)
+        return measure_final(simulation, engine, progress, observations(), references)
+    except OSError:
+        raise
+    except Exception as error:
+        LOG.info("measuring the final models failed", exc_info=True)
+        said = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}".splitlines()[0]
+        where = "the attribute 'models' of this error"
+        if written is not None:
+            where = f"in {written}, and resuming measures them again"
+        raise MeasurementError(models, f"measuring failed: {said}; the trained models are {where}") from error
