@@ -2,58 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
 from typing import Any
 
 from shoal.metrics import least_non_members
 from shoal.reports.audit.attack_titles import attack_title
-from shoal.reports.formats import DASH, count, decimal
+from shoal.reports.estimate import Estimate
+from shoal.reports.formats import count
 from shoal.simulation.audit import Audit
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 """Those that true positive rates are given at."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A metric and its 95 % interval; NaN where it was not measured."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def known(self) -> bool:
-        """Whether it was measured."""
-        return not isnan(self.value)
-
-    @property
-    def text(self) -> str:
-        """The value to three decimals; a dash where there is none."""
-        return decimal(self.value) if self.known else DASH
-
-    @property
-    def percent(self) -> str:
-        """The value as a percentage; a dash where there is none."""
-        return f"{100 * self.value:.1f} %" if self.known else DASH
-
-    @property
-    def interval(self) -> str:
-        """Its ends to three decimals; empty where there are none.
-
-        >>> Estimate(0.7, 0.66, 0.75).interval
-        '0.660 to 0.750'
-        """
-        return "" if isnan(self.low + self.high) else f"{decimal(self.low)} to {decimal(self.high)}"
-
-    @property
-    def percent_interval(self) -> str:
-        """Its ends as percentages; empty where there are none.
-
-        >>> Estimate(0.12, 0.081, 0.17).percent_interval
-        '8.1 to 17.0 %'
-        """
-        return "" if isnan(self.low + self.high) else f"{100 * self.low:.1f} to {100 * self.high:.1f} %"
 
 
 @dataclass(frozen=True)

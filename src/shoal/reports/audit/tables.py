@@ -6,7 +6,8 @@ from math import isnan
 
 import pandas as pd
 
-from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Estimate, Finding, measured
+from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Finding, measured
+from shoal.reports.estimate import Estimate
 from shoal.reports.formats import DASH, count, decimal
 from shoal.simulation.attacked_records import SERVER
 from shoal.simulation.server_audit import OTHERS
