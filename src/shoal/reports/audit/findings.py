@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+import pandas as pd
 
 from shoal.metrics import least_non_members
 from shoal.reports.audit.attack_titles import attack_title
 from shoal.reports.estimate import Estimate
 from shoal.reports.formats import count
-from shoal.simulation.audit import Audit
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 """Those that true positive rates are given at."""
@@ -51,7 +52,26 @@ class Finding:
         return f"too few non-members: {self.non_members:,}, {count(needed)} are needed"
 
 
-def findings(audit: Audit, scope: str) -> dict[str, list[Finding]]:
+class Attacked(Protocol):
+    """What has the rows of `Audit.attacks`."""
+
+    @property
+    def attacks(self) -> pd.DataFrame:
+        """See `Audit`."""
+        ...
+
+
+def judged_groups(audit: Attacked) -> tuple[dict[str, list[Finding]], list[Finding]]:
+    """The findings on each group that attacks could be measured on, and those on all records.
+
+    Where no single group could be measured, all records are one.
+    """
+    everything = findings(audit, "all")
+    groups = {name: found for name, found in findings(audit, "group").items() if measured([found])}
+    return groups or everything, next(iter(everything.values()), [])
+
+
+def findings(audit: Attacked, scope: str) -> dict[str, list[Finding]]:
     """The findings on a scope by name, in the order of the names in the audit; of each, the strongest first.
 
     Attacks that were not measured there come last.
