@@ -103,6 +103,7 @@ def summary_of(groups: list[str], clusters: int) -> dict[str, float | int | str]
     }
     for g, name in enumerate(groups):
         summary |= {f"accuracy.{name}": 0.8, f"train_accuracy.{name}": 0.9, f"mia.{name}": 0.5625 + g / 1000}
+        summary |= {f"mia_low.{name}": 0.53, f"mia_high.{name}": 0.59, f"test_examples.{name}": 400}
         summary |= {f"gap.{name}": 0.55, f"tpr_at_fpr_0.01.{name}": 0.0375, f"violations.{name}": 0}
     for k in range(clusters):
         summary |= {f"clusters.{k}.clients": 6 // clusters, f"clusters.{k}.mia": 0.5 + 0.08 * k}

@@ -87,12 +87,12 @@ def test_every_attack_has_a_row_by_group_and_the_strongest_of_each_is_bold() -> 
     assert "minority: 400 members" in found[0]
     assert "majority: 400 members" in found[1 + len(ACCURACY)]
     strong = [each for each in found if 'class="strong"' in each]
-    assert [('"row">LiRA<' in each, '"row">RMIA<' in each) for each in strong] == [(True, False), (False, True)]
+    assert [('"row">LiRA <' in each, '"row">RMIA <' in each) for each in strong] == [(True, False), (False, True)]
     assert '<td class="number">0.720 <small>0.680 to 0.760</small></td>' in strong[0]
     assert '<td class="number">0.750 <small>0.710 to 0.790</small></td>' in strong[0]
     assert '<td class="number">10.0 % <small>6.0 to 14.0 %</small></td>' in strong[0]
-    assert any('"row">my-attack<' in each for each in found)
-    assert any('"row">Other clusters&#39; models</th><td>client</td>' in each for each in found)
+    assert any('"row">my-attack <' in each for each in found)
+    assert any('"row">Other clusters&#39; models <small>client</small></th>' in each for each in found)
 
 
 def test_a_rate_that_the_non_members_cannot_carry_is_a_dash_with_the_reason() -> None:
@@ -277,7 +277,7 @@ def test_an_attack_with_other_clients_examples_as_non_members_has_its_name_and_s
     page = shown(audit_of(rows=[attack_row(f"{key}-others", "all", "all", 0.6) for key in keys]))
     table = part(page, "by-group")
     for title in ("FedMIA-I", "FedMIA-II", "Gradient cosine", "Gradient difference"):
-        assert f'"row">{title}, other clients<' in table
+        assert f'"row">{title}, other clients <' in table
     assert "-others" not in page.text
     assert "Other clients: their examples are the non-members" in page.text
     assert "Other clients: their" not in usual_page().text

@@ -7,8 +7,9 @@ import pytest
 
 from audit_of_any_shape import attack_row, audit_of
 from shoal.reports.audit.epsilon import epsilon_sentences, exceeds_stated, loud_sentence, stated_epsilon
-from shoal.reports.audit.findings import Estimate, findings
-from shoal.reports.audit.verdict import Outcome, outcome, verdict
+from shoal.reports.audit.findings import findings
+from shoal.reports.audit.verdict import verdict
+from shoal.reports.estimate import Estimate, Outcome
 
 
 def said(*made: dict[str, Any]) -> str:
@@ -19,26 +20,26 @@ def said(*made: dict[str, Any]) -> str:
     ("low", "high", "expected"),
     [
         (0.51, 0.70, "exposed"),
-        (0.5, 0.6, "guessing"),
-        (0.45, 0.55, "guessing"),
-        (0.3, 0.45, "guessing"),
+        (0.5, 0.6, "chance"),
+        (0.45, 0.55, "chance"),
+        (0.3, 0.45, "chance"),
         (0.4, 0.61, "open"),
         (0.6, 0.9, "open"),
         (nan, nan, "open"),
     ],
 )
 def test_an_interval_decides_the_outcome(low: float, high: float, expected: Outcome) -> None:
-    assert outcome(Estimate(0.55, low, high)) == expected
+    assert Estimate(0.55, low, high).outcome == expected
 
 
 def test_the_most_exposed_group_is_named_with_the_strongest_attack_and_what_weak_ones_say() -> None:
     text = verdict(findings(audit_of(), "group"))
     assert text.startswith("On minority, the most exposed group, the strongest of 6 attacks, LiRA, tells")
-    assert "balanced accuracy 0.720 (95 % interval 0.680 to 0.760; guessing: 0.500)" in text
+    assert "balanced accuracy 0.720 (95 % interval 0.662 to 0.778, which all 12 figures keep at once; chance: 0.500)" in text
     assert "At a false positive rate of 1 % it names 10.0 % of the members (6.0 to 14.0 %)" in text
     weak = "Weak attacks would have said less: the posterior attack 0.550 (0.510 to 0.590), the gap attack 0.580"
     assert weak in text
-    assert "etter than guessing" not in text
+    assert "t chance:" not in text
     assert "open" not in text
 
 
@@ -48,16 +49,16 @@ def test_one_group_is_not_called_the_most_exposed() -> None:
     assert "eak attack" not in text
 
 
-def test_an_interval_that_contains_half_is_no_better_than_guessing() -> None:
+def test_an_interval_that_contains_half_is_at_chance() -> None:
     text = said(attack_row("lira", "group", "all", 0.52, tpr=0.02), attack_row("gap", "group", "all", 0.51))
-    assert text.startswith("No better than guessing: the strongest of 2 attacks, LiRA,")
-    assert "A weak attack would have said about the same: the gap attack 0.510" in text
+    assert text.startswith("At chance: the strongest of 2 attacks, LiRA,")
+    assert "A weak attack would have said no clearly other figure: the gap attack 0.510" in text
     assert "some members are exposed" not in text
 
 
-def test_members_who_are_named_are_exposed_although_the_accuracy_is_that_of_guessing() -> None:
+def test_members_who_are_named_are_exposed_although_the_accuracy_is_at_chance() -> None:
     text = said(attack_row("lira", "group", "all", 0.52, tpr=0.09))
-    assert text.startswith("On average no better than guessing")
+    assert text.startswith("On average at chance")
     assert "Yet some members are exposed: at a false positive rate of 1 % it names 9.0 %" in text
 
 
@@ -65,11 +66,11 @@ def test_a_wide_interval_leaves_open_and_says_what_is_certain() -> None:
     small = attack_row("lira", "group", "few", 0.8, width=0.5, records=8)
     text = said(small, attack_row("rmia", "group", "many", 0.66))
     assert text.startswith("How exposed the records are is open: on few, the most exposed group,")
-    assert "which is 0.500 wide" in text
+    assert "which is 0.572 wide" in text
     assert "too few non-members: 8, 300 are needed" in text
-    assert "What is certain: on many, RMIA has balanced accuracy 0.660 (0.620 to 0.700)" in text
+    assert "What is certain: on many, RMIA has balanced accuracy 0.660 (0.614 to 0.706)" in text
     assert "What is certain" not in said(small, attack_row("rmia", "group", "many", 0.51))
-    assert "and is better than guessing" in said(attack_row("lira", "group", "all", 0.8, width=0.3))
+    assert "and is above chance" in said(attack_row("lira", "group", "all", 0.8, width=0.3))
 
 
 def test_an_attack_that_was_not_measured_somewhere_is_never_the_strongest_there() -> None:

@@ -326,14 +326,16 @@ def test_maps_tell_the_kinds_apart_by_shape_and_colour() -> None:
     ("found", "told"),
     [
         ({}, None),
-        ({"property.auc": 0.9}, "from others with an AUC of 0.900 (guessing: 0.500)."),
-        ({"property.auc": 0.51, "property.auc_control": 0.5}, "no better than guessing, with an AUC of 0.510"),
+        ({"property.auc": 0.9}, "tells updates with the property from others (AUC 0.900, 95 % interval 0.774"),
+        ({"property.auc": 0.51, "property.auc_control": 0.5}, "The property attack is at chance (AUC 0.510, 95 %"),
+        ({"property.auc": 0.9, "property.updates": 22}, "is at chance (AUC 0.900, 95 % interval 0.4"),
         ({"property.auc": 0.9, "property.auc_control": 0.4, "property.auc_counterfactual": 0.6}, "swapped: 0.600"),
     ],
 )
 def test_verdict_gains_a_sentence(found: dict, told: str | None) -> None:
     plain = verdict(parse_summary(summary_of(GROUPS, 2)))
-    said = verdict(parse_summary(summary_of(GROUPS, 2) | found))
+    counts = {"property.updates": 60, "property.positives": 20} if found else {}
+    said = verdict(parse_summary(summary_of(GROUPS, 2) | counts | found))
     if told is None:
         assert said == plain
     else:

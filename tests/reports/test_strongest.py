@@ -24,8 +24,8 @@ def summary():
 
 def test_the_verdict_names_the_strongest_attacks(summary):
     text = verdict(summary)
-    assert "The strongest of 2 attacks, with 4 reference federations, tells members from others" in text
-    assert "0.562 for a by RMIA; 0.564 for b by LiRA, offline" in text
+    assert "The strongest of 2 attacks, with 4 reference federations, tells members" in text
+    assert "0.562 (0.521 to 0.598) for a by RMIA; 0.564 (0.521 to 0.597) for b by LiRA, offline" in text
     assert "by the strongest attack's point estimate, 1 is" in text
     plain = verdict(parse_summary(summary_of(["a", "b"], 2)))
     assert "strongest" not in plain

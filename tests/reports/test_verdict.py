@@ -1,5 +1,6 @@
 """What a verdict says beside numbers: worse than guessing, and what epsilon does not cover."""
 
+import numpy as np
 import pytest
 
 from run_of_any_shape import summary_of
@@ -14,15 +15,24 @@ def said(clusters: int = 2, **more: float) -> str:
     return verdict(parse_summary(summary_of(GROUPS, clusters) | named))
 
 
-def test_an_accuracy_below_the_most_frequent_class_is_worse_than_guessing() -> None:
-    text = said(accuracy__a=0.1, most_frequent_class__a=0.12, most_frequent_class__b=0.15, clusters__1__accuracy=0.11)
-    assert "worse than guessing for a (10.0 %), model 1 (11.0 %): always naming the most frequent class" in text
-    assert "is right on 12.0 % or 15.0 %" in text
+def test_an_accuracy_below_the_most_frequent_class_is_below_guessing() -> None:
+    text = said(accuracy__a=0.1, most_frequent_class__a=0.2, most_frequent_class__b=0.25, clusters__1__accuracy=0.11)
+    assert "At 95 % confidence, test accuracy is below guessing for a (10.0 %), model 1 (11.0 %): the most" in text
+    assert "frequent class is 20.0 % of the test images of a, 25.0 % of the test images of b" in text
 
 
-@pytest.mark.parametrize("share", [{}, {"most_frequent_class__a": 0.8, "most_frequent_class__b": 0.5}])
-def test_an_accuracy_at_or_above_it_or_compared_with_nothing_is_not(share: dict[str, float]) -> None:
-    assert "worse than guessing" not in said(**share)
+def test_an_accuracy_that_is_the_share_of_the_most_frequent_class_is_not_below_it() -> None:
+    share = 361 / 400
+    single = float(np.float32(share))
+    assert single != share
+    text = said(accuracy__a=share, most_frequent_class__a=single, most_frequent_class__b=0.5)
+    assert "test accuracy is no better than guessing for a (90.2 %)" in text
+    assert "below" not in text
+
+
+@pytest.mark.parametrize("share", [{}, {"most_frequent_class__a": 0.7, "most_frequent_class__b": 0.5}])
+def test_an_accuracy_above_it_or_compared_with_nothing_is_not(share: dict[str, float]) -> None:
+    assert "guessing" not in said(**share)
 
 
 @pytest.mark.parametrize(("clusters", "chosen"), [(1, False), (2, True)])

@@ -56,7 +56,7 @@ def test_judging_a_run_changes_nothing_of_it(plain, judged):
         assert torch.equal(getattr(before.state, name), getattr(after.state, name)), name
     assert pd.DataFrame(before.rows).equals(pd.DataFrame(after.rows))
     assert not (plain / "references").exists()
-    known = {"mia", "mia_auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001", "members", "non_members"}
+    known = {"mia", "mia_low", "mia_high", "mia_auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001", "members", "non_members"}
     known |= {"violations", "exceeded", "exposure"}
     with_references = without_seconds(judged)
     for key, value in without_seconds(plain).items():

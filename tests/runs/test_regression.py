@@ -222,7 +222,7 @@ def test_regressions_are_compared_by_their_metric(result, tmp_path):
     made = compare([first, other])
     assert {"minus squared error, all clients", "train minus squared error, up"} <= set(made.metrics.index)
     assert "MIA accuracy, up" in made.metrics.index
-    assert "moves minus squared error from -0.0" in made.sentences[0]
+    assert "has minus squared error -0.0" in made.sentences[0]
     metric = simulated(shoal.Model(linear, squared_error, minus_absolute_error), rounds=2).save(tmp_path / "c")
     with pytest.raises(shoal.InputError, match=r"reports minus absolute error, but .* minus squared error"):
         compare([first, metric])

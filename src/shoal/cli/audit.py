@@ -6,7 +6,6 @@ from rich.console import Console
 
 from shoal.cli.progress import LiveBar
 from shoal.reports.formats import decimal, percent
-from shoal.runs.gate import Gate
 from shoal.simulation.audit import Audit
 
 
@@ -38,12 +37,3 @@ def in_words(audit: Audit) -> str:
             line += f", finds {percent(row['tpr_at_fpr_0.01'])} of the members at 1 % false positives"
         lines.append(line)
     return "\n".join(lines)
-
-
-def gate_in_words(gate: Gate, broken: dict[str, float]) -> str:
-    """Whether a gate holds."""
-    if not broken:
-        return f"Gate {gate}: holds"
-    worst = max(broken, key=lambda key: broken[key])
-    more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
-    return f"Gate {gate}: broken by {worst}, whose upper end is {broken[worst]:.3f}{more}"

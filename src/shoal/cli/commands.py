@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.cli.audit import AuditDisplay, gate_in_words, in_words
+from shoal.cli.audit import AuditDisplay, in_words
 from shoal.cli.progress import Display
 from shoal.cli.sweep import SweepDisplay
 from shoal.config.build import load_data, resolve
@@ -91,19 +91,21 @@ def audit(
     given = [each for each in (run, scores, trace) if each is not None]
     require(len(given) == 1, "shoal audit takes one of a run's directory, --scores FILE and --trace DIR")
     if scores is not None:
-        outcome = audit_scores(scores, out=out)
+        outcome = audit_scores(scores, out=out, gates=gates)
     elif trace is not None:
-        outcome = audit_trace(trace, out=out, data_dir=data_dir)
+        outcome = audit_trace(trace, out=out, data_dir=data_dir, gates=gates)
     else:
         assert run is not None
         with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:
-            outcome = audit_run(run, references=references, out=out, data_dir=data_dir, watch=display)
+            outcome = audit_run(
+                run, references=references, out=out, data_dir=data_dir, watch=display, gates=gates
+            )
     typer.echo(in_words(outcome.audit))
     typer.echo(f"Report: {outcome.page}")
-    results = {each: each.broken_by(outcome.flat) for each in gates}
-    for each, broken in results.items():
-        typer.echo(gate_in_words(each, broken))
-    if any(results.values()):
+    broken = [each.broken_by(outcome.flat) for each in gates]
+    for each in gates:
+        typer.echo(each.judged(outcome.flat)[0])
+    if any(broken):
         raise typer.Exit(3)
 
 

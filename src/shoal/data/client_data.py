@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -17,6 +18,7 @@ from shoal.data.groups import EVERYBODY, require_group_names
 from shoal.data.input_scale import InputScale, Words
 from shoal.data.memory_format import gather, to_channels_first
 from shoal.data.names import alike, groups_of_clients, numbered
+from shoal.data.origins import NameOf, at
 from shoal.data.own_data import Impute
 from shoal.data.partition import PartitionIndices
 from shoal.data.preferences import Preferences
@@ -42,6 +44,7 @@ class ClientDataset:
         words: of each column its words, of which ``x`` has the places; none where it holds numbers.
         impute: what stands for empty cells, which are NaN; None: there are none.
         warnings: what a user should know before training, a sentence each.
+        origin: what the file or folder calls its example of a number.
 
     Example:
         >>> import torch
@@ -66,6 +69,7 @@ class ClientDataset:
     words: Words = ()
     impute: Impute | None = None
     warnings: tuple[str, ...] = ()
+    origin: NameOf = str
 
     @property
     def kind(self) -> str:
@@ -95,6 +99,7 @@ class ClientDataset:
         words: Words = (),
         impute: Impute | None = None,
         warnings: Sequence[str] = (),
+        origin: NameOf = str,
     ) -> "ClientDataset":
         """Number the clients, classes and groups that M examples name, each in sorted order.
 
@@ -103,7 +108,7 @@ class ClientDataset:
             x: the M inputs.
             clients, labels: (M,) names.
             groups: (M,) names; None: one group, ``all``.
-            inputs, words, impute, warnings: as in `ClientDataset`.
+            inputs, words, impute, warnings, origin: as in `ClientDataset`.
 
         Raises:
             InputError: no example, one class only, a client in several groups, or a name that no group can have.
@@ -130,6 +135,7 @@ class ClientDataset:
             words=words,
             impute=impute,
             warnings=(*warnings, *(f"{name}: {each}" for each in alike(named))),
+            origin=origin,
         )
 
     def with_at_least(self, examples: int) -> "ClientDataset":
@@ -158,6 +164,7 @@ class ClientDataset:
             words=self.words,
             impute=self.impute,
             warnings=(*self.warnings, said),
+            origin=partial(at, self.origin, kept),
         )
 
     def input_scale(self, indices: PartitionIndices) -> InputScale | None:
@@ -327,6 +334,14 @@ def federation_of_clients(
         preferences=preferences,
         classes=data.classes,
         names=data.client_names,
+        origins={
+            part: partial(at, data.origin, rows)
+            for part, rows in (
+                ("clients", torch.cat(indices.clients)),
+                ("holdout", torch.cat(indices.holdout)),
+                ("test", indices.test),
+            )
+        },
     )
 
 

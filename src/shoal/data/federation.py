@@ -1,7 +1,7 @@
 """A federation: the clients with their data and preferences, and the server's shadow and test sets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from shoal.core.representation import shortened
 from shoal.data.client_arrays import ClientArrays
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.own_data import Arrays, Columns, Examples, Table, Task
+from shoal.data.origins import Origins
 from shoal.data.own_federation import FederationParts, parts_of_tensors
 from shoal.data.preferences import Preferences
 from shoal.data.property_schedule import PropertySchedule
@@ -34,6 +35,7 @@ class Federation:
         classes: C, the number of classes; None: labels are the targets of a regression, not classes.
         property_schedule: which examples have a property and when the victim trains on them; None without a property.
         names: what the user calls each of the N clients, in results; None: they have their numbers alone.
+        origins: what the user calls examples, by their row in the inputs of ``clients``, ``holdout`` and ``test``.
 
     Example:
         >>> import shoal
@@ -56,6 +58,8 @@ class Federation:
     classes: int | None
     property_schedule: PropertySchedule | None = None
     names: tuple[str, ...] | None = None
+    # Where examples come from is no part of what they are, which is what a fingerprint tells apart.
+    origins: Origins = field(default_factory=dict, compare=False)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -218,4 +222,5 @@ def _of_parts(parts: FederationParts) -> Federation:
         holdout=parts.holdout,
         classes=parts.classes,
         names=parts.names,
+        origins=parts.origins,
     )

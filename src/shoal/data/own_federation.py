@@ -1,7 +1,8 @@
 """A user's own tensors and tables as the parts of a federation, checked: the work of `Federation.from_tensors`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 from typing import get_args
 
@@ -15,6 +16,7 @@ from shoal.core.settings import MAX_CLASSES
 from shoal.data.client_arrays import ClientArrays
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import EVERYBODY
+from shoal.data.origins import Origins, own_example
 from shoal.data.own_data import (
     Arrays,
     Examples,
@@ -40,6 +42,7 @@ class FederationParts:
     holdout: Shards
     classes: int | None
     names: tuple[str, ...] | None = None
+    origins: Origins = field(default_factory=dict)
     __repr__ = one_line
 
 
@@ -87,6 +90,11 @@ def parts_of_tensors(
         shadow=none if shadow is None else _grouped("the shadow set", shadow, names, like, task),
         holdout=kept,
         classes=classes,
+        origins={
+            "clients": partial(own_example, "clients", shards.offsets),
+            "holdout": partial(own_example, "holdout", kept.offsets),
+            "test": "test[{}]".format,
+        },
     )
     _check(parts)
     return parts

@@ -6,6 +6,7 @@ With ``reuse_images`` an image may go to one client of each group; never to two 
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import require_unambiguous
 from shoal.data.label_skew import skew_labels
+from shoal.data.origins import at, official_example
 from shoal.data.preferences import Preferences, all_alike
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group, shifted_inputs, shifted_labels
@@ -242,6 +244,9 @@ def _federation(
     """The federation of the examples at these indices."""
     shares, count = [group.share for group in groups], len(own[1])
     ids, group = torch.arange(count), _by_group(apportion(shares, count))
+    name_of = (dataset.name + "[{}]").format
+    if dataset.train_count < len(dataset.labels):
+        name_of = partial(official_example, dataset.name, dataset.train_count)
 
     def shards(indices: Tensor, sizes: Tensor) -> Shards:
         owners = torch.repeat_interleave(ids, sizes)
@@ -263,6 +268,10 @@ def _federation(
         groups=tuple(group.name for group in groups),
         preferences=preferences,
         classes=dataset.classes,
+        origins={
+            part: partial(at, name_of, indices)
+            for part, indices in (("clients", own[0]), ("holdout", kept[0]), ("test", test))
+        },
     )
 
 

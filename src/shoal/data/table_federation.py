@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from shoal.core.errors import require
 from shoal.data.client_arrays import ClientArrays
 from shoal.data.input_scale import InputScale
 from shoal.data.names import alike, groups_of_clients, numbered
+from shoal.data.origins import at
 from shoal.data.own_data import Arrays, Columns, Examples, Table, Task, tensors_of
 from shoal.data.own_federation import FederationParts, parts_of_tensors
 from shoal.data.table_rows import TableRows, frame_of, read_rows
@@ -79,4 +81,5 @@ def parts_of_table(
         classes=classes,
         task=task,
     )
-    return replace(parts, names=tuple(map(str, names)))
+    origins = {**parts.origins, "clients": partial(at, "table[{}]".format, order)}
+    return replace(parts, names=tuple(map(str, names)), origins=origins)

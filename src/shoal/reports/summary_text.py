@@ -1,61 +1,68 @@
-"""A run's summary in sentences."""
+"""A run's summary in sentences: what is said of exposure and accuracy rests on 95 % intervals."""
 
 from collections.abc import Mapping
 
 from shoal.config.kinds import algorithm_title
 from shoal.control import COLUMN
+from shoal.metrics import auc_interval
+from shoal.reports.estimate import Estimate, Outcome
 from shoal.reports.formats import ACCURACY, decimal, metric_format, percent
 from shoal.reports.strongest import accuracies_by_attack, reference_federations, strongest_attacks
 from shoal.simulation.summary import Summary
 
-NOTICEABLE = 0.02
-"""Smaller differences of accuracy and exposure count as none: about what another seed changes."""
+SAID: Mapping[Outcome, str] = {
+    "exposed": "tells members from non-members",
+    "chance": "is at chance",
+    "open": "leaves open how exposed records are",
+}
+"""What an attack of each outcome does."""
 
 
-def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY) -> str:
+def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audited: str = "") -> str:
     """A run's accuracy, exposure and violations in a few sentences.
 
     Args:
         summary: of the run.
         kind: what its examples are, in the plural.
         metric: what it reports as accuracy.
+        audited: the verdict of the run's audit, which then stands first and for the attack of the run itself.
     """
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     if not {"accuracy.overall", "violations.total"} <= set(overall):
         return "The metrics of this run are incomplete."
     form, title = metric_format(metric), algorithm_title(str(summary.run["algorithm"]))
     if metric == ACCURACY:
-        accuracy = f"{title} is right on {form(overall['accuracy.overall'])} of held-out {kind}"
+        accuracy = f"{title} has {form(overall['accuracy.overall'])} test accuracy"
     else:
         accuracy = f"The metric of {title} on held-out {kind}, {metric}, is {form(overall['accuracy.overall'])}"
     if len(by_group) > 1:
         accuracy += f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
     sentences = [
         accuracy,
-        *_worse_than_guessing(summary, kind),
-        *_exposure(summary),
+        *_guessing(summary, kind),
+        *([] if audited else _exposure(summary)),
         *_property(summary),
-        limits(summary),
+        *([] if audited else [limits(summary)]),
         *_coordinator(summary),
+        *_epsilon(summary),
     ]
-    return ". ".join([*sentences, *_epsilon(summary)]) + "."
+    return f"{audited} {'. '.join(sentences)}.".lstrip()
 
 
 def limits(summary: Summary) -> str:
-    """How many clients' limits are exceeded: for certain, where the run has intervals, and by the point estimate."""
+    """How many clients' limits are exceeded: at 95 % confidence, where the run has intervals, and by point estimate."""
     violations = int(summary.overall["violations.total"])
     exceeded = int(summary.overall.get("exceeded.total", violations))
-    whose = f"{exceeded} of {summary.clients} clients'" if exceeded else "No client's"
-    sentence = f"{whose} {'limits are' if exceeded > 1 else 'limit is'} exceeded"
+    whose = f"The limits of {exceeded} of {summary.clients} clients are" if exceeded else "No client's limit is"
     drawn = (
         "; limits were drawn at random, since no client has set one" if summary.overall.get("thresholds_drawn") else ""
     )
     if "exceeded.total" not in summary.overall:
-        return sentence + drawn
+        return f"{whose} exceeded by the point estimate{drawn}"
     which = "strongest" if reference_federations(summary) else "configured"
     return (
-        f"{sentence} for certain (the 95 % interval of an attack's accuracy lies above the limit); by the {which} "
-        f"attack's point estimate, {violations or 'none'} {'are' if violations > 1 else 'is'}{drawn}"
+        f"{whose} exceeded at 95 % confidence; by the {which} attack's point estimate, "
+        f"{violations or 'none'} {'are' if violations > 1 else 'is'}{drawn}"
     )
 
 
@@ -84,21 +91,34 @@ def of_groups(summary: Summary, metric: str) -> dict[str, float]:
     return {group: each[metric] for group, each in summary.by_group.items() if metric in each}
 
 
-def _worse_than_guessing(summary: Summary, kind: str) -> list[str]:
-    """Groups and models whose accuracy is below that of always naming the most frequent class; nothing if unknown."""
-    accuracy, guess = of_groups(summary, "accuracy"), of_groups(summary, "most_frequent_class")
-    if not guess:
+def accuracy_of_group(summary: Summary, group: str) -> Estimate:
+    """A group's test accuracy with the exact interval of a share of its test examples, as if one model served it."""
+    metrics = summary.by_group[group]
+    return Estimate.of_rate(metrics["accuracy"], metrics.get("test_examples", 0))
+
+
+def _guessing(summary: Summary, kind: str) -> list[str]:
+    """Groups and models that are not shown to be better than always naming the most frequent class, or are worse."""
+    shares, clusters = of_groups(summary, "most_frequent_class"), {}
+    if not shares:
         return []
-    worse = [f"{group} ({percent(accuracy[group])})" for group in accuracy if accuracy[group] < guess.get(group, 0.0)]
+    if len(summary.by_cluster) > 1:
+        clusters = {f"model {k}": each["accuracy"] for k, each in summary.by_cluster.items() if "accuracy" in each}
     # A model may serve several groups; below the least of their shares it is worse for any mix of them.
-    least = min(guess.values(), default=0.0)
-    clusters = {k: each["accuracy"] for k, each in summary.by_cluster.items() if "accuracy" in each}
-    worse += [f"model {k} ({percent(value)})" for k, value in clusters.items() if len(clusters) > 1 and value < least]
-    if not worse:
+    fewest, least = min(of_groups(summary, "test_examples").values(), default=0), min(shares.values())
+    compared = {group: (accuracy_of_group(summary, group), share) for group, share in shares.items()}
+    compared |= {model: (Estimate.of_rate(value, fewest), least) for model, value in clusters.items()}
+    below, near = list[str](), list[str]()
+    for name, (accuracy, share) in compared.items():
+        wide = accuracy.among(len(compared))
+        if wide.low <= share:
+            (below if wide.high < share else near).append(f"{name} ({accuracy.percent})")
+    said = [f"below guessing for {', '.join(below)}"] if below else []
+    said += [f"no better than guessing for {', '.join(near)}"] if near else []
+    if not said:
         return []
-    shares = sorted({percent(value) for value in guess.values()})
-    always = f"always naming the most frequent class of the held-out {kind} is right on {' or '.join(shares)}"
-    return [f"That is worse than guessing for {', '.join(worse)}: {always}"]
+    whose = ", ".join(f"{percent(share)} of the test {kind} of {group}" for group, share in shares.items())
+    return [f"At 95 % confidence, test accuracy is {' and '.join(said)}: the most frequent class is {whose}"]
 
 
 def _epsilon(summary: Summary) -> list[str]:
@@ -118,42 +138,51 @@ def _epsilon(summary: Summary) -> list[str]:
 
 
 def _exposure(summary: Summary) -> list[str]:
-    mia, by_loss = of_groups(summary, "mia"), of_groups(summary, "loss_threshold")
+    """Which groups the attack is shown to tell members of, with intervals that hold for all groups at once."""
+    groups = summary.by_group
+    mia = {name: Estimate.of(each, "mia") for name, each in groups.items() if "mia" in each}
     if not mia:
         return ["No attack was measured"]
     references, names = reference_federations(summary), strongest_attacks(summary)
-    better = {group: by_loss[group] for group in mia if by_loss.get(group, 0.0) >= mia[group] + NOTICEABLE}
-
-    def values(by_group: Mapping[str, float]) -> str:
-        whose = {name: f" for {name}" if len(mia) > 1 else "" for name in by_group}
-        by = {name: f" by {names[name]}" if name in names else "" for name in by_group}
-        return "; ".join(f"{decimal(each)}{whose[name]}{by[name]}" for name, each in by_group.items())
-
+    tried = max(1, *(len(accuracies_by_attack(each)) for each in groups.values())) if references else 1
+    attack = "The configured attack"
     if references:
-        count = max(len(accuracies_by_attack(each)) for each in summary.by_group.values())
-        guessing = max(mia.values()) < 0.5 + NOTICEABLE
-        told = "from others no better than guessing (0.500)" if guessing else "from others (guessing: 0.500)"
-        asked = f"{references} reference federation{'s' if references > 1 else ''}"
-        return [
-            f"The strongest of {count} attacks, with {asked}, tells members {told}: balanced accuracy {values(mia)}"
+        attack = f"The strongest of {tried} attacks, with {references} reference federation{'s' * (references > 1)},"
+    wide = {name: each.among(len(mia) * tried) for name, each in mia.items()}
+    parts = []
+    for outcome, words in SAID.items():
+        values = [
+            f"{each.text}{f' ({each.interval})' if each.interval else ''}"
+            + (f" for {name}" if len(mia) > 1 else "")
+            + (f" by {names[name]}" if name in names else "")
+            for name, each in wide.items()
+            if each.outcome == outcome
         ]
-    if max(mia.values()) < 0.5 + NOTICEABLE:
-        sentences = [f"The attack tells members from others no better than guessing (0.500): {values(mia)}"]
-    else:
-        sentences = [f"An attacker tells members from others with balanced accuracy {values(mia)} (guessing: 0.500)"]
-    return [*sentences, f"A threshold on the loss does better: {values(better)}"] if better else sentences
+        parts += [f"{words} with balanced accuracy {'; '.join(values)}"] if values else []
+    whole = "95 % intervals that hold for all groups at once" if len(mia) > 1 else "95 % interval"
+    sentences = [f"{attack} {', and '.join(parts)} (chance: 0.500; {whole})"]
+    by_loss = {name: Estimate.of(groups[name], "loss_threshold") for name in mia}
+    better = [
+        f"{each.text}{f' for {name}' if len(mia) > 1 else ''}"
+        for name, each in by_loss.items()
+        if not references and each.minus(mia[name]).among(len(mia)).low > 0
+    ]
+    return [*sentences, f"A threshold on the loss finds more: {', '.join(better)}"] if better else sentences
 
 
 def _property(summary: Summary) -> list[str]:
     """The outcome of a property attack; nothing without one."""
-    auc = summary.overall.get("property.auc")
+    overall = summary.overall
+    auc, positives = overall.get("property.auc"), overall.get("property.positives", 0)
     if auc is None:
         return []
+    others = overall.get("property.updates", 0) - positives
+    low, high = auc_interval(auc, positives, others) if positives and others else (0.0, 1.0)
     beside = {
         "property.auc_control": "learned from shuffled labels",
         "property.auc_counterfactual": "the victim's examples swapped",
     }
-    known = (f"; {name}: {decimal(summary.overall[key])}" for key, name in beside.items() if key in summary.overall)
-    how = "no better than guessing, with an AUC of" if auc < 0.5 + NOTICEABLE else "from others with an AUC of"
-    attack = "The property attack tells updates with the property"
-    return [f"{attack} {how} {decimal(auc)} (guessing: 0.500{''.join(known)})"]
+    known = (f"; {name}: {decimal(overall[key])}" for key, name in beside.items() if key in overall)
+    how = "tells updates with the property from others" if low > 0.5 else "is at chance"
+    interval = f"95 % interval {decimal(low)} to {decimal(high)} as if updates were independent; chance: 0.500"
+    return [f"The property attack {how} (AUC {decimal(auc)}, {interval}{''.join(known)})"]

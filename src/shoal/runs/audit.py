@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.config.build import engine_of, load_data, resolve
-from shoal.config.kinds import algorithm_title
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.validation import read_toml
 from shoal.core.errors import path_of, require, whole
@@ -18,13 +17,16 @@ from shoal.core.representation import one_line
 from shoal.data.fingerprint import fingerprint
 from shoal.data.memory_format import to_pixels
 from shoal.engine import Engine
+from shoal.reports.run.description import RunDescription
 from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, write_audit
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import logged
 from shoal.runs.files import read_summary
+from shoal.runs.gate import Gate
 from shoal.runs.hashes import require_same_examples, require_unchanged
 from shoal.runs.lock import locked
 from shoal.runs.reference_scores import AuditWatch, StoredScores, reference_scores, replayed_scores
+from shoal.runs.report import report_of
 from shoal.runs.result import Result
 from shoal.runs.score_file import read_scores
 from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
@@ -47,6 +49,7 @@ def audit_run(
     out: str | Path | None = None,
     data_dir: Path | None = None,
     watch: AuditWatch | None = None,
+    gates: Sequence[Gate] = (),
 ) -> AuditFiles:
     """Audit the finished run in ``run``: train reference federations, and attack its members with what they say.
 
@@ -60,6 +63,7 @@ def audit_run(
         out: where the audit's files are written; None: into ``run``.
         data_dir: where to look for data first.
         watch: called before the first reference federation that is trained, and after each.
+        gates: limits on the figures; the page says whether they hold.
 
     Raises:
         InputError: no finished run of a configuration, one with a property attack, one whose data or files have
@@ -89,15 +93,20 @@ def audit_run(
     require_same_examples(run, fingerprint(simulation.federation))
     del resolved  # and with it the data set, which the federation has copied
     stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
-    title = f"{algorithm_title(config.algorithm.name)} on {config.data.source}, seed {config.seed}"
+    title = f"Audit of {RunDescription.of(config).title}"
     model = simulation.setup.model
     make_directory(out)
     with locked(home), logged(home / "run.log"), engine_of(config, model) as engine:
         attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows)
         trained = _trained_again(attacked, references, engine, home / "references", watch)
         recorded = trace_of(run, simulation.federation, model) if simulation.record_updates else None
-        about = AboutAudited(title, stated, {"seconds.train": round(progress.seconds["train"], 3)})
-        return _audited(attacked, trained, recorded, engine, out, about)
+        spent = {"seconds.train": round(progress.seconds["train"], 3)}
+        about = AboutAudited(title, stated, spent, gates=gates, run=run, rounds=config.algorithm.rounds)
+        files = _audited(attacked, trained, recorded, engine, out, about)
+    if out.resolve() == run.resolve() and (run / "report.html").exists():
+        # Its verdict is the audit's from now on.
+        report_of(run)
+    return files
 
 
 def audit_result(
@@ -114,9 +123,9 @@ def audit_result(
     assert simulation is not None
     assert state is not None
     assert result.engine is not None
-    out, run = path_of("out", out), result.summary.run
+    out = path_of("out", out)
     stated = {key: value for key, value in result.summary.overall.items() if key in {"epsilon", "delta"}}
-    about = AboutAudited(f"{algorithm_title(str(run['algorithm']))}, seed {run['seed']}", stated)
+    about = AboutAudited(f"Audit of {result.description.title}", stated)
     rows = [{str(name): value for name, value in row.items()} for row in result.rounds.to_dict("records")]
     with result.engine.reopened() as engine:
         attacked = AttackedRun.of(move_to_engine(simulation, engine), state, rows)
@@ -182,12 +191,15 @@ def _without_trajectory(trained: _Trained) -> str:
     return "needs the same number of models in every round"
 
 
-def audit_scores(path: str | Path, *, out: str | Path | None = None) -> AuditFiles:
+def audit_scores(
+    path: str | Path, *, out: str | Path | None = None, gates: Sequence[Gate] = ()
+) -> AuditFiles:
     """Audit the records of a score file, of any framework.
 
     Args:
         path: see `shoal.runs.score_file`.
         out: where the audit's files are written; None: beside ``path``.
+        gates: as of `audit_run`.
 
     Raises:
         InputError: the file cannot be used, or the directory cannot be written.
@@ -209,16 +221,19 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None) -> AuditFil
     path = path_of("path", path)
     folder = path.parent if out is None else path_of("out", out)
     audit = audit_records(read_scores(path), Stream(0)("thresholds"))
-    return write_audit(folder, audit, AboutAudited(path.name))
+    return write_audit(folder, audit, AboutAudited(path.name, gates=gates))
 
 
-def audit_trace(trace: str | Path, *, out: str | Path | None = None, data_dir: Path | None = None) -> AuditFiles:
+def audit_trace(
+    trace: str | Path, *, out: str | Path | None = None, data_dir: Path | None = None, gates: Sequence[Gate] = ()
+) -> AuditFiles:
     """Audit clients' updates that a server recorded, of a run or of any framework.
 
     Args:
         trace: see `shoal.runs.trace.read_trace` and docs/trace.md.
         out: where the audit's files are written; None: into ``trace``.
         data_dir: where to look for a run's data first.
+        gates: as of `audit_run`.
 
     Raises:
         InputError: the trace cannot be used, or the directory cannot be written.
@@ -244,7 +259,7 @@ def audit_trace(trace: str | Path, *, out: str | Path | None = None, data_dir: P
     given = read_trace(trace, data_dir)
     with Engine(given.model) as engine:
         audit = _audited_trace(given, engine)
-    return write_audit(folder, audit, AboutAudited(trace.name))
+    return write_audit(folder, audit, AboutAudited(trace.name, gates=gates, run=trace))
 
 
 def _audited_trace(trace: Trace, engine: Engine) -> Audit:

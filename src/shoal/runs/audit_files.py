@@ -9,7 +9,7 @@ audit.html   all of it, to look at
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
+from shoal.runs.gate import Gate
 from shoal.runs.score_file import write_scores
 from shoal.simulation.attacked_records import AuditRecords
 from shoal.simulation.audit import Audit
@@ -64,6 +65,9 @@ class AboutAudited:
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8 of some records, by their names.
         kind: what a record is, in the plural.
+        gates: limits on the figures, of which the page says whether they hold.
+        run: directory of the run that was audited; None: none.
+        rounds: of the training that made the attacked models; None: unknown.
     """
 
     title: str
@@ -71,6 +75,9 @@ class AboutAudited:
     seconds: Mapping[str, float] = field(default_factory=dict)
     pictures: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     kind: str = "examples"
+    gates: Sequence[Gate] = ()
+    run: Path | None = None
+    rounds: int | None = None
     __repr__ = one_line
 
 
@@ -103,7 +110,17 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
     from shoal.reports.audit.page import audit_page  # noqa: PLC0415
 
     flat = {**audit.flat(), **about.stated, **about.seconds}
-    page = audit_page(audit, title=about.title, stated=about.stated, pictures=about.pictures, kind_of_data=about.kind)
+    flat |= {} if about.rounds is None else {"rounds": about.rounds}
+    report = None if about.run is None else about.run / "report.html"
+    page = audit_page(
+        audit,
+        title=about.title,
+        stated=about.stated,
+        pictures=about.pictures,
+        kind_of_data=about.kind,
+        gates=[each.judged(flat) for each in about.gates],
+        run=None if report is None or not report.exists() else Path(os.path.relpath(report, out)).as_posix(),
+    )
     try:
         make_directory(out)
         if records is not None:

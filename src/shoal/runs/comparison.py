@@ -15,8 +15,9 @@ from shoal.config.schema import SIMULATION, parse_config
 from shoal.control import COLUMN
 from shoal.core.errors import described, path_of, require
 from shoal.core.representation import shortened
+from shoal.reports.estimate import Estimate
 from shoal.reports.formats import ACCURACY, number
-from shoal.reports.summary_text import NOTICEABLE
+from shoal.reports.summary_text import of_groups
 from shoal.runs.differences import decisive_settings
 from shoal.runs.result import Result, read_tables
 from shoal.simulation.summary import Summary
@@ -48,6 +49,12 @@ ROWS = (
 """The rows of a comparison: whose metrics, which, and their names."""
 
 
+ONE_SEED = (
+    "Intervals are of 95 %, over records and for all differences of a sentence at once. One pair of runs is one seed: "
+    "whether another seed gives the same, shoal sweep says."
+)
+"""What the sentences of a comparison leave out."""
+
 ABSENT = "-"
 """The cell of a run without the metric or the key."""
 
@@ -60,7 +67,7 @@ class Comparison:
         settings: one row per key of the configuration in which the runs differ, but for those that only decide how
             fast a run goes.
         metrics: one row per metric that one of the runs has.
-        sentences: one for each run but the first, against the first.
+        sentences: one for each run but the first, against the first; then what such intervals leave out.
 
     Example:
         >>> import shoal
@@ -111,6 +118,7 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
     results = [each if isinstance(each, Result) else _read(path_of("runs", each)) for each in runs]
     names = [f"run {i}" if isinstance(each, Result) else str(each) for i, each in enumerate(runs, 1)]
     summaries, metrics = [each.summary for each in results], [each.description.metric for each in results]
+    accuracies = [_accuracy(each) for each in results]
     first, *others = summaries
     for name, each in zip(names[1:], others, strict=True):
         same = list(each.by_group) == list(first.by_group) and each.run["dataset"] == first.run["dataset"]
@@ -124,9 +132,12 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
         metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0]), orient="index", columns=titles),
-        sentences=tuple(
-            _difference(first, each, titles[0], title, metrics[0])
-            for each, title in zip(others, titles[1:], strict=True)
+        sentences=(
+            *(
+                describe_difference(first, each, (accuracies[0], accuracy), titles[0], title, metrics[0])
+                for each, accuracy, title in zip(others, accuracies[1:], titles[1:], strict=True)
+            ),
+            ONE_SEED,
         ),
     )
 
@@ -144,6 +155,17 @@ def _read(out: Path) -> Result:
     rows, clients = len(result.clients), result.summary.clients
     require(rows == clients, f"{out / 'clients.csv'}: is damaged: it has {rows} rows for {clients} clients")
     return result
+
+
+def _accuracy(result: Result) -> Estimate:
+    """A run's accuracy over all clients, with an interval.
+
+    Each group's test examples count by its share of the clients, so together they are worth ``1 / sum(share^2 / n)``.
+    """
+    shares = result.clients["group"].value_counts(normalize=True)
+    examples = of_groups(result.summary, "test_examples")
+    worth = 1 / sum(shares[group] ** 2 / n for group, n in examples.items()) if set(shares.index) == {*examples} else 0
+    return Estimate.of_rate(result.summary.overall["accuracy.overall"], worth)
 
 
 def _titles(names: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
@@ -193,35 +215,38 @@ def _directives(summaries: Sequence[Summary]) -> Sequence[tuple[str, str, str]]:
     return [(BY_CLUSTER, name, f"directive {name.removeprefix(COLUMN)} by cluster") for name in given]
 
 
-def _difference(first: Summary, other: Summary, first_title: str, title: str, metric: str) -> str:
-    """The second run's accuracy (or other metric), exposure and violations against the first's."""
+def describe_difference(
+    first: Summary, other: Summary, accuracies: tuple[Estimate, Estimate], first_title: str, title: str, metric: str
+) -> str:
+    """The second run's accuracy (or other metric), exposure and limits against the first's.
+
+    Only a difference whose interval is off 0 is said to be one; the intervals hold for all differences at once.
+    """
+    exposed = {
+        group: tuple(Estimate.of(each.by_group[group], "mia") for each in (first, other))
+        for group, metrics in first.by_group.items()
+        if "mia" in metrics and "mia" in other.by_group[group]
+    }
     before, after = (each.overall["accuracy.overall"] for each in (first, other))
     if metric == ACCURACY:
-        parts = [_change(metric, before, after, higher="gains", lower="loses")]
+        parts = [_change("accuracy", *accuracies, "gains", "loses", among=1 + len(exposed))]
     else:
-        # Which difference of it would be noticed depends on its unit.
-        parts = [f"moves {metric} from {number(before)} to {number(after)}"]
-    for group, metrics in first.by_group.items():
-        # Directories of earlier versions know the configured attack alone.
-        known = [key for key in ("exposure", "mia") if key in metrics and key in other.by_group[group]]
-        if known:
-            before, after = metrics[known[0]], other.by_group[group][known[0]]
-            parts.append(_change(f"the exposure of {group}", before, after, higher="raises", lower="lowers"))
+        # Which difference of it would be noticed depends on its unit, and no examples tell its spread.
+        parts = [f"has {metric} {number(after)} (against {number(before)})"]
+    parts += [
+        _change(f"the exposure of {group}", *each, "raises", "lowers", among=1 + len(exposed))
+        for group, each in exposed.items()
+    ]
     asked = [int(each.overall.get("references", 0)) for each in (first, other)]
     if asked[0] != asked[1]:
         parts.append(
             f"has {asked[1]} reference federations (against {asked[0]}), so exposure and limits are not by the same "
             "attacks"
         )
-    limits = (
-        "exceeded.total" if all("exceeded.total" in each.overall for each in (first, other)) else "violations.total"
-    )
-    before, after = (int(each.overall[limits]) for each in (first, other))
-    if after == before:
-        parts.append(f"leaves the number of exceeded limits at {after}")
-    else:
-        way = "lowers" if after < before else "raises"
-        parts.append(f"{way} the number of exceeded limits from {before} to {after}")
+    known = all("exceeded.total" in each.overall for each in (first, other))
+    before, after = (int(each.overall["exceeded.total" if known else "violations.total"]) for each in (first, other))
+    how = "at 95 % confidence" if known else "by the point estimate"
+    parts.append(f"exceeds the limits of {after} of {other.clients} clients {how} (against {before})")
     before, after = (int(each.overall["migrated"]) for each in (first, other))
     parts.append(
         f"has {after} of {other.clients} clients in a cluster where another group is in the majority (against {before})"
@@ -232,10 +257,13 @@ def _difference(first: Summary, other: Summary, first_title: str, title: str, me
     return f"Against {first_title}, {title} {', '.join(parts[:-1])} and {parts[-1]}."
 
 
-def _change(what: str, before: float, after: float, *, higher: str, lower: str) -> str:
-    if abs(after - before) < NOTICEABLE:
-        return f"leaves {what} about where it was ({before:.3f}, now {after:.3f})"
-    return f"{higher if after > before else lower} {what} ({before:.3f}, now {after:.3f})"
+def _change(what: str, before: Estimate, after: Estimate, higher: str, lower: str, *, among: int) -> str:
+    difference = after.minus(before).among(among)
+    ends = f"{difference.value:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f}"
+    if not difference.low <= difference.high:
+        ends = f"{difference.value:+.3f}, without an interval"
+    way = higher if difference.low > 0 else lower if difference.high < 0 else "shows no clear difference in"
+    return f"{way} {what} ({before.text}, now {after.text}: {ends})"
 
 
 def _cell(value: float | None) -> str:

@@ -169,6 +169,31 @@ class _RunLog(logging.FileHandler):
             raise
 
 
+class _Warnings(logging.Handler):
+    """Keeps the sentences of warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.sentences: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.sentences.append(record.getMessage())
+        # As logging does where nobody listens: that this does must not silence a warning.
+        if logging.lastResort is not None and LOG.handlers == [self] and not logging.getLogger().handlers:
+            logging.lastResort.handle(record)
+
+
+@contextmanager
+def warned() -> Iterator[list[str]]:
+    """The warnings that Shoal logs meanwhile."""
+    handler = _Warnings()
+    LOG.addHandler(handler)
+    try:
+        yield handler.sentences
+    finally:
+        LOG.removeHandler(handler)
+
+
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
     """Append what Shoal logs to ``path``."""

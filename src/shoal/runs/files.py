@@ -1,6 +1,7 @@
 """The files of a run, read back and checked."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,15 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
     require(not gaps, f"{path}: is damaged: gaps in its columns {', '.join(gaps)}")
     require(len(frame) > 0, f"{path}: is damaged: it has no rows")
     return frame
+
+
+def read_warnings(path: Path) -> tuple[str, ...]:
+    """The warnings in the log of a run, each once; none where there is no log."""
+    if not path.exists():
+        return ()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = (re.fullmatch(r"(?:\S+ \S+ \d+ )?WARNING (.+)", line) for line in lines)
+    return tuple(dict.fromkeys(each[1] for each in found if each is not None))
 
 
 def read_samples(path: Path) -> dict[str, NDArray[Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan
 
-from shoal.core.errors import nearest, require
+from shoal.core.errors import InputError, nearest, require
 
 LOWER_BOUND = "empirical_epsilon"
 """The figure without an upper end: what the mechanism certainly leaks. It breaks a gate itself."""
@@ -80,6 +80,18 @@ class Gate:
             return key == self.key
         figure = key.removesuffix(".high")
         return figure != key and (figure == self.key or (self.key in METRICS and figure.endswith(f".{self.key}")))
+
+    def judged(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
+        """A sentence on whether this gate holds, and whether it does; it does not where nothing was measured."""
+        try:
+            broken = self.broken_by(audit)
+        except InputError as error:
+            return f"Gate {self}: {error}", False
+        if not broken:
+            return f"Gate {self}: holds", True
+        worst = max(broken, key=lambda key: broken[key])
+        more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
+        return f"Gate {self}: broken by {worst}, whose upper end is {broken[worst]:.3f}{more}", False
 
     def __str__(self) -> str:
         return f"{self.key} {'<' if self.strict else '<='} {self.limit:g}"

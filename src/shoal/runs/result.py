@@ -1,7 +1,7 @@
 """The result of a simulation or a run: in memory, as a directory, as a page, as a picture, and back."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -25,10 +25,12 @@ from shoal.engine import Engine, State
 from shoal.models import Model
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.recorded_updates import RecordedUpdates
-from shoal.runs.files import read_models, read_samples, read_summary, read_table
+from shoal.reports.run.run_audit import RunAudit
+from shoal.runs.files import read_models, read_samples, read_summary, read_table, read_warnings
 from shoal.runs.hashes import write_hashes
 from shoal.runs.record import read_description
 from shoal.runs.updates import recorded_in
+from shoal.simulation.audit import ATTACK_COLUMNS
 from shoal.simulation.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 from shoal.simulation.result import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
@@ -63,6 +65,8 @@ class Result:
         updates: one row per aggregated update, as in `property.csv`; None without a property attack.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
         recorded: clients' updates in the run's directory; None without them, or without a directory.
+        warnings: sentences that were said while it ran.
+        audit_in_directory: the audit of these models in the run's directory; None without one.
         simulation: that it came out of, with its examples; None where it was read from a directory or unpickled.
         engine: that computed it, perhaps closed; None like ``simulation``.
 
@@ -92,6 +96,8 @@ class Result:
     updates: pd.DataFrame | None = None
     canaries: pd.DataFrame | None = None
     recorded: RecordedUpdates | None = None
+    warnings: tuple[str, ...] = ()
+    audit_in_directory: RunAudit | None = None
     simulation: Simulation | None = None
     engine: Engine | None = None
 
@@ -154,6 +160,8 @@ class Result:
             updates=self.updates,
             canaries=self.canaries,
             recorded=self.recorded,
+            audit=self.audit_in_directory,
+            warnings=self.warnings,
         )
         try:
             write_text(path, page)
@@ -192,8 +200,10 @@ class Result:
         return plot_rounds(self.rounds, self.summary, self.description.metric)
 
 
-def result_of(outcome: Outcome, simulation: Simulation, engine: Engine, description: RunDescription) -> Result:
-    """What came out of ``simulation`` on ``engine``, which ``description`` describes."""
+def result_of(
+    outcome: Outcome, simulation: Simulation, engine: Engine, description: RunDescription, warnings: Iterable[str] = ()
+) -> Result:
+    """What came out of ``simulation`` on ``engine``, which ``description`` describes, and what was warned of."""
     model = simulation.setup.model
     of_run = Summary(run={"algorithm": description.algorithm, "dataset": description.dataset})
     return Result(
@@ -207,6 +217,7 @@ def result_of(outcome: Outcome, simulation: Simulation, engine: Engine, descript
         state=outcome.state,
         updates=outcome.updates,
         canaries=outcome.canaries,
+        warnings=tuple(dict.fromkeys(warnings)),
         simulation=simulation,
         engine=engine,
     )
@@ -256,13 +267,29 @@ def read_tables(out: Path) -> Result:
         updates=read_table(out / "property.csv", PROPERTY_COLUMNS, empty=True) if attacked else None,
         canaries=read_table(out / "canaries.csv", CANARY_COLUMNS) if "canaries.members" in summary.overall else None,
         recorded=recorded_in(out),
+        warnings=read_warnings(out / "run.log"),
+        audit_in_directory=_audit_in(out, summary),
     )
+
+
+def _audit_in(out: Path, summary: Summary) -> RunAudit | None:
+    """The audit in a run's directory; None where there is none, or one of other rounds."""
+    try:
+        rounds = json.loads((out / "audit.json").read_text(encoding="utf-8")).get("rounds")
+        words = dict.fromkeys(("attacker", "attack", "scope", "name"), str)
+        attacks = pd.read_csv(out / "audit.csv", dtype=words, keep_default_na=False, na_values=[""])
+    except (OSError, ValueError, AttributeError):
+        return None
+    whole = {*ATTACK_COLUMNS} <= {*attacks} and rounds == summary.run["rounds"]
+    return RunAudit(attacks, "audit.html") if whole else None
 
 
 def write_files(out: Path, result: Result) -> None:
     """Write all files of a finished run; the summary last, since it marks the run as finished."""
     if not (out / "config.toml").exists():
         write_text(out / "config.toml", result.description.settings)
+    if result.warnings and not (out / "run.log").exists():
+        write_text(out / "run.log", "".join(f"WARNING {each}\n" for each in result.warnings))
     write_text(out / "rounds.csv", result.rounds.to_csv(index=False))
     known = (*CLIENT_COLUMNS, *EXPOSURE_COLUMNS, "threshold_drawn", "epsilon", *CLIENT_CANARY_COLUMNS, "name")
     columns = [name for name in known if name in result.clients]

@@ -29,7 +29,8 @@ from shoal.engine.state import UNKNOWN_RISK
 from shoal.models import Model
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
-from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, train
+from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, train, warned
+from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
 from shoal.runs.record import record_of, require_same_simulation
 from shoal.runs.result import Result, load, result_of
@@ -204,16 +205,17 @@ def _red_team(federation: Federation) -> RedTeam:
 
 
 def _in_memory(simulation: Simulation, engine: Engine, description: RunDescription, watch: Watch | None) -> Result:
-    now, observations = initial_state(simulation, engine), list[RoundObservation]()
-    if watch is not None:
-        watch(simulation, now, None)
-    for after, report in run_rounds(simulation, engine, now):
-        now = after
-        observations += [] if now.observation is None else [now.observation]
+    with warned() as warnings:
+        now, observations = initial_state(simulation, engine), list[RoundObservation]()
         if watch is not None:
-            watch(simulation, now, report)
-    outcome = measured(simulation, engine, now, lambda: observations)
-    return result_of(outcome, simulation, engine, description)
+            watch(simulation, now, None)
+        for after, report in run_rounds(simulation, engine, now):
+            now = after
+            observations += [] if now.observation is None else [now.observation]
+            if watch is not None:
+                watch(simulation, now, report)
+        outcome = measured(simulation, engine, now, lambda: observations)
+        return result_of(outcome, simulation, engine, description, warnings)
 
 
 def _in_directory(
@@ -240,7 +242,7 @@ def _in_directory(
         outcome = measured(simulation, engine, now, partial(stored_observations, checkpoints), out=out)
         result = result_of(outcome, simulation, engine, description)
         finish(out, result)
-    return replace(result, recorded=recorded_in(out))
+    return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))
 
 
 def _trained(start: Result | str | Path, model: Model) -> State:

@@ -246,7 +246,7 @@ def _of_clients(final: _Final, clients: pd.DataFrame) -> Summary:
 
 
 def _of_classes(final: _Final) -> Summary:
-    """What only a classification has: fairness, and how frequent the most frequent class is."""
+    """What only a classification has: fairness, and how frequent the most frequent of a group's test examples is."""
     if final.federation.classes is None:
         return Summary()
     # A share of examples, which says nothing beside another metric than accuracy.
@@ -279,5 +279,7 @@ def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
     for g in federation.groups_with_clients:
         own = labels[test.group == g]
         if len(own):
-            shares[federation.groups[g]] = {"most_frequent_class": float(own.bincount().max() / len(own))}
+            # Divided as whole numbers of Python: PyTorch's quotient has 24 bits, and an accuracy has 53.
+            share = int(own.bincount().max()) / len(own)
+            shares[federation.groups[g]] = {"most_frequent_class": share, "test_examples": len(own)}
     return shares

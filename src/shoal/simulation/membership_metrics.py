@@ -45,17 +45,18 @@ def of_groups(
 def _judged_group(g: int, attacks: Attacks) -> Metrics:
     found = {name: attack.of_group(g) for name, attack in attacks.items()}
     best = strongest_of([*found.values()])
-    metrics = _attack(best) | {"members": best.members, "non_members": best.non_members}
+    metrics = _attack(best) | _interval("mia", best) | {"members": best.members, "non_members": best.non_members}
     return metrics | {accuracy_key(name): each.accuracy for name, each in found.items()}
 
 
 def _of_group(g: int, audit: MembershipAudit, by_loss: MembershipAudit | None, federation: Federation) -> Metrics:
     own, population = (audit.of_group(g, mix) for mix in _mixes(g, federation).values())
-    metrics = _attack(own) | _attack(population, "_population")
+    metrics = _attack(own) | _attack(population, "_population") | _interval("mia", own)
     metrics |= {"members": own.members, "non_members": own.non_members}
     if by_loss is not None:
         threshold = by_loss.of_group(g, one_group_mix(g, federation))
         metrics |= {"loss_threshold": threshold.accuracy, "loss_threshold_auc": threshold.auc}
+        metrics |= _interval("loss_threshold", threshold)
     for other, name in enumerate(federation.groups):
         if other != g:
             mix = one_group_mix(other, federation)
@@ -117,6 +118,11 @@ def _attack(measured: MembershipMetrics, non_members: str = "") -> dict[str, flo
         f"tpr_at_fpr_0.01{non_members}": measured.tpr_at_1_percent_fpr,
         f"tpr_at_fpr_0.001{non_members}": measured.tpr_at_01_percent_fpr,
     }
+
+
+def _interval(metric: str, measured: MembershipMetrics) -> dict[str, float]:
+    """The ends of the 95 % interval of an attack's balanced accuracy, which is called ``metric``."""
+    return {f"{metric}_low": measured.low, f"{metric}_high": measured.high}
 
 
 def _curve(audit: MembershipAudit, federation: Federation, g: int, kind: str, mix: Floats) -> pd.DataFrame:

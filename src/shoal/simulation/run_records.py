@@ -1,8 +1,10 @@
 """The records of a run whose membership is asked, with the scores of its models and of reference federations."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
 
 from shoal.attacks import OtherClusters
 from shoal.data import Federation
@@ -15,7 +17,7 @@ from shoal.simulation.reference_federations import AttackedRun, FederationScores
 def records_of_run(
     attacked: AttackedRun, target: FederationScores, references: Sequence[FederationScores], engine: Engine
 ) -> AuditRecords:
-    """The records with their names: where each lies among the clients' examples or in the test set.
+    """The records, named as the user has them.
 
     Args:
         attacked: the run.
@@ -26,12 +28,14 @@ def records_of_run(
     paired, federation = attacked.records, attacked.simulation.federation
     client = paired.client
     names = _client_names(federation)
+    owners = [names[i] for i in client.tolist()]
+    members = _names(federation, "clients", federation.clients.indices[paired.entry])
+    others = _names(federation, "test", paired.test)
     personal = {OtherClusters.name: "clients use models of their own"} if target.personal else {}
-    places = [*(f"client-{i}" for i in paired.entry.tolist()), *(f"test-{i}" for i in paired.test.tolist())]
     return AuditRecords(
         scores=join_scores(target, references, client),
-        record=np.array(places, dtype=object),
-        client=np.array([names[i] for i in client.tolist()], dtype=object),
+        record=np.array(_unique([*members, *others], owners), dtype=object),
+        client=np.array(owners, dtype=object),
         group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
         # Of a model of one's own no cluster's model is the one that trained on the record.
         all_models=None if target.personal else attacked.all_models(engine).numpy(),
@@ -42,3 +46,15 @@ def records_of_run(
 
 def _client_names(federation: Federation) -> list[str]:
     return [str(i) for i in federation.ids.tolist()] if federation.names is None else list(federation.names)
+
+
+def _names(federation: Federation, part: str, rows: Tensor) -> list[str]:
+    """What the user calls the examples in these rows of a part of the federation."""
+    name_of = federation.origins.get(part, (part + "-{}").format)
+    return [name_of(row) for row in rows.tolist()]
+
+
+def _unique(names: list[str], owners: list[str]) -> list[str]:
+    """The names; where several records have one, as with images that every group has, with the client of each."""
+    times = Counter(names)
+    return [f"{name} of {owner}" if times[name] > 1 else name for name, owner in zip(names, owners, strict=True)]

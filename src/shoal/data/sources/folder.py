@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -106,6 +108,7 @@ def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
         bool(pictures),
         f"'{path}' has no pictures; they are expected as client/class/picture.png, or named by a CSV file",
     )
+    within = path if path.is_dir() else path.parent
     groups = None if pictures[0].group is None else [str(each.group) for each in pictures]
     return ClientDataset.from_names(
         f"'{path}'",
@@ -113,6 +116,7 @@ def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
         clients=[each.client for each in pictures],
         labels=[each.label for each in pictures],
         groups=groups,
+        origin=partial(getitem, tuple(os.path.relpath(each.path, within) for each in pictures)),
     )
 
 

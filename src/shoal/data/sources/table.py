@@ -2,12 +2,14 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from shoal.core.errors import InputError, require
 from shoal.data.client_data import ClientDataset
+from shoal.data.origins import file_row
 from shoal.data.own_data import Columns
 from shoal.data.table_rows import read_rows
 
@@ -58,6 +60,7 @@ def load_table(path: Path, columns: Columns) -> ClientDataset:
         words=rows.words,
         impute=columns.impute,
         warnings=rows.warnings,
+        origin=partial(file_row, path.name),
     )
 
 

@@ -49,6 +49,11 @@ def epsilon_sentences(audit: Audit, stated: Mapping[str, float]) -> list[str]:
     """What each of the two means."""
     if isnan(audit.empirical_epsilon):
         empirical = "The empirical epsilon was not measured."
+    elif audit.empirical_epsilon == 0:
+        empirical = (
+            f"The empirical epsilon is 0.00 at delta {audit.delta:g}: nothing was proven, neither a leak nor that there "
+            f"is none, since the strongest attack is not shown to beat chance. {_most(audit)}"
+        )
     else:
         empirical = (
             f"The empirical epsilon is {epsilon_text(audit.empirical_epsilon)} at delta {audit.delta:g}: a lower "

@@ -2,58 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
-from typing import Any
+from typing import Any, Protocol
+
+import pandas as pd
 
 from shoal.metrics import least_non_members
 from shoal.reports.audit.attack_titles import attack_title
-from shoal.reports.formats import DASH, count, decimal
-from shoal.simulation.audit import Audit
+from shoal.reports.estimate import Estimate
+from shoal.reports.formats import count
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 """Those that true positive rates are given at."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A metric and its 95 % interval; NaN where it was not measured."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def known(self) -> bool:
-        """Whether it was measured."""
-        return not isnan(self.value)
-
-    @property
-    def text(self) -> str:
-        """The value to three decimals; a dash where there is none."""
-        return decimal(self.value) if self.known else DASH
-
-    @property
-    def percent(self) -> str:
-        """The value as a percentage; a dash where there is none."""
-        return f"{100 * self.value:.1f} %" if self.known else DASH
-
-    @property
-    def interval(self) -> str:
-        """Its ends to three decimals; empty where there are none.
-
-        >>> Estimate(0.7, 0.66, 0.75).interval
-        '0.660 to 0.750'
-        """
-        return "" if isnan(self.low + self.high) else f"{decimal(self.low)} to {decimal(self.high)}"
-
-    @property
-    def percent_interval(self) -> str:
-        """Its ends as percentages; empty where there are none.
-
-        >>> Estimate(0.12, 0.081, 0.17).percent_interval
-        '8.1 to 17.0 %'
-        """
-        return "" if isnan(self.low + self.high) else f"{100 * self.low:.1f} to {100 * self.high:.1f} %"
 
 
 @dataclass(frozen=True)
@@ -93,7 +52,26 @@ class Finding:
         return f"too few non-members: {self.non_members:,}, {count(needed)} are needed"
 
 
-def findings(audit: Audit, scope: str) -> dict[str, list[Finding]]:
+class Attacked(Protocol):
+    """What has the rows of `Audit.attacks`."""
+
+    @property
+    def attacks(self) -> pd.DataFrame:
+        """See `Audit`."""
+        ...
+
+
+def judged_groups(audit: Attacked) -> tuple[dict[str, list[Finding]], list[Finding]]:
+    """The findings on each group that attacks could be measured on, and those on all records.
+
+    Where no single group could be measured, all records are one.
+    """
+    everything = findings(audit, "all")
+    groups = {name: found for name, found in findings(audit, "group").items() if measured([found])}
+    return groups or everything, next(iter(everything.values()), [])
+
+
+def findings(audit: Attacked, scope: str) -> dict[str, list[Finding]]:
     """The findings on a scope by name, in the order of the names in the audit; of each, the strongest first.
 
     Attacks that were not measured there come last.

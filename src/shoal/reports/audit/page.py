@@ -17,7 +17,7 @@ from shoal.reports.audit.epsilon import (
     stated_epsilon,
 )
 from shoal.reports.audit.figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
-from shoal.reports.audit.findings import Finding, findings, measured
+from shoal.reports.audit.findings import Finding, findings, judged_groups, measured
 from shoal.reports.audit.guesses import guesses_table
 from shoal.reports.audit.reconstruction import reconstruction_table
 from shoal.reports.audit.tables import MOST_ROWS, at_least, by_client, by_group, by_model, exposure_text, of_records
@@ -55,6 +55,8 @@ def audit_page(
     stated: Mapping[str, float],
     pictures: Mapping[str, NDArray[np.uint8]],
     kind_of_data: str = "images",
+    gates: Sequence[tuple[str, bool]] = (),
+    run: str | None = None,
 ) -> str:
     """The page, in HTML; nothing on it is fetched from elsewhere. What was not measured is shown as a dash.
 
@@ -64,6 +66,8 @@ def audit_page(
         stated: "epsilon" and "delta" of differential privacy, where the run has them.
         pictures: (channels, height, width) of records, by their names; the others are listed without.
         kind_of_data: what a record is, in the plural.
+        gates: a sentence for each limit that was set on the figures, and whether it holds.
+        run: the address of the run's page; None: there is none.
 
     Raises:
         InputError: a picture of another shape or type.
@@ -74,21 +78,20 @@ def audit_page(
             f"pictures: that of record {name!r} must be (channels, height, width) of uint8; "
             f"got {picture.dtype} of shape {picture.shape}",
         )
-    everything = findings(audit, "all")
-    by_name = findings(audit, "group")
-    groups = {name: found for name, found in by_name.items() if measured([found])} or everything
+    by_name, (groups, everything) = findings(audit, "group"), judged_groups(audit)
     strongest, records = next(iter(measured(groups.values())), None), audit.records
-    # Where no single group could be measured, all records are one.
     grouped = records if set(groups) <= set(by_name) else records.assign(group=next(iter(groups), ""))
     known = bool(records["exposure"].notna().any())
     top = records.head(MOST_ROWS)
     pictured = top["record"].astype(str).isin(list(pictures))
     figures = (accuracy_of_attacks(groups), exposure_of_records(grouped, drawn_groups(groups), audit.references))
-    overall = measured(everything.values())
+    overall = measured([everything])
     page: dict[str, Any] = {
         "title": title,
         "kind": kind_of_data,
-        "verdict": verdict(groups, next(iter(everything.values()), [])),
+        "verdict": verdict(groups, everything),
+        "gates": gates,
+        "run": run,
         "loud": loud_sentence(audit, stated),
         "key_metrics": _key_metrics(audit, strongest, groups, stated),
         "references": audit.references,
@@ -157,7 +160,8 @@ def _rate_remark(worst: Finding, found: Sequence[Finding]) -> str:
 
 def _beside(audit: Audit, stated: Mapping[str, float]) -> str:
     above = ": contradicted" if exceeds_stated(audit, stated) else ""
-    return f"lower bound; {stated_epsilon(stated)}{above}"
+    proven = "nothing was proven; " if audit.empirical_epsilon == 0 else ""
+    return f"{proven}lower bound; {stated_epsilon(stated)}{above}"
 
 
 def _pictured(row: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]]) -> PicturedRecord:

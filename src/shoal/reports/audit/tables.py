@@ -6,7 +6,8 @@ from math import isnan
 
 import pandas as pd
 
-from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Estimate, Finding, measured
+from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Finding, measured
+from shoal.reports.estimate import Estimate
 from shoal.reports.formats import DASH, count, decimal
 from shoal.simulation.attacked_records import SERVER
 from shoal.simulation.server_audit import OTHERS
@@ -68,7 +69,7 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> List
     for name in shown:
         found = groups[name]
         rows = tuple(
-            Row((Cell(each.title), Cell(each.attacker), *_metrics(each)), strong=i == 0 and each.accuracy.known)
+            Row((Cell(each.title, each.attacker), *_metrics(each)), strong=i == 0 and each.accuracy.known)
             for i, each in enumerate(found)
         )
         whose = f"{count(found[0].members)} members, {count(found[0].non_members)} non-members"
@@ -86,7 +87,7 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> List
         sentences.append(f"Without records of both kinds, and so left out: {left_out:,} of the groups.")
     if len(shown) < len(groups):
         sentences.append(f"Of {len(groups):,} groups these are the {len(shown)} most exposed; all are in audit.csv.")
-    return Listing((("attack", "", False), ("attacker", "", False), *_METRICS), tuple(sections), " ".join(sentences))
+    return Listing((("attack", "by attacker", False), *_METRICS), tuple(sections), " ".join(sentences))
 
 
 def _why_no_rate(found: Sequence[Finding]) -> list[str]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from shoal.config.kinds import name_of
+from shoal.config.kinds import algorithm_title, name_of
 from shoal.config.schema import Config, PropertyAttackSection
 from shoal.control import Coordinator
 from shoal.core.representation import one_line
@@ -30,6 +31,7 @@ class RunDescription:
         kind: what the examples are, in the plural: images, texts, rows, or just examples.
         reference_federations: how many were asked for.
         coordinator: that steered the run, perhaps without its knobs; None: nobody did.
+        data_name: of the user's own file or folder; "": none but ``dataset``.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
         examples: the hash of the federation, `shoal.data.fingerprint`; "": unknown.
     """
@@ -49,7 +51,13 @@ class RunDescription:
     reference_federations: int = 0
     coordinator: Coordinator | None = None
     examples: str = ""
+    data_name: str = ""
     __repr__ = one_line
+
+    @property
+    def title(self) -> str:
+        """Of a page: the algorithm, the data by their own name, and the seed."""
+        return f"{algorithm_title(self.algorithm)} on {self.data_name or self.dataset}, seed {self.seed}"
 
     @staticmethod
     def of(config: Config) -> "RunDescription":
@@ -68,6 +76,7 @@ class RunDescription:
             test_examples=0 if partition is None else partition.test_examples // len(config.data.groups),
             task=config.data.task,
             kind=kind_of(config.data.source),
+            data_name="" if partition is not None or config.data.path is None else Path(config.data.path).name,
             reference_federations=config.evaluation.reference_federations,
             coordinator=None if config.coordinator is None else config.coordinator.coordinator(),
         )

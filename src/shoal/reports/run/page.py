@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shoal.config.kinds import algorithm_title
 from shoal.data import Group
 from shoal.reports.audit.attack_titles import attack_title
 from shoal.reports.formats import (
@@ -30,6 +29,7 @@ from shoal.reports.run.description import RunDescription
 from shoal.reports.run.limits import with_limits
 from shoal.reports.run.property_section import property_section
 from shoal.reports.run.recorded_updates import RecordedUpdates, recorded_sentence
+from shoal.reports.run.run_audit import RunAudit
 from shoal.reports.run.tables import cell
 from shoal.reports.strongest import reference_federations, strongest_attacks
 from shoal.reports.summary_text import of_groups, verdict
@@ -55,12 +55,15 @@ def run_page(
     updates: pd.DataFrame | None = None,
     canaries: pd.DataFrame | None = None,
     recorded: RecordedUpdates | None = None,
+    audit: RunAudit | None = None,
+    warnings: Sequence[str] = (),
 ) -> str:
     """The page, in HTML; nothing on it is fetched from elsewhere. A metric that is missing is shown as a dash.
 
     ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
     are rounds.csv, clients.csv, roc.csv and, with a property attack, property.csv, with canaries canaries.csv;
-    ``recorded`` are the updates in the run's directory, if there are any.
+    ``recorded`` are the updates in the run's directory, and ``audit`` is the audit there, if there is one; ``warnings``
+    are sentences that were said while it ran.
     """
     references = reference_federations(summary)
     if references:
@@ -89,11 +92,13 @@ def run_page(
     # A regression has no fairness between groups; a classification without it is shown dashes.
     fair = run.metric == ACCURACY or any(key.startswith("fairness.") for key in summary.overall)
     page: dict[str, Any] = {
-        "title": f"{algorithm_title(run.algorithm)} on {run.dataset}, seed {run.seed}",
+        "title": run.title,
         "kind": run.kind,
-        "verdict": verdict(summary, run.kind, run.metric),
+        "verdict": verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict),
+        "audit": None if audit is None else audit.page,
+        "warnings": [capitalized(each) for each in warnings],
         "drained": round_curves.drained(at_end),
-        "key_metrics": _key_metrics(summary, run, rounds=int(rounds["round"].max()), clients=len(clients)),
+        "key_metrics": _key_metrics(summary, run, rounds=int(rounds["round"].max()), clients=len(clients), audit=audit),
         "attack": _attack(run, references),
         "references": references,
         "attacks": tables.by_attack(summary, groups),
@@ -137,7 +142,9 @@ def _attack(run: RunDescription, references: int) -> str:
     )
 
 
-def _key_metrics(summary: Summary, run: RunDescription, *, rounds: int, clients: int) -> Sequence[tuple[str, str, str]]:
+def _key_metrics(
+    summary: Summary, run: RunDescription, *, rounds: int, clients: int, audit: RunAudit | None
+) -> Sequence[tuple[str, str, str]]:
     """What to see first: name, value and a remark."""
     overall, mia = summary.overall, of_groups(summary, "mia")
     worst = max(mia, key=lambda group: mia[group], default=None)
@@ -148,6 +155,8 @@ def _key_metrics(summary: Summary, run: RunDescription, *, rounds: int, clients:
     everyone, point = f"of {clients} clients", "violations.total"
     drawn = "; limits drawn at random" if overall.get("thresholds_drawn") else ""
     certain = "exceeded.total" if "exceeded.total" in overall else point
+    if audit is not None:
+        everyone += ", by the run's own attack, not the audit's"
     by_point = f"{everyone}, certain by the 95 % interval; {cell(overall, point, count)} by the point estimate"
     return (
         (
@@ -155,7 +164,7 @@ def _key_metrics(summary: Summary, run: RunDescription, *, rounds: int, clients:
             cell(overall, "accuracy.overall", metric_format(run.metric)),
             f"mean over clients, held-out {run.kind}{better}",
         ),
-        ("MIA accuracy", DASH if worst is None else decimal(mia[worst]), whose),
+        ("MIA accuracy", DASH if worst is None else decimal(mia[worst]), whose) if audit is None else audit.key_metric,
         ("Limits exceeded", cell(overall, certain, count), (everyone if certain == point else by_point) + drawn),
         ("Migrated", cell(overall, "migrated", count), everyone),
         ("Rounds", count(rounds), "of training"),

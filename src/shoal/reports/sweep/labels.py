@@ -47,13 +47,18 @@ FAMILIES = {
     "limit_unmet": "limits out of reach",
     "loss_threshold": "loss-threshold attack",
     "loss_threshold_auc": "loss-threshold AUC",
+    "loss_threshold_high": "loss-threshold attack, upper end",
+    "loss_threshold_low": "loss-threshold attack, lower end",
     "mia": "MIA accuracy",
     "mia_auc": "MIA AUC",
+    "mia_high": "MIA accuracy, upper end",
+    "mia_low": "MIA accuracy, lower end",
     "mia_population": "MIA accuracy, population non-members",
     "mia_population_auc": "MIA AUC, population non-members",
     "most_frequent_class": "share of the most frequent class",
     "over_limit": "share of members over their limit",
     "risk": "red-team risk",
+    "test_examples": "test examples",
     "tpr_at_fpr_0.001": "TPR at 0.1 % FPR",
     "tpr_at_fpr_0.001_population": "TPR at 0.1 % FPR, population non-members",
     "tpr_at_fpr_0.01": "TPR at 1 % FPR",
@@ -102,7 +107,7 @@ def decimals_of(key: str) -> int:
     """
     family, _ = split_key(key)
     if (
-        family in ("clients", "examples", "exceeded", "violations")
+        family in ("clients", "examples", "exceeded", "test_examples", "violations")
         or key in ("migrated", "references", "rounds")
         or key.startswith("seconds.")
     ):

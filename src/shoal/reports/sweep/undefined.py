@@ -7,7 +7,8 @@ from shoal.reports.sweep.labels import FAMILIES, split_key
 
 _TPR = tuple(name for name in FAMILIES if name.startswith("tpr_at_fpr_"))
 _OF_BOTH = ("accuracy", "train_accuracy", "gap", "mia", "mia_auc", "mia_population", "mia_population_auc", *_TPR)
-_OF_GROUPS = (*_OF_BOTH, "exposure", "loss_threshold", "loss_threshold_auc")
+_ENDS = ("mia_low", "mia_high", "loss_threshold_low", "loss_threshold_high")
+_OF_GROUPS = (*_OF_BOTH, "exposure", "loss_threshold", "loss_threshold_auc", *_ENDS)
 _OF_MODELS = (*_OF_BOTH, "risk", "cosine", "cosine_sd", "property_auc")
 _AGAINST = ("mia", "mia_auc", "loss_threshold")
 _OF_RUNS = (

@@ -1,0 +1,103 @@
+"""No sentence takes chance for a finding: on made-up runs that learned nothing at most 5 % say one, on a leak all do."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from audit_of_any_shape import audit_of
+from shoal.metrics import MembershipMetrics, membership_metrics
+from shoal.metrics.roc import roc_with_auc
+from shoal.reports.audit.findings import findings
+from shoal.reports.audit.verdict import verdict as audit_verdict
+from shoal.reports.estimate import Estimate
+from shoal.reports.summary_text import verdict
+from shoal.reports.sweep.answer import answer
+from shoal.reports.sweep.labels import Labels
+from shoal.reports.sweep.seed_statistics import SeedStatistics
+from shoal.reports.sweep.spec import ReportSpec
+from shoal.runs.comparison import describe_difference
+from shoal.simulation.audit import attack_row
+from shoal.simulation.summary import Summary
+
+RUNS = 100
+GROUPS = {"few": 60, "many": 400}
+"""Records of a kind in each group; as many test examples."""
+
+
+def attacked(rng: np.random.Generator, records: int, leak: float) -> MembershipMetrics:
+    """An attack on so many members and non-members whose scores differ by ``leak`` standard deviations."""
+    member = np.arange(2 * records) < records
+    return membership_metrics(rng.normal(leak * member), member, threshold=leak / 2)
+
+
+def summary_of_run(rng: np.random.Generator, *, leak: float, accuracy: float = 0.7) -> Summary:
+    groups = {}
+    for name, records in GROUPS.items():
+        mia, by_loss = attacked(rng, records, leak / 2), attacked(rng, records, leak)
+        groups[name] = {
+            "accuracy": rng.binomial(records, accuracy) / records, "test_examples": records,
+            "most_frequent_class": 0.7, "mia": mia.accuracy, "mia_low": mia.low, "mia_high": mia.high,
+            "loss_threshold": by_loss.accuracy, "loss_threshold_low": by_loss.low, "loss_threshold_high": by_loss.high,
+        }  # fmt: skip
+    has_property = np.arange(120) < 40
+    auc = roc_with_auc(rng.normal(leak * has_property), has_property, None)[2]
+    overall = {"accuracy.overall": float(np.mean([each["accuracy"] for each in groups.values()])),
+               "violations.total": 0, "exceeded.total": 0, "migrated": 0,
+               "property.auc": auc, "property.updates": 120, "property.positives": 40}  # fmt: skip
+    return Summary({"algorithm": "fedavg", "dataset": "made up"}, overall, groups, {0: {"clients": 6}})
+
+
+def audit_said(rng: np.random.Generator, leak: float) -> str:
+    """The verdict of an audit by three attacks, of which the strongest is chosen on the same records."""
+    rows = [
+        attack_row("outsider", attack, "group", group, attacked(rng, 300, leak))
+        for group in GROUPS
+        for attack in ("lira", "rmia", "gap")
+    ]
+    return audit_verdict(findings(audit_of(rows=rows), "group"))
+
+
+def comparison_said(rng: np.random.Generator, leak: float) -> str:
+    first, other = summary_of_run(rng, leak=0.0), summary_of_run(rng, leak=leak, accuracy=0.7 - 0.4 * (leak > 0))
+    accuracies = [Estimate.of_rate(each.overall["accuracy.overall"], 200) for each in (first, other)]
+    return describe_difference(first, other, (accuracies[0], accuracies[1]), "one", "other", "accuracy")
+
+
+SENTENCES: dict[str, tuple[Callable[[np.random.Generator, float], str], tuple[str, ...]]] = {
+    "exposure of a run": (lambda rng, leak: verdict(summary_of_run(rng, leak=leak)), ("tells members",)),
+    "threshold on the loss": (lambda rng, leak: verdict(summary_of_run(rng, leak=leak)), ("finds more",)),
+    "property attack": (lambda rng, leak: verdict(summary_of_run(rng, leak=leak)), ("tells updates",)),
+    "below guessing": (
+        lambda rng, leak: verdict(summary_of_run(rng, leak=0.0, accuracy=0.7 - 0.3 * (leak > 0))),
+        ("below guessing",),
+    ),
+    "audit": (audit_said, ("tells members", "some members are exposed", "said less")),
+    "exposure of two runs": (comparison_said, ("raises", "lowers")),
+    "accuracy of two runs": (comparison_said, ("gains accuracy", "loses accuracy")),
+}
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_chance_is_no_finding_and_a_leak_is_one(sentence: str) -> None:
+    say, findings_of = SENTENCES[sentence]
+    rng = np.random.default_rng(5)
+    by_chance = sum(any(words in say(rng, 0.0) for words in findings_of) for _ in range(RUNS))
+    assert by_chance <= stats.binom.ppf(0.99, RUNS, 0.05)
+    leak = 2.0 if sentence != "audit" else 1.0
+    assert all(any(words in said for words in findings_of) for said in (say(rng, leak) for _ in range(20)))
+
+
+@pytest.mark.parametrize(("seeds", "counts"), [(2, True), (3, True), (2, False), (6, False)])
+def test_differences_of_a_sweep_are_findings_by_chance_in_5_percent(seeds: int, counts: bool) -> None:
+    """Counts are whole numbers: in few seeds they often differ by the same number, without any spread."""
+    rng, axes, found = np.random.default_rng(1), {"algorithm": ["a", "b"]}, 0
+    results = pd.DataFrame({"algorithm": ["a", "b"] * seeds, "seed": np.repeat(range(seeds), 2)}).assign(run="")
+    for _ in range(2 * RUNS):
+        drawn = rng.integers(0, 2, 2 * seeds) if counts else rng.normal(size=2 * seeds)
+        made = SeedStatistics(results.assign(**{"accuracy.overall": drawn}), axes, range(seeds))
+        (said,) = answer(made, ReportSpec(), Labels({}))
+        found += " higher by " in said or " lower by " in said
+    assert found <= stats.binom.ppf(0.99, 2 * RUNS, 0.05)
