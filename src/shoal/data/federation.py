@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 from shoal.core.representation import shortened
 from shoal.data.client_arrays import ClientArrays
 from shoal.data.grouped_examples import GroupedExamples
-from shoal.data.own_data import Arrays, Columns, Examples, Table, Task
 from shoal.data.origins import Origins
+from shoal.data.own_data import Arrays, Columns, Examples, Table, Task
 from shoal.data.own_federation import FederationParts, parts_of_tensors
 from shoal.data.preferences import Preferences
 from shoal.data.property_schedule import PropertySchedule

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Integral
 from typing import get_args
 
 import torch
