@@ -90,6 +90,18 @@ def test_chance_is_no_finding_and_a_leak_is_one(sentence: str) -> None:
     assert all(any(words in said for words in findings_of) for said in (say(rng, leak) for _ in range(20)))
 
 
+def test_a_difference_has_its_direction() -> None:
+    rng = np.random.default_rng(0)
+    said = comparison_said(rng, 2.0)
+    assert "loses accuracy" in said
+    assert "raises the exposure of few" in said
+    first, other = summary_of_run(rng, leak=2.0), summary_of_run(rng, leak=0.0)
+    exact = Estimate.of_rate(0.5, 400), Estimate.of_rate(0.8, 400)
+    back = describe_difference(first, other, exact, "one", "other", "accuracy")
+    assert "gains accuracy (0.500, now 0.800: +0.300, 95 % interval +0.2" in back
+    assert "lowers the exposure of many" in back
+
+
 @pytest.mark.parametrize(("seeds", "counts"), [(2, True), (3, True), (2, False), (6, False)])
 def test_differences_of_a_sweep_are_findings_by_chance_in_5_percent(seeds: int, counts: bool) -> None:
     """Counts are whole numbers: in few seeds they often differ by the same number, without any spread."""

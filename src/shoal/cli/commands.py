@@ -91,14 +91,14 @@ def audit(
     given = [each for each in (run, scores, trace) if each is not None]
     require(len(given) == 1, "shoal audit takes one of a run's directory, --scores FILE and --trace DIR")
     if scores is not None:
-        outcome = audit_scores(scores, out=out, gates=gates)
+        outcome = audit_scores(scores, out=out, gates=gate)
     elif trace is not None:
-        outcome = audit_trace(trace, out=out, data_dir=data_dir, gates=gates)
+        outcome = audit_trace(trace, out=out, data_dir=data_dir, gates=gate)
     else:
         assert run is not None
         with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:
             outcome = audit_run(
-                run, references=references, out=out, data_dir=data_dir, watch=display, gates=gates
+                run, references=references, out=out, data_dir=data_dir, watch=display, gates=gate
             )
     typer.echo(in_words(outcome.audit))
     typer.echo(f"Report: {outcome.page}")

@@ -49,7 +49,7 @@ def audit_run(
     out: str | Path | None = None,
     data_dir: Path | None = None,
     watch: AuditWatch | None = None,
-    gates: Sequence[Gate] = (),
+    gates: Sequence[str] = (),
 ) -> AuditFiles:
     """Audit the finished run in ``run``: train reference federations, and attack its members with what they say.
 
@@ -63,7 +63,7 @@ def audit_run(
         out: where the audit's files are written; None: into ``run``.
         data_dir: where to look for data first.
         watch: called before the first reference federation that is trained, and after each.
-        gates: limits on the figures; the page says whether they hold.
+        gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
 
     Raises:
         InputError: no finished run of a configuration, one with a property attack, one whose data or files have
@@ -86,6 +86,7 @@ def audit_run(
     """
     run, references = path_of("run", run), whole("references", references, "such as 16", 0)
     out = run if out is None else path_of("out", out)
+    limits = [Gate.of(each) for each in gates]
     config, progress = _finished(run)
     home = run if os.access(run, os.W_OK) else out
     resolved = resolve(config, load_data(config.data, data_dir))
@@ -101,7 +102,7 @@ def audit_run(
         trained = _trained_again(attacked, references, engine, home / "references", watch)
         recorded = trace_of(run, simulation.federation, model) if simulation.record_updates else None
         spent = {"seconds.train": round(progress.seconds["train"], 3)}
-        about = AboutAudited(title, stated, spent, gates=gates, run=run, rounds=config.algorithm.rounds)
+        about = AboutAudited(title, stated, spent, gates=limits, run=run, rounds=config.algorithm.rounds)
         files = _audited(attacked, trained, recorded, engine, out, about)
     if out.resolve() == run.resolve() and (run / "report.html").exists():
         # Its verdict is the audit's from now on.
@@ -192,7 +193,7 @@ def _without_trajectory(trained: _Trained) -> str:
 
 
 def audit_scores(
-    path: str | Path, *, out: str | Path | None = None, gates: Sequence[Gate] = ()
+    path: str | Path, *, out: str | Path | None = None, gates: Sequence[str] = ()
 ) -> AuditFiles:
     """Audit the records of a score file, of any framework.
 
@@ -219,13 +220,14 @@ def audit_scores(
         1.0
     """
     path = path_of("path", path)
+    limits = [Gate.of(each) for each in gates]
     folder = path.parent if out is None else path_of("out", out)
     audit = audit_records(read_scores(path), Stream(0)("thresholds"))
-    return write_audit(folder, audit, AboutAudited(path.name, gates=gates))
+    return write_audit(folder, audit, AboutAudited(path.name, gates=limits))
 
 
 def audit_trace(
-    trace: str | Path, *, out: str | Path | None = None, data_dir: Path | None = None, gates: Sequence[Gate] = ()
+    trace: str | Path, *, out: str | Path | None = None, data_dir: Path | None = None, gates: Sequence[str] = ()
 ) -> AuditFiles:
     """Audit clients' updates that a server recorded, of a run or of any framework.
 
@@ -255,11 +257,12 @@ def audit_trace(
         True
     """
     trace = path_of("trace", trace)
+    limits = [Gate.of(each) for each in gates]
     folder = trace if out is None else path_of("out", out)
     given = read_trace(trace, data_dir)
     with Engine(given.model) as engine:
         audit = _audited_trace(given, engine)
-    return write_audit(folder, audit, AboutAudited(trace.name, gates=gates, run=trace))
+    return write_audit(folder, audit, AboutAudited(trace.name, gates=limits, run=trace))
 
 
 def _audited_trace(trace: Trace, engine: Engine) -> Audit:
