@@ -10,7 +10,15 @@ import torch
 from PIL import Image
 
 import shoal
-from shoal.data import ClientSplit, Federation, PictureFormat, draw_preferences, federation_of_clients, load_folder, load_table
+from shoal.data import (
+    ClientSplit,
+    Federation,
+    PictureFormat,
+    draw_preferences,
+    federation_of_clients,
+    load_folder,
+    load_table,
+)
 
 STREAM = shoal.Stream(0)
 PARTS = ("clients", "holdout", "test")
@@ -76,7 +84,7 @@ def test_a_place_in_the_user_s_own_lists_is_an_expression_of_python() -> None:
     for federation in (made, canaries, pickle.loads(pickle.dumps(made)), made.permuted(torch.tensor([2, 0, 1]))):
         for part in PARTS:
             for name, x in named(federation, part).items():
-                assert eval(name, {"clients": clients, "holdout": holdout, "test": test}) == x  # noqa: S307
+                assert eval(name, {"clients": clients, "holdout": holdout, "test": test}) == x
 
 
 @pytest.mark.parametrize("part", ["clients", "test"])

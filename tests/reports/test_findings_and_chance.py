@@ -1,4 +1,4 @@
-"""No sentence takes chance for a finding: on made-up runs that learned nothing at most 5 % say one, on a leak all do."""
+"""No sentence takes chance for a finding: of runs that learned nothing at most 5 % say one, of a leak all do."""
 
 from collections.abc import Callable
 

@@ -97,9 +97,7 @@ def audit(
     else:
         assert run is not None
         with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:
-            outcome = audit_run(
-                run, references=references, out=out, data_dir=data_dir, watch=display, gates=gate
-            )
+            outcome = audit_run(run, references=references, out=out, data_dir=data_dir, watch=display, gates=gate)
     typer.echo(in_words(outcome.audit))
     typer.echo(f"Report: {outcome.page}")
     broken = [each.broken_by(outcome.flat) for each in gates]

@@ -192,9 +192,7 @@ def _without_trajectory(trained: _Trained) -> str:
     return "needs the same number of models in every round"
 
 
-def audit_scores(
-    path: str | Path, *, out: str | Path | None = None, gates: Sequence[str] = ()
-) -> AuditFiles:
+def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequence[str] = ()) -> AuditFiles:
     """Audit the records of a score file, of any framework.
 
     Args:
