@@ -25,7 +25,7 @@ def verdict(summary: Summary, kind: str = "images", metric: str = ACCURACY, audi
         summary: of the run.
         kind: what its examples are, in the plural.
         metric: what it reports as accuracy.
-        audited: the verdict of the run's audit, which then stands first and for the attack of the run itself.
+        audited: the verdict of the run's audit; it stands first, and what the run's own attack says goes.
     """
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     if not {"accuracy.overall", "violations.total"} <= set(overall):
@@ -91,34 +91,31 @@ def of_groups(summary: Summary, metric: str) -> dict[str, float]:
     return {group: each[metric] for group, each in summary.by_group.items() if metric in each}
 
 
-def accuracy_of_group(summary: Summary, group: str) -> Estimate:
-    """A group's test accuracy with the exact interval of a share of its test examples, as if one model served it."""
-    metrics = summary.by_group[group]
-    return Estimate.of_rate(metrics["accuracy"], metrics.get("test_examples", 0))
-
-
 def _guessing(summary: Summary, kind: str) -> list[str]:
     """Groups and models that are not shown to be better than always naming the most frequent class, or are worse."""
     shares, clusters = of_groups(summary, "most_frequent_class"), {}
+    examples, accuracies = of_groups(summary, "test_examples"), of_groups(summary, "accuracy")
     if not shares:
         return []
     if len(summary.by_cluster) > 1:
         clusters = {f"model {k}": each["accuracy"] for k, each in summary.by_cluster.items() if "accuracy" in each}
     # A model may serve several groups; below the least of their shares it is worse for any mix of them.
-    fewest, least = min(of_groups(summary, "test_examples").values(), default=0), min(shares.values())
-    compared = {group: (accuracy_of_group(summary, group), share) for group, share in shares.items()}
+    fewest, least = min(examples.values(), default=0), min(shares.values())
+    # The exact interval of a share of a group's test examples, as if one model served the group.
+    compared = {g: (Estimate.of_rate(accuracies[g], examples.get(g, 0)), share) for g, share in shares.items()}
     compared |= {model: (Estimate.of_rate(value, fewest), least) for model, value in clusters.items()}
-    below, near = list[str](), list[str]()
+    below, near, whose = list[str](), list[str](), list[str]()
     for name, (accuracy, share) in compared.items():
         wide = accuracy.among(len(compared))
         if wide.low <= share:
             (below if wide.high < share else near).append(f"{name} ({accuracy.percent})")
+            whose.append(f"{percent(share)} of the test {kind} of {name if name in shares else 'a group at the least'}")
     said = [f"below guessing for {', '.join(below)}"] if below else []
     said += [f"no better than guessing for {', '.join(near)}"] if near else []
     if not said:
         return []
-    whose = ", ".join(f"{percent(share)} of the test {kind} of {group}" for group, share in shares.items())
-    return [f"At 95 % confidence, test accuracy is {' and '.join(said)}: the most frequent class is {whose}"]
+    always = ", ".join(dict.fromkeys(whose))
+    return [f"At 95 % confidence, test accuracy is {' and '.join(said)}: the most frequent class is {always}"]
 
 
 def _epsilon(summary: Summary) -> list[str]:
