@@ -281,7 +281,7 @@ def _audit_in(out: Path, summary: Summary) -> RunAudit | None:
     except (OSError, ValueError, AttributeError):
         return None
     whole = {*ATTACK_COLUMNS} <= {*attacks} and rounds == summary.run["rounds"]
-    return RunAudit(attacks, "audit.html") if whole else None
+    return RunAudit(attacks) if whole else None
 
 
 def write_files(out: Path, result: Result) -> None:

@@ -95,7 +95,7 @@ def run_page(
         "title": run.title,
         "kind": run.kind,
         "verdict": verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict),
-        "audit": None if audit is None else audit.page,
+        "audited": audit is not None,
         "warnings": [capitalized(each) for each in warnings],
         "drained": round_curves.drained(at_end),
         "key_metrics": _key_metrics(summary, run, rounds=int(rounds["round"].max()), clients=len(clients), audit=audit),
@@ -155,9 +155,8 @@ def _key_metrics(
     everyone, point = f"of {clients} clients", "violations.total"
     drawn = "; limits drawn at random" if overall.get("thresholds_drawn") else ""
     certain = "exceeded.total" if "exceeded.total" in overall else point
-    if audit is not None:
-        everyone += ", by the run's own attack, not the audit's"
     by_point = f"{everyone}, certain by the 95 % interval; {cell(overall, point, count)} by the point estimate"
+    exceeded = (everyone if certain == point else by_point) + drawn
     return (
         (
             capitalized(run.metric),
@@ -165,7 +164,11 @@ def _key_metrics(
             f"mean over clients, held-out {run.kind}{better}",
         ),
         ("MIA accuracy", DASH if worst is None else decimal(mia[worst]), whose) if audit is None else audit.key_metric,
-        ("Limits exceeded", cell(overall, certain, count), (everyone if certain == point else by_point) + drawn),
+        (
+            "Limits exceeded",
+            cell(overall, certain, count),
+            exceeded if audit is None else f"{exceeded}; by the run's own attack, not the audit's",
+        ),
         ("Migrated", cell(overall, "migrated", count), everyone),
         ("Rounds", count(rounds), "of training"),
         ("Time", cell(overall, "seconds.total", format_duration), "in all"),

@@ -12,15 +12,13 @@ from shoal.reports.formats import DASH
 
 @dataclass(frozen=True, eq=False)
 class RunAudit:
-    """What was found of a run's final models after it.
+    """What was found of a run's final models after it; its page is audit.html, beside the run's.
 
     Args:
         attacks: the rows of audit.csv, which are those of `Audit.attacks`.
-        page: the address of the audit's page, from the run's.
     """
 
     attacks: pd.DataFrame
-    page: str
     __repr__ = one_line
 
     @property
