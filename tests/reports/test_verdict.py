@@ -26,7 +26,7 @@ def test_an_accuracy_that_is_the_share_of_the_most_frequent_class_is_not_below_i
     single = float(np.float32(share))
     assert single != share
     text = said(accuracy__a=share, most_frequent_class__a=single, most_frequent_class__b=0.5)
-    assert "test accuracy is no better than guessing for a (90.2 %)" in text
+    assert "test accuracy is not shown to be better than guessing for a (90.2 %)" in text
     assert "below" not in text
 
 

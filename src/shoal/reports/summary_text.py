@@ -111,7 +111,7 @@ def _guessing(summary: Summary, kind: str) -> list[str]:
             (below if wide.high < share else near).append(f"{name} ({accuracy.percent})")
             whose.append(f"{percent(share)} of the test {kind} of {name if name in shares else 'a group at the least'}")
     said = [f"below guessing for {', '.join(below)}"] if below else []
-    said += [f"no better than guessing for {', '.join(near)}"] if near else []
+    said += [f"not shown to be better than guessing for {', '.join(near)}"] if near else []
     if not said:
         return []
     always = ", ".join(dict.fromkeys(whose))
