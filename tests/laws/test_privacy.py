@@ -41,7 +41,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
-from shoal.engine import Cohort, Engine, LinearTerm, LocalSGD, RoundPlan, State, Training
+from shoal.engine import Cohort, Engine, LinearTerm, LocalSGD, LocalTraining, RoundPlan, State, Training
 from shoal.engine.bound_network import BoundNetwork
 from shoal.models import Model
 from shoal.simulation.coordinator import accountable_trainings
@@ -226,6 +226,9 @@ def test_the_bound_is_reached(build, factor, shares):
 
 class Faulty(FedAvg):
     """FedAvg in which something that is sent follows from clients' losses, without noise."""
+
+    def changed(self, training: LocalTraining, losses: Tensor, state: State) -> LocalTraining:
+        raise NotImplementedError
 
     def plan(self, state, cohort):
         plan = super().plan(state, cohort)
