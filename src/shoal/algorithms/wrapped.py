@@ -30,7 +30,7 @@ def require_no_first_round(wrapper: object) -> None:
     After rounds of the wrapper's own that would not be the federation's first round, as which its epsilon is counted.
     """
     _, *bases = with_bases(wrapper)
-    for base in bases:
+    for base in reversed(bases):
         require(
             client_trainings(base, LocalSGD()).first is None,
             f"{type(wrapper).__name__}'s 'base' must not have a first round of its own, as {type(base).__name__} has",

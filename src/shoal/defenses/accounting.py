@@ -129,8 +129,8 @@ def of_federation(
     for i in torch.nonzero(federation.ids == schedule.victim).flatten().tolist():
         holds = schedule.has_property[federation.clients.owned(i)]
         parts = torch.stack([holds.sum(), (~holds).sum()])
-        often = [torch.stack([each[present, i].sum(), each[~present, i].sum()]) for each in (attended, first)]
-        epsilons[i] = per_client(counted(parts, *often, sizes[i].expand(2)), rule).max()
+        later, begun = (torch.stack([each[present, i].sum(), each[~present, i].sum()]) for each in (attended, first))
+        epsilons[i] = per_client(counted(parts, later, begun, sizes[i].expand(2)), rule).max()
     return epsilons
 
 

@@ -312,12 +312,12 @@ class Training:
 
     def _train(self, state: State, cohort: Cohort, plan: RoundPlan, collector: UpdateCollector | None) -> State:
         """The state after the trainings of a plan and the server's update."""
-        if any(self.local_of(state, k).private for k in plan.assignment.unique().tolist()):
-            require_counted(self.algorithm, self.local, plan.trainings_of_clients())
         try:
             aggregate, adversary = self.trainer(state, cohort.clients, collector).train(state, plan)
         except DivergenceError as diverged:
             raise self._diverged(cohort.round, cohort.clients[diverged.owner]) from diverged
+        if any(self.local_of(state, k).private for k in plan.assignment.unique().tolist()):
+            require_counted(self.algorithm, self.local, plan.trainings_of_clients())
         return self.merged(state, cohort, plan, aggregate, adversary)
 
     def merged(
