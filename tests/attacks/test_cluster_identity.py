@@ -73,7 +73,7 @@ def test_each_group_counts_alike_in_the_margin_however_large():
     """All of a large group choose at random, a small one always its own cluster: the margin is a mean of both."""
     group = np.repeat([0, 1], [60, 6])
     found = guess(np.where(group == 1, 1, np.arange(66) % 2)[None], group, splits=200)
-    # P(0), P(1) are 1/2, 1/2 in the table of the large group, of which half chose each, and 1/5, 4/5 in the small one's.
+    # P(0), P(1) are 1/2, 1/2 in the table of the large group, of which half chose each; 1/5, 4/5 in that of the other.
     large, small = (log(0.5 / 0.2) + log(0.5 / 0.8)) / 2, log(0.8 / 0.5)
     assert found.margin == pytest.approx([(large + small) / 2], abs=0.02)
 
