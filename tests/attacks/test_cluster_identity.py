@@ -61,6 +61,23 @@ def test_of_noisy_choices_the_history_tells_more_than_the_last_round():
     assert 0.7 < found.accuracy < 0.9
 
 
+def test_the_last_choice_is_each_client_s_own_last_one():
+    group = np.repeat([0, 1], 8)
+    perfect, early = choices(group, 3, 1.0), np.arange(16) % 2 == 0
+    perfect[1:, early] = -1
+    assert guess(perfect, group).last_round == 1.0
+    assert guess(perfect[::-1], group).last_round == 1.0
+
+
+def test_each_group_counts_alike_in_the_margin_however_large():
+    """All of a large group choose at random, a small one always its own cluster: the margin is a mean of both."""
+    group = np.repeat([0, 1], [60, 6])
+    found = guess(np.where(group == 1, 1, np.arange(66) % 2)[None], group, splits=200)
+    # P(0), P(1) are 1/2, 1/2 in the table of the large group, of which half chose each; 1/5, 4/5 in that of the other.
+    large, small = (log(0.5 / 0.2) + log(0.5 / 0.8)) / 2, log(0.8 / 0.5)
+    assert found.margin == pytest.approx([(large + small) / 2], abs=0.02)
+
+
 def test_the_order_of_clients_changes_nothing():
     group = np.repeat([0, 1, 2], 11)
     assignment, order = choices(group, 6, 0.6, clusters=3), np.random.default_rng(1).permutation(33)
