@@ -69,11 +69,9 @@ def test_models_without_members_are_at_chance_on_clients_of_their_own_kinds(make
     assert len(run.records) > 180, "or three deviations would be more"
     assert auc == pytest.approx(0.5, abs=0.08)
     assert run.notes == ()
-    first, second = run.records.rows.split(len(run.records))
-    own = of_tensors(rows(1), rows(2)).test
-    x = run.records.federation.clients.x[second]
-    place = [int((own.x == each).all(dim=1).nonzero()) for each in x]
-    assert torch.equal(torch.tensor(place) // OWN, run.records.client[: len(first)])
+    federation, pairs = run.simulation.federation, len(run.records)
+    whose = federation.test.client if run.records.source == "test" else federation.holdout.owners()
+    assert torch.equal(whose[run.records.test], run.records.client[:pairs])
 
 
 def test_non_members_of_other_clients_tell_kinds_apart_and_the_audit_says_so(caplog):
