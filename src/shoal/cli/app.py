@@ -104,6 +104,9 @@ def audit(
         list[str] | None,
         typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
     ] = None,
+    leave_out_duplicates: Annotated[
+        bool, typer.Option("--leave-out-duplicates", help="Ask about no record of which there are copies.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")
     ] = None,
@@ -114,7 +117,15 @@ def audit(
     from shoal.cli import commands
 
     commands.audit(
-        run, references=references, scores=scores, trace=trace, gate=gate or [], out=out, data_dir=data_dir, quiet=quiet
+        run,
+        references=references,
+        scores=scores,
+        trace=trace,
+        gate=gate or [],
+        duplicates="leave-out" if leave_out_duplicates else None,
+        out=out,
+        data_dir=data_dir,
+        quiet=quiet,
     )
 
 

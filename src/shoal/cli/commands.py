@@ -18,6 +18,7 @@ from shoal.cli.sweep import SweepDisplay
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import read_config
 from shoal.core.errors import require
+from shoal.data.paired_records import Duplicates
 from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
 from shoal.reports.summary_text import verdict
@@ -82,6 +83,7 @@ def audit(
     scores: Path | None,
     trace: Path | None,
     gate: list[str],
+    duplicates: Duplicates | None,
     out: Path | None,
     data_dir: Path | None,
     quiet: bool,
@@ -97,7 +99,15 @@ def audit(
     else:
         assert run is not None
         with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:
-            outcome = audit_run(run, references=references, out=out, data_dir=data_dir, watch=display, gates=gate)
+            outcome = audit_run(
+                run,
+                references=references,
+                out=out,
+                data_dir=data_dir,
+                duplicates=duplicates,
+                watch=display,
+                gates=gate,
+            )
     typer.echo(in_words(outcome.audit))
     typer.echo(f"Report: {outcome.page}")
     broken = [each.broken_by(outcome.flat) for each in gates]

@@ -69,7 +69,8 @@ class Resolved:
             with in_table("canaries"):
                 federation, canaries = config.canaries.insert(federation, Stream(config.seed, ("data", "canaries")))
         with in_table("evaluation"):
-            check_references(config.evaluation.reference_federations, federation, replayable=section is None)
+            asked, copies = config.evaluation.reference_federations, config.evaluation.duplicates
+            check_references(asked, federation, replayable=section is None, duplicates=copies)
         if section is not None:
             with in_table("property_attack"):
                 section.attack.auxiliary_examples(federation)
@@ -92,6 +93,7 @@ class Resolved:
             tsne=section is not None and section.tsne,
             record_updates=0 if config.record is None else config.record.updates,
             reference_federations=config.evaluation.reference_federations,
+            duplicates=config.evaluation.duplicates,
             canaries=canaries,
         )
 
@@ -300,9 +302,7 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
     return Resolved(decided, data, setup, preferences, indices)
 
 
-def _dealt_out(
-    config: Config, data: LabelledDataset | ClientDataset, stream: Stream
-) -> PartitionIndices | None:
+def _dealt_out(config: Config, data: LabelledDataset | ClientDataset, stream: Stream) -> PartitionIndices | None:
     """`Resolved.indices`, before anything is allocated by the number of clients, which may be any.
 
     Raises:

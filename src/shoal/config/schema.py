@@ -17,6 +17,7 @@ from shoal.config.validation import change, parse, read_toml
 from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
+from shoal.data.paired_records import Duplicates
 from shoal.defenses import (
     CCL,
     DPSGD,
@@ -280,11 +281,14 @@ class EvaluationSection:
         reference_federations: how many are trained after the last round, each about as long as the rounds; with the
             attacks that they make possible (see [audits](audit.md#in-the-run-itself)) the strongest of all attacks then
             decides ``mia``, ``violations`` and ``exceeded``. 0: none.
+        duplicates: "leave-out": these attacks, and audits, ask about no record of which clients, test, hold-out or
+            shadow set have a copy, of the same inputs and label.
     """
 
     every: Positive = 1
     member_rounds: Positive = 5
     reference_federations: Count = 0
+    duplicates: Duplicates = "keep"
 
 
 @settings

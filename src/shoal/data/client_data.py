@@ -321,7 +321,8 @@ def federation_of_clients(
         return Shards.from_contiguous(gather(x, own), data.labels[own], sizes)
 
     def examples(held: Tensor) -> GroupedExamples:
-        return GroupedExamples(gather(x, held), data.labels[held], data.group[data.client[held]])
+        own = data.client[held]
+        return GroupedExamples(gather(x, held), data.labels[held], data.group[own], own)
 
     return Federation(
         clients=shards(indices.clients),
@@ -342,6 +343,7 @@ def federation_of_clients(
                 ("test", indices.test),
             )
         },
+        own_inputs=True,
     )
 
 

@@ -46,6 +46,8 @@ class Examples:
         x: inputs (M, ...).
         y: labels (M,), whole numbers from 0; of a regression (M,) or (M, d) numbers.
         groups: (M,) names, in any order; a list or a numpy array of strings.
+        clients: (M,) whole numbers, which client each example is of, -1: of none; None: it is not known. An audit then
+            compares a client's training examples with its own test examples alone.
 
     Example:
         >>> from shoal import Examples
@@ -56,6 +58,7 @@ class Examples:
     x: Any
     y: Any
     groups: Sequence[str]
+    clients: Sequence[int] | Tensor | np.ndarray | None = None
 
     def __repr__(self) -> str:
         return shortened(f"Examples({len(self.y)} examples of {', '.join(map(str, dict.fromkeys(self.groups)))})")

@@ -23,7 +23,7 @@ class TableRows:
             lists (M, ...), as they are.
         inputs: names of the F columns; none of pictures.
         words: of each column its words in sorted order; none where it holds numbers.
-        clients: (M,) names; None where nobody asks.
+        clients: (M,) names.
         labels: (M,) names of classes; of a regression the column.
         groups: (M,) names; None without a column of groups.
         warnings: what a user should know of how the table was read, a sentence each.
@@ -33,7 +33,7 @@ class TableRows:
     x: Tensor
     inputs: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
-    clients: list[str] | None
+    clients: list[str]
     labels: Any
     groups: list[str] | None
     warnings: tuple[str, ...]
@@ -88,7 +88,7 @@ def read_rows(
         x=x,
         inputs=() if pictures else tuple(inputs),
         words=tuple(words for _, words in read),
-        clients=_spelled(table[columns.client]) if of_clients else None,
+        clients=_spelled(table[columns.client]),
         labels=table[columns.label].to_numpy() if task == "regression" else _labels(name, table[columns.label]),
         groups=None if columns.group is None else _spelled(table[columns.group]),
         warnings=tuple(warnings),

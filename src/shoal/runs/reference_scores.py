@@ -25,6 +25,9 @@ LOG = logging.getLogger("shoal")
 AuditWatch = Callable[[int, int], None]
 """Called with the number of reference federations that are done, and of all; first with those that an audit left."""
 
+_VERSION = 2
+"""Of what a reference federation is; scores of earlier versions are trained anew."""
+
 _FIELDS = ("score", "member", "model", "population", "trajectory")
 
 
@@ -109,7 +112,8 @@ def attack_with_references(
     """
     if simulation.reference_federations == 0:
         return progress, None
-    attacked = AttackedRun.of(simulation, progress.state, progress.rows)
+    attacked = AttackedRun.of(simulation, progress.state, progress.rows, engine)
+    warn_of_records(attacked)
     target = attacked.scores(engine)
     members = int(target.member.sum())
     if members < 2:
@@ -133,6 +137,12 @@ def attack_with_references(
         "total": before["total"] + spent + attacking,
     }
     return replace(progress, seconds=before | seconds), found
+
+
+def warn_of_records(attacked: AttackedRun) -> None:
+    """Say what must be known of the records that are attacked."""
+    for note in attacked.notes:
+        LOG.warning("%s", note)
 
 
 def replayed_scores(
@@ -167,7 +177,8 @@ def _digest(attacked: AttackedRun, target: FederationScores) -> str:
     state, records = attacked.state, attacked.records
     tensors = (state.models, state.assignment, records.entry, records.test, target.score)
     content = b"".join(each.contiguous().numpy().tobytes() for each in tensors)
-    return hashlib.sha256(content + f"{state.round} {attacked.simulation.seed}".encode()).hexdigest()[:16]
+    about = f"{state.round} {attacked.simulation.seed} {_VERSION}"
+    return hashlib.sha256(content + about.encode()).hexdigest()[:16]
 
 
 def _write(path: Path, attacked: str, stored: StoredScores) -> None:

@@ -12,6 +12,7 @@ from shoal.attacks import PropertyAttack, RedTeam, RoundObservation
 from shoal.control import Coordinator
 from shoal.core.errors import described, path_of, require, require_instance, whole
 from shoal.data import Canaries, Federation
+from shoal.data.paired_records import Duplicates
 from shoal.defenses import Defense, TrainingSetup, defended
 from shoal.engine import (
     Algorithm,
@@ -45,6 +46,7 @@ from shoal.simulation.simulation import (
     move_to_engine,
     run_rounds,
 )
+from shoal.simulation.warm_start import Start
 
 LOG = logging.getLogger("shoal")
 
@@ -66,10 +68,12 @@ def simulate(
     malicious_clients: MaliciousClients | None = None,
     canaries: Canaries | None = None,
     start: Result | str | Path | None = None,
+    public_start: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
     record_updates: int = 0,
     reference_federations: int = 0,
+    duplicates: Duplicates = "keep",
     record_max_megabytes: int = MAX_MEGABYTES,
     device: str = "cpu",
     threads: int = 2,
@@ -104,7 +108,10 @@ def simulate(
             same settings, are 15 rounds, bit for bit, if ``start`` has the algorithm's own tensors: a result of this
             process has them (`Result.state`), a directory has none, and they begin anew. Nor does a directory say who
             trained which model, so that members are those of the new rounds. `rounds.csv`, seconds and epsilon are of
-            the new rounds alone: what earlier rounds spent on the same data comes on top.
+            the new rounds alone: what earlier rounds spent on the same data comes on top. Reference federations begin
+            before the rounds of a result of this process; of a directory they cannot, and are refused.
+        public_start: whether no example of these clients had a part in ``start``, as in models that were trained on
+            public data. Its models alone are then taken over, and reference federations begin at them too.
         out: a run directory to make, with a checkpoint after each round; None: nothing is written.
         resume: whether ``out`` may exist, with the same simulation in it. It goes on after its last checkpoint, and the
             result is that of an uninterrupted simulation, bit for bit; a finished one is only read (`load`).
@@ -115,6 +122,8 @@ def simulate(
         reference_federations: R, how many are trained after the last round (docs/audit.md), each for about the time of
             the rounds; the strongest of all attacks then decides how exposed the models are. Their scores are kept in
             ``references/`` of ``out``.
+        duplicates: "leave-out": their attacks, and `Result.audit`, ask about no record of which clients, test, hold-out
+            or shadow set have a copy, of the same inputs and label.
         device, threads, precision, backend, personal_models: see `Engine`. With "disk" personal models are in files in
             the directory's ``checkpoint/``, or without ``out`` in temporary ones that go with the process.
         watch: called before the first round and after each.
@@ -162,12 +171,13 @@ def simulate(
     kind = federation.kind if isinstance(federation, Federation) else None
     setup = defended(TrainingSetup(model, local, kind=kind), defenses)
     check_backend(backend, setup.model, setup.first_local())
-    first = None if start is None else _trained(start, setup.model)
+    require(not public_start or start is not None, "'public_start' needs 'start', the models that are public")
+    first = None if start is None else _start(start, setup.model, public=public_start)
     simulation = Simulation(
         federation=federation,
         setup=setup,
         algorithm=algorithm,
-        rounds=rounds if first is None else first.round + rounds,
+        rounds=rounds if first is None else first.state.round + rounds,
         seed=seed,
         participation=participation,
         red_team=_red_team(federation) if red_team is None else red_team,
@@ -179,6 +189,7 @@ def simulate(
         start=first,
         record_updates=record_updates,
         reference_federations=reference_federations,
+        duplicates=duplicates,
     )
     require_room(simulation, record_max_megabytes, "record_max_megabytes")
     if backend is None:
@@ -245,14 +256,24 @@ def _in_directory(
     return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))
 
 
-def _trained(start: Result | str | Path, model: Model) -> State:
-    """The state that training goes on from.
+def _start(start: Result | str | Path, model: Model, *, public: bool) -> Start:
+    """What training goes on from.
 
     Raises:
         InputError: no result and no directory of a finished run, or models of another network.
     """
     result = load(start) if isinstance(start, str | Path) else start
     require_instance("start", result, Result, "such as simulate returns, or the directory of a finished run")
+    state = _trained(result, model)
+    rows = [{str(name): value for name, value in row.items()} for row in result.rounds.to_dict("records")]
+    if public:
+        # The models alone: whose examples others trained on says nothing of these clients.
+        state = State(state.round, state.models, state.risks, torch.empty(0, dtype=torch.int64))
+    return Start(state, result.simulation, result.engine, rows, public)
+
+
+def _trained(result: Result, model: Model) -> State:
+    """The state that training goes on from; raises as `_start`."""
     network = model.network()
     saved = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     shapes = {slot.name: slot.shape for slot in model.layout.slots} | saved

@@ -53,6 +53,7 @@ class Audit:
         delta: of that epsilon.
         omitted: attacks that were not computed, and why.
         guesses: further keys and values of audit.json: what the server guesses beside membership.
+        notes: what must be known of the records, in sentences without a full stop.
 
     Example:
         >>> import numpy as np
@@ -74,6 +75,7 @@ class Audit:
     delta: float
     omitted: Mapping[str, str] = field(default_factory=dict)
     guesses: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
     __repr__ = one_line
 
     def _repr_html_(self) -> str:
@@ -167,6 +169,7 @@ def audit_records(
         empirical_epsilon=empirical_epsilon(strongest.scores, member, stream("epsilon"), delta=delta),
         delta=delta,
         omitted=attacked.omitted,
+        notes=records.notes,
     )
 
 
