@@ -336,7 +336,7 @@ def test_a_run_states_the_epsilon_of_all_its_steps(algorithm, steps, build):
         expected = accountant.get_epsilon(rule.delta)
     assert found.clients["epsilon"].tolist() == pytest.approx([expected] * len(SIZES), rel=1e-9)
     assert gaussian_delta(steps**0.5 / 4.0, expected) < rule.delta
-    # Half of the steps at most would not explain it: the bound is not so loose as to hide a training.
+    # Twice the steps break it: the bound is not so loose that it would hide a training that is not counted.
     assert gaussian_delta((2 * steps) ** 0.5 / 4.0, expected) > rule.delta
 
 
