@@ -34,6 +34,13 @@ _PACKED = (
     "takes them apart"
 )
 
+_PADDED = "pad them to one, as torch.nn.utils.rnn.pad_sequence does, by a number that network and loss take for padding"
+
+_PACKED = (
+    "x is one tensor, so several inputs are packed into it, such as torch.cat([a, b], dim=1), and the network's "
+    "forward takes them apart"
+)
+
 Table = Any
 """A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
 
