@@ -203,8 +203,9 @@ def _scalar(label: object) -> object:
 def _inputs(name: str, given: object) -> Tensor:
     """Inputs (m, ...): floats as float32, bytes and truth values too, whole numbers as int64 (words of a text)."""
     require(not _several(given), f"the inputs of {name} are several: {described(given)}; {_PACKED}")
+    nested = isinstance(given, Tensor) and given.is_nested
+    require(not nested, f"the inputs of {name} must be of one shape; got a nested tensor; {_PADDED}")
     x = _tensor(f"the inputs of {name}", given)
-    require(not x.is_nested, f"the inputs of {name} must be of one shape; got a nested tensor; {_PADDED}")
     require(x.dim() > 0, f"the inputs of {name} must be one row per example; got a single number")
     require(not x.is_complex(), f"the inputs of {name} must be real numbers; got {x.dtype}")
     if x.is_floating_point() or x.dtype in (torch.bool, torch.uint8):
