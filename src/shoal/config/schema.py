@@ -257,7 +257,8 @@ class EngineSection:
         threads: of the processor.
         precision: ``fp32``, or ``bf16``, which has 8 bits of mantissa and keeps parameters in float32: faster on
             processors with bf16 matrix units (Intel's AMX, GPUs), slower on others.
-        backend: ``loop`` or ``vmap``; ``auto`` is resolved by the model, and config.toml has what it became.
+        backend: ``loop`` or ``vmap``; ``auto`` is resolved by the model, of your own network also by a trial on two
+            examples, and config.toml has what it became.
         personal_models: where a model of each client, and what else an algorithm keeps of each that is as long, is
             between rounds: ``memory``, or ``disk``, in files in the run's ``checkpoint/``, so that a round and a
             checkpoint take memory and time by the clients that take part.

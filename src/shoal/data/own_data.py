@@ -34,6 +34,13 @@ _PACKED = (
     "takes them apart"
 )
 
+_PADDED = "pad them to one, as torch.nn.utils.rnn.pad_sequence does, by a number that network and loss take for padding"
+
+_PACKED = (
+    "x is one tensor, so several inputs are packed into it, such as torch.cat([a, b], dim=1), and the network's "
+    "forward takes them apart"
+)
+
 Table = Any
 """A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
 
@@ -199,8 +206,9 @@ def _scalar(label: object) -> object:
 def _inputs(name: str, given: object) -> Tensor:
     """Inputs (m, ...): floats as float32, bytes and truth values too, whole numbers as int64 (words of a text)."""
     require(not _several(given), f"the inputs of {name} are several: {described(given)}; {_PACKED}")
+    nested = isinstance(given, Tensor) and given.is_nested
+    require(not nested, f"the inputs of {name} must be of one shape; got a nested tensor; {_PADDED}")
     x = _tensor(f"the inputs of {name}", given)
-    require(not x.is_nested, f"the inputs of {name} must be of one shape; got a nested tensor; {_PADDED}")
     require(x.dim() > 0, f"the inputs of {name} must be one row per example; got a single number")
     require(not x.is_complex(), f"the inputs of {name} must be real numbers; got {x.dtype}")
     if x.is_floating_point() or x.dtype in (torch.bool, torch.uint8):

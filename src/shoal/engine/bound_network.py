@@ -152,9 +152,9 @@ class BoundNetwork:
             noise: the client's.
 
         Raises:
-            InputError: the network has batch norm.
+            InputError: the network has batch norm, or changes other buffers in training.
         """
-        layout = self.model.layout
+        layout, buffers = self.model.layout, self._computed[self.model.layout.trainable :].clone()
         # One for each choice of tensors: it knows the layers of those that are trained now.
         clipper = self._clippers.get(self._tensors)
         if clipper is None:
@@ -167,6 +167,10 @@ class BoundNetwork:
         if rule.noise_multiplier:
             drawn = torch.randn(layout.trainable, generator=noise).to(total.device)
             total[: layout.trainable].add_(drawn, alpha=rule.noise_multiplier * rule.max_grad_norm)
+        require(
+            torch.equal(self._computed[layout.trainable :], buffers),
+            "the network changes buffers in training, which would be sent without noise, so DP-SGD cannot train it",
+        )
         self._optimizer.step([views[name] for name in self._names], expected)
         self._synchronise()
 
