@@ -27,6 +27,7 @@ Task = Literal["classification", "regression"]
 
 Impute = Literal["mean", "median", "most-frequent"]
 """What stands for the empty cells of a column."""
+
 _PADDED = "pad them to one, as torch.nn.utils.rnn.pad_sequence does, by a number that network and loss take for padding"
 
 _PACKED = (
