@@ -27,12 +27,6 @@ Task = Literal["classification", "regression"]
 
 Impute = Literal["mean", "median", "most-frequent"]
 """What stands for the empty cells of a column."""
-_PADDED = "pad them to one, as torch.nn.utils.rnn.pad_sequence does, by a number that network and loss take for padding"
-
-_PACKED = (
-    "x is one tensor, so several inputs are packed into it, such as torch.cat([a, b], dim=1), and the network's forward "
-    "takes them apart"
-)
 
 _PADDED = "pad them to one, as torch.nn.utils.rnn.pad_sequence does, by a number that network and loss take for padding"
 
