@@ -79,7 +79,9 @@ class InputScale:
             places = OneHotEncoder().fit(known).categories_
             chosen = zip(words, places, strict=True)
             kept = tuple(tuple(own[int(i)] for i in there) if own else () for own, there in chosen)
-            fill = [float(each.searchsorted(f)) if own else f for f, each, own in zip(fill, places, words, strict=False)]
+            fill = [
+                float(each.searchsorted(f)) if own else f for f, each, own in zip(fill, places, words, strict=False)
+            ]
         return InputScale(
             inputs, tuple(mean.tolist()), tuple(np.where(of_words, 1.0, deviation).tolist()), kept, tuple(fill)
         )

@@ -8,9 +8,7 @@ from torch import Tensor
 from shoal.core.errors import quoted, require
 
 
-def groups_of_clients(
-    name: str, clients: tuple[Tensor, Sequence[str]], groups: tuple[Tensor, Sequence[str]]
-) -> Tensor:
+def groups_of_clients(name: str, clients: tuple[Tensor, Sequence[str]], groups: tuple[Tensor, Sequence[str]]) -> Tensor:
     """(N,) int64, the group of each client; both are given by the (M,) numbers of each example, and their names.
 
     Raises:

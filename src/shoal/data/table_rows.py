@@ -129,7 +129,7 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
     require(
         bool(inputs), f"{name} has no column of numbers besides {quoted(filter(None, used))}; the model needs inputs"
     )
-    return inputs, [*_left_out(name, table, kinds, inputs), *_perhaps_codes(name, table, inputs)]
+    return inputs, [*_left_out(name, table, columns, kinds), *_perhaps_codes(name, table, inputs)]
 
 
 def _kind(column: pd.Series) -> _Kind:
@@ -149,15 +149,16 @@ def _not_numbers(column: pd.Series) -> str:
     return f"{len(wrong):,} of {len(column):,} cells {'is no number' if len(wrong) == 1 else 'are no numbers'}, {first}"
 
 
-def _left_out(
-    name: str, table: pd.DataFrame, kinds: dict[str, _Kind], inputs: Sequence[str]
-) -> Iterable[str]:
+def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str, _Kind]) -> Iterable[str]:
+    """Sentences on columns that are no inputs."""
     for each, kind in kinds.items():
         if kind == "numbers and others":
-            yield f"{name}: the column '{each}' is left out, since {_not_numbers(table[each])}; correct it or name 'inputs'"
-    words = [each for each, kind in kinds.items() if each not in inputs and kind != "numbers and others"]
+            fault = _not_numbers(table[each])
+            yield f"{name}: the column '{each}' is left out, since {fault}; correct it or name 'inputs'"
+    words = [each for each, kind in kinds.items() if kind == "other" or (kind == "words" and not columns.one_hot)]
     if words:
-        yield f"{name}: left out as inputs, since they hold no numbers: {quoted(words)}; 'one_hot' would take words"
+        how = "" if columns.one_hot else "; 'one_hot' would take words"
+        yield f"{name}: left out as inputs, since they hold no numbers: {quoted(words)}{how}"
 
 
 def _perhaps_codes(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Iterable[str]:
