@@ -68,12 +68,12 @@ class InputScale:
                 strategy = "most_frequent" if worded else impute.replace("-", "_")
                 imputer = SimpleImputer(strategy=strategy)
                 filled.append(imputer.fit_transform(column[:, None])[:, 0])
-                fill.append(float(imputer.statistics_[0]))
+                fill.append(float(np.asarray(imputer.statistics_)[0]))
             known = np.stack(filled, axis=1)
         scaler = StandardScaler().fit(known)
         # Of equal numbers the deviation is rounding, which would be blown up to 1.
-        deviation = np.where(known.min(axis=0) == known.max(axis=0), np.inf, scaler.scale_)
-        mean = np.where(of_words, 0.0, scaler.mean_)
+        deviation = np.where(known.min(axis=0) == known.max(axis=0), np.inf, np.asarray(scaler.scale_))
+        mean = np.where(of_words, 0.0, np.asarray(scaler.mean_))
         kept = ()
         if words:
             places = OneHotEncoder().fit(known).categories_

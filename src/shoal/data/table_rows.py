@@ -115,7 +115,7 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
     """The columns that are inputs, and sentences on those that a user may not expect."""
     used = (columns.client, columns.label, columns.group)
     given = [each for each in table.columns if each not in used] if columns.inputs is None else list(columns.inputs)
-    kinds = {each: _kind(table[each]) for each in given}
+    kinds: dict[str, _Kind] = {each: _kind(table[each]) for each in given}
     inputs = [each for each in given if kinds[each] == "numbers" or (kinds[each] == "words" and columns.one_hot)]
     if not inputs and len(given) == 1 and kinds[given[0]] == "other":
         return given, []
