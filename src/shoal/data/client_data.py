@@ -305,7 +305,8 @@ def federation_of_clients(
         >>> import torch, shoal
         >>> from shoal.data import ClientDataset, ClientSplit, federation_of_clients
         >>> x, labels = torch.arange(20.0)[:, None].double(), ["ill", "healthy", "healthy", "ill"] * 5
-        >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels)
+        >>> names = {"clients": ["a", "b"] * 10, "labels": labels, "inputs": ["age"]}
+        >>> data = ClientDataset.from_names("wards", x, **names)
         >>> preferences = shoal.draw_preferences(2, (0.5, 0.8), "threshold", shoal.Stream(0))
         >>> federation = federation_of_clients(data, ClientSplit().draw(data, shoal.Stream(0)), preferences)
         >>> federation.names, federation.clients.sizes.tolist(), federation.test.y.shape

@@ -84,7 +84,8 @@ class Columns:
         InputError: a name that is no text; the label as the client, the group or an input, or an input twice.
 
     Example:
-        >>>         >>> import shoal
+        >>> import pandas as pd
+        >>> import shoal
         >>> table = pd.DataFrame({"ward": ["a", "a", "b"], "age": [30, 40, 50], "sick": [0, 1, 1]})
         >>> columns = shoal.Columns(client="ward", label="sick")
         >>> federation = shoal.Federation.from_table(table, columns, test=table)
