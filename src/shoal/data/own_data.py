@@ -77,7 +77,7 @@ class Columns:
         inputs: the columns of inputs, in this order; None: all others that hold numbers and, with ``one_hot``, words.
             Each is standardised by mean and deviation of the clients' training rows. In Python one column may hold
             images or lists of one shape, which stay as they are.
-        one_hot: whether columns of words are inputs too: 1 for the row's word and 0 for the other words of training rows.
+        one_hot: whether columns of words are inputs too: 1 for the row's word, 0 for the other words of training rows.
         impute: what stands for empty cells: the ``mean``, the ``median`` or the value that is ``most-frequent`` in the
             column's training rows, of words always the latter; None: an empty cell is an error.
 
@@ -85,6 +85,7 @@ class Columns:
         InputError: a name that is no text; the label as the client, the group or an input, or an input twice.
 
     Example:
+        >>> import pandas as pd
         >>> import shoal
         >>> table = pd.DataFrame({"ward": ["a", "a", "b"], "age": [30, 40, 50], "sick": [0, 1, 1]})
         >>> columns = shoal.Columns(client="ward", label="sick")

@@ -47,7 +47,7 @@ class _Sizes:
     def __post_init__(self) -> None:
         for name, size in vars(self).items():
             most = MAX_CLASSES if name == "classes" else None
-            fits = isinstance(size, Integral) and size >= 1 and (most is None or size <= most)
+            fits = isinstance(size, Integral) and 1 <= int(size) <= (most or int(size))
             allowed = "a whole number, at least 1" if most is None else f"a whole number from 1 to {most:,}"
             require(fits, f"'{name}' must be {allowed}; got {size!r}")
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import InputError
 from shoal.core.representation import one_line
+from shoal.data.fingerprint import tensors_fingerprint
 from shoal.engine import Engine
 from shoal.simulation.attacked_records import AttackedRecords
 from shoal.simulation.reference_federations import AttackedRun, FederationScores
@@ -183,7 +184,8 @@ def _digest(attacked: AttackedRun, target: FederationScores) -> str:
 
 def _write(path: Path, attacked: str, stored: StoredScores) -> None:
     tensors = {name: getattr(stored.scores, name).contiguous() for name in _FIELDS}
-    write_bytes(path, save(tensors, {"attacked": attacked, "seconds": f"{stored.seconds:.3f}"}))
+    about = {"attacked": attacked, "seconds": f"{stored.seconds:.3f}", "hash": tensors_fingerprint(*tensors.values())}
+    write_bytes(path, save(tensors, about))
 
 
 def _read(path: Path, attacked: str) -> StoredScores | None:
@@ -196,8 +198,9 @@ def _read(path: Path, attacked: str) -> StoredScores | None:
         if about.get("attacked") != attacked:
             return None
         tensors = load_file(path)
-        # Files of earlier versions have no trajectory.
-        tensors.setdefault("trajectory", torch.empty(0, len(tensors["score"]), dtype=torch.float64))
+        if about.get("hash") != tensors_fingerprint(*(tensors[name] for name in _FIELDS)):
+            LOG.warning("%s: is not what was written; it is trained again", path)
+            return None
         return StoredScores(FederationScores(**{name: tensors[name] for name in _FIELDS}), float(about["seconds"]))
     except (SafetensorError, KeyError, ValueError):
         return None

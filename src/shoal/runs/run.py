@@ -81,8 +81,8 @@ def run(
 
     Raises:
         InputError: a configuration that cannot be run, or a directory that exists, cannot be written, holds
-            another run or one on other examples, or in which one is going on; or training that diverged, with the last good checkpoint left
-            in place.
+            another run or one on other examples, or in which one is going on; or training that diverged, with the
+            last good checkpoint left in place.
         MeasurementError: the final models, which are in the directory, cannot be measured.
 
     Example:
