@@ -265,7 +265,10 @@ def test_killed_and_resumed_is_never_killed(tmp_path, algorithm):
 
 
 def test_no_directory_is_overwritten(saved, tmp_path):
-    with pytest.raises(shoal.InputError, match="exists already; choose another 'out', or go on in it with resume=True"):
+    with pytest.raises(
+        shoal.InputError,
+        match="exists already; choose another directory, or go on in it with --resume",
+    ):
         simulated(out=saved)
     with pytest.raises(shoal.InputError, match="'resume' needs 'out'"):
         simulated(resume=True)

@@ -30,7 +30,7 @@ from shoal.engine.state import UNKNOWN_RISK
 from shoal.models import Model
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
-from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, train, warned
+from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train, warned
 from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
 from shoal.runs.record import record_of, require_same_simulation
@@ -164,10 +164,8 @@ def simulate(
     require(
         out is not None or not record_updates, "'record_updates' needs 'out', the directory that they are written in"
     )
-    require(
-        resume or out is None or not out.exists(),
-        f"{out}: exists already; choose another 'out', or go on in it with resume=True",
-    )
+    if out is not None and out.exists() and not resume:
+        raise taken(out)
     kind = federation.kind if isinstance(federation, Federation) else None
     setup = defended(TrainingSetup(model, local, kind=kind), defenses)
     check_backend(backend, setup.model, setup.first_local())
@@ -206,7 +204,7 @@ def simulate(
         simulation = move_to_engine(simulation, engine)
         if out is None:
             return _in_memory(simulation, engine, description, watch)
-        return _in_directory(simulation, engine, description, out, watch)
+        return _in_directory(simulation, engine, description, out, watch, resume=resume)
 
 
 def _red_team(federation: Federation) -> RedTeam:
@@ -230,7 +228,13 @@ def _in_memory(simulation: Simulation, engine: Engine, description: RunDescripti
 
 
 def _in_directory(
-    simulation: Simulation, engine: Engine, description: RunDescription, out: Path, watch: Watch | None
+    simulation: Simulation,
+    engine: Engine,
+    description: RunDescription,
+    out: Path,
+    watch: Watch | None,
+    *,
+    resume: bool,
 ) -> Result:
     """As `_in_memory`, with a checkpoint after each round."""
     if out.exists() and is_begun(out):
@@ -242,7 +246,7 @@ def _in_directory(
         if is_begun(out):
             require_same_simulation(out, description)
 
-    opening = opened(out, description.settings, require_same, resume=True, examples=description.examples)
+    opening = opened(out, description.settings, require_same, resume=resume, examples=description.examples)
     with opening as checkpoints, logged(out / "run.log"):
         found = load_checkpoint(checkpoints)
         now = initial_state(simulation, engine) if found is None else found
