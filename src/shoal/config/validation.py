@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.config.tables import read
+from shoal.config.tables import UnknownKeyError, read, tables_with
 from shoal.core.errors import InputError, path_of, require
 
 Root = TypeVar("Root")
@@ -54,8 +54,12 @@ def parse(root: type[Root], given: Mapping[str, Any], where: str) -> Root:
     """
     try:
         return read(root, dict(given))
+    except UnknownKeyError as error:
+        homes = [f"[{each}]" if each else "the file itself" for each in tables_with(root, error.name)]
+        elsewhere = f"unknown key '{error.path}'; it is a key of {' and of '.join(homes)}"
+        raise InputError(f"{where}: {elsewhere if homes and "; known: " in str(error) else error}") from None
     except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise InputError(f"{where}: {error}") from None
 
 
 def key_parts(key: str) -> list[str]:

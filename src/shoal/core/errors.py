@@ -119,11 +119,14 @@ def quoted(names: Iterable[str]) -> str:
 def nearest(word: str, known: Iterable[str], unlisted: Iterable[str] = ()) -> str:
     """A hint naming the known word closest to ``word``, or all known words but ``unlisted`` ones when none is close.
 
-    >>> nearest("round", ["rounds", "clusters"])
-    "did you mean 'rounds'?"
-    >>> nearest("xyz", ["rounds", "clusters"])
-    'known: clusters, rounds'
+    A word is close if it begins with ``word``, or if three quarters of both are the same.
+
+    >>> nearest("round", ["rounds", "clusters"]), nearest("emnist", ["emnist-byclass", "mnist"])
+    ("did you mean 'rounds'?", "did you mean 'emnist-byclass'?")
+    >>> nearest("ground", ["rounds", "around-all"]), nearest("beta", ["delta", "rounds"])
+    ("did you mean 'rounds'?", 'known: delta, rounds')
     """
     words = sorted(known)
-    close = difflib.get_close_matches(word, sorted({*words, *unlisted}), n=1, cutoff=0.6)
+    longer = [each for each in words if len(word) > 2 and each.startswith(word)]
+    close = longer or difflib.get_close_matches(word, sorted({*words, *unlisted}), n=1, cutoff=0.75)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(words)}"
