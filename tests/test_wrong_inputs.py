@@ -488,6 +488,15 @@ def test_is_one_sentence(make, words):
     assert "\n" not in sentence
 
 
+def test_a_network_that_was_edited_after_its_run_is_one_sentence():
+    sizes = [8]
+    model = Model(lambda: nn.Sequential(nn.Linear(5, sizes[0]), nn.ReLU(), nn.Linear(sizes[0], 3)))
+    result = simulated(model=model)
+    sizes[0] = 4
+    with pytest.raises(InputError, match=r"'0.weight' had the shape \(8, 5\), and now has \(4, 5\); make a new Model"):
+        result.audit(references=1)
+
+
 def test_dropout_of_pytorch_is_seeded():
     """As if the network had `SeededDropout`: any number of threads gives the same bits, another seed others."""
     build = lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))  # noqa: E731

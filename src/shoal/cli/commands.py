@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.cli.audit import AuditDisplay, in_words
-from shoal.cli.progress import Display
 from shoal.cli.sweep import SweepDisplay
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import read_config
@@ -27,6 +26,7 @@ from shoal.runs.audit import audit_run, audit_scores, audit_trace
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
 from shoal.runs.gate import Gate
+from shoal.runs.progress import Display
 from shoal.runs.record import read_description
 from shoal.runs.report import report_of
 from shoal.runs.run import run as run_config

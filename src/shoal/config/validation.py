@@ -57,7 +57,8 @@ def parse(root: type[Root], given: Mapping[str, Any], where: str) -> Root:
     except UnknownKeyError as error:
         homes = [f"[{each}]" if each else "the file itself" for each in tables_with(root, error.name)]
         elsewhere = f"unknown key '{error.path}'; it is a key of {' and of '.join(homes)}"
-        raise InputError(f"{where}: {elsewhere if homes and "; known: " in str(error) else error}") from None
+        unlike = "; known: " in str(error)
+        raise InputError(f"{where}: {elsewhere if homes and unlike else error}") from None
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

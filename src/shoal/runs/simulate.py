@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,9 @@ from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train, warned
 from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
+from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import record_of, require_same_simulation
+from shoal.runs.reference_scores import AuditWatch
 from shoal.runs.result import Result, load, result_of
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.simulation import (
@@ -126,7 +129,8 @@ def simulate(
             or shadow set have a copy, of the same inputs and label.
         device, threads, precision, backend, personal_models: see `Engine`. With "disk" personal models are in files in
             the directory's ``checkpoint/``, or without ``out`` in temporary ones that go with the process.
-        watch: called before the first round and after each.
+        watch: called before the first round and after each. None: a terminal or a notebook shows the progress and the
+            time left, and elsewhere nothing is shown.
 
     Raises:
         InputError: settings that cannot be run, training that diverged, updates that would take too much room, models
@@ -202,9 +206,12 @@ def simulate(
     ) as engine:
         description = record_of(simulation, local, defenses, engine)
         simulation = move_to_engine(simulation, engine)
-        if out is None:
-            return _in_memory(simulation, engine, description, watch)
-        return _in_directory(simulation, engine, description, out, watch, resume=resume)
+        display = shown_to_a_person() if watch is None else None
+        with display or nullcontext():
+            seen, references = (watch, None) if display is None else (display, display.reference_federations)
+            if out is None:
+                return _in_memory(simulation, engine, description, seen, references)
+            return _in_directory(simulation, engine, description, out, seen, references, resume=resume)
 
 
 def _red_team(federation: Federation) -> RedTeam:
@@ -213,7 +220,13 @@ def _red_team(federation: Federation) -> RedTeam:
     return LOSS_AT_THE_END if regression else GAP_AT_THE_END
 
 
-def _in_memory(simulation: Simulation, engine: Engine, description: RunDescription, watch: Watch | None) -> Result:
+def _in_memory(
+    simulation: Simulation,
+    engine: Engine,
+    description: RunDescription,
+    watch: Watch | None,
+    watch_references: AuditWatch | None,
+) -> Result:
     with warned() as warnings:
         now, observations = initial_state(simulation, engine), list[RoundObservation]()
         if watch is not None:
@@ -223,7 +236,7 @@ def _in_memory(simulation: Simulation, engine: Engine, description: RunDescripti
             observations += [] if now.observation is None else [now.observation]
             if watch is not None:
                 watch(simulation, now, report)
-        outcome = measured(simulation, engine, now, lambda: observations)
+        outcome = measured(simulation, engine, now, lambda: observations, watch=watch_references)
         return result_of(outcome, simulation, engine, description, warnings)
 
 
@@ -233,6 +246,7 @@ def _in_directory(
     description: RunDescription,
     out: Path,
     watch: Watch | None,
+    watch_references: AuditWatch | None,
     *,
     resume: bool,
 ) -> Result:
@@ -254,7 +268,8 @@ def _in_directory(
         if watch is not None:
             watch(simulation, now, None)
         now = train(simulation, engine, now, checkpoints, every=1, watch=watch)
-        outcome = measured(simulation, engine, now, partial(stored_observations, checkpoints), out=out)
+        observations = partial(stored_observations, checkpoints)
+        outcome = measured(simulation, engine, now, observations, out=out, watch=watch_references)
         result = result_of(outcome, simulation, engine, description)
         finish(out, result)
     return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))

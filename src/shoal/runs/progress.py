@@ -97,6 +97,12 @@ class Display(LiveBar):
             self._print(f"round {done} of {simulation.rounds}: {_in_words(progress)}; {left}")
 
 
+def shown_to_a_person() -> Display | None:
+    """A display of a simulation where somebody watches, in a terminal or a notebook; None: elsewhere."""
+    console = Console(stderr=True)
+    return Display(console) if console.is_terminal or console.is_jupyter else None
+
+
 def _in_words(progress: SimulationState) -> str:
     """Each cluster's clients, accuracy and risk after the last round."""
     rows = progress.rows[-len(progress.state.models) :]
