@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.config.tables import UnknownKeyError, read, tables_with
-from shoal.core.errors import InputError, path_of, require
+from shoal.core.errors import InputError, path_of, require, require_instance
 
 Root = TypeVar("Root")
 
@@ -104,6 +104,7 @@ def change(table: dict[str, Any], wish: str) -> None:
         InputError: it is no such change, has a whole number of more than 64 bits, or one of its names leads to a value
             that is no table.
     """
+    require_instance("changes", wish, str, "such as 'algorithm.rounds=10'")
     key, equals, text = wish.partition("=")
     parts = key_parts(key)
     require(bool(equals and parts), f"--set takes KEY=VALUE, such as algorithm.rounds=10; got '{wish}'")

@@ -193,6 +193,7 @@ def simulate(
         reference_federations=reference_federations,
         duplicates=duplicates,
     )
+    record_max_megabytes = whole("record_max_megabytes", record_max_megabytes, "such as 1000")
     require_room(simulation, record_max_megabytes, "record_max_megabytes")
     if backend is None:
         backend = resolve_backend(setup.model, setup.first_local(), first_examples(federation), federation.classes)
