@@ -26,7 +26,7 @@ from pathlib import Path
 from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, described, path_of, require, require_instance
+from shoal.core.errors import InputError, path_of, require, require_instance
 from shoal.data import ClientDataset, LabelledDataset
 from shoal.data.fingerprint import fingerprint
 from shoal.reports.run.description import RunDescription
@@ -102,7 +102,7 @@ def run(
     require_instance("config", config, Config, "such as read_config('run.toml') gives")
     out = path_of("out", out)
     given = dataset is None or isinstance(dataset, LabelledDataset | ClientDataset)
-    require(given, f"'dataset' must be one that load_dataset gives; got {described(dataset)}")
+    require(given, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
         raise taken(out)
     found = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
