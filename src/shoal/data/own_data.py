@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -248,7 +247,7 @@ def _targets(name: str, given: object) -> Tensor:
 
 def _tensor(name: str, given: object) -> Tensor:
     """A tensor, list, numpy array or pandas column as a tensor."""
-    sparse = given.layout != torch.strided if isinstance(given, Tensor) else issparse(given)
+    sparse = given.layout != torch.strided if isinstance(given, Tensor) else hasattr(given, "toarray")
     require(not sparse, f"{name} are sparse; give them dense, by to_dense() in PyTorch and toarray() in SciPy")
     if isinstance(given, Tensor):
         return given

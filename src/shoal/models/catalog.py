@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, Field
 from torch import nn
 
-from shoal.core.errors import nearest, quoted, require
+from shoal.core.errors import described, nearest, quoted, require
 from shoal.core.settings import MAX_CLASSES, settings
 from shoal.models.model import Model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
@@ -231,6 +231,8 @@ def create_model(
         >>> create_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
         50186
     """
+    shaped = isinstance(shape, Shape | VectorShape | TextShape)
+    require(shaped, f"'shape' must be a Shape, VectorShape or TextShape; got {described(shape)}")
     require(name in MODELS, f"unknown model '{name}'; {nearest(name, MODELS)}")
     _require_key(name, "hidden", chosen=hidden is not None, known=name in HIDDEN)
     _require_key(name, "filters", chosen=filters is not None, known=name in FILTERS)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.validation import read_toml
-from shoal.core.errors import path_of, require, whole
+from shoal.core.errors import described, path_of, require, whole
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data.fingerprint import fingerprint
@@ -130,6 +130,7 @@ def audit_result(
     """See `shoal.Result.audit`."""
     simulation, state = result.simulation, result.state
     references = whole("references", references, "such as 16", 0)
+    require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
     require(
         simulation is not None,
         "the result was read from a directory or unpickled, and neither has the examples of every run; give the "

@@ -101,6 +101,8 @@ def run(
     """
     require_instance("config", config, Config, "such as read_config('run.toml') gives")
     out = path_of("out", out)
+    given = dataset is None or isinstance(dataset, LabelledDataset | ClientDataset)
+    require(given, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
         raise taken(out)
     found = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)

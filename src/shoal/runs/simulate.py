@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,10 +31,12 @@ from shoal.engine.state import UNKNOWN_RISK
 from shoal.models import Model
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
-from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, train, warned
+from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train, warned
 from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
+from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import record_of, require_same_simulation
+from shoal.runs.reference_scores import AuditWatch
 from shoal.runs.result import Result, load, result_of
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.simulation import (
@@ -126,7 +129,8 @@ def simulate(
             or shadow set have a copy, of the same inputs and label.
         device, threads, precision, backend, personal_models: see `Engine`. With "disk" personal models are in files in
             the directory's ``checkpoint/``, or without ``out`` in temporary ones that go with the process.
-        watch: called before the first round and after each.
+        watch: called before the first round and after each. None: a terminal or a notebook shows the progress and the
+            time left, and elsewhere nothing is shown.
 
     Raises:
         InputError: settings that cannot be run, training that diverged, updates that would take too much room, models
@@ -164,10 +168,8 @@ def simulate(
     require(
         out is not None or not record_updates, "'record_updates' needs 'out', the directory that they are written in"
     )
-    require(
-        resume or out is None or not out.exists(),
-        f"{out}: exists already; choose another 'out', or go on in it with resume=True",
-    )
+    if out is not None and out.exists() and not resume:
+        raise taken(out)
     kind = federation.kind if isinstance(federation, Federation) else None
     setup = defended(TrainingSetup(model, local, kind=kind), defenses)
     check_backend(backend, setup.model, setup.first_local())
@@ -191,6 +193,7 @@ def simulate(
         reference_federations=reference_federations,
         duplicates=duplicates,
     )
+    record_max_megabytes = whole("record_max_megabytes", record_max_megabytes, "such as 1000")
     require_room(simulation, record_max_megabytes, "record_max_megabytes")
     if backend is None:
         backend = resolve_backend(setup.model, setup.first_local(), first_examples(federation), federation.classes)
@@ -204,9 +207,12 @@ def simulate(
     ) as engine:
         description = record_of(simulation, local, defenses, engine)
         simulation = move_to_engine(simulation, engine)
-        if out is None:
-            return _in_memory(simulation, engine, description, watch)
-        return _in_directory(simulation, engine, description, out, watch)
+        display = shown_to_a_person() if watch is None else None
+        with display or nullcontext():
+            seen, references = (watch, None) if display is None else (display, display.reference_federations)
+            if out is None:
+                return _in_memory(simulation, engine, description, seen, references)
+            return _in_directory(simulation, engine, description, out, seen, references, resume=resume)
 
 
 def _red_team(federation: Federation) -> RedTeam:
@@ -215,7 +221,13 @@ def _red_team(federation: Federation) -> RedTeam:
     return LOSS_AT_THE_END if regression else GAP_AT_THE_END
 
 
-def _in_memory(simulation: Simulation, engine: Engine, description: RunDescription, watch: Watch | None) -> Result:
+def _in_memory(
+    simulation: Simulation,
+    engine: Engine,
+    description: RunDescription,
+    watch: Watch | None,
+    watch_references: AuditWatch | None,
+) -> Result:
     with warned() as warnings:
         now, observations = initial_state(simulation, engine), list[RoundObservation]()
         if watch is not None:
@@ -225,12 +237,19 @@ def _in_memory(simulation: Simulation, engine: Engine, description: RunDescripti
             observations += [] if now.observation is None else [now.observation]
             if watch is not None:
                 watch(simulation, now, report)
-        outcome = measured(simulation, engine, now, lambda: observations)
+        outcome = measured(simulation, engine, now, lambda: observations, watch=watch_references)
         return result_of(outcome, simulation, engine, description, warnings)
 
 
 def _in_directory(
-    simulation: Simulation, engine: Engine, description: RunDescription, out: Path, watch: Watch | None
+    simulation: Simulation,
+    engine: Engine,
+    description: RunDescription,
+    out: Path,
+    watch: Watch | None,
+    watch_references: AuditWatch | None,
+    *,
+    resume: bool,
 ) -> Result:
     """As `_in_memory`, with a checkpoint after each round."""
     if out.exists() and is_begun(out):
@@ -242,7 +261,7 @@ def _in_directory(
         if is_begun(out):
             require_same_simulation(out, description)
 
-    opening = opened(out, description.settings, require_same, resume=True, examples=description.examples)
+    opening = opened(out, description.settings, require_same, resume=resume, examples=description.examples)
     with opening as checkpoints, logged(out / "run.log"):
         found = load_checkpoint(checkpoints)
         now = initial_state(simulation, engine) if found is None else found
@@ -250,7 +269,8 @@ def _in_directory(
         if watch is not None:
             watch(simulation, now, None)
         now = train(simulation, engine, now, checkpoints, every=1, watch=watch)
-        outcome = measured(simulation, engine, now, partial(stored_observations, checkpoints), out=out)
+        observations = partial(stored_observations, checkpoints)
+        outcome = measured(simulation, engine, now, observations, out=out, watch=watch_references)
         result = result_of(outcome, simulation, engine, description)
         finish(out, result)
     return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from shoal.attacks import ReferenceAttack, record_exposure
+from shoal.core.errors import require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.metrics import MembershipMetrics, empirical_epsilon
@@ -146,6 +147,7 @@ def audit_records(
         >>> audit.references, audit.strongest()["accuracy"] > 0.7, audit.attacks["attack"].nunique()
         (8, True, 7)
     """
+    require_instance("records", records, AuditRecords, "such as AuditRecords(scores, record, client, group)")
     attacked = AttackedRecords.of(records, stream, attacks)
     member, found = records.scores.member, attacked.found
     everybody = np.ones(len(records), dtype=bool)
