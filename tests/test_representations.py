@@ -82,8 +82,15 @@ def audit():
     return shoal.Audit(frame, frame, 16, 1000, 1000, 1.2345, 1e-5, dict.fromkeys(LONG, "too few"))
 
 
+def comparison():
+    frame = pd.DataFrame({"run": LONG})
+    return shoal.Comparison(frame, frame, tuple(LONG))
+
+
 VALUES = {
+    "Comparison": comparison,
     "Config": config,
+    "MeasurementError": lambda: shoal.MeasurementError({0: {"w": BIG}}, "measuring failed"),
     "Audit": audit,
     "AuditRecords": lambda: shoal.AuditRecords(scores(), *[np.array(LONG, dtype=object)] * 3),
     "Population": population,

@@ -36,6 +36,7 @@ from shoal import (
     Shape,
     Stream,
     VectorShape,
+    audit_records,
     audit_run,
     audit_scores,
     audit_trace,
@@ -468,6 +469,20 @@ RUNS = {
     "report None": (lambda: ran().report(None), f"'path' {PATH} None"),
     "load 3": (lambda: load(3), f"'directory' {PATH} 3"),
     "load nowhere": (lambda: load("nowhere"), "nowhere: is not a finished run"),
+    "megabytes": (
+        lambda: simulated(record_updates=1, out="never", record_max_megabytes="x"),
+        "'record_max_megabytes' must be a whole number, such as 1000; got 'x'",
+    ),
+    "changes of numbers": (lambda: read_config("pyproject.toml", [3]), "'changes' must be a str, such as"),
+    "no data set": (lambda: load_dataset(None), "unknown data source 'None'; known: "),
+    "a folder of data": (lambda: load_dataset("mnist", data_dir=3), f"'data_dir' {PATH} 3"),
+    "a shape of None": (
+        lambda: create_model("mlp", None),
+        "'shape' must be a Shape, VectorShape or TextShape",
+    ),
+    "a watch": (lambda: ran().audit(references=1, watch=3), "'watch' must be a function; got 3"),
+    "records None": (lambda: audit_records(None, Stream(0)), "'records' must be an AuditRecords, such as"),
+    "an engine of a network": (lambda: Engine(SHARED), "'model' must be a Model, such as Model(MyNetwork)"),
     "a stream of text": (lambda: Stream("0"), "'seed' must be a whole number, such as 0; got '0'"),
 }
 
@@ -486,6 +501,15 @@ def test_is_one_sentence(make, words):
     sentence = str(error.value)
     assert words in sentence
     assert "\n" not in sentence
+
+
+def test_a_network_that_was_edited_after_its_run_is_one_sentence():
+    sizes = [8]
+    model = Model(lambda: nn.Sequential(nn.Linear(5, sizes[0]), nn.ReLU(), nn.Linear(sizes[0], 3)))
+    result = simulated(model=model)
+    sizes[0] = 4
+    with pytest.raises(InputError, match=r"'0.weight' had the shape \(8, 5\), and now has \(4, 5\); make a new Model"):
+        result.audit(references=1)
 
 
 def test_dropout_of_pytorch_is_seeded():

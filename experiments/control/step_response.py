@@ -36,6 +36,7 @@ from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences
 from shoal.engine import State
 from shoal.simulation.simulation import Simulation, initial_state, move_to_engine, run_rounds
+from shoal.simulation.warm_start import Start
 
 BASE = Path(__file__).with_name("response.toml")
 AFTERWARDS = 60
@@ -126,7 +127,7 @@ def run(config: Config, event: Event) -> pd.DataFrame:
         changed = event.after(whole, state, Stream(config.seed, ("event",)))
         last = event.round + AFTERWARDS
         larger = larger_cluster(state.assignment)
-        trained(replace(simulation, federation=changed, rounds=last, start=state))
+        trained(replace(simulation, federation=changed, rounds=last, start=Start(state)))
     found = pd.DataFrame(rows)
     found = found[found["round"] % config.red_team.every == 0]
     names = found["cluster"].map(lambda k: CLUSTERS[0 if k == larger else 1])

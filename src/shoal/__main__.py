@@ -1,6 +1,16 @@
-"""``python -m shoal`` is the command line."""
+"""``shoal`` and ``python -m shoal`` are the command line."""
 
-from shoal.cli.app import script
+from shoal.cli.interrupt import end_at_once_on_interrupt
+
+
+def script() -> None:
+    """The console script."""
+    end_at_once_on_interrupt()
+    # Typer and rich take a third of a second, in which Ctrl-C would end in a traceback.
+    from shoal.cli import app  # noqa: PLC0415
+
+    app.script()
+
 
 if __name__ == "__main__":
     script()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import struct
 import subprocess
@@ -49,17 +50,19 @@ def test_run_compare_report(config, tmp_path, capsys):
         assert path.read_bytes() == page
 
 
-def test_quiet_shows_no_progress_and_a_resume_of_nothing_says_so(config, tmp_path, capsys, monkeypatch):
+def test_quiet_shows_no_progress_and_a_resume_of_nothing_says_so(config, tmp_path, capsys, caplog, monkeypatch):
     monkeypatch.setattr("shoal.cli.commands.report_of", lambda out: out / "report.html")
     command = ["run", str(config), "--resume", "--out"]
+    nothing = "there is nothing to resume; the run starts anew"
     assert main([*command, str(tmp_path / "a"), "--quiet"]) == 0
     assert capsys.readouterr().err == ""
+    assert f"{tmp_path / 'a'}: {nothing}" in caplog.messages, "a warning, which remains"
     assert main([*command, str(tmp_path / "[b]")]) == 0
-    first, *others = capsys.readouterr().err.splitlines()
-    assert first == f"{tmp_path / '[b]'}: there is nothing to resume; the run starts anew"
-    assert len(others) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert f"{tmp_path / '[b]'}: {nothing}" in caplog.messages
+    caplog.clear()
     assert main([*command, str(tmp_path / "a")]) == 0
-    assert capsys.readouterr().err == "", "there was something to resume"
+    assert (capsys.readouterr().err, caplog.messages) == ("", []), "there was something to resume"
 
 
 @pytest.mark.parametrize(
@@ -232,6 +235,58 @@ def test_interrupted_in_a_fit_that_cannot_be_it_ends_all_the_same(config, tmp_pa
     assert (process.returncode, printed) == (130, f"{INTERRUPTED}\n")
     assert main([*arguments, "--resume"]) == 0
     assert (out / "summary.json").exists()
+
+
+def test_interrupted_while_it_loads_is_130_without_a_traceback(tmp_path):
+    """The moment is that at which Typer is imported, long before any command is known."""
+    loading = "import sys\nprint('loading', flush=True)\nimport time\ntime.sleep(60)\n"
+    (tmp_path / "typer.py").write_text(loading)
+    command = [sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{PROCESS}", "data"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate(timeout=30)
+    assert (process.returncode, printed) == (130, f"{INTERRUPTED}\n")
+
+
+COMMANDS = ("init", "data", "run", "audit", "compare", "report", "sweep")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_has_an_example_and_the_exit_codes(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([command, "-h"]) == 0
+    short = capsys.readouterr().out
+    assert main([command, "--help"]) == 0
+    assert capsys.readouterr().out == short
+    assert f"Example: shoal {command} " in short
+    assert "0 done; 1 failed; 2 bad input; 3 a gate is broken; 130 interrupted" in short
+
+
+def test_the_shell_completes_commands_and_options():
+    typed = {"COMP_WORDS": "shoal re", "COMP_CWORD": "1", "_SHOAL_COMPLETE": "complete_bash"}
+    command = [sys.executable, "-m", "shoal"]
+    found = subprocess.run(command, env=os.environ | typed, capture_output=True, text=True, check=False)
+    assert (found.stdout.split(), found.stderr) == (["report"], "")
+
+
+def test_the_device_is_that_of_the_option(config, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (tmp_path / "sweep.toml").write_text('base = "small.toml"\nseeds = [0]\n[grid]\n"local.epochs" = [1]\n')
+    for command, file in (("run", config), ("sweep", tmp_path / "sweep.toml")):
+        assert main([command, str(file), "--out", str(tmp_path / command), "--device", "cuda", "--quiet"]) != 0
+        assert "device 'cuda' cannot be used" in capsys.readouterr().err
+
+
+def test_init_writes_a_file_that_runs_and_never_overwrites(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--algorithm", "fedavg"]) == 0
+    text = (tmp_path / "run.toml").read_text()
+    assert main(["data", "run.toml"]) == 0
+    assert "1,797 images in 10 classes" in capsys.readouterr().out
+    assert main(["init"]) == 2
+    assert capsys.readouterr().err == "shoal: run.toml: exists already and is left as it is; name another file\n"
+    assert (tmp_path / "run.toml").read_text() == text
 
 
 def test_version_and_help(capsys):

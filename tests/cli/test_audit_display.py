@@ -16,7 +16,7 @@ def lines(monkeypatch):
         output = io.StringIO()
         with AuditDisplay(Console(file=output, width=100)) as display:
             for i, call in enumerate(calls):
-                monkeypatch.setattr("shoal.cli.progress.time.perf_counter", lambda now=10.0 * i: now)
+                monkeypatch.setattr("shoal.runs.progress.time.perf_counter", lambda now=10.0 * i: now)
                 display(*call)
         return output.getvalue().splitlines()
 

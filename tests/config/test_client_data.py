@@ -164,5 +164,5 @@ def test_the_documentation_s_files_are_read():
     sections = [parse_config(tomllib.loads(block), "docs").data for block in blocks]
     assert [section.source for section in sections] == ["folder", "table"]
     assert sections[0].pictures == PictureFormat((64, 64), 1)
-    assert sections[1].columns == Columns("clinic", "state", "area", ("age", "bmi"))
+    assert sections[1].columns == Columns("clinic", "state", "area", ("age", "bmi"), impute="median")
     assert [section.split for section in sections] == [ClientSplit(shadow_fraction=0.2)] * 2

@@ -135,7 +135,9 @@ def test_a_client_with_few_examples_trains_on_one_and_has_the_rest_held_out(size
 
 def test_a_group_whose_clients_have_one_example_each_is_named():
     data = dataset((4, 1, 1), groups=["a"] * 4 + ["b"] * 2)
-    assert "'rows' has no test example of the group 'b', whose clients" in refused(lambda: ClientSplit().draw(data, STREAM))
+    assert "'rows' has no test example of the group 'b', whose clients" in refused(
+        lambda: ClientSplit().draw(data, STREAM)
+    )
 
 
 def test_clients_below_the_minimum_are_left_out_with_a_warning():
@@ -149,7 +151,9 @@ def test_clients_below_the_minimum_are_left_out_with_a_warning():
 
 
 def test_names_that_differ_only_by_case_or_spaces_are_said():
-    data = dataset((2, 2, 2), clients=["C1", "C1", "c1", "c1", "c1 ", "c1 "], labels=["Ill", "well"] * 2 + ["ill", "well"])
+    data = dataset(
+        (2, 2, 2), clients=["C1", "C1", "c1", "c1", "c1 ", "c1 "], labels=["Ill", "well"] * 2 + ["ill", "well"]
+    )
     assert data.warnings == (
         "'rows': the clients 'C1', 'c1', 'c1 ' are 3, though their names differ only by case or spaces",
         "'rows': the classes 'Ill', 'ill' are 2, though their names differ only by case or spaces",

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from shoal import Columns, Examples, FedAvg, Federation, InputError, LocalSGD, Model, simulate
 from shoal.data import federation_of_clients, load_table
 from shoal.data.partition import PartitionIndices
-from shoal import Columns, Examples, FedAvg, Federation, InputError, LocalSGD, Model, simulate
 
 CLIENTS = [(torch.rand(4, 3, generator=torch.Generator().manual_seed(i)), torch.tensor([0, 1, 2, i])) for i in range(3)]
 TEST = (torch.rand(6, 3, generator=torch.Generator().manual_seed(9)), torch.tensor([0, 1, 2, 0, 1, 2]))
@@ -124,8 +124,14 @@ def test_a_column_of_pictures():
         (lambda t: t.assign(how="x"), "the table has no column of numbers besides 'who', 'label', 'area'"),
         (lambda t: t.assign(area=["a", "b", "a"]), "the table has the client '1' in several groups: 'a', 'b'"),
         (lambda t: t.assign(label=[0, 1, None]), "the table has 1 of 3 rows without a value in the column 'label'"),
-        (lambda t: t.assign(who=[1, None, 2]), "has 1 of 3 rows without a value in the column 'who', the first in row 2"),
-        (lambda t: t.assign(label=[0.5, 1, 0]), r"not whole in the column 'label', such as \[0.5\]; .* task='regression'"),
+        (
+            lambda t: t.assign(who=[1, None, 2]),
+            "has 1 of 3 rows without a value in the column 'who', the first in row 2",
+        ),
+        (
+            lambda t: t.assign(label=[0.5, 1, 0]),
+            r"not whole in the column 'label', such as \[0.5\]; .* task='regression'",
+        ),
         (lambda t: t.assign(label=[1, 1, 2]), "the test table has the label '0', which no client has"),
         (lambda t: t.assign(how=[1.0, None, 2.0]), r"the table has 1 empty, .* in 'how' \(1\), the first in row 2"),
         (lambda t: {"who": 1}, "the table must be a pandas DataFrame or a datasets.Dataset; got dict"),
@@ -224,8 +230,9 @@ def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
     draw = np.random.default_rng(0)
     table = pd.DataFrame(
         {
-            "who": [f"c{i % 3}" for i in range(30)], "state": draw.choice(["ill", "well"], 30), "age": draw.normal(size=30),
-            "sex": draw.choice(["f", "m"], 30), "id": range(30), "dose": [*map(str, range(29)), "many"],
+            "who": [f"c{i % 3}" for i in range(30)], "state": draw.choice(["ill", "well"], 30),
+            "age": draw.normal(size=30), "sex": draw.choice(["f", "m"], 30), "id": range(30),
+            "dose": [*map(str, range(29)), "many"],
         }
     )  # fmt: skip
     table.loc[3, "age"] = np.nan
@@ -245,8 +252,10 @@ def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
     said = [each.removeprefix(f"'{tmp_path / 't.csv'}'").removeprefix("the table") for each in data.warnings]
     assert [each.message.removeprefix("the table") for each in caplog.records] == said
     assert said == [
-        ": the column 'dose' is left out, since 1 of 30 cells is no number, 'many' in row 30; correct it or name 'inputs'",
-        ": ids and codes are inputs unless 'inputs' leaves them out; they may be 'id' (another whole number in each row)",
+        ": the column 'dose' is left out, since 1 of 30 cells is no number, 'many' in row 30; correct it or name "
+        "'inputs'",
+        ": ids and codes are inputs unless 'inputs' leaves them out; they may be 'id' (another whole number in each "
+        "row)",
     ]
 
 

@@ -82,6 +82,10 @@ def test_an_offer_arrives_as_it_was_sent():
     )
     found = unpack_offer(pack_offer(offer))
     assert found.scale == offer.scale
+    worded = InputScale(("age", "sex"), (40.5, 0.0), (0.1, 1.0), ((), ("f", 'm "x"')), (40.0, 1.0))
+    assert unpack_offer(pack_offer(replace(offer, scale=worded))).scale == worded
+    with pytest.raises(InputError, match="2 inputs have 1 lists of words and 2 values for empty cells"):
+        unpack_offer(pack_offer(replace(offer, scale=replace(worded, words=((),)))))
     assert unpack_offer(pack_offer(replace(offer, scale=None))).scale is None
     assert (found.round, found.client, found.config, found.classes) == (7, 3, "seed = 1", ("a", "b"))
     assert torch.equal(found.models, OFFERED)

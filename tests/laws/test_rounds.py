@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from every_algorithm import ALGORITHMS
+from shoal import algorithms
 from shoal.algorithms import (
     APFL,
     IFCA,
@@ -302,7 +303,7 @@ def test_redraw_gives_up_with_a_warning(mlp, build, caplog):
 
 def test_every_algorithm_is_a_value(algorithm, mlp, build):
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
-    assert eval(repr(algorithm), {**globals()}) == algorithm
+    assert eval(repr(algorithm), {**vars(algorithms), "LocalSGD": LocalSGD}) == algorithm
     assert isinstance(algorithm, Algorithm)
     with Engine(mlp) as engine:
         first, second = (algorithm.init(engine, build(), LOCAL, Stream(3)) for _ in range(2))

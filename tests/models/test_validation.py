@@ -146,6 +146,11 @@ def test_whether_vmap_computes_a_network_is_asked_of_regressions_and_single_exam
     assert resolve_backend(Model(Net), None, (x, y), 3) == "vmap"
 
 
+def test_buffers_that_examples_move_are_not_sent_past_dp_sgd():
+    with pytest.raises(InputError, match="changes buffers in training, which would be sent without noise"):
+        trained(lambda: Net(centred), 4, defenses=[shoal.DPSGD(1.0, 1.0)])
+
+
 # --- what is refused ---------------------------------------------------------------------------------------------
 
 

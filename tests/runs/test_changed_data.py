@@ -6,6 +6,8 @@ import struct
 import numpy as np
 import pytest
 import tomli_w
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import shoal
 from shoal.cli.app import main
@@ -152,14 +154,26 @@ def test_a_sweep_whose_table_has_changed_does_its_runs_anew(tmp_path):
 def test_limits_that_nobody_set_are_called_drawn(tmp_path, capsys):
     config = tmp_path / "run.toml"
     config.write_text(tomli_w.dumps(BASE | {"data": table(tmp_path)}))
-    for name, changes in (("drawn", []), ("again", []), ("set", ["privacy.thresholds=[0.7, 0.7]", "privacy.beta=0.5"])):
-        drawn, out = name != "set", tmp_path / name
+    for name, changes in (("drawn", []), ("set", ["privacy.thresholds=[0.7, 0.7]", "privacy.beta=0.5"])):
+        drawn, out = name == "drawn", tmp_path / name
         options = [part for each in changes for part in ("--set", each)]
-        # A written configuration knows it too.
-        source = tmp_path / "drawn" / "config.toml" if name == "again" else config
-        assert main(["run", str(source), "--out", str(out), "--quiet", *options]) == 0
+        assert main(["run", str(config), "--out", str(out), "--quiet", *options]) == 0
         assert ("limits were drawn at random" in capsys.readouterr().out) == drawn
         assert ("drawn at random" in (out / "report.html").read_text()) == drawn
         result = shoal.load(out)
         assert result.clients["threshold_drawn"].tolist() == [int(drawn)] * 3
         assert result.summary.overall["thresholds_drawn"] == 3 * drawn
+
+
+def test_scores_of_references_that_were_changed_are_not_used(tmp_path, caplog):
+    out = run_on(tmp_path, table(tmp_path))
+    first = shoal.audit_run(out, references=2).flat
+    path = out / "references" / "001.safetensors"
+    with safe_open(path, framework="pt") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors | {"score": -tensors["score"]}, path, about)
+    again = shoal.audit_run(out, references=2).flat
+    assert "001.safetensors: is not what was written; it is trained again" in caplog.text
+    assert {key: value for key, value in again.items() if "seconds" not in key} == {
+        key: value for key, value in first.items() if "seconds" not in key
+    }

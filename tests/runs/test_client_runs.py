@@ -101,10 +101,10 @@ def test_data_shows_what_the_numbers_of_a_run_stand_for(table, capsys):
 
 
 def test_a_table_that_cannot_be_used_is_one_sentence_and_leaves_nothing(table, tmp_path, capsys):
-    (tmp_path / "t.csv").write_text((tmp_path / "t.csv").read_text() + "\nd,south,ill,1,2")
+    (tmp_path / "t.csv").write_text((tmp_path / "t.csv").read_text() + "\n,south,ill,1,2")
     before = sorted(tmp_path.rglob("*"))
     assert main(["run", str(table), "--out", str(tmp_path / "run")]) == 2
     printed = capsys.readouterr().err
-    assert "has 1 example of the client 'd'; a client needs at least 2" in printed
+    assert "has 1 of 25 rows without a value in the column 'clinic', the first in row 25" in printed
     assert len(printed.splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == before

@@ -265,7 +265,10 @@ def test_killed_and_resumed_is_never_killed(tmp_path, algorithm):
 
 
 def test_no_directory_is_overwritten(saved, tmp_path):
-    with pytest.raises(shoal.InputError, match="exists already; choose another 'out', or go on in it with resume=True"):
+    with pytest.raises(
+        shoal.InputError,
+        match="exists already; choose another directory, or go on in it with --resume",
+    ):
         simulated(out=saved)
     with pytest.raises(shoal.InputError, match="'resume' needs 'out'"):
         simulated(resume=True)
@@ -438,3 +441,16 @@ def test_a_summary_file_holds_what_every_run_has(saved):
     summary = json.loads((saved / "summary.json").read_text())
     assert list(summary)[:4] == ["algorithm", "dataset", "seed", "rounds"]
     assert summary["algorithm"] == "ifca"
+
+
+def test_progress_is_shown_to_a_person_alone(monkeypatch, capsys):
+    simulated(rounds=2)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    plain = simulated(rounds=2)
+    shown = capsys.readouterr().err
+    for words in ("round", "2/2"):
+        assert words in shown
+    watched = simulated(rounds=2, watch=lambda *_: None)
+    assert capsys.readouterr().err == ""
+    require_same_models(plain, watched)

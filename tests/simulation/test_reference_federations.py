@@ -34,7 +34,7 @@ def attacked(toy_config):
         now = initial_state(simulation, engine)
         for after, _ in run_rounds(simulation, engine, now):
             now = after
-        return AttackedRun.of(simulation, now.state, now.rows), engine
+        return AttackedRun.of(simulation, now.state, now.rows, engine), engine
 
     yield make
     for engine in engines:
@@ -101,13 +101,33 @@ def test_nothing_is_evaluated_and_no_shadow_model_trained_on_the_way(attacked, m
     run.train_reference(0, engine)
 
 
-def test_clients_that_never_trained_have_no_members(attacked):
-    run, engine = attacked(algorithm__name="ifca", algorithm__participation=0.3, algorithm__rounds=1)
-    scores = run.scores(engine)
-    took_part = run.state.assignment >= 0
-    assert 0 < int(took_part.sum()) < len(took_part)
-    pairs = len(run.records)
-    assert torch.equal(scores.member[:pairs], took_part[run.records.client[:pairs]])
+@pytest.mark.parametrize(("rounds", "member_rounds"), [(1, 5), (6, 2)])
+def test_only_records_of_clients_that_trained_lately_are_asked_about(attacked, rounds, member_rounds):
+    run, engine = attacked(
+        algorithm__name="fedavg",
+        algorithm__participation=0.3,
+        algorithm__rounds=rounds,
+        evaluation__member_rounds=member_rounds,
+        red_team__every=0,
+    )
+    trained = run.state.trained[:, 0]
+    lately = trained > max(0, rounds - member_rounds)
+    assert 0 < int(lately.sum()) < len(lately)
+    assert rounds == 1 or int(((trained > 0) & ~lately).sum()) > 0, "somebody trained long ago"
+    assert set(run.records.client.tolist()) == set(torch.nonzero(lately).flatten().tolist())
+    assert torch.equal(run.scores(engine).member, torch.arange(2 * len(run.records)) < len(run.records))
+    assert any(f"{int((~lately).sum())} of 10 clients did not train lately" in note for note in run.notes)
+    # In a reference federation a record that was trained on is a member of the model, however long ago it was.
+    exchanged = run.exchanged(0)
+    training = replace(
+        run.simulation.on(engine),
+        federation=run.records.exchanged(exchanged),
+        stream=run.stream("reference federation", 0),
+    )
+    for state, _ in training.rounds(initial_state(run.simulation, engine).state, rounds):
+        last = state
+    ever = (last.trained[:, 0] > 0)[run.records.client]
+    assert torch.equal(run.train_reference(0, engine).member, torch.cat([~exchanged, exchanged]) & ever)
 
 
 def test_personal_models_are_scored_each_on_its_clients_records(attacked):
@@ -156,9 +176,9 @@ def test_the_population_is_scored_by_the_model_that_the_same_clients_use(attacke
 
 
 def test_a_run_with_a_property_attack_is_refused(attacked):
-    run, _ = attacked()
+    run, engine = attacked()
     with pytest.raises(InputError, match="cannot replay a run with a property attack"):
-        AttackedRun.of(replace(run.simulation, malicious_clients=object()), run.state, [])
+        AttackedRun.of(replace(run.simulation, malicious_clients=object()), run.state, [], engine)
 
 
 def test_the_population_is_no_larger_than_it_says(attacked, monkeypatch):

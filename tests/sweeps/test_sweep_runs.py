@@ -20,6 +20,8 @@ import run_files
 from shoal.core.errors import InputError
 from shoal.core.garbage_collection import collect_garbage_rarely
 from shoal.data import load_dataset
+from shoal.reports.sweep.spec import read_report_spec
+from shoal.reports.sweep.undefined import require_shown
 from shoal.runs.run import run
 from shoal.sweeps import Workers, plan, progress, read_sweep, report_of_sweep, run_sweep, workers
 from shoal.sweeps.results import by_size
@@ -50,6 +52,37 @@ y = ["accuracy"]
 def written(toy_sweep, tmp_path_factory):
     """The path of a sweep of four runs."""
     return toy_sweep(tmp_path_factory.mktemp("sweep"), SWEEP, engine={"threads": 1})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("mia.minority", "mia.minorty", "since none has the group 'minorty'; did you mean 'minority'?"),
+        (
+            "mia.minority",
+            "model.minorty.mia",
+            "has the metric 'model.minorty.mia'; docs",
+        ),
+        ("mia.minority", "migratd", "'tables.accuracy': no run has the metric 'migratd'; did you mean 'migrated'?"),
+        ('y = ["accuracy"]', 'y = ["acuracy"]', "'figures.course': no run has the metric 'acuracy'; did you mean"),
+        ('y = ["accuracy"]', 'y = ["clients.few"]', "since none has the group 'few'; known: majority, minority"),
+    ],
+)
+def test_metrics_that_no_run_can_have_are_refused_before_the_runs(written, tmp_path, old, new, said):
+    (tmp_path / "wrong").mkdir()
+    path = change(written, tmp_path / "wrong", old, new)
+    with pytest.raises(InputError) as refused:
+        run_sweep(read_sweep(path), tmp_path / "out")
+    assert said in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_metric_of_the_published_sweeps_can_be_asked_for():
+    groups = {"minority", "majority", "trained", "other", "unrotated", "all"}
+    for path in sorted(Path("docs").rglob("results.csv")):
+        columns = pd.read_csv(path, nrows=1).columns.tolist()
+        metrics = columns[columns.index("seed") + 1 :]
+        require_shown(read_report_spec({"tables": {"every": {"y": metrics}}}, {}, str(path)), groups)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The command line: ``shoal run``, ``sweep``, ``audit``, ``compare``, ``report``, ``data``.
+"""The command line: ``shoal init``, ``data``, ``run``, ``audit``, ``compare``, ``report``, ``sweep``.
 
 Exit codes: 0 done; 2 bad input, one sentence on stderr; 3 an audit's gate is broken; 1 failed; 130 interrupted.
 
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from errno import ENAMETOOLONG
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, cast
 
 import typer
@@ -21,11 +22,14 @@ from shoal.cli.interrupt import end_interrupted, end_soon_after_interrupt, say_i
 from shoal.core.errors import InputError
 from shoal.core.garbage_collection import collect_garbage_rarely
 
+_EXIT_CODES = "Exit codes: 0 done; 1 failed; 2 bad input; 3 a gate is broken; 130 interrupted."
+
 app = typer.Typer(
     help="Clustered federated learning with a red team in the loop.",
+    epilog=_EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 # Typer keeps its parser private; this is the public way to the base of all wrong-usage errors.
@@ -36,7 +40,25 @@ DataDir = Annotated[
     typer.Option("--data-dir", envvar="SHOAL_DATA", help="Where to look for data first.", show_default=False),
 ]
 
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="Where to train, as --set engine.device: cpu, cuda or cuda:1.", show_default=False),
+]
+
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; warnings and errors remain.")]
+
+
+def _example(command: str) -> str:
+    """The end of a command's help."""
+    return f"Example: shoal {command}\n\n{_EXIT_CODES}"
+
+
+def _commands() -> ModuleType:
+    """`shoal.cli.commands`; from then on there is something that an interrupted process can end in good order."""
+    from shoal.cli import commands
+
+    end_soon_after_interrupt()
+    return commands
 
 
 @app.callback(invoke_without_command=True)
@@ -48,7 +70,21 @@ def _root(
         raise typer.Exit
 
 
-@app.command()
+@app.command(epilog=_example("init mine.toml --data table --algorithm fedavg"))
+def init(
+    file: Annotated[Path, typer.Argument(help="The TOML file to write; one that exists is left alone.")] = Path(
+        "run.toml"
+    ),
+    data: Annotated[
+        str, typer.Option("--data", metavar="SOURCE", help="Which data; folder and table are your own.")
+    ] = "digits",
+    algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="Which algorithm.")] = "ifca-mir",
+) -> None:
+    """Write a configuration to begin with, which says in comments what can be changed."""
+    _commands().init(file, data, algorithm)
+
+
+@app.command(epilog=_example("run experiments/demo/digits.toml --out runs/mir --set algorithm.rounds=20"))
 def run(
     config: Annotated[Path, typer.Argument(help="The run's TOML file.")],
     out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME of the file by default.")] = None,
@@ -56,16 +92,21 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing run directory.")] = False,
+    device: Device = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Train one federation, attack it, and measure both: one run, one directory."""
-    from shoal.cli import commands
+    _commands().run(
+        config, out=out, changes=_with_device(changes, device), resume=resume, data_dir=data_dir, quiet=quiet
+    )
 
-    commands.run(config, out=out, changes=changes or [], resume=resume, data_dir=data_dir, quiet=quiet)
+
+def _with_device(changes: list[str] | None, device: str | None) -> list[str]:
+    return [*(changes or []), *([] if device is None else [f"engine.device={device}"])]
 
 
-@app.command()
+@app.command(epilog=_example("sweep experiments/ifca-mir/small/figure-2.toml --jobs 2"))
 def sweep(
     sweep: Annotated[Path, typer.Argument(help="The sweep's TOML file.")],
     out: Annotated[Path | None, typer.Option("--out", help="Directory; runs/NAME of the file by default.")] = None,
@@ -76,16 +117,17 @@ def sweep(
             "--cluster", metavar="ADDRESS", help=escape("Do the runs on a Ray cluster (needs the extra shoal[ray]).")
         ),
     ] = None,
+    device: Device = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Do many runs, and show them in tables and figures; what is finished is never done twice."""
-    from shoal.cli import commands
+    _commands().sweep(
+        sweep, changes=_with_device(None, device), out=out, jobs=jobs, cluster=cluster, data_dir=data_dir, quiet=quiet
+    )
 
-    commands.sweep(sweep, out=out, jobs=jobs, cluster=cluster, data_dir=data_dir, quiet=quiet)
 
-
-@app.command()
+@app.command(epilog=_example('audit runs/mir --references 8 --gate "tpr_at_fpr_0.01 <= 0.05"'))
 def audit(
     run: Annotated[
         Path | None, typer.Argument(help="Directory of a finished run, of which reference federations are trained.")
@@ -104,6 +146,9 @@ def audit(
         list[str] | None,
         typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
     ] = None,
+    leave_out_duplicates: Annotated[
+        bool, typer.Option("--leave-out-duplicates", help="Ask about no record of which there are copies.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")
     ] = None,
@@ -111,30 +156,32 @@ def audit(
     quiet: Quiet = False,
 ) -> None:
     """Attack a run's members with every attack: audit.json and audit.html."""
-    from shoal.cli import commands
-
-    commands.audit(
-        run, references=references, scores=scores, trace=trace, gate=gate or [], out=out, data_dir=data_dir, quiet=quiet
+    _commands().audit(
+        run,
+        references=references,
+        scores=scores,
+        trace=trace,
+        gate=gate or [],
+        duplicates="leave-out" if leave_out_duplicates else None,
+        out=out,
+        data_dir=data_dir,
+        quiet=quiet,
     )
 
 
-@app.command()
+@app.command(epilog=_example("compare runs/ifca runs/mir"))
 def compare(runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")]) -> None:
     """Show finished runs side by side: what was asked of each, what came out, and the differences in words."""
-    from shoal.cli import commands
-
-    commands.compare(runs)
+    _commands().compare(runs)
 
 
-@app.command()
+@app.command(epilog=_example("report runs/mir"))
 def report(directory: Annotated[Path, typer.Argument(help="Directory of a finished run, or of a sweep.")]) -> None:
     """Write the HTML report of a finished run again, or a sweep's tables, figures and page."""
-    from shoal.cli import commands
-
-    commands.report(directory)
+    _commands().report(directory)
 
 
-@app.command()
+@app.command(epilog=_example("data experiments/demo/digits.toml"))
 def data(
     config: Annotated[
         Path | None, typer.Argument(help="A run's TOML file, of whose data to show clients, classes and inputs.")
@@ -149,9 +196,7 @@ def data(
     ] = None,
 ) -> None:
     """Show which data sets are here, which are missing, and how to get them; or what the data of a run are."""
-    from shoal.cli import commands
-
-    commands.data(config, changes or [], data_dir, wanted)
+    _commands().data(config, changes or [], data_dir, wanted)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,9 +230,8 @@ def _say(sentence: str, code: int) -> int:
 
 
 def script() -> None:
-    """The console script."""
+    """The console script, once `end_at_once_on_interrupt` was called."""
     collect_garbage_rarely()
-    end_soon_after_interrupt()
     code = main()
     if code == 130:
         end_interrupted()

@@ -4,8 +4,8 @@ from math import isnan
 
 from rich.console import Console
 
-from shoal.cli.progress import LiveBar
 from shoal.reports.formats import decimal, percent
+from shoal.runs.progress import LiveBar
 from shoal.simulation.audit import Audit
 
 

@@ -13,11 +13,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.cli.audit import AuditDisplay, in_words
-from shoal.cli.progress import Display
 from shoal.cli.sweep import SweepDisplay
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import read_config
+from shoal.config.starter import write_starter
 from shoal.core.errors import require
+from shoal.data.paired_records import Duplicates
 from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
 from shoal.reports.summary_text import verdict
@@ -25,10 +26,17 @@ from shoal.runs.audit import audit_run, audit_scores, audit_trace
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
 from shoal.runs.gate import Gate
+from shoal.runs.progress import Display
 from shoal.runs.record import read_description
 from shoal.runs.report import report_of
 from shoal.runs.run import run as run_config
 from shoal.sweeps import Workers, is_sweep, read_sweep, report_of_sweep, run_sweep
+
+
+def init(file: Path, source: str, algorithm: str) -> None:
+    """See `shoal.cli.app.init`."""
+    write_starter(file, source, algorithm)
+    typer.echo(f"{file} is written; 'shoal data {file}' shows its data, and 'shoal run {file}' trains")
 
 
 def run(
@@ -37,10 +45,7 @@ def run(
     """See `shoal.cli.app.run`."""
     given = read_config(config, changes)
     directory = out if out is not None else Path("runs") / config.stem
-    notice = (
-        f"{directory}: there is nothing to resume; the run starts anew" if resume and not directory.exists() else ""
-    )
-    with Display(Console(stderr=True, quiet=quiet), notice) as display:
+    with Display(Console(stderr=True, quiet=quiet)) as display:
         run_config(
             given,
             directory,
@@ -54,9 +59,18 @@ def run(
     typer.echo(f"Report: {page}")
 
 
-def sweep(sweep: Path, *, out: Path | None, jobs: int, cluster: str | None, data_dir: Path | None, quiet: bool) -> None:
+def sweep(
+    sweep: Path,
+    *,
+    changes: list[str],
+    out: Path | None,
+    jobs: int,
+    cluster: str | None,
+    data_dir: Path | None,
+    quiet: bool,
+) -> None:
     """See `shoal.cli.app.sweep`."""
-    given = read_sweep(sweep)
+    given = read_sweep(sweep, changes)
     directory = out if out is not None else Path("runs") / sweep.stem
     with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
         outcome = run_sweep(
@@ -82,6 +96,7 @@ def audit(
     scores: Path | None,
     trace: Path | None,
     gate: list[str],
+    duplicates: Duplicates | None,
     out: Path | None,
     data_dir: Path | None,
     quiet: bool,
@@ -97,7 +112,15 @@ def audit(
     else:
         assert run is not None
         with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:
-            outcome = audit_run(run, references=references, out=out, data_dir=data_dir, watch=display, gates=gate)
+            outcome = audit_run(
+                run,
+                references=references,
+                out=out,
+                data_dir=data_dir,
+                duplicates=duplicates,
+                watch=display,
+                gates=gate,
+            )
     typer.echo(in_words(outcome.audit))
     typer.echo(f"Report: {outcome.page}")
     broken = [each.broken_by(outcome.flat) for each in gates]

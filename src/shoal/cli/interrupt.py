@@ -1,11 +1,10 @@
 """Ctrl-C: the process ends in good order if it can do so at once, and is ended otherwise.
 
-Python raises `KeyboardInterrupt` between two of its instructions, and worker threads end with their item: while an
-attack's classifier is fitted, or shadow models are trained, either can take minutes. A run directory can be resumed
-wherever its process is ended.
+While it loads it has written nothing, and ends at once. Later Python raises `KeyboardInterrupt` between two of its
+instructions, and worker threads end with their item: while an attack's classifier is fitted, or shadow models are
+trained, either can take minutes. A run directory can be resumed wherever its process is ended.
 """
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -27,11 +26,25 @@ def say_interrupted() -> None:
     print(SENTENCE, file=sys.stderr, flush=True)  # noqa: T201
 
 
+def end_at_once_on_interrupt() -> None:
+    """From now on, end this process with exit code 130 on SIGINT; unless somebody else decided what it does.
+
+    A shell ignores Ctrl-C for its background processes, for example.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end_at_once)
+
+
+def _end_at_once(*_: object) -> None:
+    say_interrupted()
+    os._exit(130)
+
+
 def end_soon_after_interrupt() -> None:
-    """From now on, end this process and its workers with exit code 130 within `GRACE` seconds of SIGINT."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        # Somebody ignores Ctrl-C, such as a shell for its background processes.
+    """After `end_at_once_on_interrupt`, end this process and its workers with 130 within `GRACE` seconds of SIGINT."""
+    if signal.getsignal(signal.SIGINT) is not _end_at_once:
         return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # joblib's tracker, a process that frees what the workers shared, would warn of having to do it.
     others = os.environ.get("PYTHONWARNINGS")
     os.environ["PYTHONWARNINGS"] = ",".join([*([others] if others else []), "ignore:resource_tracker"])
@@ -56,6 +69,8 @@ def _end_after(received: int) -> None:
 
 def end_interrupted() -> NoReturn:
     """End the workers and this process with exit code 130; what libraries do at a normal exit takes seconds."""
+    import multiprocessing  # noqa: PLC0415 (a third of the time until the first line above is in force)
+
     for worker in multiprocessing.active_children():
         worker.kill()
     sys.stdout.flush()

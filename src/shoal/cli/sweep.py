@@ -6,8 +6,8 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import Progress
 
-from shoal.cli.progress import LiveBar
 from shoal.reports.formats import format_duration
+from shoal.runs.progress import LiveBar
 from shoal.sweeps import SweepProgress
 
 

@@ -69,7 +69,8 @@ class Resolved:
             with in_table("canaries"):
                 federation, canaries = config.canaries.insert(federation, Stream(config.seed, ("data", "canaries")))
         with in_table("evaluation"):
-            check_references(config.evaluation.reference_federations, federation, replayable=section is None)
+            asked, copies = config.evaluation.reference_federations, config.evaluation.duplicates
+            check_references(asked, federation, replayable=section is None, duplicates=copies)
         if section is not None:
             with in_table("property_attack"):
                 section.attack.auxiliary_examples(federation)
@@ -92,6 +93,7 @@ class Resolved:
             tsne=section is not None and section.tsne,
             record_updates=0 if config.record is None else config.record.updates,
             reference_federations=config.evaluation.reference_federations,
+            duplicates=config.evaluation.duplicates,
             canaries=canaries,
         )
 
@@ -247,21 +249,28 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
     Raises:
         InputError: too few examples, or keys that contradict each other.
     """
+    if isinstance(data, ClientDataset):
+        data = data.with_at_least((config.data.split or ClientSplit()).min_examples)
     largest, classes = int(data.labels.max()), config.model.classes or data.classes
     require(
         largest < classes,
         f"{data.name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to "
         f"{largest + 1} or more",
     )
-    if isinstance(data, ClientDataset):
-        data = data.with_at_least((config.data.split or ClientSplit()).min_examples)
     network, stream = config.model.sized(classes), Stream(config.seed, ("data",))
-    indices = _dealt_out(config, data, stream)
+    indices = draw_split(config, data) if isinstance(data, ClientDataset) else None
+    if indices is None and config.property_attack is None:
+        # Before anything is allocated by the number of clients, which may be any.
+        with in_table("data"):
+            _partition(config).check(data, [*config.data.groups.values()])
     with in_table("model"):
         model = _model(network, data, indices)
     with in_table("defenses"):
         setup = defended(TrainingSetup(model, config.local, kind=data.kind), config.defenses.all())
     _check_tables(config, data, indices)
+    if config.property_attack is not None:
+        with in_table("property_attack"):
+            indices = draw_property_partition(data, _property_partition(config), stream)
     with in_table("engine"):
         backend = config.engine.backend
         of_wrapped = (getattr(each, "local", None) for each in with_bases(config.algorithm.value))
@@ -298,24 +307,6 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         engine=replace(config.engine, backend=backend),
     )
     return Resolved(decided, data, setup, preferences, indices)
-
-
-def _dealt_out(
-    config: Config, data: LabelledDataset | ClientDataset, stream: Stream
-) -> PartitionIndices | None:
-    """`Resolved.indices`, before anything is allocated by the number of clients, which may be any.
-
-    Raises:
-        InputError: clients with too few examples, or too few examples for so many clients.
-    """
-    if isinstance(data, ClientDataset):
-        return draw_split(config, data)
-    if config.property_attack is None:
-        with in_table("data"):
-            _partition(config).check(data, [*config.data.groups.values()])
-        return None
-    with in_table("property_attack"):
-        return draw_property_partition(data, _property_partition(config), stream)
 
 
 def _model(network: Network, data: LabelledDataset | ClientDataset, indices: PartitionIndices | None) -> Model:

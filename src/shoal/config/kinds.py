@@ -32,7 +32,9 @@ class Kind:
         if isinstance(name, str) and name in names:
             return names[name]
         if not isinstance(name, str) or ":" not in name:
-            raise InputError(f"'{where}' must be {one_of([*names, 'module:Name'])}; got {spelled(name)}")
+            close = nearest(str(name), names)
+            hint = f"; {close}" if close.startswith("did") else ""
+            raise InputError(f"'{where}' must be {one_of([*names, 'module:Name'])}; got {spelled(name)}{hint}")
         found = load(name, where)
         require(is_settings(found), f"'{where}' = '{name}' must be a class with the decorator @settings; got {found!r}")
         known = {*dir(found), *(each.name for each in fields(found))}

@@ -90,7 +90,7 @@ def _is_shipped(cls: object) -> bool:
 
 
 def _row(cls: type, key: Key) -> str:
-    cells = (f"`{key.name}`", _value(cls, key), _default(key), _meanings(cls)[key.field])
+    cells = (f"`{key.name}`", _value(cls, key), _default(key), meanings(cls)[key.field])
     return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
 
 
@@ -142,7 +142,7 @@ def _default(key: Key) -> str:
     return f"`{json.dumps(key.default)}`" if shown else ""
 
 
-def _meanings(cls: type) -> dict[str, str]:
+def meanings(cls: type) -> dict[str, str]:
     """The entries of a docstring's Args, by field."""
     block = re.search(r"^Args:\n((?: +.*\n?|\n(?= ))+)", inspect.getdoc(cls) or "", flags=re.MULTILINE)
     entries = re.split(r"^ {4}(?! )", block[1] if block else "", flags=re.MULTILINE)[1:]

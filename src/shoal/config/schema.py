@@ -17,6 +17,7 @@ from shoal.config.validation import change, parse, read_toml
 from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
+from shoal.data.paired_records import Duplicates
 from shoal.defenses import (
     CCL,
     DPSGD,
@@ -256,7 +257,8 @@ class EngineSection:
         threads: of the processor.
         precision: ``fp32``, or ``bf16``, which has 8 bits of mantissa and keeps parameters in float32: faster on
             processors with bf16 matrix units (Intel's AMX, GPUs), slower on others.
-        backend: ``loop`` or ``vmap``; ``auto`` is resolved by the model, and config.toml has what it became.
+        backend: ``loop`` or ``vmap``; ``auto`` is resolved by the model, of your own network also by a trial on two
+            examples, and config.toml has what it became.
         personal_models: where a model of each client, and what else an algorithm keeps of each that is as long, is
             between rounds: ``memory``, or ``disk``, in files in the run's ``checkpoint/``, so that a round and a
             checkpoint take memory and time by the clients that take part.
@@ -280,11 +282,14 @@ class EvaluationSection:
         reference_federations: how many are trained after the last round, each about as long as the rounds; with the
             attacks that they make possible (see [audits](audit.md#in-the-run-itself)) the strongest of all attacks then
             decides ``mia``, ``violations`` and ``exceeded``. 0: none.
+        duplicates: "leave-out": these attacks, and audits, ask about no record of which clients, test, hold-out or
+            shadow set have a copy, of the same inputs and label.
     """
 
     every: Positive = 1
     member_rounds: Positive = 5
     reference_federations: Count = 0
+    duplicates: Duplicates = "keep"
 
 
 @settings

@@ -166,7 +166,31 @@ def _refuse_unknown(table: Mapping[str, Any], known: list[str], where: str, rena
     for name in table:
         if name not in known:
             hint = f"it is now '{renamed[name]}'" if name in renamed else nearest(name, known)
-            raise InputError(f"unknown key '{dotted(where, name)}'; {hint}")
+            raise UnknownKeyError(name, dotted(where, name), hint)
+
+
+class UnknownKeyError(InputError):
+    """A table has a key that is none of its own.
+
+    Attributes:
+        name: of the key.
+        path: its dotted key.
+    """
+
+    def __init__(self, name: str, path: str, hint: str) -> None:
+        super().__init__(f"unknown key '{path}'; {hint}")
+        self.name, self.path = name, path
+
+
+def tables_with(cls: type, name: str, where: str = "") -> list[str]:
+    """The tables of a file with the settings ``cls`` that have a key ``name``."""
+    found = [where] if name in names_of(cls) else []
+    for key in keys_of(cls):
+        path, several = dotted(where, key.name), get_origin(key.hint) is dict
+        inside = get_args(key.hint)[1] if several else key.hint
+        if is_settings(inside) and not key.inline:
+            found += tables_with(inside, name, f"{path}.NAME" if several else path)
+    return found
 
 
 def dotted(where: str, name: str) -> str:
@@ -187,7 +211,7 @@ def in_table(where: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"[{where}]: {error}" if where else str(error)) from error
+        raise InputError(f"[{where}]: {error}" if where else str(error)) from None
 
 
 def table_of(value: object) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.config.tables import read
-from shoal.core.errors import InputError, path_of, require
+from shoal.config.tables import UnknownKeyError, read, tables_with
+from shoal.core.errors import InputError, path_of, require, require_instance
 
 Root = TypeVar("Root")
 
@@ -54,8 +54,13 @@ def parse(root: type[Root], given: Mapping[str, Any], where: str) -> Root:
     """
     try:
         return read(root, dict(given))
+    except UnknownKeyError as error:
+        homes = [f"[{each}]" if each else "the file itself" for each in tables_with(root, error.name)]
+        elsewhere = f"unknown key '{error.path}'; it is a key of {' and of '.join(homes)}"
+        unlike = "; known: " in str(error)
+        raise InputError(f"{where}: {elsewhere if homes and unlike else error}") from None
     except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise InputError(f"{where}: {error}") from None
 
 
 def key_parts(key: str) -> list[str]:
@@ -99,6 +104,7 @@ def change(table: dict[str, Any], wish: str) -> None:
         InputError: it is no such change, has a whole number of more than 64 bits, or one of its names leads to a value
             that is no table.
     """
+    require_instance("changes", wish, str, "such as 'algorithm.rounds=10'")
     key, equals, text = wish.partition("=")
     parts = key_parts(key)
     require(bool(equals and parts), f"--set takes KEY=VALUE, such as algorithm.rounds=10; got '{wish}'")

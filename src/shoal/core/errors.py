@@ -60,7 +60,8 @@ def require_instance(name: str, value: object, kind: type, how: str) -> None:
     ...
     shoal.core.errors.InputError: 'out' must be a str, such as 'runs/mine'; got 3
     """
-    require(isinstance(value, kind), f"'{name}' must be a {kind.__name__}, {how}; got {described(value)}")
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    require(isinstance(value, kind), f"'{name}' must be {article} {kind.__name__}, {how}; got {described(value)}")
 
 
 def whole(name: str, value: object, how: str, least: int | None = None) -> int:
@@ -116,14 +117,17 @@ def quoted(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-def nearest(word: str, known: Iterable[str], unlisted: Iterable[str] = ()) -> str:
+def nearest(word: object, known: Iterable[str], unlisted: Iterable[str] = ()) -> str:
     """A hint naming the known word closest to ``word``, or all known words but ``unlisted`` ones when none is close.
 
-    >>> nearest("round", ["rounds", "clusters"])
-    "did you mean 'rounds'?"
-    >>> nearest("xyz", ["rounds", "clusters"])
-    'known: clusters, rounds'
+    A word is close if it begins with ``word``, or if three quarters of both are the same.
+
+    >>> nearest("round", ["rounds", "clusters"]), nearest("emnist", ["emnist-byclass", "mnist"])
+    ("did you mean 'rounds'?", "did you mean 'emnist-byclass'?")
+    >>> nearest("ground", ["rounds", "around-all"]), nearest("beta", ["delta", "rounds"])
+    ("did you mean 'rounds'?", 'known: delta, rounds')
     """
-    words = sorted(known)
-    close = difflib.get_close_matches(word, sorted({*words, *unlisted}), n=1, cutoff=0.6)
+    word, words = str(word), sorted(known)
+    longer = [each for each in words if len(word) > 2 and each.startswith(word)]
+    close = longer or difflib.get_close_matches(word, sorted({*words, *unlisted}), n=1, cutoff=0.75)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(words)}"

@@ -1,7 +1,7 @@
 """Examples that clients have already, as in a table with a client column: split within each client, never dealt out."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -154,7 +154,7 @@ class ClientDataset:
         whose = f"{len(few)} client{'s' * (len(few) > 1)} with fewer than {examples} examples"
         said = f"{self.name}: left out {whose}: {left_out}{more}"
         of_client = self.client[kept].tolist()
-        return ClientDataset.from_names(
+        left = ClientDataset.from_names(
             self.name,
             self.x[kept],
             clients=[self.client_names[i] for i in of_client],
@@ -163,9 +163,9 @@ class ClientDataset:
             inputs=self.inputs,
             words=self.words,
             impute=self.impute,
-            warnings=(*self.warnings, said),
             origin=partial(at, self.origin, kept),
         )
+        return replace(left, warnings=(*self.warnings, said))
 
     def input_scale(self, indices: PartitionIndices) -> InputScale | None:
         """What all clients' training examples make of columns; None of pictures."""
@@ -305,7 +305,8 @@ def federation_of_clients(
         >>> import torch, shoal
         >>> from shoal.data import ClientDataset, ClientSplit, federation_of_clients
         >>> x, labels = torch.arange(20.0)[:, None].double(), ["ill", "healthy", "healthy", "ill"] * 5
-        >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels)
+        >>> names = {"clients": ["a", "b"] * 10, "labels": labels, "inputs": ["age"]}
+        >>> data = ClientDataset.from_names("wards", x, **names)
         >>> preferences = shoal.draw_preferences(2, (0.5, 0.8), "threshold", shoal.Stream(0))
         >>> federation = federation_of_clients(data, ClientSplit().draw(data, shoal.Stream(0)), preferences)
         >>> federation.names, federation.clients.sizes.tolist(), federation.test.y.shape
@@ -321,7 +322,8 @@ def federation_of_clients(
         return Shards.from_contiguous(gather(x, own), data.labels[own], sizes)
 
     def examples(held: Tensor) -> GroupedExamples:
-        return GroupedExamples(gather(x, held), data.labels[held], data.group[data.client[held]])
+        own = data.client[held]
+        return GroupedExamples(gather(x, held), data.labels[held], data.group[own], own)
 
     return Federation(
         clients=shards(indices.clients),
@@ -342,6 +344,7 @@ def federation_of_clients(
                 ("test", indices.test),
             )
         },
+        own_inputs=True,
     )
 
 

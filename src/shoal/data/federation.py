@@ -36,6 +36,7 @@ class Federation:
         property_schedule: which examples have a property and when the victim trains on them; None without a property.
         names: what the user calls each of the N clients, in results; None: they have their numbers alone.
         origins: what the user calls examples, by their row in the inputs of ``clients``, ``holdout`` and ``test``.
+        own_inputs: whether inputs may differ from client to client of a group: they are not dealt out at random.
 
     Example:
         >>> import shoal
@@ -60,6 +61,7 @@ class Federation:
     names: tuple[str, ...] | None = None
     # Where examples come from is no part of what they are, which is what a fingerprint tells apart.
     origins: Origins = field(default_factory=dict, compare=False)
+    own_inputs: bool = field(default=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -139,7 +141,8 @@ class Federation:
                 texts as whole numbers. y: (m,) whole numbers from 0, of any type; one-hot rows too. In a regression y:
                 (m,) or (m, d) numbers, kept as (m, d) float32, so that losses and metrics get labels (B, d). Or
                 `ClientArrays`: all clients' examples in two arrays, which may be memory-mapped.
-            test: held-out examples; with several groups `Examples(x, y, groups)`, which name the group of each.
+            test: held-out examples; with several groups `Examples(x, y, groups)`, which name the group of each, and
+                perhaps the client.
             shadow: the server's examples for its red team; None: no red team that needs shadow models.
             groups: name of each client's group; None: one group.
             holdout: (x, y) of each client, kept out of its training, or `ClientArrays`.
@@ -188,7 +191,8 @@ examples)
                 It is read as source ``table`` of a configuration reads a file: classes are numbered in sorted order,
                 inputs standardised by these rows alone, and what may be a mistake is a warning of the log.
             columns: which column names the client, the label, the group, and which are inputs.
-            test: held-out examples, a table with the same columns (that of the clients may hold anything).
+            test: held-out examples, a table with the same columns. Rows are those of their clients, where ``table``
+                has rows of these.
             shadow: the server's examples, such a table; None: none.
             threshold, beta, classes, task: as in `from_tensors`.
 
@@ -223,4 +227,5 @@ def _of_parts(parts: FederationParts) -> Federation:
         classes=parts.classes,
         names=parts.names,
         origins=parts.origins,
+        own_inputs=True,
     )

@@ -1,6 +1,6 @@
 """Examples of several groups together: the test set and the server's shadow set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from shoal.data.memory_format import gather
 class GroupedExamples:
     """M labelled examples, and the index of the group whose distribution each one follows.
 
-    Shapes: x (M, ...), y (M,) int64 (of a regression (M, d) float32), group (M,) int64.
+    Shapes: x (M, ...), y (M,) int64 (of a regression (M, d) float32), group (M,) int64. ``client`` (M,) int64 is
+    the id of the client that each example is of, -1: of none; None: it is not known.
 
     Example:
         >>> import torch
@@ -27,6 +28,8 @@ class GroupedExamples:
     x: Tensor
     y: Tensor
     group: Tensor
+    # Whose a test example is changes no model, and so not what a fingerprint tells apart.
+    client: Tensor | None = field(default=None, compare=False)
     __repr__ = one_line
 
     def __len__(self) -> int:
@@ -38,4 +41,5 @@ class GroupedExamples:
 
     def take(self, indices: Tensor) -> "GroupedExamples":
         """The examples at ``indices`` (m,) int64."""
-        return GroupedExamples(gather(self.x, indices), self.y[indices], self.group[indices.cpu()])
+        client = None if self.client is None else self.client[indices.cpu()]
+        return GroupedExamples(gather(self.x, indices), self.y[indices], self.group[indices.cpu()], client)

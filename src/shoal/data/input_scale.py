@@ -68,18 +68,20 @@ class InputScale:
                 strategy = "most_frequent" if worded else impute.replace("-", "_")
                 imputer = SimpleImputer(strategy=strategy)
                 filled.append(imputer.fit_transform(column[:, None])[:, 0])
-                fill.append(float(imputer.statistics_[0]))
+                fill.append(float(np.asarray(imputer.statistics_)[0]))
             known = np.stack(filled, axis=1)
         scaler = StandardScaler().fit(known)
         # Of equal numbers the deviation is rounding, which would be blown up to 1.
-        deviation = np.where(known.min(axis=0) == known.max(axis=0), np.inf, scaler.scale_)
-        mean = np.where(of_words, 0.0, scaler.mean_)
+        deviation = np.where(known.min(axis=0) == known.max(axis=0), np.inf, np.asarray(scaler.scale_))
+        mean = np.where(of_words, 0.0, np.asarray(scaler.mean_))
         kept = ()
         if words:
             places = OneHotEncoder().fit(known).categories_
             chosen = zip(words, places, strict=True)
             kept = tuple(tuple(own[int(i)] for i in there) if own else () for own, there in chosen)
-            fill = [float(each.searchsorted(f)) if own else f for f, each, own in zip(fill, places, words, strict=False)]
+            fill = [
+                float(each.searchsorted(f)) if own else f for f, each, own in zip(fill, places, words, strict=False)
+            ]
         return InputScale(
             inputs, tuple(mean.tolist()), tuple(np.where(of_words, 1.0, deviation).tolist()), kept, tuple(fill)
         )

@@ -8,9 +8,7 @@ from torch import Tensor
 from shoal.core.errors import quoted, require
 
 
-def groups_of_clients(
-    name: str, clients: tuple[Tensor, Sequence[str]], groups: tuple[Tensor, Sequence[str]]
-) -> Tensor:
+def groups_of_clients(name: str, clients: tuple[Tensor, Sequence[str]], groups: tuple[Tensor, Sequence[str]]) -> Tensor:
     """(N,) int64, the group of each client; both are given by the (M,) numbers of each example, and their names.
 
     Raises:
@@ -22,7 +20,7 @@ def groups_of_clients(
     moved = torch.nonzero(group[client] != of_example).flatten()
     if len(moved):
         whose = int(client[moved[0]])
-        several = quoted(group_names[g] for g in of_example[client == whose].unique().tolist())
+        several = quoted(group_names[int(g)] for g in of_example[client == whose].unique().tolist())
         require(False, f"{name} has the client '{client_names[whose]}' in several groups: {several}; one is needed")
     return group
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -27,11 +26,12 @@ Task = Literal["classification", "regression"]
 
 Impute = Literal["mean", "median", "most-frequent"]
 """What stands for the empty cells of a column."""
+
 _PADDED = "pad them to one, as torch.nn.utils.rnn.pad_sequence does, by a number that network and loss take for padding"
 
 _PACKED = (
-    "x is one tensor, so several inputs are packed into it, such as torch.cat([a, b], dim=1), and the network's forward "
-    "takes them apart"
+    "x is one tensor, so several inputs are packed into it, such as torch.cat([a, b], dim=1), and the network's "
+    "forward takes them apart"
 )
 
 Table = Any
@@ -46,6 +46,8 @@ class Examples:
         x: inputs (M, ...).
         y: labels (M,), whole numbers from 0; of a regression (M,) or (M, d) numbers.
         groups: (M,) names, in any order; a list or a numpy array of strings.
+        clients: (M,) whole numbers, which client each example is of, -1: of none; None: it is not known. An audit then
+            compares a client's training examples with its own test examples alone.
 
     Example:
         >>> from shoal import Examples
@@ -56,6 +58,7 @@ class Examples:
     x: Any
     y: Any
     groups: Sequence[str]
+    clients: Sequence[int] | Tensor | np.ndarray | None = None
 
     def __repr__(self) -> str:
         return shortened(f"Examples({len(self.y)} examples of {', '.join(map(str, dict.fromkeys(self.groups)))})")
@@ -73,7 +76,7 @@ class Columns:
         inputs: the columns of inputs, in this order; None: all others that hold numbers and, with ``one_hot``, words.
             Each is standardised by mean and deviation of the clients' training rows. In Python one column may hold
             images or lists of one shape, which stay as they are.
-        one_hot: whether columns of words are inputs too: 1 for the row's word and 0 for the other words of training rows.
+        one_hot: whether columns of words are inputs too: 1 for the row's word, 0 for the other words of training rows.
         impute: what stands for empty cells: the ``mean``, the ``median`` or the value that is ``most-frequent`` in the
             column's training rows, of words always the latter; None: an empty cell is an error.
 
@@ -81,7 +84,8 @@ class Columns:
         InputError: a name that is no text; the label as the client, the group or an input, or an input twice.
 
     Example:
-        >>>         >>> import shoal
+        >>> import pandas as pd
+        >>> import shoal
         >>> table = pd.DataFrame({"ward": ["a", "a", "b"], "age": [30, 40, 50], "sick": [0, 1, 1]})
         >>> columns = shoal.Columns(client="ward", label="sick")
         >>> federation = shoal.Federation.from_table(table, columns, test=table)
@@ -196,8 +200,9 @@ def _scalar(label: object) -> object:
 def _inputs(name: str, given: object) -> Tensor:
     """Inputs (m, ...): floats as float32, bytes and truth values too, whole numbers as int64 (words of a text)."""
     require(not _several(given), f"the inputs of {name} are several: {described(given)}; {_PACKED}")
+    nested = isinstance(given, Tensor) and given.is_nested
+    require(not nested, f"the inputs of {name} must be of one shape; got a nested tensor; {_PADDED}")
     x = _tensor(f"the inputs of {name}", given)
-    require(not x.is_nested, f"the inputs of {name} must be of one shape; got a nested tensor; {_PADDED}")
     require(x.dim() > 0, f"the inputs of {name} must be one row per example; got a single number")
     require(not x.is_complex(), f"the inputs of {name} must be real numbers; got {x.dtype}")
     if x.is_floating_point() or x.dtype in (torch.bool, torch.uint8):
@@ -242,7 +247,7 @@ def _targets(name: str, given: object) -> Tensor:
 
 def _tensor(name: str, given: object) -> Tensor:
     """A tensor, list, numpy array or pandas column as a tensor."""
-    sparse = given.layout != torch.strided if isinstance(given, Tensor) else issparse(given)
+    sparse = given.layout != torch.strided if isinstance(given, Tensor) else hasattr(given, "toarray")
     require(not sparse, f"{name} are sparse; give them dense, by to_dense() in PyTorch and toarray() in SciPy")
     if isinstance(given, Tensor):
         return given

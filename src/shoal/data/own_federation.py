@@ -1,7 +1,7 @@
 """A user's own tensors and tables as the parts of a federation, checked: the work of `Federation.from_tensors`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import get_args
 
@@ -75,6 +75,8 @@ def parts_of_tensors(
         f"with {len(names)} groups, 'test' must be Examples(x, y, groups), which name the group of each example",
     )
     tested = _grouped("the test set", test, names, like, task)
+    if isinstance(test, Examples) and test.clients is not None:
+        tested = replace(tested, client=_clients_of(test.clients, tested, [names.index(each) for each in group_of]))
     require(len(tested) > 0, "the test set has no examples; accuracy and non-members come from it")
     without = [name for g, name in enumerate(names) if not bool((tested.group == g).any())]
     require(not without, f"the test set has no examples of the group {quoted(without)}; each group needs some")
@@ -170,6 +172,23 @@ def _grouped(
         )
     index = {each: g for g, each in enumerate(names)}
     return GroupedExamples(x, y, torch.tensor([index[each] for each in of_each], dtype=torch.int64))
+
+
+def _clients_of(given: object, tested: GroupedExamples, group: Sequence[int]) -> Tensor:
+    """`Examples.clients` of the test set, for clients of these groups (N,)."""
+    client = torch.as_tensor(given)
+    whole = client.shape == (len(tested),) and not client.is_floating_point()
+    require(
+        whole and bool(((client >= -1) & (client < len(group))).all()),
+        f"the 'clients' of the test set must be {len(tested)} whole numbers from -1 to {len(group) - 1}; got "
+        f"{described(given)}",
+    )
+    wrong = torch.nonzero((client >= 0) & (torch.tensor(group)[client] != tested.group)).flatten()
+    require(
+        len(wrong) == 0,
+        f"the test set has an example of client {client[wrong[:1]].sum()} in another group than the client's",
+    )
+    return client.to(torch.int64)
 
 
 def _check(parts: FederationParts) -> None:

@@ -272,6 +272,7 @@ def _federation(
             part: partial(at, name_of, indices)
             for part, indices in (("clients", own[0]), ("holdout", kept[0]), ("test", test))
         },
+        own_inputs=any(each.shift_per == "client" and each.share > 0 for each in groups),
     )
 
 

@@ -7,7 +7,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from shoal.core.errors import require
+from shoal.core.errors import require, whole
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 
@@ -78,6 +78,7 @@ def draw_preferences(
         >>> int(preferences.threshold.argmin()) == int(preferences.beta.argmax())
         True
     """
+    clients = whole("clients", clients, "such as 10", 0)
     low, high = thresholds
     require(
         0.5 <= low <= high <= 1,

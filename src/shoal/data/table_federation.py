@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.data.client_arrays import ClientArrays
+from shoal.data.groups import EVERYBODY
 from shoal.data.input_scale import InputScale
 from shoal.data.names import alike, groups_of_clients, numbered
 from shoal.data.origins import at
@@ -35,7 +36,6 @@ def parts_of_table(
 ) -> FederationParts:
     """See `Federation.from_table`."""
     known = read_rows("the table", frame_of("the table", table), columns, task)
-    assert known.clients is not None
     scale = InputScale.of(known.inputs, known.x, known.words, columns.impute) if known.inputs else None
     columns = replace(columns, inputs=known.inputs or columns.inputs)
     own, names = pd.factorize(np.array(known.clients, dtype=object))
@@ -63,10 +63,14 @@ def parts_of_table(
             y = [int(each) if as_they_are else number_of[each] for each in y]
         return tensors_of(rows.name, (rows.x if scale is None else scale.applied(rows.x, rows.words), y), task)
 
-    def others(name: str, given: Table) -> Examples | Arrays:
+    place = {each: i for i, each in enumerate(zip(names, groups or [EVERYBODY] * len(names), strict=True))}
+
+    def others(name: str, given: Table) -> Examples:
         rows = read_rows(name, frame_of(name, given), columns, task, of_clients=False)
         x, y = pair(rows)
-        return (x, y) if rows.groups is None else Examples(x, y, rows.groups)
+        of_group = [EVERYBODY] * len(y) if rows.groups is None else list(rows.groups)
+        whose = [place.get(each, -1) for each in zip(rows.clients, of_group, strict=True)]
+        return Examples(x, y, of_group, whose if max(whose, default=-1) >= 0 else None)
 
     x, y = pair(known)
     order = torch.argsort(client, stable=True)

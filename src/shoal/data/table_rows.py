@@ -23,7 +23,7 @@ class TableRows:
             lists (M, ...), as they are.
         inputs: names of the F columns; none of pictures.
         words: of each column its words in sorted order; none where it holds numbers.
-        clients: (M,) names; None where nobody asks.
+        clients: (M,) names.
         labels: (M,) names of classes; of a regression the column.
         groups: (M,) names; None without a column of groups.
         warnings: what a user should know of how the table was read, a sentence each.
@@ -33,7 +33,7 @@ class TableRows:
     x: Tensor
     inputs: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
-    clients: list[str] | None
+    clients: list[str]
     labels: Any
     groups: list[str] | None
     warnings: tuple[str, ...]
@@ -88,7 +88,7 @@ def read_rows(
         x=x,
         inputs=() if pictures else tuple(inputs),
         words=tuple(words for _, words in read),
-        clients=_spelled(table[columns.client]) if of_clients else None,
+        clients=_spelled(table[columns.client]),
         labels=table[columns.label].to_numpy() if task == "regression" else _labels(name, table[columns.label]),
         groups=None if columns.group is None else _spelled(table[columns.group]),
         warnings=tuple(warnings),
@@ -115,7 +115,7 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
     """The columns that are inputs, and sentences on those that a user may not expect."""
     used = (columns.client, columns.label, columns.group)
     given = [each for each in table.columns if each not in used] if columns.inputs is None else list(columns.inputs)
-    kinds = {each: _kind(table[each]) for each in given}
+    kinds: dict[str, _Kind] = {each: _kind(table[each]) for each in given}
     inputs = [each for each in given if kinds[each] == "numbers" or (kinds[each] == "words" and columns.one_hot)]
     if not inputs and len(given) == 1 and kinds[given[0]] == "other":
         return given, []
@@ -129,7 +129,7 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
     require(
         bool(inputs), f"{name} has no column of numbers besides {quoted(filter(None, used))}; the model needs inputs"
     )
-    return inputs, [*_left_out(name, table, kinds, inputs), *_perhaps_codes(name, table, inputs)]
+    return inputs, [*_left_out(name, table, columns, kinds), *_perhaps_codes(name, table, inputs)]
 
 
 def _kind(column: pd.Series) -> _Kind:
@@ -149,15 +149,16 @@ def _not_numbers(column: pd.Series) -> str:
     return f"{len(wrong):,} of {len(column):,} cells {'is no number' if len(wrong) == 1 else 'are no numbers'}, {first}"
 
 
-def _left_out(
-    name: str, table: pd.DataFrame, kinds: dict[str, _Kind], inputs: Sequence[str]
-) -> Iterable[str]:
+def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str, _Kind]) -> Iterable[str]:
+    """Sentences on columns that are no inputs."""
     for each, kind in kinds.items():
         if kind == "numbers and others":
-            yield f"{name}: the column '{each}' is left out, since {_not_numbers(table[each])}; correct it or name 'inputs'"
-    words = [each for each, kind in kinds.items() if each not in inputs and kind != "numbers and others"]
+            fault = _not_numbers(table[each])
+            yield f"{name}: the column '{each}' is left out, since {fault}; correct it or name 'inputs'"
+    words = [each for each, kind in kinds.items() if kind == "other" or (kind == "words" and not columns.one_hot)]
     if words:
-        yield f"{name}: left out as inputs, since they hold no numbers: {quoted(words)}; 'one_hot' would take words"
+        how = "" if columns.one_hot else "; 'one_hot' would take words"
+        yield f"{name}: left out as inputs, since they hold no numbers: {quoted(words)}{how}"
 
 
 def _perhaps_codes(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Iterable[str]:

@@ -28,6 +28,9 @@ class DPSGD:
     clipping and noise, and with shuffled batches, it is the plain step, bit for bit. Not with batch norm (the VGGs have
     ``group`` norm), and in the ``loop`` backend only.
 
+    The epsilon that is stated is of one record, over all local trainings of its client, towards whoever sees all that
+    the client sends and all models in use; it does not cover which model a client chooses.
+
     Args:
         max_grad_norm: C, the bound on the L2 norm of each example's gradient; ``inf``: no clipping, allowed without
             noise only.

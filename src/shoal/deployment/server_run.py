@@ -56,7 +56,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
         return
     engine = engine_of(decided, simulation.setup.model)
     same, log = (lambda: _same(settings, decided)), out / "run.log"
-    with engine, opened(out, decided.toml(), same, resume=True) as checkpoints, logged(log):
+    with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(log):
         events, roster = Events.open(out / "events.csv"), Roster.load(out / "nodes.json")
         server = Server(exchange, settings, sent.toml(), choice, roster, events, classes, resolved.input_scale, watch)
         base = engine.prepare(simulation.federation)

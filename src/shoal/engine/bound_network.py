@@ -44,6 +44,7 @@ class BoundNetwork:
         self._trained: list[nn.Parameter] = []
         self._tensors: frozenset[str] | None = None
         self._names: list[str] = []
+        self._buffers: list[Tensor] = []
         self._master = layout.views(self.row)
         self._onednn = (
             getattr(self.network, "onednn_layout", False)
@@ -58,6 +59,7 @@ class BoundNetwork:
             if name not in given:
                 owner, _, leaf = name.rpartition(".")
                 self.network.get_submodule(owner).register_buffer(leaf, view)
+                self._buffers.append(view)
                 continue
             parameter = nn.Parameter(view, requires_grad=slot.start < layout.trainable)
             if parameter.requires_grad:
@@ -152,9 +154,9 @@ class BoundNetwork:
             noise: the client's.
 
         Raises:
-            InputError: the network has batch norm.
+            InputError: the network has batch norm, or changes other buffers in training.
         """
-        layout = self.model.layout
+        layout, before = self.model.layout, [each.clone() for each in self._buffers]
         # One for each choice of tensors: it knows the layers of those that are trained now.
         clipper = self._clippers.get(self._tensors)
         if clipper is None:
@@ -167,6 +169,10 @@ class BoundNetwork:
         if rule.noise_multiplier:
             drawn = torch.randn(layout.trainable, generator=noise).to(total.device)
             total[: layout.trainable].add_(drawn, alpha=rule.noise_multiplier * rule.max_grad_norm)
+        require(
+            all(map(torch.equal, self._buffers, before)),
+            "the network changes buffers in training, which would be sent without noise, so DP-SGD cannot train it",
+        )
         self._optimizer.step([views[name] for name in self._names], expected)
         self._synchronise()
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.client_rows import ClientRows
-from shoal.core.errors import InputError, described, require, whole
+from shoal.core.errors import InputError, described, require, require_instance, whole
 from shoal.core.representation import shortened
 from shoal.core.row_file import RowsOnDisk
 from shoal.data.federation import Federation
@@ -129,6 +129,7 @@ class Engine:
         backend: Backend | None = None,
         personal_models: Storage = "memory",
     ) -> None:
+        require_instance("model", model, Model, "such as Model(MyNetwork) or create_model makes")
         device = str(device)
         require(
             re.fullmatch(r"cpu|cuda(:\d+)?", device) is not None,

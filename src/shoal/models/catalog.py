@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, Field
 from torch import nn
 
-from shoal.core.errors import nearest, quoted, require
+from shoal.core.errors import described, nearest, quoted, require
 from shoal.core.settings import MAX_CLASSES, settings
 from shoal.models.model import Model
 from shoal.models.networks import MLP, VGG, DigitsCNN, FacesCNN, FemnistCNN, Logistic, MnistCNN
@@ -47,7 +47,7 @@ class _Sizes:
     def __post_init__(self) -> None:
         for name, size in vars(self).items():
             most = MAX_CLASSES if name == "classes" else None
-            fits = isinstance(size, Integral) and size >= 1 and (most is None or size <= most)
+            fits = isinstance(size, Integral) and 1 <= int(size) <= (most or int(size))
             allowed = "a whole number, at least 1" if most is None else f"a whole number from 1 to {most:,}"
             require(fits, f"'{name}' must be {allowed}; got {size!r}")
 
@@ -231,6 +231,8 @@ def create_model(
         >>> create_model("mnist-cnn", Shape(1, 28, 28, 10)).parameters
         50186
     """
+    shaped = isinstance(shape, Shape | VectorShape | TextShape)
+    require(shaped, f"'shape' must be a Shape, VectorShape or TextShape; got {described(shape)}")
     require(name in MODELS, f"unknown model '{name}'; {nearest(name, MODELS)}")
     _require_key(name, "hidden", chosen=hidden is not None, known=name in HIDDEN)
     _require_key(name, "filters", chosen=filters is not None, known=name in FILTERS)

@@ -153,7 +153,22 @@ class Model:
         if self.outputs is not None:
             # A hook, and not a network around it, so that tensors keep their names.
             network.register_forward_hook(partial(_taken_out, self.outputs))
-        return _with_seeded_dropout(network)
+        network = _with_seeded_dropout(network)
+        self._require_unchanged(network)
+        return network
+
+    def _require_unchanged(self, network: nn.Module) -> None:
+        """Raise `InputError` where ``build`` makes another network than when the model was first used."""
+        layout: Layout | None = vars(self).get("layout")
+        if layout is None:
+            return
+        shapes = {name: tuple(each.shape) for name, each in (*network.named_parameters(), *network.named_buffers())}
+        for slot in layout.slots:
+            require(
+                shapes.get(slot.name) == slot.shape,
+                f"the network has changed since its model was first used: '{slot.name}' had the shape {slot.shape}, "
+                f"and now has {shapes.get(slot.name, 'none')}; make a new Model for another network",
+            )
 
     @cached_property
     def layout(self) -> Layout:

@@ -181,7 +181,7 @@ def _watch(network: nn.Module, state: Callable[[], object]) -> list[str]:
 _GENERATORS: dict[str, Callable[[], object]] = {
     "PyTorch's global generator": lambda: torch.get_rng_state().numpy().tobytes(),
     "Python's random": random.getstate,
-    "NumPy's global generator": lambda: str(np.random.get_state()[1:3]),  # noqa: NPY002 (whether others use it)
+    "NumPy's global generator": lambda: repr(np.random.get_state()),  # noqa: NPY002 (whether others use it)
 }
 
 

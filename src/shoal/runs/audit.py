@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.validation import read_toml
-from shoal.core.errors import path_of, require, whole
+from shoal.core.errors import described, path_of, require, whole
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.data.fingerprint import fingerprint
 from shoal.data.memory_format import to_pixels
+from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine
 from shoal.reports.run.description import RunDescription
 from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, write_audit
@@ -25,7 +26,13 @@ from shoal.runs.files import read_summary
 from shoal.runs.gate import Gate
 from shoal.runs.hashes import require_same_examples, require_unchanged
 from shoal.runs.lock import locked
-from shoal.runs.reference_scores import AuditWatch, StoredScores, reference_scores, replayed_scores
+from shoal.runs.reference_scores import (
+    AuditWatch,
+    StoredScores,
+    reference_scores,
+    replayed_scores,
+    warn_of_records,
+)
 from shoal.runs.report import report_of
 from shoal.runs.result import Result
 from shoal.runs.score_file import read_scores
@@ -35,7 +42,7 @@ from shoal.simulation.audit import Audit, audit_records
 from shoal.simulation.reference_federations import AttackedRun, FederationScores
 from shoal.simulation.run_records import records_of_run
 from shoal.simulation.server_audit import audit_server, with_server, without_server
-from shoal.simulation.simulation import SimulationState, move_to_engine
+from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
 from shoal.simulation.trajectory import trajectory_attack
 
 MOST_EXPOSED = 20
@@ -48,6 +55,7 @@ def audit_run(
     references: int = 16,
     out: str | Path | None = None,
     data_dir: Path | None = None,
+    duplicates: Duplicates | None = None,
     watch: AuditWatch | None = None,
     gates: Sequence[str] = (),
 ) -> AuditFiles:
@@ -62,6 +70,7 @@ def audit_run(
         references: R, the number of reference federations; 0: none.
         out: where the audit's files are written; None: into ``run``.
         data_dir: where to look for data first.
+        duplicates: "leave-out": no record is asked about of which the federation has a copy; None: as the run says.
         watch: called before the first reference federation that is trained, and after each.
         gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
 
@@ -90,7 +99,7 @@ def audit_run(
     config, progress = _finished(run)
     home = run if os.access(run, os.W_OK) else out
     resolved = resolve(config, load_data(config.data, data_dir))
-    simulation = resolved.simulation()
+    simulation = _asked(resolved.simulation(), duplicates)
     require_same_examples(run, fingerprint(simulation.federation))
     del resolved  # and with it the data set, which the federation has copied
     stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
@@ -98,7 +107,7 @@ def audit_run(
     model = simulation.setup.model
     make_directory(out)
     with locked(home), logged(home / "run.log"), engine_of(config, model) as engine:
-        attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows)
+        attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows, engine)
         trained = _trained_again(attacked, references, engine, home / "references", watch)
         recorded = trace_of(run, simulation.federation, model) if simulation.record_updates else None
         spent = {"seconds.train": round(progress.seconds["train"], 3)}
@@ -111,11 +120,17 @@ def audit_run(
 
 
 def audit_result(
-    result: Result, out: str | Path, *, references: int = 16, watch: AuditWatch | None = None
+    result: Result,
+    out: str | Path,
+    *,
+    references: int = 16,
+    duplicates: Duplicates | None = None,
+    watch: AuditWatch | None = None,
 ) -> AuditFiles:
     """See `shoal.Result.audit`."""
     simulation, state = result.simulation, result.state
     references = whole("references", references, "such as 16", 0)
+    require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
     require(
         simulation is not None,
         "the result was read from a directory or unpickled, and neither has the examples of every run; give the "
@@ -125,13 +140,18 @@ def audit_result(
     assert state is not None
     assert result.engine is not None
     out = path_of("out", out)
+    simulation = _asked(simulation, duplicates)
     stated = {key: value for key, value in result.summary.overall.items() if key in {"epsilon", "delta"}}
     about = AboutAudited(f"Audit of {result.description.title}", stated)
     rows = [{str(name): value for name, value in row.items()} for row in result.rounds.to_dict("records")]
     with result.engine.reopened() as engine:
-        attacked = AttackedRun.of(move_to_engine(simulation, engine), state, rows)
+        attacked = AttackedRun.of(move_to_engine(simulation, engine), state, rows, engine)
         trained = _trained_again(attacked, references, engine, out / "references", watch)
         return _audited(attacked, trained, None, engine, out, about)
+
+
+def _asked(simulation: Simulation, duplicates: Duplicates | None) -> Simulation:
+    return simulation if duplicates is None else replace(simulation, duplicates=duplicates)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +168,12 @@ def _trained_again(
     attacked: AttackedRun, references: int, engine: Engine, folder: Path, watch: AuditWatch | None
 ) -> _Trained:
     """Train what an audit with so many reference federations needs; ``folder`` keeps it."""
+    warn_of_records(attacked)
+    require(
+        len(attacked.records) >= 2,
+        "an attack is measured on at least two members; of the examples that could be exchanged only "
+        f"{len(attacked.records)} was trained on lately",
+    )
     target = attacked.scores(engine)
     found = reference_scores(attacked, target, references, engine, folder=folder, watch=watch)
     return _Trained(target, found, replayed_scores(attacked, target, engine, folder=folder) if references else None)

@@ -52,7 +52,9 @@ def _is_first(path: Path) -> bool:
 
 def taken(out: Path) -> InputError:
     """The error of a new run in a directory that exists."""
-    return InputError(f"{out}: exists already; choose another --out, or continue it with --resume")
+    return InputError(
+        f"{out}: exists already; choose another directory, or go on in it with --resume (in Python: resume=True)"
+    )
 
 
 @contextmanager
@@ -71,6 +73,7 @@ def opened(
     """
     checkpoints = out / "checkpoint"
     with ExitStack() as held:
+        new = not out.exists()
         try:
             out.mkdir(parents=True, exist_ok=resume)
             held.enter_context(locked(out))
@@ -86,6 +89,8 @@ def opened(
             raise taken(out) from error
         except OSError as error:
             raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
+        if new and resume:
+            LOG.warning("%s: there is nothing to resume; the run starts anew", out)
         yield checkpoints
 
 

@@ -56,7 +56,7 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         "examples": digest if canaries is None else f"{digest}, canaries {_of_canaries(canaries)}",
         "network": _spelled(model.network()),
         "loss": _spelled(model.loss),
-        "start": "" if start is None else tensors_fingerprint(start.models),
+        "start": "" if start is None else tensors_fingerprint(start.state.models),
         "red_team": _spelled(team),
         "defenses": _spelled(tuple(defenses)),
         "property_attack": _spelled(simulation.property_attack),
@@ -70,6 +70,10 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         settings["record_updates"] = str(simulation.record_updates)
     if simulation.reference_federations:
         settings["reference_federations"] = str(simulation.reference_federations)
+    if simulation.duplicates != "keep":
+        settings["duplicates"] = simulation.duplicates
+    if start is not None and start.public:
+        settings["public_start"] = "true"
     coordinator = simulation.coordinator
     if coordinator is not None:
         settings["coordinator"] = _spelled(_law(coordinator))

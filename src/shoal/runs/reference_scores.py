@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import InputError
 from shoal.core.representation import one_line
+from shoal.data.fingerprint import tensors_fingerprint
 from shoal.engine import Engine
 from shoal.simulation.attacked_records import AttackedRecords
 from shoal.simulation.reference_federations import AttackedRun, FederationScores
@@ -24,6 +25,9 @@ LOG = logging.getLogger("shoal")
 
 AuditWatch = Callable[[int, int], None]
 """Called with the number of reference federations that are done, and of all; first with those that an audit left."""
+
+_VERSION = 2
+"""Of what a reference federation is; scores of earlier versions are trained anew."""
 
 _FIELDS = ("score", "member", "model", "population", "trajectory")
 
@@ -109,7 +113,8 @@ def attack_with_references(
     """
     if simulation.reference_federations == 0:
         return progress, None
-    attacked = AttackedRun.of(simulation, progress.state, progress.rows)
+    attacked = AttackedRun.of(simulation, progress.state, progress.rows, engine)
+    warn_of_records(attacked)
     target = attacked.scores(engine)
     members = int(target.member.sum())
     if members < 2:
@@ -133,6 +138,12 @@ def attack_with_references(
         "total": before["total"] + spent + attacking,
     }
     return replace(progress, seconds=before | seconds), found
+
+
+def warn_of_records(attacked: AttackedRun) -> None:
+    """Say what must be known of the records that are attacked."""
+    for note in attacked.notes:
+        LOG.warning("%s", note)
 
 
 def replayed_scores(
@@ -167,12 +178,14 @@ def _digest(attacked: AttackedRun, target: FederationScores) -> str:
     state, records = attacked.state, attacked.records
     tensors = (state.models, state.assignment, records.entry, records.test, target.score)
     content = b"".join(each.contiguous().numpy().tobytes() for each in tensors)
-    return hashlib.sha256(content + f"{state.round} {attacked.simulation.seed}".encode()).hexdigest()[:16]
+    about = f"{state.round} {attacked.simulation.seed} {_VERSION}"
+    return hashlib.sha256(content + about.encode()).hexdigest()[:16]
 
 
 def _write(path: Path, attacked: str, stored: StoredScores) -> None:
     tensors = {name: getattr(stored.scores, name).contiguous() for name in _FIELDS}
-    write_bytes(path, save(tensors, {"attacked": attacked, "seconds": f"{stored.seconds:.3f}"}))
+    about = {"attacked": attacked, "seconds": f"{stored.seconds:.3f}", "hash": tensors_fingerprint(*tensors.values())}
+    write_bytes(path, save(tensors, about))
 
 
 def _read(path: Path, attacked: str) -> StoredScores | None:
@@ -185,8 +198,9 @@ def _read(path: Path, attacked: str) -> StoredScores | None:
         if about.get("attacked") != attacked:
             return None
         tensors = load_file(path)
-        # Files of earlier versions have no trajectory.
-        tensors.setdefault("trajectory", torch.empty(0, len(tensors["score"]), dtype=torch.float64))
+        if about.get("hash") != tensors_fingerprint(*(tensors[name] for name in _FIELDS)):
+            LOG.warning("%s: is not what was written; it is trained again", path)
+            return None
         return StoredScores(FederationScores(**{name: tensors[name] for name in _FIELDS}), float(about["seconds"]))
     except (SafetensorError, KeyError, ValueError):
         return None

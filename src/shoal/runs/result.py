@@ -21,6 +21,7 @@ from shoal.core.errors import InputError, path_of, require
 from shoal.core.representation import shortened
 from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
+from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine, State
 from shoal.models import Model
 from shoal.reports.run.description import RunDescription
@@ -170,7 +171,12 @@ class Result:
         return path
 
     def audit(
-        self, out: str | Path | None = None, *, references: int = 16, watch: "AuditWatch | None" = None
+        self,
+        out: str | Path | None = None,
+        *,
+        references: int = 16,
+        duplicates: Duplicates | None = None,
+        watch: "AuditWatch | None" = None,
     ) -> "Audit":
         """Attack the members with every attack, as `shoal audit` does.
 
@@ -178,16 +184,19 @@ class Result:
             out: directory of the audit's files, made where it is missing. The scores of reference federations are kept
                 there, so that an audit goes on where it was interrupted. None: no files are kept.
             references: federations that are trained again, each with other examples in the place of half of its own.
+            duplicates: "leave-out": no record is asked about of which clients, test, hold-out or shadow set have a
+                copy, of the same inputs and label; None: as the simulation says.
             watch: called before the first of them that is trained, and after each, with the number that are done and of
                 all.
 
         Raises:
-            InputError: the result was read from a directory, had a property attack, or ``out`` cannot be written.
+            InputError: the result was read from a directory, had a property attack, began at models of which it is not
+                known how they were trained, or ``out`` cannot be written.
         """
         from shoal.runs.audit import audit_result  # noqa: PLC0415
 
         with TemporaryDirectory() if out is None else nullcontext(out) as folder:
-            return audit_result(self, folder, references=references, watch=watch).audit
+            return audit_result(self, folder, references=references, duplicates=duplicates, watch=watch).audit
 
     def plot(self) -> "NDArray[Any] | list[Axes]":
         """Draw accuracy, exposure and size of each cluster by round.

@@ -81,8 +81,8 @@ def run(
 
     Raises:
         InputError: a configuration that cannot be run, or a directory that exists, cannot be written, holds
-            another run or one on other examples, or in which one is going on; or training that diverged, with the last good checkpoint left
-            in place.
+            another run or one on other examples, or in which one is going on; or training that diverged, with the
+            last good checkpoint left in place.
         MeasurementError: the final models, which are in the directory, cannot be measured.
 
     Example:
@@ -101,6 +101,8 @@ def run(
     """
     require_instance("config", config, Config, "such as read_config('run.toml') gives")
     out = path_of("out", out)
+    given = dataset is None or isinstance(dataset, LabelledDataset | ClientDataset)
+    require(given, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
         raise taken(out)
     found = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)

@@ -170,8 +170,8 @@ def _require_one_membership(
     record = kinds["record"].iloc[wrong[0]] if len(wrong) else ""
     require(
         len(wrong) == 0,
-        f"{path}, line {_line(kinds, wrong)}: the record '{record}' is a member and a non-member of one model; a record "
-        "is one of them, and different records of a client have different names",
+        f"{path}, line {_line(kinds, wrong)}: the record '{record}' is a member and a non-member of one model; it must "
+        "be one of them, and different records of a client must have different names",
     )
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from shoal.attacks import PropertyAttack, RedTeam, RoundObservation
 from shoal.control import Coordinator
 from shoal.core.errors import described, path_of, require, require_instance, whole
 from shoal.data import Canaries, Federation
+from shoal.data.paired_records import Duplicates
 from shoal.defenses import Defense, TrainingSetup, defended
 from shoal.engine import (
     Algorithm,
@@ -29,10 +31,12 @@ from shoal.engine.state import UNKNOWN_RISK
 from shoal.models import Model
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
-from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, train, warned
+from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train, warned
 from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
+from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import record_of, require_same_simulation
+from shoal.runs.reference_scores import AuditWatch
 from shoal.runs.result import Result, load, result_of
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.simulation import (
@@ -45,6 +49,7 @@ from shoal.simulation.simulation import (
     move_to_engine,
     run_rounds,
 )
+from shoal.simulation.warm_start import Start
 
 LOG = logging.getLogger("shoal")
 
@@ -66,10 +71,12 @@ def simulate(
     malicious_clients: MaliciousClients | None = None,
     canaries: Canaries | None = None,
     start: Result | str | Path | None = None,
+    public_start: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
     record_updates: int = 0,
     reference_federations: int = 0,
+    duplicates: Duplicates = "keep",
     record_max_megabytes: int = MAX_MEGABYTES,
     device: str = "cpu",
     threads: int = 2,
@@ -104,7 +111,10 @@ def simulate(
             same settings, are 15 rounds, bit for bit, if ``start`` has the algorithm's own tensors: a result of this
             process has them (`Result.state`), a directory has none, and they begin anew. Nor does a directory say who
             trained which model, so that members are those of the new rounds. `rounds.csv`, seconds and epsilon are of
-            the new rounds alone: what earlier rounds spent on the same data comes on top.
+            the new rounds alone: what earlier rounds spent on the same data comes on top. Reference federations begin
+            before the rounds of a result of this process; of a directory they cannot, and are refused.
+        public_start: whether no example of these clients had a part in ``start``, as in models that were trained on
+            public data. Its models alone are then taken over, and reference federations begin at them too.
         out: a run directory to make, with a checkpoint after each round; None: nothing is written.
         resume: whether ``out`` may exist, with the same simulation in it. It goes on after its last checkpoint, and the
             result is that of an uninterrupted simulation, bit for bit; a finished one is only read (`load`).
@@ -115,9 +125,12 @@ def simulate(
         reference_federations: R, how many are trained after the last round (docs/audit.md), each for about the time of
             the rounds; the strongest of all attacks then decides how exposed the models are. Their scores are kept in
             ``references/`` of ``out``.
+        duplicates: "leave-out": their attacks, and `Result.audit`, ask about no record of which clients, test, hold-out
+            or shadow set have a copy, of the same inputs and label.
         device, threads, precision, backend, personal_models: see `Engine`. With "disk" personal models are in files in
             the directory's ``checkpoint/``, or without ``out`` in temporary ones that go with the process.
-        watch: called before the first round and after each.
+        watch: called before the first round and after each. None: a terminal or a notebook shows the progress and the
+            time left, and elsewhere nothing is shown.
 
     Raises:
         InputError: settings that cannot be run, training that diverged, updates that would take too much room, models
@@ -155,19 +168,18 @@ def simulate(
     require(
         out is not None or not record_updates, "'record_updates' needs 'out', the directory that they are written in"
     )
-    require(
-        resume or out is None or not out.exists(),
-        f"{out}: exists already; choose another 'out', or go on in it with resume=True",
-    )
+    if out is not None and out.exists() and not resume:
+        raise taken(out)
     kind = federation.kind if isinstance(federation, Federation) else None
     setup = defended(TrainingSetup(model, local, kind=kind), defenses)
     check_backend(backend, setup.model, setup.first_local())
-    first = None if start is None else _trained(start, setup.model)
+    require(not public_start or start is not None, "'public_start' needs 'start', the models that are public")
+    first = None if start is None else _start(start, setup.model, public=public_start)
     simulation = Simulation(
         federation=federation,
         setup=setup,
         algorithm=algorithm,
-        rounds=rounds if first is None else first.round + rounds,
+        rounds=rounds if first is None else first.state.round + rounds,
         seed=seed,
         participation=participation,
         red_team=_red_team(federation) if red_team is None else red_team,
@@ -179,7 +191,9 @@ def simulate(
         start=first,
         record_updates=record_updates,
         reference_federations=reference_federations,
+        duplicates=duplicates,
     )
+    record_max_megabytes = whole("record_max_megabytes", record_max_megabytes, "such as 1000")
     require_room(simulation, record_max_megabytes, "record_max_megabytes")
     if backend is None:
         backend = resolve_backend(setup.model, setup.first_local(), first_examples(federation), federation.classes)
@@ -193,9 +207,12 @@ def simulate(
     ) as engine:
         description = record_of(simulation, local, defenses, engine)
         simulation = move_to_engine(simulation, engine)
-        if out is None:
-            return _in_memory(simulation, engine, description, watch)
-        return _in_directory(simulation, engine, description, out, watch)
+        display = shown_to_a_person() if watch is None else None
+        with display or nullcontext():
+            seen, references = (watch, None) if display is None else (display, display.reference_federations)
+            if out is None:
+                return _in_memory(simulation, engine, description, seen, references)
+            return _in_directory(simulation, engine, description, out, seen, references, resume=resume)
 
 
 def _red_team(federation: Federation) -> RedTeam:
@@ -204,7 +221,13 @@ def _red_team(federation: Federation) -> RedTeam:
     return LOSS_AT_THE_END if regression else GAP_AT_THE_END
 
 
-def _in_memory(simulation: Simulation, engine: Engine, description: RunDescription, watch: Watch | None) -> Result:
+def _in_memory(
+    simulation: Simulation,
+    engine: Engine,
+    description: RunDescription,
+    watch: Watch | None,
+    watch_references: AuditWatch | None,
+) -> Result:
     with warned() as warnings:
         now, observations = initial_state(simulation, engine), list[RoundObservation]()
         if watch is not None:
@@ -214,12 +237,19 @@ def _in_memory(simulation: Simulation, engine: Engine, description: RunDescripti
             observations += [] if now.observation is None else [now.observation]
             if watch is not None:
                 watch(simulation, now, report)
-        outcome = measured(simulation, engine, now, lambda: observations)
+        outcome = measured(simulation, engine, now, lambda: observations, watch=watch_references)
         return result_of(outcome, simulation, engine, description, warnings)
 
 
 def _in_directory(
-    simulation: Simulation, engine: Engine, description: RunDescription, out: Path, watch: Watch | None
+    simulation: Simulation,
+    engine: Engine,
+    description: RunDescription,
+    out: Path,
+    watch: Watch | None,
+    watch_references: AuditWatch | None,
+    *,
+    resume: bool,
 ) -> Result:
     """As `_in_memory`, with a checkpoint after each round."""
     if out.exists() and is_begun(out):
@@ -231,7 +261,7 @@ def _in_directory(
         if is_begun(out):
             require_same_simulation(out, description)
 
-    opening = opened(out, description.settings, require_same, resume=True, examples=description.examples)
+    opening = opened(out, description.settings, require_same, resume=resume, examples=description.examples)
     with opening as checkpoints, logged(out / "run.log"):
         found = load_checkpoint(checkpoints)
         now = initial_state(simulation, engine) if found is None else found
@@ -239,20 +269,31 @@ def _in_directory(
         if watch is not None:
             watch(simulation, now, None)
         now = train(simulation, engine, now, checkpoints, every=1, watch=watch)
-        outcome = measured(simulation, engine, now, partial(stored_observations, checkpoints), out=out)
+        observations = partial(stored_observations, checkpoints)
+        outcome = measured(simulation, engine, now, observations, out=out, watch=watch_references)
         result = result_of(outcome, simulation, engine, description)
         finish(out, result)
     return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))
 
 
-def _trained(start: Result | str | Path, model: Model) -> State:
-    """The state that training goes on from.
+def _start(start: Result | str | Path, model: Model, *, public: bool) -> Start:
+    """What training goes on from.
 
     Raises:
         InputError: no result and no directory of a finished run, or models of another network.
     """
     result = load(start) if isinstance(start, str | Path) else start
     require_instance("start", result, Result, "such as simulate returns, or the directory of a finished run")
+    state = _trained(result, model)
+    rows = [{str(name): value for name, value in row.items()} for row in result.rounds.to_dict("records")]
+    if public:
+        # The models alone: whose examples others trained on says nothing of these clients.
+        state = State(state.round, state.models, state.risks, torch.empty(0, dtype=torch.int64))
+    return Start(state, result.simulation, result.engine, rows, public)
+
+
+def _trained(result: Result, model: Model) -> State:
+    """The state that training goes on from; raises as `_start`."""
     network = model.network()
     saved = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     shapes = {slot.name: slot.shape for slot in model.layout.slots} | saved

@@ -76,8 +76,8 @@ def read_trace(folder: str | Path, data_dir: Path | None = None) -> Trace:
         data_dir: where to look for a run's data first.
 
     Raises:
-        InputError: it is neither; the data or files of a run have changed; a file is missing or damaged, or two do not fit each other. What is wrong with a
-            round's file is found when that is read.
+        InputError: it is neither; the data or files of a run have changed; a file is missing or damaged, or two do not
+            fit each other. What is wrong with a round's file is found when that is read.
     """
     folder = path_of("trace", folder)
     if (folder / FOLDER).is_dir():

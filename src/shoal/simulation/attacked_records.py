@@ -65,6 +65,7 @@ class AuditRecords:
         all_models: (M, K) logit-scaled confidence of every cluster's model; None: only one model is known.
         further: attacks that need more than this, computed elsewhere, by their key in audit.json.
         omitted: such attacks that were not computed, by their key, and why.
+        notes: what must be known of the records, in sentences without a full stop.
 
     Raises:
         InputError: one of several groups is called ``all``.
@@ -88,6 +89,7 @@ class AuditRecords:
     all_models: Floats | None = None
     further: Mapping[str, AttackScores] = field(default_factory=dict)
     omitted: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
     __repr__ = one_line
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ def attacks_without_references(
         engine: with the run's network.
     """
     federation, own = attacked.simulation.federation, attacked.simulation.red_team.attack
-    used = list(_models_in_use(attacked, model, engine))
+    used = list(_models_in_use(attacked, model))
     found = {attack_key(own): _fitted(attacked, own, used, engine)}
     if federation.classes is None:
         return found
@@ -107,9 +107,9 @@ def _by_label(key: str, attacked: AttackedRun, used: Sequence[_Used], engine: En
     return scores
 
 
-def _models_in_use(attacked: AttackedRun, model: Tensor, engine: Engine) -> Iterator[_Used]:
+def _models_in_use(attacked: AttackedRun, model: Tensor) -> Iterator[_Used]:
     """The models that records are asked of."""
-    deployed, _ = attacked.simulation.on(engine).deployed(attacked.state)
+    deployed = attacked.deployed
     of_record, personal = model[attacked.records.client], is_personal(deployed)
     for s in of_record.unique().tolist():
         k = int(deployed.assignment[s]) if personal else s

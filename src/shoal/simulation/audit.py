@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from shoal.attacks import ReferenceAttack, record_exposure
+from shoal.core.errors import require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.metrics import MembershipMetrics, empirical_epsilon
@@ -53,6 +54,7 @@ class Audit:
         delta: of that epsilon.
         omitted: attacks that were not computed, and why.
         guesses: further keys and values of audit.json: what the server guesses beside membership.
+        notes: what must be known of the records, in sentences without a full stop.
 
     Example:
         >>> import numpy as np
@@ -74,6 +76,7 @@ class Audit:
     delta: float
     omitted: Mapping[str, str] = field(default_factory=dict)
     guesses: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
     __repr__ = one_line
 
     def _repr_html_(self) -> str:
@@ -144,6 +147,7 @@ def audit_records(
         >>> audit.references, audit.strongest()["accuracy"] > 0.7, audit.attacks["attack"].nunique()
         (8, True, 7)
     """
+    require_instance("records", records, AuditRecords, "such as AuditRecords(scores, record, client, group)")
     attacked = AttackedRecords.of(records, stream, attacks)
     member, found = records.scores.member, attacked.found
     everybody = np.ones(len(records), dtype=bool)
@@ -167,6 +171,7 @@ def audit_records(
         empirical_epsilon=empirical_epsilon(strongest.scores, member, stream("epsilon"), delta=delta),
         delta=delta,
         omitted=attacked.omitted,
+        notes=records.notes,
     )
 
 

@@ -8,6 +8,7 @@ centralised training.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
-from shoal.data.paired_records import PairedRecords, pair_records
-from shoal.engine import Engine, State, Training
+from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
+from shoal.engine import Deployed, Engine, State
 from shoal.simulation.membership import Membership, is_personal
 from shoal.simulation.round_metrics import Row
 from shoal.simulation.simulation import Simulation, initial_state
+from shoal.simulation.stages import Stage, opened, recorded, stages_before, starts_before
+from shoal.simulation.warm_start import Start
 
 LOOKS = 8
 """Rounds, at most, after which a trajectory has a score."""
@@ -67,21 +70,26 @@ class AttackedRun:
     Args:
         simulation: that was run, with its data where the engine wants them (`move_to_engine`).
         state: after its last round.
+        deployed: what its clients use then.
         risks: that it published, by round.
         directives: that its coordinator gave, by round; None without one.
-        records: whose membership is asked.
+        records: whose membership is asked: of clients that are members of the model that they trained last. Of others
+            both records of a pair would count as non-members, of which one was trained on.
         population: examples that nobody trained on.
+        notes: what must be known of the records, in sentences without a full stop.
     """
 
     simulation: Simulation
     state: State
+    deployed: Deployed
     risks: RecordedRisks
     directives: RecordedDirectives | None
     records: PairedRecords
     population: GroupedExamples
+    notes: tuple[str, ...] = ()
 
     @staticmethod
-    def of(simulation: Simulation, state: State, rows: Sequence[Row]) -> "AttackedRun":
+    def of(simulation: Simulation, state: State, rows: Sequence[Row], engine: Engine) -> "AttackedRun":
         """That of a finished simulation; ``rows`` are those of `rounds.csv`.
 
         Raises:
@@ -94,15 +102,30 @@ class AttackedRun:
         )
         root, shadow = Stream(simulation.seed), simulation.federation.shadow
         stream = root("audit")
-        coordinator = simulation.coordinator
         drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
+        deployed, _ = simulation.on(engine).deployed(state)
+        member = Membership.of_deployed(state, deployed, simulation.member_rounds).latest >= 0
+        records = pair_records(simulation.federation, stream("records"), simulation.duplicates)
+        federation, notes = simulation.federation, list[str]()
+        if federation.own_inputs and records.within == "group":
+            notes.append(OTHER_CLIENTS)
+        if not bool(member.all()):
+            idle = f"{int((~member).sum())} of {len(member)} clients"
+            notes.append(f"{idle} did not train lately, and none of their records is asked about")
+        records = records.take(member[records.client[: len(records)]])
+        for start in starts_before(simulation):
+            if start.simulation is not None:
+                records = records.take(~records.trained_in(start.simulation.federation))
+        risks, directives = recorded(simulation, rows)
         return AttackedRun(
             simulation=simulation,
             state=state,
-            risks=RecordedRisks.of_rows(simulation.red_team.every, rows),
-            directives=None if coordinator is None else RecordedDirectives.of_rows(coordinator, rows, root),
-            records=pair_records(simulation.federation, stream("records")),
+            deployed=deployed,
+            risks=risks,
+            directives=directives,
+            records=records,
             population=shadow.take(drawn.to(shadow.y.device)),
+            notes=tuple(notes),
         )
 
     @property
@@ -112,7 +135,7 @@ class AttackedRun:
 
     def scores(self, engine: Engine) -> FederationScores:
         """Those of the attacked models: the first of each pair was trained on."""
-        return self._scores(self.simulation.on(engine), self.state, self._first, engine)
+        return self._scores(self.state, self.deployed, self._first, engine, self.simulation.member_rounds)
 
     def all_models(self, engine: Engine) -> Tensor:
         """(2 Q, K) float64, the logit-scaled confidence of every cluster's model on every record."""
@@ -128,58 +151,78 @@ class AttackedRun:
         heads = torch.rand(len(self.records), generator=coins.generator()) < 0.5
         return heads if number % 2 == 0 else ~heads
 
-    @property
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The simulations that led to the attacked models, in order: those that it went on from, and itself.
+
+        Raises:
+            InputError: it went on from models of which it is not known how they were trained.
+        """
+        own = Stage(self.simulation, None, self.risks, self.directives, self.records, torch.arange(len(self.records)))
+        return (*stages_before(self.simulation, self.records), own)
+
+    @cached_property
     def looks(self) -> list[int]:
         """The rounds after which models are scored for a trajectory: evenly spaced, the last one too."""
-        first, last = self.simulation.first_round, self.simulation.rounds
+        first, last = self.stages[0].simulation.first_round, self.simulation.rounds
         return sorted({round(each) for each in np.linspace(first, last, LOOKS + 1)[1:]})
 
     def replay(self, engine: Engine) -> FederationScores:
         """The attacked run once more, bit for bit on the same machine, with the trajectory of its scores."""
-        training = replace(self.simulation.on(engine), risk_estimator=self.risks, coordinator=self.directives)
-        return self._train(training, self.simulation, self._first, engine)
+        nothing = torch.zeros(len(self.records), dtype=torch.bool)
+        return self._train(nothing, None, engine, self.simulation.member_rounds)
 
     def train_reference(self, number: int, engine: Engine) -> FederationScores:
         """Train reference federation ``number`` and score the records; nothing is evaluated on the way.
 
-        It begins with the same initial models, which every client of the attacked run was sent, and offers the same
-        risks and directives in the same rounds. Cohorts, batches and noise are drawn anew.
+        It begins with the same initial models, which every client of the attacked run was sent, before any training on
+        the clients' examples, and offers the same risks and directives in the same rounds. Cohorts, batches and noise
+        are drawn anew. A record that was trained on counts as such however long ago, since the model holds it.
 
         Raises:
-            InputError: its training diverged.
+            InputError: its training diverged, or `stages`.
         """
-        exchange = self.exchanged(number)
-        replay = replace(self.simulation, federation=self.records.exchanged(exchange))
-        training = replace(
-            replay.on(engine),
-            stream=self.stream("reference federation", number),
-            risk_estimator=self.risks,
-            coordinator=self.directives,
-        )
-        return self._train(training, replay, torch.cat([~exchange, exchange]), engine)
+        stream = self.stream("reference federation", number)
+        return self._train(self.exchanged(number), stream, engine, self.simulation.rounds)
 
     @property
     def _first(self) -> Tensor:
         """(2 Q,) bool, the first record of each pair."""
         return torch.arange(2 * len(self.records)) < len(self.records)
 
-    def _train(
-        self, training: Training, simulation: Simulation, trained_on: Tensor, engine: Engine
-    ) -> FederationScores:
-        state, seen = initial_state(simulation, engine).state, list[Tensor]()
-        for after, _ in training.rounds(state, simulation.rounds):
-            state = after
-            if state.round in self.looks:
-                seen.append(self._of_all(state.models, engine))
-        scores = self._scores(training, state, trained_on, engine)
+    def _train(self, exchange: Tensor, stream: Stream | None, engine: Engine, within: int) -> FederationScores:
+        """Replay all stages, with the second record of some pairs; ``stream`` None: as they were drawn."""
+        state, training, seen = None, None, list[Tensor]()
+        for stage in self.stages:
+            replay = replace(
+                stage.simulation, federation=stage.records.exchanged(exchange[stage.pair]), reference_federations=0
+            )
+            replay = replay if state is None else replace(replay, start=Start(state))
+            with opened(stage.engine, engine) as own:
+                training = replace(
+                    replay.on(own),
+                    stream=Stream(replay.seed) if stream is None else stream,
+                    risk_estimator=stage.risks,
+                    coordinator=stage.directives,
+                )
+                state = initial_state(replay, own).state
+                for after, _ in training.rounds(state, replay.rounds):
+                    state = after
+                    if state.round in self.looks:
+                        seen.append(self._of_all(state.models, engine))
+        assert state is not None
+        assert training is not None
+        deployed, _ = training.deployed(state)
+        scores = self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within)
         if scores.personal or {len(each) for each in seen} != {len(state.models)}:
             return scores
         own = scores.model[self.records.client], torch.arange(2 * len(self.records))
         return replace(scores, trajectory=torch.stack([each[own] for each in seen]))
 
-    def _scores(self, training: Training, state: State, trained_on: Tensor, engine: Engine) -> FederationScores:
-        deployed, _ = training.deployed(state)
-        latest = Membership.of_deployed(state, deployed, self.simulation.member_rounds).latest
+    def _scores(
+        self, state: State, deployed: Deployed, trained_on: Tensor, engine: Engine, within: int
+    ) -> FederationScores:
+        latest = Membership.of_deployed(state, deployed, within).latest
         model = torch.where(latest >= 0, latest, deployed.model)
         client, score = self.records.client, torch.empty(2 * len(self.records), dtype=torch.float64)
         for s in model[client].unique().tolist():

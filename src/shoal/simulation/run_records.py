@@ -30,7 +30,8 @@ def records_of_run(
     names = _client_names(federation)
     owners = [names[i] for i in client.tolist()]
     members = _names(federation, "clients", federation.clients.indices[paired.entry])
-    others = _names(federation, "test", paired.test)
+    rows = paired.test if paired.source == "test" else federation.holdout.indices[paired.test]
+    others = _names(federation, paired.source, rows)
     personal = {OtherClusters.name: "clients use models of their own"} if target.personal else {}
     return AuditRecords(
         scores=join_scores(target, references, client),
@@ -41,6 +42,7 @@ def records_of_run(
         all_models=None if target.personal else attacked.all_models(engine).numpy(),
         further=attacks_without_references(attacked, target.model, target.member, engine),
         omitted=left_out(attacked) | personal,
+        notes=attacked.notes,
     )
 
 

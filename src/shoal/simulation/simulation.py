@@ -26,7 +26,8 @@ from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import plain
 from shoal.data import Canaries, Federation
-from shoal.data.paired_records import number_of_pairs
+from shoal.data.copies import ExampleHashes
+from shoal.data.paired_records import Duplicates, number_of_pairs
 from shoal.defenses import TrainingSetup, accounting
 from shoal.engine import (
     Algorithm,
@@ -46,7 +47,7 @@ from shoal.simulation.property_metrics import property_summary, updates_of
 from shoal.simulation.result import Outcome
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.summary import Summary
-from shoal.simulation.warm_start import started
+from shoal.simulation.warm_start import Start, require_known, started
 
 LOG = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Simulation:
         tsne: whether the updates that the property attack saw are embedded in the plane at the end.
         canaries: of ``federation``, which is trained on some of them; they are measured at the end. None: none.
         start: trained models to go on from; see `warm_start.started`. None: the algorithm's initial models.
+        duplicates: whether records of which the federation has copies are attacked with reference federations.
         record_updates: rounds from one whose report has the updates that the server received to the next; 0: none has.
         reference_federations: R, how many are trained after the last round; attacks that they make possible then decide
             with the others how exposed the models are. See `AttackedRun.train_reference`.
@@ -123,7 +125,8 @@ class Simulation:
     coordinator: Coordinator | None = None
     tsne: bool = False
     canaries: Canaries | None = None
-    start: State | None = None
+    start: Start | None = None
+    duplicates: Duplicates = "keep"
     record_updates: int = 0
     reference_federations: int = 0
     __repr__ = one_line
@@ -142,7 +145,9 @@ class Simulation:
         number = isinstance(self.participation, int | float) and not isnan(self.participation)
         require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
         replayable = self.property_attack is None and self.malicious_clients is None
-        check_references(self.reference_federations, self.federation, replayable=replayable)
+        check_references(self.reference_federations, self.federation, replayable=replayable, duplicates=self.duplicates)
+        if self.start is not None and self.reference_federations:
+            require_known(self.start, self.federation)
         methods = ("check", "init", "plan", "server_update", "deployed")
         missing = [name for name in methods if not hasattr(self.algorithm, name)]
         require(
@@ -173,7 +178,7 @@ class Simulation:
     @property
     def first_round(self) -> int:
         """The number of the first round, 1 or the one after those of ``start``."""
-        return 1 if self.start is None else self.start.round + 1
+        return 1 if self.start is None else self.start.state.round + 1
 
     def on(self, engine: Engine) -> Training:
         """The training of this simulation, on an engine."""
@@ -194,13 +199,14 @@ class Simulation:
         )
 
 
-def check_references(count: int, federation: Federation, *, replayable: bool) -> None:
+def check_references(count: int, federation: Federation, *, replayable: bool, duplicates: Duplicates = "keep") -> None:
     """Raise `InputError` unless ``count`` reference federations can be trained and their attacks measured.
 
     Args:
         count: R; 0: nothing is checked further.
         federation: that is replayed.
         replayable: whether there is no property attack and no malicious client.
+        duplicates: whether copies count.
     """
     if count == 0:
         return
@@ -209,11 +215,12 @@ def check_references(count: int, federation: Federation, *, replayable: bool) ->
         "'reference_federations' must be 0 with a property attack or malicious clients, since such a run cannot be "
         f"replayed; got {count}",
     )
-    pairs = number_of_pairs(federation)
+    pairs = number_of_pairs(federation, duplicates)
     require(
         pairs >= 2,
-        "'reference_federations' above 0 needs at least two training examples that each have a test example of their "
-        f"group and label, in whose place it can be trained on; got {pairs}, so give a larger test set",
+        "'reference_federations' above 0 needs at least two training examples that each have a held-out example of "
+        "their label, and of their group or client, in whose place it can be trained on; "
+        f"got {pairs}, so give a larger test set",
     )
 
 
@@ -290,7 +297,7 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
     """
     state = simulation.on(engine).start()
     if simulation.start is not None:
-        state = started(state, simulation.start)
+        state = started(state, simulation.start.state)
         # Those of a run in a directory must not be appended to the files there.
         state = replace(state, personal=engine.stored(state.personal))
     now = SimulationState(state)
@@ -307,6 +314,8 @@ def run_rounds(
     began = time.perf_counter()
     before = now.seconds["total"]
     training, attack = simulation.on(engine), simulation.property_attack
+    if now.state.round + 1 == simulation.first_round:
+        _warn_of_copies(simulation.federation)
     if simulation.coordinator is not None and now.state.round == 0:
         warn_of_impossible_limits(simulation.federation.preferences)
     auxiliary = None if attack is None else attack.auxiliary_examples(simulation.federation)
@@ -327,6 +336,16 @@ def run_rounds(
         left = time.perf_counter()
         yield now, report
         now = replace(now, seconds=_added(now.seconds, {"files": time.perf_counter() - left}))
+
+
+def _warn_of_copies(federation: Federation) -> None:
+    copies = ExampleHashes.of(federation).copies()
+    if copies.total:
+        LOG.warning(
+            "%s; copies among members and non-members hide exposure, and audits leave them out where "
+            "'duplicates' is \"leave-out\"",
+            copies,
+        )
 
 
 def _added(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:

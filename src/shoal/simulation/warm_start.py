@@ -1,16 +1,75 @@
 """A simulation that goes on from trained models."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from shoal.core.client_rows import ClientRows
-from shoal.core.errors import require
-from shoal.engine import State
+from shoal.core.errors import InputError, require
+from shoal.core.representation import one_line
+from shoal.data import Federation
+from shoal.data.copies import hashes_alike
+from shoal.engine import Engine, State
+from shoal.simulation.round_metrics import Row
+
+if TYPE_CHECKING:
+    from shoal.simulation.simulation import Simulation
 
 _Kept = TypeVar("_Kept", Tensor, ClientRows)
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Trained models that a simulation goes on from, and how they came about.
+
+    Args:
+        state: with the models.
+        simulation: that it came out of; None: it is not known.
+        engine: that computed it, perhaps closed; None like ``simulation``.
+        rows: of its rounds.csv.
+        public: whether, by the user's word, no example of the clients had a part in the models, so that who attacks
+            may know them.
+    """
+
+    state: State
+    simulation: "Simulation | None" = None
+    engine: Engine | None = None
+    rows: Sequence[Row] = ()
+    public: bool = False
+    __repr__ = one_line
+
+
+def require_known(start: Start, federation: Federation) -> None:
+    """Refuse a start that reference federations of ``federation`` cannot begin before.
+
+    Raises:
+        InputError: models that may have been trained on the clients' examples, in a way that is not known.
+    """
+    if start.public:
+        return
+    how = "train all rounds in one run, or say public_start=True if no example of these clients had a part in it"
+    if start.simulation is None:
+        raise InputError(
+            "reference federations must begin before 'start', and a directory does not say how it was trained; give "
+            f"the result itself, {how}"
+        )
+    require(
+        start.simulation.property_attack is None and start.simulation.malicious_clients is None,
+        "reference federations must begin before 'start', which had a property attack or malicious clients and cannot "
+        "be replayed",
+    )
+    clients = [each.clients for each in (federation, start.simulation.federation)]
+    mine, theirs = hashes_alike(*clients)
+    require(
+        bool(np.isin(mine, theirs).any()),
+        "reference federations must begin before 'start', and none of the clients' examples is among those that it was "
+        f"trained on, where they may stand in another form; {how}",
+    )
+    if start.simulation.start is not None:
+        require_known(start.simulation.start, federation)
 
 
 def started(initial: State, start: State) -> State:

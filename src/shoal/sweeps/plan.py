@@ -110,5 +110,7 @@ def digest_of(config: Config, examples: str = "") -> str:
     if not config.evaluation.reference_federations:
         # As before there was this key, so that finished runs are found again.
         del table["evaluation"]["reference_federations"]
+    if config.evaluation.duplicates == "keep":
+        del table["evaluation"]["duplicates"]
     text = json.dumps(table, sort_keys=True) + examples
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -21,6 +21,8 @@ from filelock import FileLock
 from shoal.config.validation import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
+from shoal.reports.sweep.spec import said_of
+from shoal.reports.sweep.undefined import require_shown
 from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
 from shoal.simulation.result import ROUND_COLUMNS
@@ -112,6 +114,8 @@ def run_sweep(
         (1, {})
     """
     planned = plan_runs(sweep, data_dir)
+    with said_of(sweep.name):
+        require_shown(sweep.shown, {name for each in planned for name in each.config.data.groups})
     runs = _open(out, sweep)
     failed: dict[str, str] = {}
 

@@ -4,7 +4,7 @@ docs/sweeps.md has an example of every key.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import Field
 
 from shoal.config.schema import Config
-from shoal.config.validation import parse, read_toml
+from shoal.config.validation import change, parse, read_toml
 from shoal.core.errors import require
 from shoal.core.settings import Count, settings
 from shoal.reports.sweep.spec import Axes, ReportSpec, Value, read_report_spec
@@ -100,8 +100,8 @@ class Sweep:
         return tomli_w.dumps(dict(self.asked) | {"title": self.title, "base": base})
 
 
-def read_sweep(path: Path) -> Sweep:
-    """The sweep in a TOML file.
+def read_sweep(path: Path, changes: Iterable[str] = ()) -> Sweep:
+    """The sweep in a TOML file, with ``changes`` such as "engine.device=cuda" made to its base.
 
     Raises:
         InputError: the file or its base cannot be read, or asks for runs, tables or figures that cannot be.
@@ -128,6 +128,8 @@ def read_sweep(path: Path) -> Sweep:
     section = parse(SweepSection, given, where)
     base = path.parent / section.base
     table = read_toml(base)
+    for each in changes:
+        change(table, each)
     require(len(section.grid) > 0, f"{where}: 'grid' is empty; name at least one key and its values")
     twice = [seed for seed in section.seeds if section.seeds.count(seed) > 1]
     require(not twice, f"{where}: 'seeds' has {twice[0] if twice else ''} twice")

@@ -120,7 +120,7 @@ def run_one(
             run(
                 config,
                 out,
-                resume=True,
+                resume=out.exists(),
                 dataset=dataset_of(config, data_dir),
                 watch=watch,
                 watch_references=watch_references,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import platformdirs
 
-from shoal.core.errors import InputError, nearest, quoted, require
+from shoal.core.errors import InputError, nearest, path_of, quoted, require
 from shoal.data.datasets import ImageDataset, LabelledDataset
 from shoal.data.sources import synthetic_faces, synthetic_reviews
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
@@ -180,6 +180,7 @@ def load_dataset(
         name not in _OF_CLIENTS,
         f"data source '{name}' has clients with examples of their own, and is of configurations and `load_{name}`",
     )
+    path = None if path is None else path_of("path", path)
     require(name in _NAMES, f"unknown data source '{name}'; {nearest(name, (*_NAMES, *_OF_CLIENTS))}")
     if name in _WITHOUT_FILES:
         how = "comes with scikit-learn" if name == "digits" else "is generated"
@@ -261,7 +262,7 @@ def _folders(name: str, data_dir: Path | None) -> Iterator[Path]:
     if data_dir is None and variable:
         data_dir = Path(variable)
     if data_dir is not None:
-        data_dir = data_dir.expanduser()
+        data_dir = path_of("data_dir", data_dir).expanduser()
         yield data_dir / name
         if source.torchvision:
             yield data_dir / source.torchvision

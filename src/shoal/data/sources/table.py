@@ -49,7 +49,6 @@ def load_table(path: Path, columns: Columns) -> ClientDataset:
     table = _read_parquet(path) if parquet else read_csv(path, names, columns.label)
     rows = read_rows(f"'{path}'", table, columns)
     require(bool(rows.inputs), f"'{path}' has no column of numbers or words; a file's inputs are these")
-    assert rows.clients is not None
     return ClientDataset.from_names(
         rows.name,
         rows.x,

@@ -113,6 +113,7 @@ def audit_page(
         "epsilon": epsilon_sentences(audit, stated),
         "omitted": [(attack_title(attack), reason) for attack, reason in audit.omitted.items()],
         "not_asked": _not_asked(audit),
+        "notes": audit.notes,
     }
     return render("audit.html.j2", page)
 

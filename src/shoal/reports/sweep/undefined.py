@@ -1,9 +1,13 @@
 """Metrics that no run of a sweep may have although nobody mistyped them: a summary leaves out what is undefined."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from itertools import permutations
 
-from shoal.reports.sweep.labels import FAMILIES, split_key
+from shoal.core.errors import InputError, nearest, require
+from shoal.reports.sweep.labels import FAMILIES, KEYS, split_key
+from shoal.reports.sweep.spec import FigureSpec, ReportSpec, said_of
+from shoal.simulation import summary
 
 _TPR = tuple(name for name in FAMILIES if name.startswith("tpr_at_fpr_"))
 _OF_BOTH = ("accuracy", "train_accuracy", "gap", "mia", "mia_auc", "mia_population", "mia_population_auc", *_TPR)
@@ -38,6 +42,44 @@ def possible_metrics(columns: Iterable[str]) -> frozenset[str]:
     of_models = [f"{model}.{metric}" for metric in _OF_MODELS for model in models]
     against = [f"{metric}_against_{other}.{one}" for metric in _AGAINST for one, other in permutations(groups, 2)]
     return frozenset([*of_groups, *of_models, *against, *_OF_RUNS])
+
+
+_OF_ALL = ("overall", "total")
+_MORE = ("cosine", "cosine_sd", "delta", "exposure", "members", "non_members", "property_auc", "property_updates")
+_METRICS = {*FAMILIES, *KEYS, *_OF_RUNS, *_MORE, "shadow_examples"}
+_METRICS |= {f"{metric}.{each}" for metric in ("accuracy", "train_accuracy") for each in _OF_ALL[:1]}
+_METRICS |= {f"{metric}.{each}" for metric in ("exceeded", "violations") for each in _OF_ALL[1:]}
+_OPEN = re.compile(r"(mia|loss_threshold)_\w+|(canaries|cosine|directive|main|property)\..+", re.DOTALL)
+"""Metrics of which each attack, property or coordinator makes its own."""
+
+_COURSES = ("clients", "examples", "risk", "risk_low", "risk_high", "train_loss", "accuracy")
+
+
+def require_shown(shown: ReportSpec, groups: Collection[str]) -> None:
+    """Raise `InputError` where a table or figure asks for a metric that no run with these ``groups`` can have."""
+    for kind, specs in (("tables", shown.tables), ("figures", shown.figures)):
+        for name, spec in specs.items():
+            with said_of(f"'{kind}.{name}'"):
+                for key in spec.y:
+                    courses = isinstance(spec, FigureSpec) and spec.kind == "courses"
+                    _require_metric(key, groups, _COURSES if courses else _METRICS)
+
+
+def _require_metric(key: str, groups: Collection[str], metrics: Collection[str]) -> None:
+    names = "|".join(map(re.escape, groups))
+    of_model = re.fullmatch(rf"(?:larger|smaller|clusters\.\d+|model\.(?:{names}))\.(.+)", key, re.DOTALL)
+    metric, group = (of_model[1], None) if of_model else summary.split_key(key, groups)[:2]
+    if f"{metric}.{group}" in metrics:
+        metric, group = f"{metric}.{group}", None
+    known = metric in metrics or _OPEN.fullmatch(metric) is not None
+    hint = nearest(metric, metrics)
+    if not known:
+        hint = hint if hint.startswith("did") else "docs/configuration.md has them"
+        raise InputError(f"no run has the metric '{key}'; {hint}")
+    require(
+        group is None or group in groups,
+        f"no run has the metric '{key}', since none has the group '{group}'; {nearest(str(group), groups)}",
+    )
 
 
 def reason(key: str) -> str:

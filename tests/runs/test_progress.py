@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 
 from shoal.algorithms import IFCA
-from shoal.cli.progress import Display
 from shoal.data import Federation
 from shoal.defenses import TrainingSetup
 from shoal.engine import LocalSGD, RoundPlan, RoundReport, State
+from shoal.runs.progress import Display
 from shoal.runs.run import run
 from shoal.simulation.simulation import Simulation, SimulationState
 

@@ -72,12 +72,10 @@ class Display(LiveBar):
 
     Args:
         console: where to.
-        notice: what to say before the first round.
     """
 
-    def __init__(self, console: Console, notice: str = "") -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__(console, "round", refresh_per_second=4)
-        self._notice = notice
 
     def __call__(self, simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
         """Show where the run stands; the signature is `simulation.Watch`."""
@@ -85,8 +83,6 @@ class Display(LiveBar):
         if report is None:
             self._began, self._before = time.perf_counter(), done
             self._bar.update(self._task, total=simulation.rounds, completed=done)
-            if self._notice:
-                self._print(self._notice)
             return
         each = (time.perf_counter() - self._began) / max(1, done - self._before)
         left = f"about {format_duration(each * (simulation.rounds - done))} left"
@@ -99,6 +95,12 @@ class Display(LiveBar):
                 self._print(f"round {done}: {_unmet(k)}")
         else:
             self._print(f"round {done} of {simulation.rounds}: {_in_words(progress)}; {left}")
+
+
+def shown_to_a_person() -> Display | None:
+    """A display of a simulation where somebody watches, in a terminal or a notebook; None: elsewhere."""
+    console = Console(stderr=True)
+    return Display(console) if console.is_terminal or console.is_jupyter else None
 
 
 def _in_words(progress: SimulationState) -> str:

@@ -1,0 +1,112 @@
+"""A configuration to begin with: the named data and algorithm, and in comments what else can be asked for."""
+
+import json
+from pathlib import Path
+from textwrap import fill
+from typing import get_args
+
+from shoal.algorithms import Algorithms
+from shoal.config.kinds import kind_of
+from shoal.config.reference import meanings
+from shoal.config.tables import keys_of
+from shoal.core.errors import InputError, nearest, require
+from shoal.core.settings import is_settings
+
+_DEALT = """clients = 50
+examples_per_client = 20
+test_examples = {test}
+shadow_examples = 400      # the server's own, on which its red team trains shadow models
+# Groups of clients whose images differ; an algorithm is not told of them, and the results show whether it finds them.
+# [data.groups.few]
+# share = 0.2
+# rotation = [0, 0]        # degrees, from and to
+# [data.groups.many]
+# share = 0.8
+# rotation = [180, 180]
+"""
+
+_OWN = "shadow_fraction = 0.2      # of each client's, for the server's red team, which trains shadow models on them\n"
+
+SOURCES = {
+    "digits": (_DEALT.format(test=300), "digits-cnn"),
+    "mnist": (_DEALT.format(test=2000), "mnist-cnn"),
+    "fashion-mnist": (_DEALT.format(test=2000), "mnist-cnn"),
+    "emnist-byclass": (_DEALT.format(test=2000), "femnist-cnn"),
+    "cifar10": (_DEALT.format(test=2000), "vgg11"),
+    "folder": (
+        'path = "pictures"          # CLIENT/CLASS/*.png, or a CSV file with the columns client, class and path\n'
+        f"# size = [64, 64]         # height and width, where pictures differ\n{_OWN}",
+        "mlp",
+    ),
+    "table": (
+        'path = "patients.csv"      # or .parquet\n'
+        'client = "clinic"          # the column with the clients\' names\n'
+        'label = "outcome"          # the column to predict: words or whole numbers\n'
+        f'# group = "area"           # the column with groups of clients\n{_OWN}',
+        "mlp",
+    ),
+}
+"""The keys of [data] below its source, and a network, for each source that a file can begin with."""
+
+
+def write_starter(path: Path, source: str = "digits", algorithm: str = "ifca-mir") -> None:
+    """Write a configuration to begin with.
+
+    Raises:
+        InputError: ``path`` exists or cannot be written, or there is no such source or algorithm.
+    """
+    text = starter(source, algorithm, path.name)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise InputError(f"{path}: exists already and is left as it is; name another file") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def starter(source: str, algorithm: str, name: str = "run.toml") -> str:
+    """The text of a configuration with these two, in a file called ``name``."""
+    require(source in SOURCES, f"'--data' cannot begin with '{source}'; {nearest(source, SOURCES)}")
+    data, network = SOURCES[source]
+    algorithms = {each.name: each for each in get_args(Algorithms)}
+    require(algorithm in algorithms, f"there is no algorithm '{algorithm}'; {nearest(algorithm, algorithms)}")
+    others = ", ".join(each for each in algorithms if each != algorithm)
+    return f"""\
+# shoal data {name}      what the data are
+# shoal run {name}       train, attack and measure: a directory under runs/
+# All keys: docs/configuration.md.
+seed = 0
+
+[data]
+# 'shoal data' lists the sources that are on this machine.
+source = "{source}"
+{data}
+[model]
+name = "{network}"
+
+[algorithm]
+{fill(f"# Or {others}.", 118, subsequent_indent="# ")}
+name = "{algorithm}"
+rounds = 15
+{"".join(_lines(algorithms[algorithm]))}
+[local]
+epochs = 5                 # passes of a client over its examples in a round
+batch_size = 10
+learning_rate = 0.1
+
+[red_team]
+every = 5                  # rounds from one estimate of the models' exposure to the next
+"""
+
+
+def _lines(algorithm: type) -> list[str]:
+    """The algorithm's own keys with their defaults, as comments."""
+    lines, said = [], meanings(algorithm)
+    for key in keys_of(algorithm):
+        if key.inline and kind_of(key.hint) is None and is_settings(key.hint):
+            lines += _lines(key.hint)
+        elif key.default is not None and not is_settings(type(key.default)):
+            meaning = said.get(key.field, "").split(". ")[0].split("; ")[0].rstrip(".")
+            lines.append(f"{f'# {key.name} = {json.dumps(key.default)}':<26} # {meaning}\n")
+    return lines

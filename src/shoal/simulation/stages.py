@@ -1,0 +1,83 @@
+"""The simulations that led to trained models, where one went on from another, as they are to be replayed."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoal.attacks import RecordedRisks
+from shoal.control import RecordedDirectives
+from shoal.core.randomness import Stream
+from shoal.data.paired_records import PairedRecords
+from shoal.engine import Engine
+from shoal.simulation.round_metrics import Row
+from shoal.simulation.simulation import Simulation
+from shoal.simulation.warm_start import Start, require_known
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A simulation that led to attacked models: the attacked one, or one that it went on from.
+
+    Args:
+        simulation: to be replayed.
+        engine: that computed it; None: that of the attacked run.
+        risks, directives: as of `AttackedRun`.
+        records: the attacked pairs as its clients have them.
+        pair: (E,) int64, which of the Q attacked pairs each of them is.
+    """
+
+    simulation: Simulation
+    engine: Engine | None
+    risks: RecordedRisks
+    directives: RecordedDirectives | None
+    records: PairedRecords
+    pair: Tensor
+
+
+def stages_before(simulation: Simulation, records: PairedRecords) -> list[Stage]:
+    """The simulations that ``simulation`` went on from, the first one first.
+
+    Args:
+        simulation: whose records are attacked.
+        records: these.
+
+    Raises:
+        InputError: it went on from models of which it is not known how they were trained.
+    """
+    if simulation.start is not None:
+        require_known(simulation.start, simulation.federation)
+    found = []
+    for start in starts_before(simulation):
+        assert start.simulation is not None
+        own, pair = records.found_in(start.simulation.federation)
+        found.append(Stage(start.simulation, start.engine, *recorded(start.simulation, start.rows), own, pair))
+    return found
+
+
+def starts_before(simulation: Simulation) -> list[Start]:
+    """What ``simulation`` went on from, the first one first; from models that are public on nothing is replayed."""
+    start = simulation.start
+    if start is None or start.public:
+        return []
+    return [start] if start.simulation is None else [*starts_before(start.simulation), start]
+
+
+def recorded(simulation: Simulation, rows: Sequence[Row]) -> tuple[RecordedRisks, RecordedDirectives | None]:
+    """The risks that a simulation published and, with a coordinator, its directives, by the rows of rounds.csv."""
+    coordinator, risks = simulation.coordinator, RecordedRisks.of_rows(simulation.red_team.every, rows)
+    return risks, None if coordinator is None else RecordedDirectives.of_rows(
+        coordinator, rows, Stream(simulation.seed)
+    )
+
+
+@contextmanager
+def opened(asked: Engine | None, engine: Engine) -> Iterator[Engine]:
+    """``engine`` where it computes as the one that is ``asked`` for, perhaps closed; else that one, opened again."""
+    settings = ("model", "device", "dtype", "backend", "personal_models")
+    if asked is None or all(getattr(asked, name) == getattr(engine, name) for name in settings):
+        yield engine
+    else:
+        with asked.reopened() as other:
+            yield other
