@@ -130,7 +130,10 @@ def test_verdict_and_headline_say_both_numbers() -> None:
 
 
 def test_an_older_verdict_has_the_one_number() -> None:
-    assert limits(parse_summary(summary_of(GROUPS, 2))) == "The limits of 1 of 6 clients are exceeded by the point estimate"
+    assert (
+        limits(parse_summary(summary_of(GROUPS, 2)))
+        == "The limits of 1 of 6 clients are exceeded by the point estimate"
+    )
 
 
 def test_the_figure_tells_those_who_are_certainly_over_from_those_who_may_be() -> None:

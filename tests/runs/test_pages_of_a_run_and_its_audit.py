@@ -22,7 +22,8 @@ WARNING = "the shadow set is too small for cluster 1"
 def run(tmp_path: Path) -> Path:
     finished(tmp_path, ["a", "b"])
     (tmp_path / "run.log").write_text(
-        f"2026-01-02 03:04:05,678 99 INFO begin: ifca\n2026-01-02 03:04:06,678 99 WARNING {WARNING}\nWARNING {WARNING}\n"
+        "2026-01-02 03:04:05,678 99 INFO begin: ifca\n"
+        f"2026-01-02 03:04:06,678 99 WARNING {WARNING}\nWARNING {WARNING}\n"
     )
     return tmp_path
 
@@ -67,7 +68,9 @@ def test_the_page_of_an_audit_leads_to_that_of_its_run_wherever_it_is(run: Path)
 def test_the_page_of_an_audit_says_which_gates_hold(run: Path) -> None:
     text = audited(run, run, ROUNDS, "accuracy <= 0.99", "accuracy < 0.6", "attacks.lira.minority.auc <= 0.1")
     assert "Gate accuracy &lt;= 0.99: holds" in text
-    assert '<p class="verdict loud">Gate accuracy &lt; 0.6: broken by attacks.lira.minority.accuracy, whose upper' in text
+    assert (
+        '<p class="verdict loud">Gate accuracy &lt; 0.6: broken by attacks.lira.minority.accuracy, whose upper' in text
+    )
     not_measured = Gate.of("attacks.lira.nobody.auc <= 0.5")
     sentence, holds = not_measured.judged({})
     assert "was not measured" in sentence
@@ -98,7 +101,9 @@ def test_a_lower_bound_of_0_is_never_shown_without_what_it_proves(run: Path) -> 
     text = write_audit(run / "none", audit_of(empirical_epsilon=0.0), about).page.read_text()
     assert '<dd class="value">0.00</dd><dd class="remark">nothing was proven; lower bound' in text
     assert "nothing was proven, neither a leak nor that there is none" in text
-    assert "nothing was proven" not in write_audit(run / "some", audit_of(empirical_epsilon=1.0), about).page.read_text()
+    assert (
+        "nothing was proven" not in write_audit(run / "some", audit_of(empirical_epsilon=1.0), about).page.read_text()
+    )
 
 
 def test_a_page_has_the_data_s_own_name(tmp_path: Path) -> None:

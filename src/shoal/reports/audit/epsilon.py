@@ -51,8 +51,8 @@ def epsilon_sentences(audit: Audit, stated: Mapping[str, float]) -> list[str]:
         empirical = "The empirical epsilon was not measured."
     elif audit.empirical_epsilon == 0:
         empirical = (
-            f"The empirical epsilon is 0.00 at delta {audit.delta:g}: nothing was proven, neither a leak nor that there "
-            f"is none; a bound above 0 takes a stronger attack or more records. {_most(audit)}"
+            f"The empirical epsilon is 0.00 at delta {audit.delta:g}: nothing was proven, neither a leak nor that "
+            f"there is none; a bound above 0 takes a stronger attack or more records. {_most(audit)}"
         )
     else:
         empirical = (

@@ -22,7 +22,10 @@ def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Findin
         return "No attack could be measured, so it is open how exposed the records are."
     worst, figures = strongest[0], sum(each.accuracy.known for found in groups.values() for each in found)
     accuracy, named = worst.accuracy.among(figures), _names_members(worst, figures)
-    sentences = [_exposure(worst, groups, accuracy, figures, named=named), _rate(worst, everything, accuracy, named=named)]
+    sentences = [
+        _exposure(worst, groups, accuracy, figures, named=named),
+        _rate(worst, everything, accuracy, named=named),
+    ]
     certain = next((each for each in strongest[1:] if each.accuracy.among(figures).outcome == "exposed"), None)
     if accuracy.outcome == "open" and certain is not None:
         value = f"balanced accuracy {certain.accuracy.text} ({certain.accuracy.among(figures).interval})"

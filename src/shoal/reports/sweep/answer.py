@@ -22,8 +22,8 @@ def answer(statistics: SeedStatistics, spec: ReportSpec, labels: Labels) -> tupl
     """One paragraph for each further setting of the first axis, against the first setting; none without such an axis.
 
     A difference is the mean over seeds of (setting - first setting), each seed first averaged over all other axes, with
-    its 95 % interval (Student's t). It is "open" where the interval covers 0, or where there is none, as of fewer than six
-    seeds that all differ by the same.
+    its 95 % interval (Student's t). It is "open" where the interval covers 0, or where there is none, as of fewer than
+    six seeds that all differ by the same.
     """
     axis = next((each for each, settings in statistics.axes.items() if len(settings) > 1), None)
     if axis is None or statistics.results.empty:
