@@ -34,7 +34,7 @@ def attack_row(
     for metric in METRICS:
         low, high = values[metric] - width / 2, values[metric] + width / 2
         row |= {metric: values[metric], f"{metric}.low": low, f"{metric}.high": high}
-    return row | more
+    return row | {"accuracy.null_high": 0.5 + width / 2, "strongest": False} | more
 
 
 def records_frame(count: int = 120, references: int = 16, seed: int = 0) -> pd.DataFrame:
@@ -80,8 +80,11 @@ def audit_of(
             attack_row(best, "client", str(i), 0.5 + 0.02 * i, width=0.3 if i == clients - 1 else 0.1, records=20)
             for i in range(clients)
         ]
+    attacks = pd.DataFrame(made, columns=[*ATTACK_COLUMNS])
+    known = attacks.fillna({"accuracy": -1.0}).groupby(["scope", "name"])["accuracy"]
+    attacks.loc[known.idxmax() if len(attacks) else [], "strongest"] = True
     values = {
-        "attacks": pd.DataFrame(made, columns=[*ATTACK_COLUMNS]),
+        "attacks": attacks,
         "records": records_frame(references=more.get("references", 16)),
         "references": 16,
         "members": 400,

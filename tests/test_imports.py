@@ -62,7 +62,10 @@ def test_no_file_imports_another_of_the_package_late_to_hide_a_circle():
     root = Path(shoal.__file__).parent
     late = []
     for path in sorted(root.rglob("*.py")):
-        if path.relative_to(root).parts[0] in {"runs", "sweeps"} or path in (root / "cli" / "app.py", root / "__main__.py"):
+        if path.relative_to(root).parts[0] in {"runs", "sweeps"} or path in (
+            root / "cli" / "app.py",
+            root / "__main__.py",
+        ):
             continue
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef):

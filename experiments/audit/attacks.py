@@ -69,7 +69,7 @@ def exceeded(out: Path, attacks: pd.DataFrame) -> dict[str, float]:
     clients = read_table(out / "clients.csv", CLIENT_COLUMNS)
     of_models = attacks[attacks["scope"] == "model"]
     counts: dict[str, float] = {}
-    strongest = of_models.groupby("name")["accuracy"].max()
+    strongest = of_models[of_models["strongest"]].set_index("name")["accuracy"]
     for name, by_model in (*of_models.groupby("attack"), ("strongest", None)):
         accuracy = strongest if by_model is None else by_model.set_index("name")["accuracy"]
         exposure = clients["cluster"].astype(str).map(accuracy)

@@ -113,7 +113,8 @@ def by_references(simulation: Simulation, state: State, engine: Engine) -> Itera
     trained = [attacked.train_reference(i, engine) for i in range(simulation.reference_federations)]
     records = records_of_run(attacked, attacked.scores(engine), trained, engine)
     audit = audit_records(records, attacked.stream("thresholds"))
-    strongest = audit.attacks[audit.attacks["scope"] == "model"].groupby("name")["accuracy"].max()
+    decides = audit.attacks[(audit.attacks["scope"] == "model") & audit.attacks["strongest"]]
+    strongest = decides.set_index("name")["accuracy"]
     seconds = time.perf_counter() - began
     for name, accuracy in strongest.dropna().items():
         yield {

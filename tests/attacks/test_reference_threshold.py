@@ -1,4 +1,4 @@
-"""The threshold of an attack on a matrix of scores: near the best one, and set without the records that it judges."""
+"""The threshold of an attack on a matrix of scores: near the best one, and set without the attacked model's members."""
 
 from dataclasses import replace
 
@@ -14,14 +14,20 @@ from shoal.attacks import (
     LossScore,
     OfflineLiRA,
     OfflineRMIA,
-    reference_margins,
+    ReferenceAttack,
+    ReferenceScores,
+    leave_one_out_scores,
+    median_threshold,
+    reference_thresholds,
 )
-from shoal.attacks.reference_threshold import best_threshold
-from shoal.core.errors import InputError
-from shoal.core.randomness import Stream
+from shoal.attacks.reference_threshold import LEAST, best_threshold
 from shoal.metrics import balanced_accuracy
 
-STREAM = Stream(0)
+
+def reference_margins(attack: ReferenceAttack, records: ReferenceScores, *cells: np.ndarray) -> np.ndarray:
+    """Scores minus threshold."""
+    scores, left_out = attack.scores(records), leave_one_out_scores(attack, records)
+    return scores - reference_thresholds(scores, left_out, records.reference_member, *cells)
 
 
 def best_accuracy(scores: np.ndarray, member: np.ndarray) -> float:
@@ -63,70 +69,95 @@ def test_where_no_threshold_is_better_than_guessing_one_says_the_same_of_all(mem
 )
 def test_leaving_one_reference_model_out_finds_nearly_the_best_threshold(attack, within):
     records = made_up(4000, 16)
-    margins = reference_margins(attack, records, STREAM)
+    margins = reference_margins(attack, records)
     best = best_accuracy(attack.scores(records), records.member)
     assert best - within < balanced_accuracy(margins > 0, records.member) <= best + 1e-12
 
 
-@pytest.mark.parametrize("attack", [LiRA(), DifficultyCalibration(), LossScore()], ids=repr)
-def test_the_threshold_from_reference_models_does_not_know_the_attacked_model_s_members(attack):
-    records = made_up(200, 6, population=10)
+EVERY = [LiRA(), OfflineLiRA(), BaVarIA(), RMIA(), OfflineRMIA(), DifficultyCalibration(), LossScore()]
+
+
+@pytest.mark.parametrize("references", [0, 1, 2, 3, 6])
+@pytest.mark.parametrize("attack", EVERY, ids=repr)
+def test_the_threshold_does_not_know_the_attacked_model_s_members(attack, references):
+    if references < attack.least:
+        return
+    records = made_up(240, references, population=10)
+    cells = np.arange(240) % 2, np.arange(240) % 4
     other = replace(records, member=~records.member)
-    assert reference_margins(attack, records, STREAM).tolist() == reference_margins(attack, other, STREAM).tolist()
+    assert reference_margins(attack, records, *cells).tolist() == reference_margins(attack, other, *cells).tolist()
 
 
-def halves_are_used(attack, records) -> bool:
-    """Whether there are two thresholds."""
-    return len(np.unique((attack.scores(records) - reference_margins(attack, records, STREAM)).round(9))) == 2
+def test_half_of_the_records_are_called_members_where_reference_models_cannot_set_a_threshold():
+    def halved(attack, records):
+        """Whether half of the records are called members, as no threshold of the reference models does."""
+        assert (reference_margins(attack, records) > 0).mean() == pytest.approx(0.5) or leave_one_out_scores(
+            attack, records
+        ) is not None
+        return leave_one_out_scores(attack, records) is None
 
-
-def test_records_are_halved_where_reference_models_cannot_set_a_threshold():
-    assert not halves_are_used(LiRA(), made_up(300, 4))
-    assert halves_are_used(LiRA(), made_up(300, 3)), "two are too few for LiRA"
-    assert not halves_are_used(DifficultyCalibration(), made_up(300, 2))
-    assert halves_are_used(DifficultyCalibration(), made_up(300, 1))
-    assert halves_are_used(LossScore(), made_up(300, 0))
+    assert not halved(LiRA(), made_up(300, 4))
+    assert halved(LiRA(), made_up(300, 3)), "two are too few for LiRA"
+    assert halved(RMIA(), made_up(300, 2))
+    assert not halved(DifficultyCalibration(), made_up(300, 2))
+    assert halved(DifficultyCalibration(), made_up(300, 1))
+    assert not halved(LossScore(), made_up(300, 1))
+    assert halved(LossScore(), made_up(300, 0))
     unseen = made_up(300, 4)
     unseen = replace(unseen, reference_member=np.zeros_like(unseen.reference_member))
-    assert halves_are_used(OfflineLiRA(), unseen), "nobody is a member of a reference model"
+    assert halved(OfflineLiRA(), unseen), "nobody is a member of a reference model"
     first = unseen.reference_member | (np.arange(4) == 0) & (np.arange(300) % 2 == 0)[:, None]
-    assert halves_are_used(LiRA(), replace(unseen, reference_member=first)), "all members are of one reference model"
+    assert halved(LiRA(), replace(unseen, reference_member=first)), "all members are of one reference model"
 
 
-def test_a_half_is_judged_by_the_other_alone():
-    """Whatever a record's own membership, its threshold stays; only the other half's may move."""
-    records = made_up(100, 0)
-    scores = LossScore().scores(records)
-    thresholds = scores - reference_margins(LossScore(), records, STREAM)
-    low = thresholds <= np.median(np.unique(thresholds.round(12)))
-    for half in (low, ~low):
-        other = scores[~half], records.member[~half]
-        assert thresholds[half] == pytest.approx(best_threshold(*other))
-        assert 0.3 < half.mean() < 0.7
-        assert half[records.member].mean() == pytest.approx(0.5, abs=0.05), "members are halved too"
+@pytest.mark.parametrize(
+    ("attack", "references"), [(LossScore(), 0), (RMIA(), 2), (LiRA(), 3), (BaVarIA(), 3)], ids=repr
+)
+def test_a_threshold_without_reference_models_has_no_bias(attack, references):
+    """Records of nothing: a threshold that is fitted on half of the members is below 0.5 on the other half."""
+    found = []
+    for seed in range(150):
+        records = made_up(40, references, seed=seed, shift=0.0)
+        found.append(balanced_accuracy(reference_margins(attack, records) > 0, records.member))
+    # Three standard errors of 150 audits of some 20 members and 20 others.
+    assert np.mean(found) == pytest.approx(0.5, abs=3 * 0.08 / np.sqrt(150))
 
 
-def test_halves_do_not_credit_chance():
-    """40 records of nothing: the best threshold looks good on them, and is not on others."""
-    honest, flattering = [], []
-    for seed in range(60):
-        records = made_up(40, 0, seed=seed, shift=0.0)
-        margins = reference_margins(LossScore(), records, Stream(seed))
-        honest.append(balanced_accuracy(margins > 0, records.member))
-        flattering.append(best_accuracy(records.score, records.member))
-    assert np.mean(honest) == pytest.approx(0.5, abs=0.03)
-    assert np.mean(flattering) > 0.58
+def test_the_median_counts_ties_as_one():
+    assert median_threshold(np.array([9.0, 9, 9, 9, 9, 8, 7])) == 8.5
+    assert median_threshold(np.array([1.0, 2, 3, 4])) == 2.5
+    assert np.isfinite(median_threshold(np.ones(5)))
 
 
-def test_too_few_records_to_halve_are_refused():
-    records = made_up(6, 0)
-    one = replace(records, member=np.arange(6) == 0)
-    with pytest.raises(InputError, match=r"two members and two non-members .*; got 1 and 5$"):
-        reference_margins(LossScore(), one, STREAM)
+@pytest.mark.parametrize("references", [0, 4])
+def test_a_minority_whose_scores_lie_elsewhere_has_a_threshold_of_its_own(references):
+    """One threshold for all says the same of all its records: an accuracy of 0.5, whatever their order says."""
+    records, minority = made_up(2000, references, shift=3.0), np.arange(2000) % 8 == 0
+    moved = np.where(minority, 30.0, 0.0)
+    records = replace(records, score=records.score + moved, reference=records.reference + moved[:, None])
+    pooled, own = (
+        balanced_accuracy(reference_margins(LossScore(), records, *cells)[minority] > 0, records.member[minority])
+        for cells in ((), (minority.astype(np.int64),))
+    )
+    assert (pooled, own) == (0.5, pytest.approx(0.80, abs=0.05))
 
 
-def test_permuting_records_permutes_the_margins_of_one_threshold():
+def test_a_cell_of_few_scores_has_the_threshold_of_all():
+    records = made_up(1000, 1)
+    few, enough = (np.arange(1000) < count for count in (LEAST, 5 * LEAST))
+    left_out = leave_one_out_scores(LossScore(), records)
+    alone = reference_thresholds(records.score, left_out, records.reference_member)
+    assert len(set(alone.tolist())) == 1
+    assert (
+        reference_thresholds(records.score, left_out, records.reference_member, few.astype(int))[few] == alone[few]
+    ).all()
+    split = reference_thresholds(records.score, left_out, records.reference_member, enough.astype(int))
+    known = best_threshold(left_out[enough].ravel(), records.reference_member[enough].ravel())
+    assert set(split[enough].tolist()) == {known} != set(alone.tolist())
+
+
+def test_permuting_records_permutes_the_margins():
     records, order = made_up(80, 6, population=20), np.random.default_rng(0).permutation(80)
     np.testing.assert_allclose(
-        reference_margins(LiRA(), records.take(order), STREAM), reference_margins(LiRA(), records, STREAM)[order]
+        reference_margins(LiRA(), records.take(order)), reference_margins(LiRA(), records)[order]
     )

@@ -49,9 +49,9 @@ def test_the_runs_of_a_sweep_are_audited_and_compared(compared):
     assert "lira" not in set(attacks.loc[attacks["references"] == 1, "attack"])
     violations = pd.read_csv(compared / "violations.csv")
     assert len(violations) == 4
-    # The strongest attack on a client's model exceeds at least what any one of them does.
+    # On each model one of them decides.
     names = [name for name in violations if name not in {"algorithm", "seed", "strongest"}]
-    assert (violations["strongest"] >= violations[names].max(axis=1)).all()
+    assert (violations["strongest"] <= violations[names].sum(axis=1)).all()
     page = (compared / "attacks.md").read_text()
     assert "**Clients whose threshold is exceeded, by the attack that judges**" in page
     assert "IFCA-MIR, minority: 2 seeds" in page

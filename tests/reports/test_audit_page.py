@@ -81,6 +81,7 @@ def test_every_attack_has_a_row_by_group_and_the_strongest_of_each_is_bold() -> 
     audit = audit_of()
     change = (audit.attacks["name"] == "majority") & (audit.attacks["attack"] == "rmia")
     audit.attacks.loc[change, "accuracy"] = 0.71
+    audit.attacks.loc[audit.attacks["name"] == "majority", "strongest"] = change
     found = rows(shown(audit), "by-group")
     # Two headings, the most exposed group first, and a row for each attack.
     assert len(found) == 2 * (1 + len(ACCURACY))
@@ -183,15 +184,16 @@ def test_members_alone_are_in_the_figure_of_exposure() -> None:
 def test_chance_gives_what_the_formula_says_where_no_record_is_exposed(references: int) -> None:
     """Scores that do not depend on membership, and each record in half of the models."""
     from shoal.attacks import ReferenceScores, record_exposure  # noqa: PLC0415 - of this test alone
+    from shoal.core.randomness import Stream  # noqa: PLC0415
 
-    generator, count = np.random.default_rng(0), 10_000
+    generator, count = np.random.default_rng(0), 4_000
     member = np.argsort(generator.random((count, references + 1)), axis=1) < (references + 1) // 2
     score = generator.standard_normal((count, references + 1))
     exposure, _ = record_exposure(ReferenceScores(
         score[:, 0], member[:, 0], score[:, 1:], member[:, 1:], np.zeros(count, dtype=np.int64), None
-    ))  # fmt: skip
+    ), Stream(0))  # fmt: skip
     # Four standard errors of a share of 5 % among so many.
-    assert (exposure >= chance_exposure(references)).mean() == pytest.approx(0.05, abs=0.009)
+    assert (exposure >= chance_exposure(references)).mean() == pytest.approx(0.05, abs=0.014)
     at = np.array([0.5, 0.6])
     assert chance_share(at, references) == pytest.approx([(exposure >= each).mean() for each in at], abs=0.02)
 

@@ -35,7 +35,9 @@ ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline"
     "other-clusters", "label-only", "boundary-distance", "trajectory",
 }  # fmt: skip
 PERSONAL = dict.fromkeys(("other-clusters", "trajectory"), "clients use models of their own")
-PARTS = (r"attacks\.([a-z-]+)\.(all|minority|majority)\.(auc|accuracy|tpr_at_fpr_0\.0?01)(\.low|\.high)?",)
+PARTS = (
+    r"attacks\.([a-z-]+)\.(all|minority|majority)\.(auc|accuracy|tpr_at_fpr_0\.0?01)(\.low|\.high|(?<=accuracy)\.null_high)?",
+)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +82,11 @@ def test_the_files_and_keys_of_an_audit(finished, audited):
     assert flat["references"] == 4
     assert flat["members"] == flat["non_members"] > 0
     assert flat["strongest.minority"] in attacks
-    best = flat[f"attacks.{flat['strongest.all']}.all.accuracy"]
-    assert best == max(value for key, value in flat.items() if key.endswith(".all.accuracy"))
+    assert flat["strongest.all"] == audited.audit.strongest()["attack"]
+    assert flat[f"attacks.{flat['strongest.all']}.all.accuracy.null_high"] > 0.5
+    decides = audited.audit.attacks[audited.audit.attacks["strongest"]]
+    assert not decides[["scope", "name"]].duplicated().any()
+    assert len(decides) == len(audited.audit.attacks[["scope", "name"]].drop_duplicates())
     for key in [key for key in flat if key.endswith(".accuracy")]:
         assert flat[f"{key}.low"] <= flat[key] <= flat[f"{key}.high"]
 
@@ -393,6 +398,20 @@ def made_up(shift, seed=0, references=8):
     names = np.array([str(i) for i in range(count)], dtype=object)
     everyone = np.array(["all"] * count, dtype=object)
     return AuditRecords(scores, names, everyone, everyone)
+
+
+def test_pairs_of_a_score_file_must_be_a_member_and_a_non_member_of_one_client(tmp_path):
+    table = pd.DataFrame({"record": range(8), "client": ["a", "b"] * 4, "group": "all", "member": [1, 1, 0, 0] * 2})
+    table["score"], table["pair"] = 1.0 * table["member"], ["p", "q"] * 2 + ["r", "s"] * 2
+    path = tmp_path / "scores.csv"
+    table.to_csv(path, index=False)
+    assert read_scores(path).pair.tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+    for column, wrong in (("pair", "p"), ("member", 1), ("client", "a")):
+        changed = table.astype({column: object})
+        changed.loc[3, column] = wrong
+        changed.to_csv(path, index=False)
+        with pytest.raises(InputError, match=r"scores.csv, line \d: the pair '[pq]' must be a member and a non-member"):
+            read_scores(path)
 
 
 def test_the_most_exposed_record_comes_first():

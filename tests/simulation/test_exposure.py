@@ -1,9 +1,9 @@
 """Who is a member of which model, and what counts as exposed."""
 
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
-import pytest
 import torch
 
 from shoal import IFCA, FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, simulate
@@ -117,24 +117,26 @@ class Measured:
     def __init__(self, *models):
         self.models = models
 
-    def of_cluster(self, k, *, confidence):
-        self.confidence = confidence
+    def of_cluster(self, k):
         accuracy, low = self.models[k]
-        return type("Metrics", (), {"accuracy": accuracy, "low": low})
+        return type("Metrics", (), {"accuracy": accuracy, "low": low, "null_high": 0.54})
 
 
-def test_exposure_is_by_the_strongest_attack_on_the_most_exposed_model_that_a_client_trained(build):
+def test_exposure_is_by_the_deciding_attack_on_the_most_exposed_model_that_a_client_trained(build):
     federation = build(threshold=0.6)
     nan = float("nan")
-    weak, strong = Measured((0.55, 0.5), (0.7, 0.65), (nan, nan)), Measured((0.62, 0.58), (0.6, 0.5), (nan, nan))
+    first, other = Measured((0.55, 0.5), (0.7, 0.65), (nan, nan)), Measured((0.66, 0.64), (0.72, 0.66), (nan, nan))
     trainers = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1], [0, 0, 0], [1, 0, 1]], dtype=bool)
-    columns = exposure_of_clients({"weak": weak, "strong": strong}, trainers, federation)
-    np.testing.assert_array_equal(columns["exposure"], [0.62, 0.7, 0.7, nan, nan, 0.62])
-    np.testing.assert_array_equal(columns["exposure_low"], [0.58, 0.65, 0.65, nan, nan, 0.58])
-    assert columns["attack"].tolist() == ["strong", "weak", "weak", "none", "none", "strong"]
-    # The estimate of the first is above the threshold 0.6, the lower end of its interval is not.
-    assert columns["exceeded"].tolist() == [False, True, True, False, False, False]
-    assert weak.confidence == pytest.approx(0.975)
+    columns = exposure_of_clients({"first": first, "other": other}, trainers, federation)
+    # On the first model the other is certain to be stronger, on the second it is larger by chance.
+    np.testing.assert_array_equal(columns["exposure"], [0.66, 0.7, 0.7, nan, nan, 0.66])
+    at_once = 0.66 - 0.02 * NormalDist().inv_cdf(0.9875) / NormalDist().inv_cdf(0.975)
+    np.testing.assert_allclose(columns["exposure_low"], [at_once, 0.65, 0.65, nan, nan, at_once])
+    np.testing.assert_array_equal(columns["exposure_null_high"], [0.54, 0.54, 0.54, nan, nan, 0.54])
+    assert columns["attack"].tolist() == ["other", "first", "first", "none", "none", "other"]
+    assert columns["exceeded"].tolist() == [True, True, True, False, False, True]
+    strict = exposure_of_clients({"first": first, "other": other}, trainers, build(threshold=0.64))
+    assert strict["exceeded"].tolist() == [False, True, True, False, False, False], "the estimate is above, the end not"
 
 
 def test_untrained_models_exceed_nobody_s_limit(mlp, build):

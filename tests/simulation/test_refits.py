@@ -37,8 +37,8 @@ class Audit:
     of_models: tuple[float, float]
     trainers = np.ones((6, 2), dtype=bool)
 
-    def of_cluster(self, k, *, confidence=0.95):
-        accuracy, half = self.of_models[k], 1 - confidence
+    def of_cluster(self, k):
+        accuracy, half = self.of_models[k], 0.1
         rates = dict.fromkeys((each.name for each in fields(MembershipMetrics)), 0.1)
         own = {"accuracy": accuracy, "low": accuracy - half, "high": accuracy + half, "auc": accuracy}
         return MembershipMetrics(**{**rates, **own, "members": 10, "non_members": 20})
@@ -50,7 +50,7 @@ class Audit:
 
 def test_a_mean_and_a_spread_over_fits(build):
     refits = Refits([Audit((0.5, 0.7)), Audit((0.6, 0.7)), Audit((0.7, 0.7))])
-    measured = refits.of_cluster(0, confidence=0.9)
+    measured = refits.of_cluster(0)
     assert (measured.accuracy, measured.low, measured.high) == pytest.approx((0.6, 0.5, 0.7))
     assert (measured.auc, measured.members) == (0.5, 10), "the rest is the first fit's"
     summary = refit_metrics(refits, Refits(refits.audits[:2]), build())

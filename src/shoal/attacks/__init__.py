@@ -50,7 +50,7 @@ from shoal.attacks.record_exposure import record_exposure
 from shoal.attacks.recorded_risks import RecordedRisks
 from shoal.attacks.red_team import NEED_HOLDOUT, RedTeam
 from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
-from shoal.attacks.reference_threshold import halved_margins, reference_margins
+from shoal.attacks.reference_threshold import leave_one_out_scores, median_threshold, reference_thresholds
 from shoal.attacks.rmia import RMIA, OfflineRMIA
 from shoal.attacks.round_observation import RoundObservation
 from shoal.attacks.shadow_models import ShadowModels
@@ -136,15 +136,16 @@ __all__ = [
     "estimate_client_epsilon",
     "evaluate_models",
     "extract_features",
-    "halved_margins",
+    "leave_one_out_scores",
     "logit_confidence",
     "loss_trajectory",
+    "median_threshold",
     "needs_classes",
     "one_group_mix",
     "one_run_audit",
     "reconstruct_from_rounds",
     "reconstruct_updates",
     "record_exposure",
-    "reference_margins",
+    "reference_thresholds",
     "update_scores",
 ]

@@ -115,7 +115,7 @@ class MembershipAudit:
             federation=federation,
         )
 
-    def of_cluster(self, k: int, *, population: bool = False, confidence: float = 0.95) -> MembershipMetrics:
+    def of_cluster(self, k: int, *, population: bool = False) -> MembershipMetrics:
         """Model k: training examples of the clients that trained it, against as many test examples.
 
         Args:
@@ -123,7 +123,6 @@ class MembershipAudit:
             population: against test examples of all groups, in the proportions of the groups among the clients;
                 otherwise with the members' mix of groups. Members without test examples of their group and label are
                 left out.
-            confidence: of the interval of the balanced accuracy.
         """
         of_model = self.margins[k]
         trained = self.trainers[self.owner[of_model.training], k]
@@ -135,9 +134,9 @@ class MembershipAudit:
         else:
             inside = self._test_sizes[self._group(examples), self.label[examples]] > 0
             counts = self._counts(examples[inside])
-        return _metrics([margins[inside]], [of_model.non_members], [self._weights(counts)], confidence)
+        return _metrics([margins[inside]], [of_model.non_members], [self._weights(counts)])
 
-    def of_group(self, g: int, mix: Floats, *, confidence: float = 0.95) -> MembershipMetrics:
+    def of_group(self, g: int, mix: Floats) -> MembershipMetrics:
         """The clients of group g: their training examples against test examples, each on the model its client trained
         last.
 
@@ -145,10 +144,9 @@ class MembershipAudit:
             g: whose training examples.
             mix: (G,) the proportions of the groups among the test examples. `one_group_mix` of g measures memorisation
                 alone; with others, an attack that only recognises groups has an advantage too.
-            confidence: of the intervals.
         """
         members, non_members, weights = self._of_group(g, mix)
-        return _metrics(members, non_members, weights, confidence)
+        return _metrics(members, non_members, weights)
 
     def group_scores(self, g: int, mix: Floats) -> tuple[Floats, Bools, Floats]:
         """The margins, their membership and their weights from which `of_group` computes its metrics."""
@@ -218,11 +216,9 @@ def _joined(members: list[Floats], non_members: list[Floats], weights: list[Floa
     return scores, np.arange(len(scores)) < len(inside), np.concatenate([np.ones(len(inside)), *joined])
 
 
-def _metrics(
-    members: list[Floats], non_members: list[Floats], weights: list[Floats], confidence: float
-) -> MembershipMetrics:
+def _metrics(members: list[Floats], non_members: list[Floats], weights: list[Floats]) -> MembershipMetrics:
     scores, member, weight = _joined(members, non_members, weights)
-    return membership_metrics(scores, member, weight, threshold=0.0, confidence=confidence)
+    return membership_metrics(scores, member, weight, threshold=0.0)
 
 
 def one_group_mix(g: int, federation: Federation) -> Floats:

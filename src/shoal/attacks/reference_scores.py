@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.core.errors import require
+from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 
 Floats = NDArray[np.float64]
@@ -227,10 +227,11 @@ def _check(value: Any, prefix: str, kinds: dict[str, str]) -> None:  # noqa: ANN
             require(given.shape == allowed, f"'{prefix}{name}' must have the shape {allowed}; got {given.shape}")
         if kind == _REAL:
             broken = np.argwhere(~np.isfinite(given))
-            place = tuple(int(each) for each in broken[0]) if len(broken) else ()
-            require(
-                not len(broken),
-                f"'{prefix}{name}' must hold finite numbers, since p = 0 and p = 1 have no logit; got "
-                f"{given[place]} at {', '.join(map(str, place))}",
-            )
+            if len(broken):
+                # Only then, since the sentence about no place would write out the whole array.
+                place = tuple(int(each) for each in broken[0])
+                raise InputError(
+                    f"'{prefix}{name}' must hold finite numbers, since p = 0 and p = 1 have no logit; got "
+                    f"{given[place]} at {', '.join(map(str, place))}"
+                )
         object.__setattr__(value, name, given.astype(dtype, copy=False))

@@ -1,75 +1,95 @@
-"""The score above which an attack on a matrix of scores says member, set without the records that it then judges."""
+"""The score above which an attack on a matrix of scores says member, set without the attacked model's members."""
 
 import numpy as np
 
-from shoal.attacks.reference_scores import Bools, Floats, ReferenceAttack, ReferenceScores
-from shoal.core.errors import InputError, require
-from shoal.core.randomness import Stream
+from shoal.attacks.reference_scores import Bools, Floats, Ints, ReferenceAttack, ReferenceScores
+from shoal.core.errors import InputError
+
+LEAST = 50
+"""Scores of members, and of non-members, at least, by which a threshold of some records alone is set."""
 
 
-def reference_margins(attack: ReferenceAttack, records: ReferenceScores, stream: Stream) -> Floats:
-    """Scores minus threshold (M,), positive where the attack says member.
+def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> Floats | None:
+    """Scores (M, R) of the records when each reference model in turn is attacked, with the others as its references.
 
-    The threshold does not know the members of the attacked model. Each reference model in turn is attacked with the
-    others as its references; the scores of all these attacks, whose right answers are known, are pooled, and the
-    threshold is the one of best balanced accuracy. It is one for all records.
-
-    Where that cannot be done (too few reference models for the attack, or members of too few of them among the
-    records), the records are halved at random, members and non-members each; a half is judged by the threshold that
-    is best on the other. The two thresholds differ, so take ranks (AUC) from the scores, not from these margins.
-
-    Args:
-        attack: that scores the records.
-        records: to be judged.
-        stream: of the halves.
-
-    Raises:
-        InputError: the attack cannot score these records; or they must be halved and have fewer than two members or two
-            non-members.
+    Whether it was trained on a record is known (``records.reference_member``), so they say how strong the attack is,
+    and where its threshold should be. None where that cannot be: too few reference models for the attack, or members
+    of too few of them among the records.
 
     Example:
         >>> import numpy as np
-        >>> from shoal import ReferenceScores, Stream
-        >>> from shoal.attacks import LiRA, reference_margins
-        >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
-        >>> trained = draw.random((400, 16)) < 0.5
-        >>> score, reference = draw.normal(2.0 * member), draw.normal(2.0 * trained)
-        >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
-        >>> says_member = reference_margins(LiRA(), records, Stream(0)) > 0
-        >>> bool((says_member == member).mean() > 0.8)
-        True
+        >>> from shoal import ReferenceScores
+        >>> from shoal.attacks import DifficultyCalibration, leave_one_out_scores
+        >>> reference, trained = np.array([[2.0, 0.5], [0.0, 1.5]]), np.array([[True, False], [False, True]])
+        >>> one_model = np.zeros(2, dtype=np.int64)
+        >>> records = ReferenceScores(np.zeros(2), np.array([True, False]), reference, trained, one_model)
+        >>> leave_one_out_scores(DifficultyCalibration(), records)
+        array([[ 1.5,  0.5],
+               [-0.5,  1.5]])
     """
-    scores = attack.scores(records)
-    pooled = _leave_one_out(attack, records)
-    if pooled is not None:
-        return scores - best_threshold(*pooled)
-    return halved_margins(scores, records.member, stream)
+    known = records.reference_member
+    if not 0 < records.references > attack.least or not known.any() or known.all():
+        return None
+    try:
+        return np.stack([attack.scores(records.leave_one_out(r)) for r in range(records.references)], axis=1)
+    except InputError:
+        # One of them may be the only one with members, without which the others say too little.
+        return None
 
 
-def halved_margins(scores: Floats, member: Bools, stream: Stream) -> Floats:
-    """Scores minus threshold (M,), where the threshold of each half of the records is the best on the other half.
+def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools, *cells: Ints) -> Floats:
+    """Thresholds (M,) of ``scores`` (M,), above which the attack says member; it does not know the members.
+
+    The threshold is the one of best balanced accuracy of the attacks on the reference models, whose right answers are
+    known. Without these it is the median of the scores, so that half of the records are called members. Either is set
+    for the records of a cell alone where it has scores enough (`LEAST` of members and of non-members), since a
+    threshold that is right on average may lie above or below all scores of one model or group.
 
     Args:
-        scores: (M,), higher for members.
-        member: (M,) bool; members and non-members are halved each.
-        stream: of the halves.
-
-    Raises:
-        InputError: fewer than two members or two non-members.
+        scores: of the attack on the attacked model.
+        left_out: (M, R), see `leave_one_out_scores`; None: there are none.
+        trained: (M, R) whether each reference model was trained on each record.
+        cells: (M,) each, which cell a record is of; coarse ones first, such as its group, then its group and model.
 
     Example:
         >>> import numpy as np
-        >>> from shoal import Stream
-        >>> from shoal.attacks import halved_margins
-        >>> member = np.arange(100) < 50
-        >>> margins = halved_margins(10.0 * member, member, Stream(0))
-        >>> bool(((margins > 0) == member).all()), sorted(set(margins.tolist()))
-        (True, [-5.0, 5.0])
+        >>> from shoal.attacks import reference_thresholds
+        >>> trained = np.arange(200)[:, None] % 2 == 0
+        >>> known, unknown = reference_thresholds(np.zeros(200), 4.0 * trained, trained), np.arange(200.0)
+        >>> set(known.tolist()), set(reference_thresholds(unknown, None, trained).tolist())
+        ({2.0}, {99.5})
     """
-    margins, first = np.empty(len(scores)), _half(member, stream)
-    for judged in (first, ~first):
-        margins[judged] = scores[judged] - best_threshold(scores[~judged], member[~judged])
-    return margins
+
+    def of(rows: Bools) -> float:
+        return (
+            median_threshold(scores[rows])
+            if left_out is None
+            else best_threshold(left_out[rows].ravel(), trained[rows].ravel())
+        )
+
+    thresholds = np.full(len(scores), of(np.ones(len(scores), dtype=bool)))
+    for cell in cells:
+        for value in np.unique(cell):
+            rows = cell == value
+            members = rows.sum() / 2 if left_out is None else trained[rows].sum()
+            others = rows.sum() / 2 if left_out is None else (~trained[rows]).sum()
+            if min(members, others) >= LEAST:
+                thresholds[rows] = of(rows)
+    return thresholds
+
+
+def median_threshold(scores: Floats) -> float:
+    """The threshold above which nearest to half of the scores (M,) are, half-way between two scores.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import median_threshold
+        >>> median_threshold(np.array([0.0, 1.0, 2.0, 2.0])), median_threshold(np.array([1.0, 2.0, 2.0, 2.0]))
+        (1.5, 1.5)
+    """
+    values, counts = np.unique(scores, return_counts=True)
+    above = np.append(counts[::-1].cumsum()[::-1], 0)
+    return _between(values, int(np.abs(above - len(scores) / 2).argmin()))
 
 
 def best_threshold(scores: Floats, member: Bools) -> float:
@@ -89,36 +109,10 @@ def best_threshold(scores: Floats, member: Bools) -> float:
     advantage = above[0] / member.sum() - above[1] / (~member).sum()
     # Rates are sums of fractions: equal ones may differ in the last digit.
     best = np.flatnonzero(advantage >= advantage.max() - 1e-12)
-    chosen = best[len(best) // 2]
+    return _between(values, best[len(best) // 2])
+
+
+def _between(values: Floats, i: int) -> float:
+    """Half-way between value i and the one before it, of values in order; beyond them by 1 at the ends."""
     ends = np.concatenate([[values[0] - 1], values, [values[-1] + 1]])
-    return float((ends[chosen] + ends[chosen + 1]) / 2)
-
-
-def _leave_one_out(attack: ReferenceAttack, records: ReferenceScores) -> tuple[Floats, Bools] | None:
-    """Scores and membership of the records under each reference model, one after another; None where not possible."""
-    if records.references < 2 or records.references - 1 < attack.least:
-        return None
-    known = records.reference_member
-    if not known.any() or known.all():
-        return None
-    attacked = [records.leave_one_out(r) for r in range(records.references)]
-    try:
-        scores = np.concatenate([attack.scores(each) for each in attacked])
-    except InputError:
-        # One of them may be the only one with members, without which the others say too little.
-        return None
-    return scores, np.concatenate([each.member for each in attacked])
-
-
-def _half(member: Bools, stream: Stream) -> Bools:
-    """(M,) bool: every second one of the members, and of the non-members, in a random order."""
-    few = min(int(member.sum()), int((~member).sum()))
-    require(
-        few >= 2,
-        "a threshold needs at least two members and two non-members where reference models do not set it; got "
-        f"{int(member.sum())} and {int((~member).sum())}",
-    )
-    chosen, random = np.zeros(len(member), dtype=bool), stream("threshold").numpy()
-    for which in (member, ~member):
-        chosen[random.permutation(np.flatnonzero(which))[::2]] = True
-    return chosen
+    return float((ends[i] + ends[i + 1]) / 2)

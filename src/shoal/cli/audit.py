@@ -21,7 +21,7 @@ class AuditDisplay(LiveBar):
 
 
 def in_words(audit: Audit) -> str:
-    """What the strongest attack finds, on all records and on each group: a line each."""
+    """What the attack that decides finds, on all records and on each group: a line each."""
     lines = []
     for name, (scope, of) in {"all": ("all", "all"), **{group: ("group", group) for group in audit.groups}}.items():
         row = audit.strongest(scope, of)
@@ -29,7 +29,8 @@ def in_words(audit: Audit) -> str:
             lines.append(f"{name}: nothing can be said, since its records are of one kind only")
             continue
         interval = f"{decimal(row['accuracy.low'])} to {decimal(row['accuracy.high'])}"
-        line = f"{name}: {row['attack']} has balanced accuracy {decimal(row['accuracy'])} ({interval}), "
+        line = f"{name}: {row['attack']} has balanced accuracy {decimal(row['accuracy'])} ({interval}; "
+        line += f"at chance 95 % of such tests have at most {decimal(row['accuracy.null_high'])}), "
         line += f"AUC {decimal(row['auc'])}"
         if isnan(row["tpr_at_fpr_0.01"]):
             line += f"; too few non-members ({row['non_members']}) for a rate at 1 % false positives"

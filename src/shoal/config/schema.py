@@ -280,8 +280,8 @@ class EvaluationSection:
         member_rounds: a client's examples count as members of each model that it trained, up to so many rounds before
             that model's last training.
         reference_federations: how many are trained after the last round, each about as long as the rounds; with the
-            attacks that they make possible (see [audits](audit.md#in-the-run-itself)) the strongest of all attacks then
-            decides ``mia``, ``violations`` and ``exceeded``. 0: none.
+            attacks that they make possible (see [audits](audit.md#in-the-run-itself)) one of them, chosen without the
+            members, then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
         duplicates: "leave-out": these attacks, and audits, ask about no record of which clients, test, hold-out or
             shadow set have a copy, of the same inputs and label.
     """

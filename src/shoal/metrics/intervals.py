@@ -1,10 +1,11 @@
 """Confidence intervals of rates, of the balanced accuracy and of the area under a ROC curve.
 
-All are two-sided. Weighted examples count as `effective_size` says; exact intervals are then approximate.
+All are two-sided. Weighted examples count as `effective_size` says; exact intervals are then approximate. Where each
+member has a non-member like it, the two err together: the errors of a pair are then correlated, as they are measured.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from functools import reduce
 from math import nan
 from statistics import NormalDist
 from typing import NamedTuple
@@ -68,11 +69,16 @@ def clopper_pearson(successes: ArrayLike, trials: ArrayLike, confidence: float =
 
 
 def balanced_accuracy_interval(
-    predictions: Bools, is_member: Bools, weights: Floats | None = None, confidence: float = 0.95
+    predictions: Bools,
+    is_member: Bools,
+    weights: Floats | None = None,
+    confidence: float = 0.95,
+    *,
+    correlation: float = 0.0,
 ) -> tuple[float, float]:
     """A confidence interval of the balanced accuracy, from the exact intervals of the two rates.
 
-    See `mean_rate_interval`.
+    See `mean_rate_interval`; ``correlation`` is that of right answers on the member and on the non-member of a pair.
 
     Example:
         >>> import numpy as np
@@ -83,22 +89,25 @@ def balanced_accuracy_interval(
     weights = np.ones(len(is_member)) if weights is None else weights
     both = [(predictions, is_member), (~predictions, ~is_member)]
     rates = [float(np.average(right[which], weights=weights[which])) for right, which in both]
-    return mean_rate_interval(rates, [effective_size(weights[which]) for _, which in both], confidence)
+    return mean_rate_interval(rates, [effective_size(weights[which]) for _, which in both], confidence, correlation)
 
 
-def mean_rate_interval(rates: Sequence[float], sizes: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """A confidence interval of the mean of G independent rates, from their exact intervals.
+def mean_rate_interval(
+    rates: Sequence[float], sizes: Sequence[float], confidence: float = 0.95, correlation: float = 0.0
+) -> tuple[float, float]:
+    """A confidence interval of the mean of G rates, from their exact intervals.
 
-    The distances of the rates from their limits add up as independent errors do: the mean minus and plus
-    sqrt(d_1^2 + ... + d_G^2) / G.
+    The distances d_g of the rates from their limits add up as errors with this correlation do: the mean minus and plus
+    sqrt((1 - correlation) (d_1^2 + ... + d_G^2) + correlation (d_1 + ... + d_G)^2) / G.
 
-    Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, with exact limits in the place of Wilson's, and
-    for a sum in the place of a difference.
+    Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, and 17:2635-2650 for pairs, with exact limits
+    in the place of Wilson's, and for a sum in the place of a difference.
 
     Args:
         rates: G of them.
         sizes: of how many examples each is, or their effective number.
         confidence: of the interval, in (0, 1).
+        correlation: of any two rates' errors; 0: they are independent.
 
     Example:
         >>> from shoal.metrics import mean_rate_interval
@@ -111,7 +120,12 @@ def mean_rate_interval(rates: Sequence[float], sizes: Sequence[float], confidenc
         below.append(rate - float(low))
         above.append(float(high) - rate)
     mean = sum(rates) / len(rates)
-    return mean - float(reduce(np.hypot, below)) / len(rates), mean + float(reduce(np.hypot, above)) / len(rates)
+    return mean - _added(below, correlation) / len(rates), mean + _added(above, correlation) / len(rates)
+
+
+def _added(distances: Sequence[float], correlation: float) -> float:
+    squares = sum(each * each for each in distances)
+    return math.sqrt(max(0.0, (1 - correlation) * squares + correlation * sum(distances) ** 2))
 
 
 def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
@@ -176,6 +190,42 @@ def auc_interval(auc: float, members: float, non_members: float, confidence: flo
         return (auc - area) ** 2 <= z * z * area * (1 - area) * variance / (members * non_members)
 
     return _last(inside, auc, 0.0), _last(inside, auc, 1.0)
+
+
+def auc_design_effect(members: Floats, non_members: Floats) -> float:
+    """How many times the variance of the area under a ROC curve is that of as many independent examples.
+
+    With V_q the share of non-members below member q and W_q that of members above non-member q, ties counting by half:
+    Var(V + W) / (Var V + Var W), at least 1 / Q, times (t / z)^2, since Q pairs say it only roughly: the 97.5 %
+    quantiles of Student's t with Q - 1 degrees of freedom and of the normal distribution. 1 where scores do not vary.
+
+    Source: Obuchowski 1997, Biometrics 53:567-578, with a pair as a cluster; DeLong, DeLong, Clarke-Pearson 1988.
+
+    Args:
+        members, non_members: (Q,) scores, those of a pair at the same place.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics.intervals import auc_design_effect
+        >>> draw = np.random.default_rng(0)
+        >>> one, noise = draw.normal(size=10_000), draw.normal(size=10_000)
+        >>> [round(auc_design_effect(one, partner), 1) for partner in (noise, -one, one + 0.1 * noise)]
+        [1.0, 2.0, 0.0]
+    """
+    from scipy.special import stdtrit  # noqa: PLC0415 - takes a while to import
+
+    def below(x: Floats, others: Floats) -> Floats:
+        return (np.searchsorted(others, x) + np.searchsorted(others, x, side="right")) / (2 * len(others))
+
+    if len(members) < 2:
+        return 1.0
+    above = -below(non_members, np.sort(members))
+    placed = below(members, np.sort(non_members))
+    independent = placed.var() + above.var()
+    if independent == 0:
+        return 1.0
+    quantiles = float(stdtrit(len(members) - 1, 0.975)) / NormalDist().inv_cdf(0.975)
+    return max(float((placed + above).var() / independent), 1 / len(members)) * quantiles**2
 
 
 def _last(inside: Callable[[float], bool], start: float, end: float) -> float:

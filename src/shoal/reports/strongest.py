@@ -27,6 +27,11 @@ def accuracies_by_attack(metrics: Metrics) -> dict[str, float]:
 
 
 def strongest_attacks(summary: Summary) -> dict[str, str]:
-    """The title of the strongest attack on each group; nothing without reference federations."""
-    found = {name: list(accuracies_by_attack(metrics)) for name, metrics in summary.by_group.items()}
-    return {name: titles[0] for name, titles in found.items() if titles}
+    """The title of the attack that decides about each group; nothing without reference federations."""
+    found = {name: accuracies_by_attack(metrics) for name, metrics in summary.by_group.items()}
+    decides = {
+        # A group's `mia` is that of the attack that decides, which need not be the largest.
+        name: next((title for title, value in values.items() if value == summary.by_group[name].get("mia")), None)
+        for name, values in found.items()
+    }
+    return {name: title or next(iter(found[name])) for name, title in decides.items() if found[name]}

@@ -126,7 +126,7 @@ def attack_with_references(
     stored = reference_scores(attacked, target, simulation.reference_federations, engine, folder=folder, watch=watch)
     began = time.perf_counter()
     records = records_of_run(attacked, target, [each.scores for each in stored], engine)
-    found = AttackedRecords.of(records, attacked.stream("thresholds"))
+    found = AttackedRecords.of(records)
     attacking = time.perf_counter() - began
     # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
     spent = sum(each.seconds for each in stored)

@@ -3,6 +3,7 @@
 Columns: ``record, client, group, member, score``, and for each reference model i ``score_ref_i, member_ref_i``. Scores
 are logit-scaled confidences log(p / (1 - p)), members are 1 and others 0. ``model`` says which of several attacked
 models gave the score; without it there is one. A row without a client is of the population: no model trained on it.
+``pair`` names the pair of a client's member and a non-member in its place, where records were drawn so.
 """
 
 import re
@@ -71,6 +72,7 @@ def read_scores(path: Path) -> AuditRecords:
         f"{path}: has no non-member (member = 0) of a client; an attack is measured on both kinds",
     )
     population = Population(score[inside], reference[inside], model[inside]) if inside.any() else None
+    pair = _pairs(path, frame[of_client], member[of_client]) if "pair" in frame else None
     scores = ReferenceScores(
         score[of_client],
         member[of_client],
@@ -79,7 +81,7 @@ def read_scores(path: Path) -> AuditRecords:
         model[of_client],
         population,
     )
-    return AuditRecords(scores, *(frame[name].to_numpy(dtype=object)[of_client] for name in _TEXT))
+    return AuditRecords(scores, *(frame[name].to_numpy(dtype=object)[of_client] for name in _TEXT), pair=pair)
 
 
 def write_scores(path: Path, records: AuditRecords) -> None:
@@ -93,6 +95,7 @@ def write_scores(path: Path, records: AuditRecords) -> None:
             "member": scores.member.astype(int),
             "score": scores.score,
             "model": scores.model,
+            **({} if records.pair is None else {"pair": records.pair.astype(str)}),
             **_reference_columns(scores.reference, scores.reference_member),
         }
     )
@@ -106,6 +109,7 @@ def write_scores(path: Path, records: AuditRecords) -> None:
                 "member": 0,
                 "score": population.score,
                 "model": population.model,
+                **({} if records.pair is None else {"pair": ""}),
                 **_reference_columns(population.reference, nobody),
             }
         )
@@ -145,6 +149,22 @@ def _models(path: Path, frame: pd.DataFrame) -> NDArray[np.int64]:
         len(wrong) == 0, f"{path}, line {_line(frame, wrong)}: 'model' must be a whole number, at least 0; got {cell!r}"
     )
     return given.astype(np.int64)
+
+
+def _pairs(path: Path, frame: pd.DataFrame, member: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(M,) numbers of the pairs; each must have a member and a non-member of one client."""
+    number, names = pd.factorize(frame["pair"])
+    sizes = [np.bincount(number[which], minlength=len(names)) for which in (member, ~member)]
+    clients = frame["client"].groupby(frame["pair"]).nunique()
+    wrong = np.flatnonzero((sizes[0] != 1) | (sizes[1] != 1) | (clients.reindex(names).to_numpy() != 1))
+    rows = np.flatnonzero(number == wrong[0]) if len(wrong) else wrong
+    require(
+        len(wrong) == 0,
+        f"{path}, line {_line(frame, rows)}: the pair {names[wrong[0]] if len(wrong) else ''!r} must be a member and a "
+        f"non-member of one client; got {len(rows)} record{'' if len(rows) == 1 else 's'}"
+        f"{f' of which {int(member[rows].sum())} are members' if len(rows) else ''}",
+    )
+    return number.astype(np.int64)
 
 
 def _require_groups(path: Path, groups: pd.Series) -> None:

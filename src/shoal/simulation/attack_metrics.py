@@ -1,25 +1,26 @@
-"""What a named attack finds about each model and each group, and which attack finds most."""
+"""What a named attack finds about each model and each group, and which attack decides."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
 
 from shoal.attacks import MembershipAttack, ShadowModelAttack
 from shoal.metrics import MembershipMetrics
-from shoal.simulation.attacked_records import AttackedRecords, Bools
+from shoal.simulation.attacked_records import AttackedRecords
 
 
 class AttackMetrics(Protocol):
     """What one attack finds; accuracies are NaN where it has no members or no non-members."""
 
-    def of_cluster(self, k: int, *, confidence: float = 0.95) -> MembershipMetrics:
+    def of_cluster(self, k: int) -> MembershipMetrics:
         """About model k of those that clients use."""
         ...
 
-    def of_group(self, g: int, *, confidence: float = 0.95) -> MembershipMetrics:
+    def of_group(self, g: int) -> MembershipMetrics:
         """About group g: its members against non-members of the same group."""
         ...
 
@@ -41,22 +42,19 @@ class AttackOnRecords:
     groups: Sequence[str]
     otherwise: AttackMetrics | None = None
 
-    def of_cluster(self, k: int, *, confidence: float = 0.95) -> MembershipMetrics:
+    def of_cluster(self, k: int) -> MembershipMetrics:
         """See `AttackMetrics`."""
-        found = self._measured(self.attacked.records.scores.model == k, confidence)
+        found = self.attacked.measured_by(self.attack, self.attacked.records.scores.model == k)
         if np.isnan(found.accuracy) and self.otherwise is not None:
-            return self.otherwise.of_cluster(k, confidence=confidence)
+            return self.otherwise.of_cluster(k)
         return found
 
-    def of_group(self, g: int, *, confidence: float = 0.95) -> MembershipMetrics:
+    def of_group(self, g: int) -> MembershipMetrics:
         """See `AttackMetrics`."""
-        found = self._measured(self.attacked.records.group == self.groups[g], confidence)
+        found = self.attacked.measured_by(self.attack, self.attacked.records.group == self.groups[g])
         if np.isnan(found.accuracy) and self.otherwise is not None:
-            return self.otherwise.of_group(g, confidence=confidence)
+            return self.otherwise.of_group(g)
         return found
-
-    def _measured(self, which: Bools, confidence: float) -> MembershipMetrics:
-        return self.attacked.measured(self.attack, which, confidence=confidence)
 
 
 def attacks_on_records(
@@ -64,23 +62,44 @@ def attacks_on_records(
 ) -> Mapping[str, AttackMetrics]:
     """The attacks on the records by their keys in audit.json, then those of the run's ``own`` that are not among them.
 
-    An attack that was made both ways counts once, on the records, as the attacks beside it. Of equally strong attacks
-    the first counts as the strongest, as in an audit.
+    The headline comes first. An attack that was made both ways counts once, on the records, as the attacks beside it.
     """
-    asked = {name: AttackOnRecords(attacked, name, groups, own.get(name)) for name in attacked.found}
+    names = dict.fromkeys((attacked.headline, *attacked.found))
+    asked = {name: AttackOnRecords(attacked, name, groups, own.get(name)) for name in names}
     return {**asked, **{name: attack for name, attack in own.items() if name not in asked}}
 
 
-def strongest(
-    attacks: Mapping[str, AttackMetrics], of: Callable[[AttackMetrics], MembershipMetrics]
-) -> MembershipMetrics:
-    """What the attack of largest balanced accuracy finds, of what ``of`` asks; the first where none is measured."""
-    return strongest_of([of(each) for each in attacks.values()])
+def strongest(found: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
+    """The attack that says how exposed records are, of what each attack ``found`` about the same records.
 
+    The largest of many figures is above chance where nothing is leaked. So it is the first attack, which was chosen
+    beforehand (of those that are measured), unless another is certain to be above 0.5 and above the first's figure: by
+    the lower end of an interval that all of them keep at once (Bonferroni; it is as much wider as that of a normal
+    distribution). Of several such attacks it is the one of highest lower end.
 
-def strongest_of(found: Sequence[MembershipMetrics]) -> MembershipMetrics:
-    """The one of largest balanced accuracy; the first where none is measured."""
-    return max(found, key=lambda each: -np.inf if np.isnan(each.accuracy) else each.accuracy)
+    Returns:
+        The attack, and the lower end of its balanced accuracy that it is judged by: the first's own, or that of all.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.metrics import membership_metrics
+        >>> from shoal.simulation.attack_metrics import strongest
+        >>> member = np.arange(400) < 200
+        >>> right = [member, np.where(np.arange(400) % 20 == 0, ~member, member), np.arange(400) % 2 == 0]
+        >>> perfect, good, none = (membership_metrics(1.0 * said, member, threshold=0.5) for said in right)
+        >>> strongest({"a": none, "b": good, "c": perfect})[0], strongest({"b": good, "a": none})[0]
+        ('c', 'b')
+    """
+    measured = {name: each for name, each in found.items() if not np.isnan(each.accuracy)}
+    if not measured:
+        return next(iter(found)), np.nan
+    quantile = NormalDist().inv_cdf
+    wider = quantile(1 - 0.025 / len(measured)) / quantile(0.975)
+    first, *others = measured
+    low = {name: found[name].accuracy - wider * (found[name].accuracy - found[name].low) for name in others}
+    certain = [name for name in others if low[name] > max(0.5, found[first].accuracy)]
+    best = max(certain, key=lambda name: low[name], default=first)
+    return best, low.get(best, found[first].low)
 
 
 def attack_key(attack: MembershipAttack) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,11 +14,11 @@ from shoal.attacks import (
     Query,
     augmentation_votes,
     boundary_distance,
-    halved_margins,
+    reference_thresholds,
 )
 from shoal.engine import Engine
 from shoal.simulation.attack_metrics import attack_key
-from shoal.simulation.attacked_records import OUTSIDER, AttackScores
+from shoal.simulation.attacked_records import OUTSIDER, AttackScores, threshold_cells
 from shoal.simulation.membership import is_personal
 from shoal.simulation.reference_federations import AttackedRun
 
@@ -31,16 +32,12 @@ _Used = tuple[int, Tensor, Tensor]
 """The cluster of a model, its parameters (P,), and the records that are asked of it (m,) int64."""
 
 
-def attacks_without_references(
-    attacked: AttackedRun, model: Tensor, member: Tensor, engine: Engine
-) -> dict[str, AttackScores]:
+def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Engine) -> dict[str, AttackScores]:
     """The run's own attack, the gap attack, and of images the two by labels alone; by their keys in audit.json.
 
     Args:
         attacked: the run.
         model: (N,) int64, the model of each client; see `FederationScores.model`.
-        member: (2 Q,) bool, which records were trained on: on one half of them the threshold of an attack by labels
-            is set, for the other.
         engine: with the run's network.
     """
     federation, own = attacked.simulation.federation, attacked.simulation.red_team.attack
@@ -49,12 +46,15 @@ def attacks_without_references(
     if federation.classes is None:
         return found
     found["gap"] = _fitted(attacked, Gap(), used, engine)
+    client = attacked.records.client
+    cells = threshold_cells(federation.group[client].numpy(), model[client].numpy())
+    none = np.empty((len(client), 0), dtype=bool)
     for key in LABEL_ATTACKS:
         if key in left_out(attacked):
             continue
         scores = _by_label(key, attacked, used, engine).numpy()
-        margins = halved_margins(scores, member.numpy(), attacked.stream("thresholds", key))
-        found[key] = AttackScores(OUTSIDER, scores, margins)
+        thresholds = reference_thresholds(scores, None, none, *cells)
+        found[key] = AttackScores(OUTSIDER, scores, scores - thresholds)
     return found
 
 

@@ -12,6 +12,7 @@ from shoal.core.errors import require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.metrics import MembershipMetrics, empirical_epsilon
+from shoal.simulation.attack_metrics import strongest
 from shoal.simulation.attacked_records import (
     REFERENCE_ATTACKS,
     AttackedRecords,
@@ -31,6 +32,7 @@ METRICS = {
 ATTACK_COLUMNS = (
     "attacker", "attack", "scope", "name", "members", "non_members",
     *(column for metric in METRICS for column in (metric, f"{metric}.low", f"{metric}.high")),
+    "accuracy.null_high", "strongest",
 )  # fmt: skip
 """The columns of `Audit.attacks`."""
 
@@ -45,12 +47,14 @@ class Audit:
     Args:
         attacks: one row per attack and scope, with `ATTACK_COLUMNS`: "all", each "group", each attacked "model" and
             each "client", by the strongest attack only. NaN: not measured, such as a TPR with too few non-members.
+            "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "strongest": whether
+            the attack decides how exposed the scope's records are, see `Audit.strongest`.
         records: one row per record with `RECORD_COLUMNS`, the most exposed first: the score of the strongest attack,
             and the record's exposure over reference models with its lower end (`record_exposure`).
         references: R, the number of reference models.
         members, non_members: how many records of each kind.
         empirical_epsilon: a lower bound, at 95 % confidence, on the epsilon of (epsilon, delta)-differential privacy of
-            a record, by the strongest attack; as if the records of one run were independent.
+            a record, by the attack that was chosen beforehand; as if the records of one run were independent.
         delta: of that epsilon.
         omitted: attacks that were not computed, and why.
         guesses: further keys and values of audit.json: what the server guesses beside membership.
@@ -85,9 +89,15 @@ class Audit:
         return shown.to_html(float_format="{:.3f}".format, na_rep="", index=False)
 
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
-        """The row of the attack with the largest balanced accuracy in a scope; NaN where one kind of records lacks."""
+        """The row of the attack that decides in a scope; its figures are NaN where one kind of records lacks.
+
+        It is the attack that finds most where each reference model in turn is attacked with the others as its
+        references, so the attacked model's members do not choose it (with fewer than three reference models: RMIA,
+        offline RMIA, difficulty calibration or the loss, the first that could be asked). Another attack decides only
+        where it is certain to be stronger, by an interval that all attacks keep at once.
+        """
         rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]
-        return rows.sort_values("accuracy", ascending=False, kind="stable").to_dict("records")[0]
+        return rows[rows["strongest"].astype(bool)].to_dict("records")[0]
 
     @property
     def groups(self) -> list[str]:
@@ -102,6 +112,8 @@ class Audit:
             key = f"attacks.{row['attack']}.{row['name']}"
             for metric in METRICS:
                 values = {"": row[metric], ".low": row[f"{metric}.low"], ".high": row[f"{metric}.high"]}
+                if metric == "accuracy":
+                    values[".null_high"] = row["accuracy.null_high"]
                 flat |= {f"{key}.{metric}{end}": value for end, value in values.items() if not np.isnan(value)}
         best = {name: self.strongest(*scope) for name, scope in self._scopes().items()}
         flat |= {f"strongest.{name}": str(row["attack"]) for name, row in best.items() if not np.isnan(row["accuracy"])}
@@ -123,12 +135,12 @@ def audit_records(
 ) -> Audit:
     """Attack ``records`` with every attack that their scores allow.
 
-    Thresholds come from the reference models, each attacked in turn with the others as its references
-    (`reference_margins`), so no attack knows the attacked model's members.
+    Thresholds come from the reference models, each attacked in turn with the others as its references, or call half of
+    the records members (`reference_thresholds`); so no attack knows the attacked model's members.
 
     Args:
         records: at least two members and two non-members.
-        stream: of what is random where thresholds cannot be set by reference models.
+        stream: of the halves of the empirical epsilon, and of what no record exceeds by chance (`record_exposure`).
         attacks: on the matrix of scores.
         delta: of the empirical epsilon.
 
@@ -148,43 +160,40 @@ def audit_records(
         (8, True, 7)
     """
     require_instance("records", records, AuditRecords, "such as AuditRecords(scores, record, client, group)")
-    attacked = AttackedRecords.of(records, stream, attacks)
-    member, found = records.scores.member, attacked.found
-    everybody = np.ones(len(records), dtype=bool)
-    rows = [_row(attacked, name, "all", "all", everybody) for name in found]
-    best = str(max(rows, key=lambda row: row["accuracy"])["attack"])
-    model = records.scores.model.astype(str)
-    for scope, label, asked in (
-        ("group", records.group, found),
-        ("model", model, found),
-        ("client", records.client, (best,)),
-    ):
+    attacked = AttackedRecords.of(records, attacks)
+    member, model = records.scores.member, records.scores.model.astype(str)
+    rows = _rows(attacked, "all", "all", np.ones(len(records), dtype=bool))
+    best = str(next(row["attack"] for row in rows if row["strongest"]))
+    for scope, label in (("group", records.group), ("model", model)):
         for each in pd.unique(label):
-            rows += [_row(attacked, name, scope, str(each), label == each) for name in asked]
-    strongest = found[best]
+            rows += _rows(attacked, scope, str(each), label == each)
+    for each in pd.unique(records.client):
+        found = attacked.measured_by(best, records.client == each)
+        rows.append(attack_row(attacked.found[best].attacker, best, "client", str(each), found, strongest=True))
+    beforehand = attacked.found[attacked.headline]
     return Audit(
         attacks=pd.DataFrame(rows, columns=[*ATTACK_COLUMNS]),
-        records=_records(records, strongest),
+        records=_records(records, attacked.found[best], stream("records")),
         references=records.scores.references,
         members=int(member.sum()),
         non_members=int((~member).sum()),
-        empirical_epsilon=empirical_epsilon(strongest.scores, member, stream("epsilon"), delta=delta),
+        empirical_epsilon=empirical_epsilon(beforehand.scores, member, stream("epsilon"), delta=delta),
         delta=delta,
         omitted=attacked.omitted,
         notes=records.notes,
     )
 
 
-def _records(records: AuditRecords, strongest: AttackScores) -> pd.DataFrame:
+def _records(records: AuditRecords, decides: AttackScores, stream: Stream) -> pd.DataFrame:
     """`Audit.records`."""
-    exposure, low = record_exposure(records.scores)
+    exposure, low = record_exposure(records.scores, stream, pair=records.pair)
     listed = pd.DataFrame(
         {
             "record": records.record,
             "client": records.client,
             "group": records.group,
             "member": records.scores.member,
-            "score": strongest.scores,
+            "score": decides.scores,
             "exposure": exposure,
             "exposure.low": low,
         }
@@ -193,13 +202,22 @@ def _records(records: AuditRecords, strongest: AttackScores) -> pd.DataFrame:
     return listed.sort_values(by, ascending=False, kind="stable", ignore_index=True)
 
 
-def _row(attacked: AttackedRecords, name: str, scope: str, of: str, which: Bools) -> dict[str, Any]:
-    return attack_row(attacked.found[name].attacker, name, scope, of, attacked.measured(name, which))
+def _rows(attacked: AttackedRecords, scope: str, of: str, which: Bools) -> list[dict[str, Any]]:
+    """A row for each attack on the records ``which`` (M,)."""
+    found = attacked.measured(which)
+    best, _ = strongest(found)
+    return [
+        attack_row(attacked.found[name].attacker, name, scope, of, found[name], strongest=name == best)
+        for name in attacked.found
+    ]
 
 
-def attack_row(attacker: str, attack: str, scope: str, name: str, measured: MembershipMetrics) -> dict[str, Any]:
+def attack_row(
+    attacker: str, attack: str, scope: str, name: str, measured: MembershipMetrics, *, strongest: bool
+) -> dict[str, Any]:
     """A row of `Audit.attacks`."""
     row: dict[str, Any] = {"attacker": attacker, "attack": attack, "scope": scope, "name": name}
+    row |= {"accuracy.null_high": measured.null_high, "strongest": strongest}
     row |= {"members": measured.members, "non_members": measured.non_members}
     for metric, attributes in METRICS.items():
         for end, attribute in zip(("", ".low", ".high"), attributes, strict=True):

@@ -1,4 +1,4 @@
-"""How exposed each client is: by the strongest attack that was run, on the models that it trained."""
+"""How exposed each client is: by the attack that decides, on the models that it trained."""
 
 from collections.abc import Mapping
 
@@ -7,11 +7,7 @@ from numpy.typing import NDArray
 
 from shoal.attacks import MembershipAttack
 from shoal.data import Federation
-from shoal.simulation.attack_metrics import AttackMetrics
-
-CONFIDENCE = 0.95
-"""Of a client's interval. It is of the largest of several attacks' accuracies, so each attack's interval is of
-``1 - (1 - CONFIDENCE) / attacks`` (Bonferroni)."""
+from shoal.simulation.attack_metrics import AttackMetrics, strongest
 
 PART = 2**20
 """Pairs of a client and a model that are looked at at once."""
@@ -27,30 +23,30 @@ def exposure_of_clients(
 ) -> dict[str, NDArray]:
     """Columns of `clients.csv`, (N,) each.
 
-    ``exposure``: the largest balanced accuracy of an attack, each averaged over its fits, on a model that the client
-    trained, so that who leaves an exposed model late is not called safe; NaN for a client that never trained.
-    ``exposure_low``: the lower end of its interval. ``attack``: which attack. ``exceeded``: whether ``exposure_low`` is
+    ``exposure``: the balanced accuracy of an attack, averaged over its fits, on the most exposed model that the client
+    trained, so that who leaves an exposed model late is not called safe; NaN for a client that never trained. It is the
+    first of ``audits``, unless another is certain to be stronger on a model; see `strongest`.
+    ``exposure_low``: the lower end of its interval. ``exposure_null_high``: the balanced accuracy that 95 % of such
+    attacks do not exceed where nothing is leaked. ``attack``: which attack. ``exceeded``: whether ``exposure_low`` is
     above the client's threshold.
 
     Args:
-        audits: what each attack finds about the same models, by the attacks' names.
+        audits: what each attack finds about the same models, by the attacks' names, the one chosen beforehand first.
         trainers: (N, S) bool, who trained which model.
         federation: that was audited.
     """
-    names, models = [*audits, "none"], trainers.shape[1]
-    confidence = 1 - (1 - CONFIDENCE) / len(audits)
-    measured = [[audit.of_cluster(s, confidence=confidence) for s in range(models)] for audit in audits.values()]
-    accuracy = np.array([[each.accuracy for each in row] for row in measured])
-    low = np.array([[each.low for each in row] for row in measured])
-    strongest = np.where(np.isnan(accuracy), -np.inf, accuracy).argmax(axis=0)
-    of_model, low_of_model = accuracy[strongest, np.arange(models)], low[strongest, np.arange(models)]
+    models = [{name: audit.of_cluster(s) for name, audit in audits.items()} for s in range(trainers.shape[1])]
+    decides = [strongest(found) for found in models]
+    judged = [found[name] for found, (name, _) in zip(models, decides, strict=True)]
+    of_model = np.array([each.accuracy for each in judged])
     worst, known = _worst(trainers, of_model)
-    exposure = np.where(known, of_model[worst], np.nan)
-    exposure_low = np.where(known, low_of_model[worst], np.nan)
+    null_high, low = np.array([each.null_high for each in judged]), np.array([low for _, low in decides])
+    exposure_low = np.where(known, low[worst], np.nan)
     return {
-        "exposure": exposure,
+        "exposure": np.where(known, of_model[worst], np.nan),
         "exposure_low": exposure_low,
-        "attack": np.array(names)[np.where(known, strongest[worst], len(audits))],
+        "exposure_null_high": np.where(known, null_high[worst], np.nan),
+        "attack": np.where(known, np.array([name for name, _ in decides])[worst], "none"),
         "exceeded": exposure_low > federation.preferences.threshold.numpy(),
     }
 

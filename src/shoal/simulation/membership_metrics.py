@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.attacks import MembershipAudit, one_group_mix
 from shoal.data import Federation
 from shoal.metrics import MembershipMetrics, roc
-from shoal.simulation.attack_metrics import AttackMetrics, accuracy_key, strongest, strongest_of
+from shoal.simulation.attack_metrics import AttackMetrics, accuracy_key, strongest
 from shoal.simulation.summary import Metrics, Summary
 
 Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ def of_groups(
     Args:
         audit: by the configured attack.
         by_loss: by a threshold on the loss; None where there were no records to set it by.
-        judged_by: attacks of which the strongest decides about members and non-members of the group itself, each also
+        judged_by: attacks of which the `strongest` decides about members and non-members of the group itself, each also
             told by itself; None: the configured one decides.
     """
     by_group = {g: _of_group(g, audit, by_loss, federation) for g in federation.groups_with_clients}
@@ -44,7 +44,7 @@ def of_groups(
 
 def _judged_group(g: int, attacks: Attacks) -> Metrics:
     found = {name: attack.of_group(g) for name, attack in attacks.items()}
-    best = strongest_of([*found.values()])
+    best = found[strongest(found)[0]]
     metrics = _attack(best) | _interval("mia", best) | {"members": best.members, "non_members": best.non_members}
     return metrics | {accuracy_key(name): each.accuracy for name, each in found.items()}
 
@@ -73,7 +73,7 @@ def of_clusters(audit: MembershipAudit, risks: Tensor, judged_by: Attacks | None
     Args:
         audit: of the clusters' models, by the configured attack.
         risks: (K,) the red team's last estimates.
-        judged_by: attacks on these models of which the strongest decides about non-members with the members' mix of
+        judged_by: attacks on these models of which the `strongest` decides about non-members with the members' mix of
             groups; None: the configured one decides.
     """
     clusters: dict[int, Metrics] = {}
@@ -92,7 +92,8 @@ def of_models(audit: MembershipAudit, judged_by: Attacks | None = None) -> Float
 
 
 def _strongest_on(k: int, attacks: Attacks) -> MembershipMetrics:
-    return strongest(attacks, lambda attack: attack.of_cluster(k))
+    found = {name: attack.of_cluster(k) for name, attack in attacks.items()}
+    return found[strongest(found)[0]]
 
 
 def roc_curves(audit: MembershipAudit, federation: Federation) -> pd.DataFrame:
@@ -114,6 +115,7 @@ def _attack(measured: MembershipMetrics, non_members: str = "") -> dict[str, flo
     """An attack's metrics by name; ``non_members`` is the part of the name that says their kind."""
     return {
         f"mia{non_members}": measured.accuracy,
+        **({} if non_members else {"mia_null_high": measured.null_high}),
         f"mia{non_members}_auc": measured.auc,
         f"tpr_at_fpr_0.01{non_members}": measured.tpr_at_1_percent_fpr,
         f"tpr_at_fpr_0.001{non_members}": measured.tpr_at_01_percent_fpr,

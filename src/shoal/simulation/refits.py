@@ -20,21 +20,24 @@ class Refits:
 
     audits: Sequence[MembershipAudit]
 
-    def of_cluster(self, k: int, *, confidence: float = 0.95) -> MembershipMetrics:
+    def of_cluster(self, k: int) -> MembershipMetrics:
         """Model k: metrics of the first fit, with accuracy and interval averaged over the fits.
 
         The intervals are of the same members, so their mean is no narrower than that of the mean accuracy.
         """
-        return _mean([audit.of_cluster(k, confidence=confidence) for audit in self.audits])
+        return _mean([audit.of_cluster(k) for audit in self.audits])
 
-    def of_group(self, g: int, *, confidence: float = 0.95) -> MembershipMetrics:
+    def of_group(self, g: int) -> MembershipMetrics:
         """Group g, against non-members of its own: as `of_cluster`."""
         mix = one_group_mix(g, self.audits[0].federation)
-        return _mean([audit.of_group(g, mix, confidence=confidence) for audit in self.audits])
+        return _mean([audit.of_group(g, mix) for audit in self.audits])
+
+
+_OVER_FITS = ("accuracy", "low", "high", "null_high")
 
 
 def _mean(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
-    means = {name: float(np.mean([getattr(each, name) for each in fits])) for name in ("accuracy", "low", "high")}
+    means = {name: float(np.mean([getattr(each, name) for each in fits])) for name in _OVER_FITS}
     return replace(fits[0], **means)
 
 

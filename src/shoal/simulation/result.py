@@ -13,7 +13,7 @@ CLIENT_COLUMNS = (
 )  # fmt: skip
 """The first columns of `clients.csv`."""
 
-EXPOSURE_COLUMNS = ("exposure", "exposure_low", "attack", "exceeded")
+EXPOSURE_COLUMNS = ("exposure", "exposure_low", "exposure_null_high", "attack", "exceeded")
 """Those that follow; see `exposure_of_clients`."""
 
 ROUND_COLUMNS = ("round", "cluster", "clients", "risk", "accuracy")

@@ -40,9 +40,10 @@ def records_of_run(
         group=np.array([federation.groups[g] for g in federation.group[client].tolist()], dtype=object),
         # Of a model of one's own no cluster's model is the one that trained on the record.
         all_models=None if target.personal else attacked.all_models(engine).numpy(),
-        further=attacks_without_references(attacked, target.model, target.member, engine),
+        further=attacks_without_references(attacked, target.model, engine),
         omitted=left_out(attacked) | personal,
         notes=attacked.notes,
+        pair=np.tile(np.arange(len(paired)), 2),
     )
 
 

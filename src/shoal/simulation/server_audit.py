@@ -31,6 +31,7 @@ from shoal.core.randomness import Stream
 from shoal.data.preferences import Preferences
 from shoal.engine import RoundUpdates
 from shoal.metrics import MembershipMetrics
+from shoal.simulation.attack_metrics import strongest
 from shoal.simulation.attacked_records import SERVER
 from shoal.simulation.audit import ATTACK_COLUMNS, RECORD_COLUMNS, Audit, attack_row
 from shoal.simulation.reconstruction_metrics import RECONSTRUCTION, reconstruction_metrics
@@ -85,16 +86,21 @@ def audit_server(
         "such records beside them",
     )
     groups = [scores.groups[g] for g in np.unique(scores.group[owned])]
-    rows, strongest = list[dict[str, Any]](), (-np.inf, dict[int, MembershipMetrics](), "")
-    for attack in UPDATE_ATTACKS:
-        for scope, name in (("all", None), *(("group", group) for group in groups)):
-            found = audit_updates(attack, scores, name)
-            rows.append(attack_row(SERVER, attack.name, scope, name or "all", found.unused))
-            rows.append(attack_row(SERVER, attack.name + OTHERS, scope, name or "all", found.others))
-            if name is None and found.unused.accuracy > strongest[0]:
-                strongest = found.unused.accuracy, found.by_client, attack.name
-    _, by_client, best = strongest
-    rows += [attack_row(SERVER, best, "client", str(client), found) for client, found in by_client.items()]
+    rows, best = list[dict[str, Any]](), ""
+    by_client = dict[str, dict[int, MembershipMetrics]]()
+    for scope, name in (("all", None), *(("group", group) for group in groups)):
+        found = {attack.name: audit_updates(attack, scores, name) for attack in UPDATE_ATTACKS}
+        decides, _ = strongest({attack: each.unused for attack, each in found.items()})
+        if name is None:
+            best, by_client = decides, {attack: each.by_client for attack, each in found.items()}
+        for attack, each in found.items():
+            place = scope, name or "all"
+            rows.append(attack_row(SERVER, attack, *place, each.unused, strongest=attack == decides))
+            rows.append(attack_row(SERVER, attack + OTHERS, *place, each.others, strongest=False))
+    rows += [
+        attack_row(SERVER, best, "client", str(client), found, strongest=True)
+        for client, found in by_client[best].items()
+    ]
     guesses = {
         "source-inference": SourceInference().guess(scores).averaged,
         "source-inference-in-cluster": SourceInference(among="cluster").guess(scores).averaged,
@@ -117,10 +123,19 @@ def audit_server(
 
 
 def with_server(audit: Audit, server: Audit) -> Audit:
-    """An audit of released models, and what the server finds in the updates of the same run."""
+    """An audit of released models, and what the server finds in the updates of the same run.
+
+    The server's attack decides on a scope where the lower end of its interval is above 0.5 and the other's figure.
+    """
+    rows = pd.concat([audit.attacks, server.attacks], ignore_index=True)
+    for _, decides in rows[rows["strongest"].astype(bool)].groupby(["scope", "name"]):
+        if len(decides) == 2:
+            outsider, updates = decides.index
+            stronger = decides["accuracy.low"][updates] > max(0.5, decides["accuracy"][outsider])
+            rows.loc[outsider if stronger else updates, "strongest"] = False
     return replace(
         audit,
-        attacks=pd.concat([audit.attacks, server.attacks], ignore_index=True),
+        attacks=rows,
         omitted={**audit.omitted, **server.omitted},
         guesses={**audit.guesses, **server.guesses},
     )

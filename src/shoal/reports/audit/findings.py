@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any, Protocol
 
 import pandas as pd
@@ -27,6 +28,8 @@ class Finding:
         members, non_members: how many records of each kind.
         auc, accuracy: area under the ROC curve, and balanced accuracy.
         tpr: true positive rates by false positive rate, 0.01 and 0.001.
+        null_high: the balanced accuracy that 95 % of such tests do not exceed where nothing is leaked.
+        strongest: whether the attack decides how exposed the scope's records are; see `Audit.strongest`.
     """
 
     attacker: str
@@ -38,6 +41,8 @@ class Finding:
     auc: Estimate
     accuracy: Estimate
     tpr: Mapping[float, Estimate]
+    null_high: float = nan
+    strongest: bool = False
 
     @property
     def title(self) -> str:
@@ -72,15 +77,15 @@ def judged_groups(audit: Attacked) -> tuple[dict[str, list[Finding]], list[Findi
 
 
 def findings(audit: Attacked, scope: str) -> dict[str, list[Finding]]:
-    """The findings on a scope by name, in the order of the names in the audit; of each, the strongest first.
+    """The findings on a scope by name, in the order of the names in the audit; of each, the one that decides first.
 
-    Attacks that were not measured there come last.
+    The others follow by their balanced accuracy; attacks that were not measured there come last.
     """
     rows = audit.attacks[audit.attacks["scope"] == scope].to_dict("records")
     found: dict[str, list[Finding]] = {}
     for row in rows:
         found.setdefault(str(row["name"]), []).append(_finding({str(key): value for key, value in row.items()}))
-    return {name: sorted(each, key=_weakness) for name, each in found.items()}
+    return {name: sorted(each, key=lambda one: (not one.strongest, _weakness(one))) for name, each in found.items()}
 
 
 def measured(found: Iterable[Sequence[Finding]]) -> list[Finding]:
@@ -106,4 +111,6 @@ def _finding(row: Mapping[str, Any]) -> Finding:
         auc=estimate("auc"),
         accuracy=estimate("accuracy"),
         tpr={rate: estimate(f"tpr_at_fpr_{rate:g}") for rate in FALSE_POSITIVE_RATES},
+        null_high=float(row["accuracy.null_high"]),
+        strongest=bool(row["strongest"]),
     )

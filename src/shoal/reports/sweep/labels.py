@@ -53,6 +53,7 @@ FAMILIES = {
     "mia_auc": "MIA AUC",
     "mia_high": "MIA accuracy, upper end",
     "mia_low": "MIA accuracy, lower end",
+    "mia_null_high": "MIA accuracy, 95 % of tests at chance",
     "mia_population": "MIA accuracy, population non-members",
     "mia_population_auc": "MIA AUC, population non-members",
     "most_frequent_class": "share of the most frequent class",

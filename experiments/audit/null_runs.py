@@ -1,0 +1,230 @@
+"""Audits of federations that leak nothing: how often each interval holds chance, and what is found all the same.
+
+    python experiments/audit/null_runs.py OUT
+    python experiments/audit/null_runs.py OUT --seeds 0 1 --references 2
+
+For each of three algorithms (IFCA, Ditto, local training) and each seed a small federation on digits is trained, with
+its reference federations. Then nothing that is asked is leaked, in two ways, each drawn DRAWS times. "swapped": fair
+coins say which record of each pair is called a member, whatever was trained on. "noise": every score of every model is
+drawn from a normal distribution with the record's own mean and deviation. The audit is computed anew each time.
+
+A federation whose file is in OUT/runs is not trained or audited again. Written: OUT/null.csv, a row for each attack,
+and OUT/null.md. Of each attack: in how many audits the 95 % interval of the AUC and of the balanced accuracy holds 0.5
+over all records, and over all groups and models; the mean of both figures over all records; how often the interval of
+the true positive rate at 1 % false positives begins at 0.01 or below; and how often the balanced accuracy is at most
+`accuracy.null_high`. Of the audits: how often a record is called certain to be exposed, how often
+the page's verdict says that there is something, how often the interval of the attack that decides lies above 0.5, its
+mean, and how many clients have an exposure above `exposure_null_high`, and one whose lower end is above 0.5.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from shoal.attacks import record_exposure
+from shoal.config.build import build
+from shoal.config.schema import parse_config
+from shoal.core.atomic_files import write_text
+from shoal.core.randomness import Stream
+from shoal.engine import Engine
+from shoal.reports.audit.findings import findings
+from shoal.reports.audit.verdict import verdict
+from shoal.simulation.attack_metrics import attacks_on_records
+from shoal.simulation.attacked_records import AttackedRecords, AuditRecords
+from shoal.simulation.audit import audit_records
+from shoal.simulation.exposure import exposure_of_clients
+from shoal.simulation.membership import Membership
+from shoal.simulation.reference_federations import AttackedRun
+from shoal.simulation.run_records import records_of_run
+from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.trajectory import trajectory_attack
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from paired_differences import table
+
+ALGORITHMS = ({"name": "ifca", "clusters": 2}, {"name": "ditto"}, {"name": "local"})
+SILENT = ("No better than guessing", "On average no better", "At chance", "On average at chance", "How exposed the")
+"""What a verdict begins with that says nothing of exposure."""
+
+SAID = ("Yet some members are exposed", "What is certain")
+"""What it may say all the same."""
+
+
+def configuration(algorithm: dict[str, Any], seed: int) -> dict[str, Any]:
+    """A federation on digits: 20 clients with 20 images, upside up and upside down."""
+    return {
+        "seed": seed,
+        "data": {
+            "source": "digits", "clients": 20, "examples_per_client": 20, "shadow_examples": 300, "test_examples": 800,
+            "groups": {
+                "minority": {"share": 0.3, "rotation": [0, 0]}, "majority": {"share": 0.7, "rotation": [180, 180]},
+            },
+        },
+        "model": {"name": "mlp", "hidden": 32},
+        "algorithm": {"rounds": 8, **algorithm},
+        "local": {"epochs": 5, "batch_size": 10, "learning_rate": 0.1},
+        "red_team": {"every": 0, "attack": "loss-threshold"},
+        "engine": {"threads": 1},
+    }  # fmt: skip
+
+
+def swapped(records: AuditRecords, random: np.random.Generator) -> AuditRecords:
+    """The records with fair coins, one a pair, that say which of the two is called a member."""
+    return replace(records, scores=replace(records.scores, member=records.scores.member ^ coins(records, random)))
+
+
+def coins(records: AuditRecords, random: np.random.Generator) -> np.ndarray:
+    """(M,) bool, the same for both records of a pair."""
+    assert records.pair is not None
+    return (random.random(int(records.pair.max()) + 1) < 0.5)[records.pair]
+
+
+def certain(records: AuditRecords, stream: Stream) -> bool:
+    """Whether a record is called certain where coins also say which of a pair each two reference models trained on."""
+    trained, random = records.scores.reference_member.copy(), stream("coins").numpy()
+    for r in range(0, trained.shape[1], 2):
+        trained[:, r : r + 2] ^= coins(records, random)[:, None]
+    _, low = record_exposure(replace(records.scores, reference_member=trained), stream, pair=records.pair)
+    return bool((low > 0.5).any())
+
+
+def noise(records: AuditRecords, random: np.random.Generator) -> AuditRecords:
+    """The records with normal scores, of each record's own mean and standard deviation over the reference models."""
+    old, population = records.scores, records.scores.population
+    centre, width = old.reference.mean(axis=1), old.reference.std(axis=1)
+
+    def drawn(columns: int) -> np.ndarray:
+        return random.normal(centre[:, None], width[:, None], (len(old), columns))
+
+    if population is not None:
+        shape = population.reference.shape
+        population = replace(population, score=random.normal(size=shape[0]), reference=random.normal(size=shape))
+    scores = replace(old, score=drawn(1)[:, 0], reference=drawn(old.references), population=population)
+    further = {}
+    for name, each in records.further.items():
+        order = random.permutation(len(old))
+        further[name] = replace(each, scores=each.scores[order], margins=each.margins[order])
+    models = None if records.all_models is None else drawn(records.all_models.shape[1])
+    return replace(records, scores=scores, further=further, all_models=models)
+
+
+def audited(table_of: dict[str, Any], references: int, draws: int) -> Iterator[dict[str, Any]]:
+    """A row for each attack and scope of each audit."""
+    _, simulation = build(parse_config(table_of, "null_runs.py"))
+    with Engine(simulation.setup.model, threads=1) as engine:
+        simulation = move_to_engine(simulation, engine)
+        now = initial_state(simulation, engine)
+        for after, _ in run_rounds(simulation, engine, now):
+            now = after
+        attacked = AttackedRun.of(simulation, now.state, now.rows)
+        trained = [attacked.train_reference(i, engine) for i in range(references)]
+        records = records_of_run(attacked, attacked.scores(engine), trained, engine)
+        over_rounds = trajectory_attack(attacked.replay(engine), trained)
+        if over_rounds is not None:
+            records = replace(records, further={**records.further, "trajectory": over_rounds})
+        deployed, _ = simulation.on(engine).deployed(now.state)
+        trainers = Membership.of_deployed(now.state, deployed, simulation.member_rounds).trainers.numpy()
+    for kind, draw in (("swapped", swapped), ("noise", noise)):
+        for i in range(draws):
+            stream = Stream(simulation.seed)("null", kind, i)
+            null = draw(records, stream.numpy())
+            audit, groups = audit_records(null, stream), simulation.federation.groups
+            clients = exposure_of_clients(
+                attacks_on_records(AttackedRecords.of(null), groups, {}), trainers, simulation.federation
+            )
+            text = verdict(findings(audit, "group"), next(iter(findings(audit, "all").values())))
+            said = not text.startswith(SILENT) or any(each in text for each in SAID)
+            known = {
+                "kind": kind, "draw": i, "certain": certain(null, stream), "said": said,
+                "above_null": float((clients["exposure"] > clients["exposure_null_high"]).mean()),
+                "exceeded": float((clients["exposure_low"] > 0.5).mean()), "verdict": text if said else "",
+            }  # fmt: skip
+            yield from ({**row, **known} for row in audit.attacks.to_dict("records"))
+
+
+def holds(rows: pd.DataFrame, metric: str) -> float:
+    """The share of the intervals of a metric that hold 0.5, of those that were measured."""
+    known = rows[rows[metric].notna()]
+    return float(((known[f"{metric}.low"] <= 0.5) & (known[f"{metric}.high"] >= 0.5)).mean())
+
+
+def of_attacks(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each kind of null and each attack."""
+    found = []
+    for (kind, attack), mine in rows[rows["scope"] != "client"].groupby(["kind", "attack"], sort=False):
+        everything, parts = mine[mine["scope"] == "all"], mine[mine["scope"] != "all"]
+        row = {"null": kind, "attack": attack, "audits": len(everything)}
+        for metric in ("auc", "accuracy"):
+            row |= {f"{metric} holds 0.5": holds(everything, metric), f"{metric}, parts": holds(parts, metric)}
+            row[f"mean {metric}"] = everything[metric].mean()
+        rates = mine[mine["tpr_at_fpr_0.01"].notna()]
+        row["TPR's low end <= 0.01"] = (rates["tpr_at_fpr_0.01.low"] <= 0.01).mean()
+        row["at most null_high"] = (everything["accuracy"] <= everything["accuracy.null_high"]).mean()
+        found.append(row)
+    return pd.DataFrame(found)
+
+
+def of_audits(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each kind of null and each algorithm."""
+    found = []
+    for (kind, algorithm), mine in rows.groupby(["kind", "algorithm"], sort=False):
+        first = mine[(mine["scope"] == "all") & mine["strongest"]]
+        largest = mine[mine["scope"] == "all"].groupby(["seed", "draw"])["accuracy"].max()
+        groups = mine[(mine["scope"] == "group") & mine["strongest"]]
+        found.append({
+            "null": kind, "algorithm": algorithm, "audits": len(first), "record certain": first["certain"].mean(),
+            "verdict says something": first["said"].mean(),
+            "deciding attack above 0.5": (first["accuracy.low"] > 0.5).mean(),
+            "mean of the deciding attack": first["accuracy"].mean(), "of the largest": largest.mean(),
+            "of a group's deciding attack": groups["accuracy"].mean(),
+            "its null_high": groups["accuracy.null_high"].mean(),
+            "clients above null_high": first["above_null"].mean(),
+            "clients certainly above 0.5": first["exceeded"].mean(),
+        })  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def report(rows: pd.DataFrame) -> str:
+    """Both tables as Markdown."""
+    parts = []
+    for title, frame in (("Attacks", of_attacks(rows)), ("Audits", of_audits(rows))):
+        lines = [
+            ["" if pd.isna(each) else f"{each:.3f}" if isinstance(each, float) else str(each) for each in row]
+            for row in frame.itertuples(index=False)
+        ]
+        parts.append(table(title, list(frame.columns), lines))
+    return "\n".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="where the tables are written")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
+    parser.add_argument("--references", type=int, default=4)
+    parser.add_argument("--draws", type=int, default=5, help="of each kind of null, for each federation")
+    given = parser.parse_args(arguments)
+    folder, rows = given.out / "runs", []
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in given.seeds:
+        for algorithm in ALGORITHMS:
+            path = folder / f"{algorithm['name']}-{seed}-{given.references}-{given.draws}.csv"
+            if not path.exists():
+                found = audited(configuration(algorithm, seed), given.references, given.draws)
+                frame = pd.DataFrame(found).assign(algorithm=algorithm["name"], seed=seed)
+                write_text(path, frame.to_csv(index=False))
+            rows.append(pd.read_csv(path))
+            print(f"{path.name}: done", file=sys.stderr, flush=True)
+    joined = pd.concat(rows, ignore_index=True)
+    write_text(given.out / "null.csv", of_attacks(joined).to_csv(index=False))
+    write_text(given.out / "null.md", report(joined))
+    print(report(joined))
+
+
+if __name__ == "__main__":
+    main()
