@@ -261,6 +261,7 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
     indices = draw_split(config, data) if isinstance(data, ClientDataset) else None
     if indices is None and config.property_attack is None:
         # Before anything is allocated by the number of clients, which may be any.
+        assert not isinstance(data, ClientDataset)
         with in_table("data"):
             _partition(config).check(data, [*config.data.groups.values()])
     with in_table("model"):
@@ -269,6 +270,7 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         setup = defended(TrainingSetup(model, config.local, kind=data.kind), config.defenses.all())
     _check_tables(config, data, indices)
     if config.property_attack is not None:
+        assert not isinstance(data, ClientDataset)
         with in_table("property_attack"):
             indices = draw_property_partition(data, _property_partition(config), stream)
     with in_table("engine"):
