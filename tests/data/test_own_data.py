@@ -120,7 +120,7 @@ def test_a_column_of_pictures():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.drop(columns="who"), "the table has no column 'who'; did you mean 'how'"),
+        (lambda t: t.drop(columns="who"), "the table has no column 'who'; known: area, how, label"),
         (lambda t: t.assign(how="x"), "the table has no column of numbers besides 'who', 'label', 'area'"),
         (lambda t: t.assign(area=["a", "b", "a"]), "the table has the client '1' in several groups: 'a', 'b'"),
         (lambda t: t.assign(label=[0, 1, None]), "the table has 1 of 3 rows without a value in the column 'label'"),

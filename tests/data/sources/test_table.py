@@ -72,7 +72,7 @@ def test_parquet_is_the_same_table(tmp_path):
 @pytest.mark.parametrize(
     ("change", "columns", "words"),
     [
-        (("who,", "how,"), COLUMNS, "has no column 'who'; did you mean 'how'"),
+        (("who,", "how,"), COLUMNS, "has no column 'who'; known: age"),
         (("bmi", "x"), Columns("who", "ill", inputs=("bmi",)), "has no column 'bmi'; known: age"),
         (("20.5", ""), COLUMNS, "has 1 empty, NaN or infinite cell in 'bmi' (1), the first in row 1 ("),
         (
