@@ -147,7 +147,9 @@ def test_clients_below_the_minimum_are_left_out_with_a_warning():
     assert (left.client_names, left.group.tolist(), len(left.labels)) == (("c0", "c2"), [0, 1], 10)
     assert left.x[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10]
     assert left.warnings == ("'rows': left out 1 client with fewer than 4 examples: 'c1' (1)",)
-    assert "has no examples" in refused(lambda: data.with_at_least(7))
+    assert "'min_examples' is 7, which leaves out all clients; the largest has 6" in refused(
+        lambda: data.with_at_least(7)
+    )
 
 
 def test_names_that_differ_only_by_case_or_spaces_are_said():

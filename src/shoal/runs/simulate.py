@@ -173,6 +173,7 @@ def simulate(
     kind = federation.kind if isinstance(federation, Federation) else None
     setup = defended(TrainingSetup(model, local, kind=kind), defenses)
     check_backend(backend, setup.model, setup.first_local())
+    require_instance("public_start", public_start, bool, "True or False")
     require(not public_start or start is not None, "'public_start' needs 'start', the models that are public")
     first = None if start is None else _start(start, setup.model, public=public_start)
     simulation = Simulation(
