@@ -157,8 +157,8 @@ def test_names_that_differ_only_by_case_or_spaces_are_said():
         (2, 2, 2), clients=["C1", "C1", "c1", "c1", "c1 ", "c1 "], labels=["Ill", "well"] * 2 + ["ill", "well"]
     )
     assert data.warnings == (
-        "'rows': the clients 'C1', 'c1', 'c1 ' are 3, though their names differ only by case or spaces",
-        "'rows': the classes 'Ill', 'ill' are 2, though their names differ only by case or spaces",
+        "'rows': the clients 'C1', 'c1', 'c1 ' are counted as 3, though their names differ only by case or spaces",
+        "'rows': the classes 'Ill', 'ill' are counted as 2, though their names differ only by case or spaces",
     )
 
 

@@ -70,7 +70,7 @@ def audit_run(
         references: R, the number of reference federations; 0: none.
         out: where the audit's files are written; None: into ``run``.
         data_dir: where to look for data first.
-        duplicates: "leave-out": no record is asked about of which the federation has a copy; None: as the run says.
+        duplicates: as of `shoal.Result.audit`.
         watch: called before the first reference federation that is trained, and after each.
         gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
 

@@ -123,10 +123,11 @@ def simulate(
             bit of training.
         record_max_megabytes: what the updates may take.
         reference_federations: R, how many are trained after the last round (docs/audit.md), each for about the time of
-            the rounds; the strongest of all attacks then decides how exposed the models are. Their scores are kept in
+            the rounds; one attack, chosen without the members, then decides how exposed the
+            models are. Their scores are kept in
             ``references/`` of ``out``.
-        duplicates: "leave-out": their attacks, and `Result.audit`, ask about no record of which clients, test, hold-out
-            or shadow set have a copy, of the same inputs and label.
+        duplicates: "leave-out": their attacks, and `Result.audit`, leave out every record of which a client, or the
+            test, hold-out or shadow set, has a copy with the same inputs and label.
         device, threads, precision, backend, personal_models: see `Engine`. With "disk" personal models are in files in
             the directory's ``checkpoint/``, or without ``out`` in temporary ones that go with the process.
         watch: called before the first round and after each. None: a terminal or a notebook shows the progress and the
