@@ -254,8 +254,7 @@ def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
     assert said == [
         ": the column 'dose' is left out, since 1 of 30 cells is no number, 'many' in row 30; correct it or name "
         "'inputs'",
-        ": ids and codes are inputs unless 'inputs' leaves them out; they may be 'id' (another whole number in each "
-        "row)",
+        ": inputs that may be ids or codes: 'id' (another whole number in each row); 'inputs' can leave them out",
     ]
 
 

@@ -113,9 +113,11 @@ class Resolved:
             without = [name for name, count in zip(self.data.client_names, tested.tolist(), strict=True) if not count]
             if without:
                 more = f" and {len(without) - 10} more" if len(without) > 10 else ""
-                whose = f"{len(without)} client{'s' * (len(without) > 1)}"
-                one = f"{whose} with one example, for training: {quoted(without[:10])}{more}"
-                yield f"{self.data.name}: no test example of {one}; 'min_examples' would leave them out"
+                whose = f"{len(without)} client{'s' * (len(without) > 1)} with a single example, which is for training"
+                yield (
+                    f"{self.data.name}: no test example of {whose}: {quoted(without[:10])}{more}; "
+                    "'min_examples' = 2 leaves such clients out"
+                )
 
     @property
     def training_examples(self) -> int:
