@@ -34,7 +34,7 @@ def attack_row(
     for metric in METRICS:
         low, high = values[metric] - width / 2, values[metric] + width / 2
         row |= {metric: values[metric], f"{metric}.low": low, f"{metric}.high": high}
-    return row | {"accuracy.null_high": 0.5 + width / 2, "strongest": False} | more
+    return row | {"accuracy.null_high": 0.5 + width / 2, "chosen": False, "strongest": False} | more
 
 
 def records_frame(count: int = 120, references: int = 16, seed: int = 0) -> pd.DataFrame:
@@ -82,7 +82,11 @@ def audit_of(
         ]
     attacks = pd.DataFrame(made, columns=[*ATTACK_COLUMNS])
     known = attacks.fillna({"accuracy": -1.0}).groupby(["scope", "name"])["accuracy"]
-    attacks.loc[known.idxmax() if len(attacks) else [], "strongest"] = True
+    decides = known.idxmax() if len(attacks) else []
+    attacks.loc[decides, "strongest"] = True
+    # The one that decides is the one chosen beforehand, unless the rows say otherwise.
+    if not attacks["chosen"].any():
+        attacks.loc[decides, "chosen"] = True
     values = {
         "attacks": attacks,
         "records": records_frame(references=more.get("references", 16)),

@@ -32,18 +32,29 @@ def test_an_interval_decides_the_outcome(low: float, high: float, expected: Outc
     assert Estimate(0.55, low, high).outcome == expected
 
 
-def test_the_most_exposed_group_is_named_with_the_strongest_attack_and_what_weak_ones_say() -> None:
+def test_the_most_exposed_group_is_named_with_the_attack_that_decides_and_what_weak_ones_say() -> None:
     text = verdict(findings(audit_of(), "group"))
-    assert text.startswith("On minority, the most exposed group, the strongest of 6 attacks, LiRA, tells")
+    assert text.startswith("On minority, the most exposed group, the attack chosen beforehand, LiRA, tells")
     assert (
-        "balanced accuracy 0.720 (95 % interval 0.662 to 0.778, which all 12 figures keep at once; chance: 0.500)"
-        in text
+        "balanced accuracy 0.720 (95 % interval 0.674 to 0.766, for all groups at once; "
+        "chance: 0.500, where 95 % of tests of this size give at most 0.540)" in text
     )
     assert "At a false positive rate of 1 % it names 10.0 % of the members (6.0 to 14.0 %)" in text
     weak = "Weak attacks would have said less: the posterior attack 0.550 (0.510 to 0.590), the gap attack 0.580"
     assert weak in text
     assert "t chance:" not in text
     assert "open" not in text
+
+
+def test_an_attack_that_was_not_chosen_beforehand_is_held_against_all_attacks() -> None:
+    rows = [attack_row("lira", "group", name, 0.6) for name in ("few", "many")]
+    rows += [attack_row("rmia", "group", name, 0.56, chosen=True) for name in ("few", "many")]
+    text = said(*rows)
+    assert "group, LiRA, which is certain to find more than the attack chosen beforehand, tells" in text
+    assert "(95 % interval 0.549 to 0.651, for all groups and attacks at once; chance" in text
+    narrow = said(*({**row, "chosen": row["attack"] == "lira"} for row in rows))
+    assert "the attack chosen beforehand, LiRA, tells" in narrow
+    assert "(95 % interval 0.554 to 0.646, for all groups at once; chance" in narrow
 
 
 def test_one_group_is_not_called_the_most_exposed() -> None:
@@ -54,7 +65,7 @@ def test_one_group_is_not_called_the_most_exposed() -> None:
 
 def test_an_interval_that_contains_half_is_at_chance() -> None:
     text = said(attack_row("lira", "group", "all", 0.52, tpr=0.02), attack_row("gap", "group", "all", 0.51))
-    assert text.startswith("At chance: the strongest of 2 attacks, LiRA,")
+    assert text.startswith("At chance: the attack chosen beforehand, LiRA,")
     assert "A weak attack would have said no clearly other figure: the gap attack 0.510" in text
     assert "some members are exposed" not in text
 
@@ -71,7 +82,7 @@ def test_a_wide_interval_leaves_open_and_says_what_is_certain() -> None:
     assert text.startswith("How exposed the records are is open: on few, the most exposed group,")
     assert "which is 0.572 wide" in text
     assert "too few non-members: 8, 300 are needed" in text
-    assert "What is certain: on many, RMIA has balanced accuracy 0.660 (0.614 to 0.706)" in text
+    assert "What is certain: on many, RMIA has balanced accuracy 0.660 (0.614 to 0.706; chance" in text
     assert "What is certain" not in said(small, attack_row("rmia", "group", "many", 0.51))
     assert "and is above chance" in said(attack_row("lira", "group", "all", 0.8, width=0.3))
 

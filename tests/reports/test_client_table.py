@@ -124,7 +124,7 @@ def test_verdict_and_headline_say_both_numbers() -> None:
     assert flatten(summary) == flat
     said = limits(summary)
     assert said.startswith("The limits of 1 of 6 clients are exceeded at 95 % confidence")
-    assert said.endswith("by the configured attack's point estimate, 3 are")
+    assert said.endswith("by the point estimate of the configured attack, 3 are")
     page = page_of(run_page(RunDescription.of(config_of(GROUPS, 2)), summary, {}, **frames_of(GROUPS, 2)))
     assert "Limits exceeded 1 of 6 clients, certain by the 95 % interval; 3 by the point estimate" in page.text
 

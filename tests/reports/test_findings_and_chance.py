@@ -1,6 +1,7 @@
 """No sentence takes chance for a finding: of runs that learned nothing at most 5 % say one, of a leak all do."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.seed_statistics import SeedStatistics
 from shoal.reports.sweep.spec import ReportSpec
 from shoal.runs.comparison import describe_difference
+from shoal.simulation.attack_metrics import strongest
 from shoal.simulation.audit import attack_row
 from shoal.simulation.summary import Summary
 
@@ -51,13 +53,15 @@ def summary_of_run(rng: np.random.Generator, *, leak: float, accuracy: float = 0
 
 
 def audit_said(rng: np.random.Generator, leak: float) -> str:
-    """The verdict of an audit by three attacks, of which the strongest is chosen on the same records."""
-    rows = [
-        attack_row("outsider", attack, "group", group, attacked(rng, 300, leak), strongest=False)
-        for group in GROUPS
-        for attack in ("lira", "rmia", "gap")
-    ]
-    return audit_verdict(findings(audit_of(rows=rows), "group"))
+    """The verdict of an audit by nine attacks, of which the first was chosen beforehand."""
+    rows = []
+    for group in GROUPS:
+        found = {attack: attacked(rng, 300, leak) for attack in ("lira", "gap", *map(str, range(7)))}
+        decides, _ = strongest(found)
+        for i, (name, each) in enumerate(found.items()):
+            flags = {"chosen": i == 0, "strongest": name == decides}
+            rows.append(attack_row("outsider", name, "group", group, each, **flags))
+    return audit_verdict(findings(replace(audit_of(), attacks=pd.DataFrame(rows)), "group"))
 
 
 def comparison_said(rng: np.random.Generator, leak: float) -> str:

@@ -4,6 +4,7 @@ from math import isnan
 
 from rich.console import Console
 
+from shoal.reports.estimate import null_size
 from shoal.reports.formats import decimal, percent
 from shoal.runs.progress import LiveBar
 from shoal.simulation.audit import Audit
@@ -29,9 +30,9 @@ def in_words(audit: Audit) -> str:
             lines.append(f"{name}: nothing can be said, since its records are of one kind only")
             continue
         interval = f"{decimal(row['accuracy.low'])} to {decimal(row['accuracy.high'])}"
-        line = f"{name}: {row['attack']} has balanced accuracy {decimal(row['accuracy'])} ({interval}; "
-        line += f"at chance 95 % of such tests have at most {decimal(row['accuracy.null_high'])}), "
-        line += f"AUC {decimal(row['auc'])}"
+        chosen = "chosen beforehand" if row["chosen"] else "certain to find more than the attack chosen beforehand"
+        line = f"{name}: {row['attack']}, {chosen}, has balanced accuracy {decimal(row['accuracy'])} ({interval}; "
+        line += f"chance: 0.500{null_size(row['accuracy.null_high'])}), AUC {decimal(row['auc'])}"
         if isnan(row["tpr_at_fpr_0.01"]):
             line += f"; too few non-members ({row['non_members']}) for a rate at 1 % false positives"
         else:

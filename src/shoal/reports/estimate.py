@@ -15,6 +15,15 @@ OPEN_WIDTH = 0.2
 Outcome = Literal["open", "chance", "exposed"]
 
 
+def null_size(null_high: float) -> str:
+    """How large a balanced accuracy is by chance, to stand after the 0.5 of chance; empty where it is unknown.
+
+    >>> null_size(0.532)
+    ', where 95 % of tests of this size give at most 0.532'
+    """
+    return "" if isnan(null_high) else f", where 95 % of tests of this size give at most {decimal(null_high)}"
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A figure and its 95 % interval; NaN where it was not measured."""

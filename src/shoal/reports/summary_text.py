@@ -7,7 +7,7 @@ from shoal.control import COLUMN
 from shoal.metrics import auc_interval
 from shoal.reports.estimate import Estimate, Outcome
 from shoal.reports.formats import ACCURACY, decimal, metric_format, percent
-from shoal.reports.strongest import accuracies_by_attack, reference_federations, strongest_attacks
+from shoal.reports.strongest import reference_federations, strongest_attacks
 from shoal.simulation.summary import Summary
 
 SAID: Mapping[Outcome, str] = {
@@ -59,9 +59,9 @@ def limits(summary: Summary) -> str:
     )
     if "exceeded.total" not in summary.overall:
         return f"{whose} exceeded by the point estimate{drawn}"
-    which = "strongest" if reference_federations(summary) else "configured"
+    which = "attack that decides" if reference_federations(summary) else "configured attack"
     return (
-        f"{whose} exceeded at 95 % confidence; by the {which} attack's point estimate, "
+        f"{whose} exceeded at 95 % confidence; by the point estimate of the {which}, "
         f"{violations or 'none'} {'are' if violations > 1 else 'is'}{drawn}"
     )
 
@@ -141,15 +141,15 @@ def _exposure(summary: Summary) -> list[str]:
     if not mia:
         return ["No attack was measured"]
     references, names = reference_federations(summary), strongest_attacks(summary)
-    tried = max(1, *(len(accuracies_by_attack(each)) for each in groups.values())) if references else 1
     attack = "The configured attack"
     if references:
-        attack = f"The strongest of {tried} attacks, with {references} reference federation{'s' * (references > 1)},"
-    wide = {name: each.among(len(mia) * tried) for name, each in mia.items()}
+        federations = f"{references} reference federation{'s' * (references > 1)}"
+        attack = f"The attack chosen beforehand with {federations}, or one that is certain to find more,"
+    wide = {name: each.among(len(mia)) for name, each in mia.items()}
     parts = []
     for outcome, words in SAID.items():
         values = [
-            f"{each.text}{f' ({each.interval})' if each.interval else ''}"
+            f"{each.text}{_in_brackets(each, groups[name])}"
             + (f" for {name}" if len(mia) > 1 else "")
             + (f" by {names[name]}" if name in names else "")
             for name, each in wide.items()
@@ -165,6 +165,13 @@ def _exposure(summary: Summary) -> list[str]:
         if not references and each.minus(mia[name]).among(len(mia)).low > 0
     ]
     return [*sentences, f"A threshold on the loss finds more: {', '.join(better)}"] if better else sentences
+
+
+def _in_brackets(accuracy: Estimate, metrics: Mapping[str, float]) -> str:
+    """The interval of a group's balanced accuracy, and how large it is by chance."""
+    size = f"95 % of tests at chance: at most {decimal(metrics['mia_null_high'])}" if "mia_null_high" in metrics else ""
+    known = "; ".join(filter(None, (accuracy.interval, size)))
+    return f" ({known})" if known else ""
 
 
 def _property(summary: Summary) -> list[str]:

@@ -32,7 +32,7 @@ METRICS = {
 ATTACK_COLUMNS = (
     "attacker", "attack", "scope", "name", "members", "non_members",
     *(column for metric in METRICS for column in (metric, f"{metric}.low", f"{metric}.high")),
-    "accuracy.null_high", "strongest",
+    "accuracy.null_high", "chosen", "strongest",
 )  # fmt: skip
 """The columns of `Audit.attacks`."""
 
@@ -47,8 +47,9 @@ class Audit:
     Args:
         attacks: one row per attack and scope, with `ATTACK_COLUMNS`: "all", each "group", each attacked "model" and
             each "client", by the strongest attack only. NaN: not measured, such as a TPR with too few non-members.
-            "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "strongest": whether
-            the attack decides how exposed the scope's records are, see `Audit.strongest`.
+            "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "chosen": whether the
+            attack was chosen beforehand, without the attacked model's members; "strongest": whether it decides how
+            exposed the scope's records are. See `Audit.strongest`.
         records: one row per record with `RECORD_COLUMNS`, the most exposed first: the score of the strongest attack,
             and the record's exposure over reference models with its lower end (`record_exposure`).
         references: R, the number of reference models.
@@ -85,7 +86,7 @@ class Audit:
 
     def _repr_html_(self) -> str:
         rows = pd.DataFrame([self.strongest(*scope) for scope in self._scopes().values()])
-        shown = rows[["name", "attacker", "attack", "members", "non_members", *METRICS]]
+        shown = rows[["name", "attacker", "attack", "members", "non_members", *METRICS, "accuracy.null_high"]]
         return shown.to_html(float_format="{:.3f}".format, na_rep="", index=False)
 
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
@@ -169,7 +170,8 @@ def audit_records(
             rows += _rows(attacked, scope, str(each), label == each)
     for each in pd.unique(records.client):
         found = attacked.measured_by(best, records.client == each)
-        rows.append(attack_row(attacked.found[best].attacker, best, "client", str(each), found, strongest=True))
+        place = attacked.found[best].attacker, best, "client", str(each)
+        rows.append(attack_row(*place, found, chosen=best == attacked.headline, strongest=True))
     beforehand = attacked.found[attacked.headline]
     return Audit(
         attacks=pd.DataFrame(rows, columns=[*ATTACK_COLUMNS]),
@@ -206,18 +208,19 @@ def _rows(attacked: AttackedRecords, scope: str, of: str, which: Bools) -> list[
     """A row for each attack on the records ``which`` (M,)."""
     found = attacked.measured(which)
     best, _ = strongest(found)
+    first = next((name for name, each in found.items() if not np.isnan(each.accuracy)), best)
     return [
-        attack_row(attacked.found[name].attacker, name, scope, of, found[name], strongest=name == best)
-        for name in attacked.found
+        attack_row(each.attacker, name, scope, of, found[name], chosen=name == first, strongest=name == best)
+        for name, each in attacked.found.items()
     ]
 
 
 def attack_row(
-    attacker: str, attack: str, scope: str, name: str, measured: MembershipMetrics, *, strongest: bool
+    attacker: str, attack: str, scope: str, name: str, measured: MembershipMetrics, *, chosen: bool, strongest: bool
 ) -> dict[str, Any]:
     """A row of `Audit.attacks`."""
     row: dict[str, Any] = {"attacker": attacker, "attack": attack, "scope": scope, "name": name}
-    row |= {"accuracy.null_high": measured.null_high, "strongest": strongest}
+    row |= {"accuracy.null_high": measured.null_high, "chosen": chosen, "strongest": strongest}
     row |= {"members": measured.members, "non_members": measured.non_members}
     for metric, attributes in METRICS.items():
         for end, attribute in zip(("", ".low", ".high"), attributes, strict=True):

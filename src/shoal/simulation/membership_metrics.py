@@ -44,8 +44,13 @@ def of_groups(
 
 def _judged_group(g: int, attacks: Attacks) -> Metrics:
     found = {name: attack.of_group(g) for name, attack in attacks.items()}
-    best = found[strongest(found)[0]]
-    metrics = _attack(best) | _interval("mia", best) | {"members": best.members, "non_members": best.non_members}
+    name, low = strongest(found)
+    best = found[name]
+    metrics = (
+        _attack(best)
+        | {"mia_low": low, "mia_high": best.high}
+        | {"members": best.members, "non_members": best.non_members}
+    )
     return metrics | {accuracy_key(name): each.accuracy for name, each in found.items()}
 
 

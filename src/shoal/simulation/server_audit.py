@@ -95,10 +95,11 @@ def audit_server(
             best, by_client = decides, {attack: each.by_client for attack, each in found.items()}
         for attack, each in found.items():
             place = scope, name or "all"
-            rows.append(attack_row(SERVER, attack, *place, each.unused, strongest=attack == decides))
-            rows.append(attack_row(SERVER, attack + OTHERS, *place, each.others, strongest=False))
+            chosen, decisive = attack == next(iter(found)), attack == decides
+            rows.append(attack_row(SERVER, attack, *place, each.unused, chosen=chosen, strongest=decisive))
+            rows.append(attack_row(SERVER, attack + OTHERS, *place, each.others, chosen=False, strongest=False))
     rows += [
-        attack_row(SERVER, best, "client", str(client), found, strongest=True)
+        attack_row(SERVER, best, "client", str(client), found, chosen=best == next(iter(by_client)), strongest=True)
         for client, found in by_client[best].items()
     ]
     guesses = {
@@ -128,6 +129,7 @@ def with_server(audit: Audit, server: Audit) -> Audit:
     The server's attack decides on a scope where the lower end of its interval is above 0.5 and the other's figure.
     """
     rows = pd.concat([audit.attacks, server.attacks], ignore_index=True)
+    rows["chosen"] &= ~rows.duplicated(["scope", "name", "chosen"])
     for _, decides in rows[rows["strongest"].astype(bool)].groupby(["scope", "name"]):
         if len(decides) == 2:
             outsider, updates = decides.index

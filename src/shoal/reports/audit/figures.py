@@ -1,7 +1,6 @@
 """The figures of an audit's page: what each attack finds, and how exposed single records are."""
 
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from shoal.reports.audit.attack_titles import attack_title
 from shoal.reports.audit.findings import Finding, measured
@@ -22,8 +22,6 @@ MOST_GROUPS = 6
 
 POINTS = 200
 """The most points of a curve, so that a page of many records stays small."""
-
-_NORMAL = NormalDist()
 
 
 def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
@@ -85,22 +83,21 @@ def _words(finding: Finding) -> str:
 
 
 def chance_share(exposure: NDArray[np.float64], references: int) -> NDArray[np.float64]:
-    """The share of records that would have at least an ``exposure`` by chance if none were exposed.
+    """The largest share of records that would have at least an ``exposure`` above 0.5 by chance if none were exposed.
 
     A record's exposure is Phi(d / 2), see `record_exposure`. Over R + 1 models, half of them trained on the record,
-    d of a record that is not exposed is normal with a standard deviation of 2 / sqrt(R + 1).
+    d sqrt(R + 1) / 2 of a record that is not exposed has Student's t-distribution, of R + 3 degrees of freedom or more.
     """
-    scale = np.sqrt(references + 1)
-    return np.array([1 - _NORMAL.cdf(scale * _NORMAL.inv_cdf(float(each))) for each in exposure])
+    return stdtr(references + 3, -np.sqrt(references + 1) * ndtri(exposure))
 
 
 def chance_exposure(references: int) -> float:
-    """The exposure that 5 in 100 records would have by chance if none were exposed.
+    """The exposure that at most 5 in 100 records would have by chance if none were exposed.
 
     >>> round(chance_exposure(16), 2)
     0.66
     """
-    return _NORMAL.cdf(_NORMAL.inv_cdf(0.95) / (references + 1) ** 0.5)
+    return float(ndtr(stdtrit(references + 3, 0.95) / (references + 1) ** 0.5))
 
 
 def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references: int) -> Figure | None:
@@ -149,15 +146,15 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
             Line2D([], [], color=each.color, linestyle=each.dashes, marker=each.marker, label=short(name))
             for name, each in styles
         ]
-        legend(figure, [*handles, Line2D([], [], **CHANCE_LINE, label="if none were exposed")], columns=2)
+        legend(figure, [*handles, Line2D([], [], **CHANCE_LINE, label="at most, if none were exposed")], columns=2)
 
     means = "; ".join(
         f"{_of(name, names)}mean {decimal(float(values.mean()))}, {_top(values)}" for name, values in of_group.items()
     )
     caption = (
         f"Up: the share of members whose exposure is at least what stands below. The mark is the mean ({means}): an "
-        "average says nothing of the most exposed, who are at the right end. Dotted: what chance would give with "
-        f"{references + 1:,} models if no record were exposed."
+        "average says nothing of the most exposed, who are at the right end. Dotted: what chance would give at most "
+        f"with {references + 1:,} models if no record were exposed."
     )
     if not records["group"].isin(names).all():
         caption += " The other groups are not drawn."

@@ -29,7 +29,8 @@ class Finding:
         auc, accuracy: area under the ROC curve, and balanced accuracy.
         tpr: true positive rates by false positive rate, 0.01 and 0.001.
         null_high: the balanced accuracy that 95 % of such tests do not exceed where nothing is leaked.
-        strongest: whether the attack decides how exposed the scope's records are; see `Audit.strongest`.
+        chosen: whether the attack was chosen beforehand, without the attacked model's members.
+        strongest: whether it decides how exposed the scope's records are; see `Audit.strongest`.
     """
 
     attacker: str
@@ -42,6 +43,7 @@ class Finding:
     accuracy: Estimate
     tpr: Mapping[float, Estimate]
     null_high: float = nan
+    chosen: bool = False
     strongest: bool = False
 
     @property
@@ -89,7 +91,7 @@ def findings(audit: Attacked, scope: str) -> dict[str, list[Finding]]:
 
 
 def measured(found: Iterable[Sequence[Finding]]) -> list[Finding]:
-    """The strongest finding of each name that has one, the most exposed name first."""
+    """The finding that decides about each name that has one, the most exposed name first."""
     return sorted((each[0] for each in found if each and each[0].accuracy.known), key=_weakness)
 
 
@@ -112,5 +114,6 @@ def _finding(row: Mapping[str, Any]) -> Finding:
         accuracy=estimate("accuracy"),
         tpr={rate: estimate(f"tpr_at_fpr_{rate:g}") for rate in FALSE_POSITIVE_RATES},
         null_high=float(row["accuracy.null_high"]),
+        chosen=bool(row["chosen"]),
         strongest=bool(row["strongest"]),
     )

@@ -22,6 +22,7 @@ from shoal.reports.audit.guesses import guesses_table
 from shoal.reports.audit.reconstruction import reconstruction_table
 from shoal.reports.audit.tables import MOST_ROWS, at_least, by_client, by_group, by_model, exposure_text, of_records
 from shoal.reports.audit.verdict import verdict
+from shoal.reports.estimate import null_size
 from shoal.reports.formats import DASH, count, decimal
 from shoal.reports.html import render
 from shoal.reports.plotting import png
@@ -107,7 +108,7 @@ def audit_page(
         "records": len(records),
         "certain": int((records["exposure.low"] > 0.5).sum()),
         "chance": decimal(chance_exposure(audit.references)),
-        "scored_by": overall[0].title if overall else "the strongest attack",
+        "scored_by": overall[0].title if overall else "the attack that decides",
         "pictured": [_pictured(row, pictures) for row in top[pictured].to_dict("records")],
         "listed": of_records(top[~pictured]) if not pictured.all() else None,
         "epsilon": epsilon_sentences(audit, stated),
@@ -133,14 +134,13 @@ def _key_metrics(
         ("Records", count(audit.members + audit.non_members), kinds),
     )
     if worst is None:
-        return (("Strongest attack", DASH, "none could be measured"), epsilon, *counts)
+        return (("Attack that decides", DASH, "none could be measured"), epsilon, *counts)
     tpr = worst.tpr[0.01]
     whose = f"attacker: {worst.attacker}" + (f"; on {worst.name}, the most exposed group" if len(groups) > 1 else "")
-    interval = (
-        f"95 % interval {worst.accuracy.interval}; guessing: 0.500" if worst.accuracy.interval else "guessing: 0.500"
-    )
+    interval = f"95 % interval {worst.accuracy.interval}; " if worst.accuracy.interval else ""
+    interval += f"guessing: 0.500{null_size(worst.null_high)}"
     return (
-        ("Strongest attack", worst.title, whose),
+        ("Attack that decides", worst.title, whose),
         ("Balanced accuracy", worst.accuracy.text, interval),
         ("TPR at 1 % FPR", tpr.percent, _rate_remark(worst, groups[worst.name])),
         epsilon,

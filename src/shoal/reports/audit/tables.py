@@ -59,7 +59,7 @@ _METRICS = (
 
 
 def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> Listing:
-    """Every attack on each group, the most exposed group first, the strongest attack of each first and in bold.
+    """Every attack on each group, the most exposed group first, the attack that decides of each first and in bold.
 
     ``left_out`` groups are without records of both kinds.
     """
@@ -74,7 +74,7 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> List
         )
         whose = f"{count(found[0].members)} members, {count(found[0].non_members)} non-members"
         sections.append(Section(f"{name}: {whose}", rows))
-    sentences = ["Below each figure its 95 % interval; in bold the attack with the largest balanced accuracy."]
+    sentences = ["Below each figure its 95 % interval; in bold the attack that decides."]
     if any(each.attacker == SERVER for name in shown for each in groups[name]):
         sentences.append(
             "The server's attacks: non-members are weighted to the groups and labels of each client's members; members "
@@ -102,7 +102,7 @@ def _why_no_rate(found: Sequence[Finding]) -> list[str]:
 
 
 def by_model(models: Mapping[str, Sequence[Finding]]) -> Listing | None:
-    """The strongest attack on each attacked model, the most exposed first; None where there is only one model."""
+    """The attack that decides on each attacked model, the most exposed first; None where there is only one model."""
     listed = measured(models.values())[:MOST_ROWS]
     if len(models) < 2 or not listed:
         return None
@@ -112,7 +112,7 @@ def by_model(models: Mapping[str, Sequence[Finding]]) -> Listing | None:
         )
         for each in listed
     )
-    heads = (("model", "", False), ("strongest attack", "", False), *_METRICS[1:3], *_COUNTS)
+    heads = (("model", "", False), ("attack that decides", "", False), *_METRICS[1:3], *_COUNTS)
     left_out = f" Of {len(models):,} models these are the {len(rows)} most exposed; all are in audit.csv."
     note = "The members of a model are the attacked records whose clients trained it."
     return Listing(heads, (Section("", rows),), note + left_out * (len(rows) < len(models)))
@@ -122,7 +122,7 @@ def by_client(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -
     """The clients whose intervals begin highest; None where no client has records of both kinds.
 
     Args:
-        clients: the findings on each, of the strongest attack.
+        clients: the findings on each, of the attack that decides.
         records: `Audit.records`, which has the group of each client.
     """
     known = [each for each in measured(clients.values()) if not isnan(each.accuracy.low)]
@@ -141,7 +141,7 @@ def by_client(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -
         which = "The clients with records of both kinds, by where their 95 % interval begins"
     chance = "by chance alone it would for about 1 in 40"
     note = f"{which}. It begins above 0.5 for {above:,} of all {len(known):,}; {chance}."
-    heads = (("client", "", False), ("group", "", False), ("strongest attack", "", False), _METRICS[1], *_COUNTS)
+    heads = (("client", "", False), ("group", "", False), ("attack that decides", "", False), _METRICS[1], *_COUNTS)
     return Listing(heads, (Section("", rows),), note)
 
 

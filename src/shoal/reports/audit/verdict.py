@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from shoal.reports.audit.attack_titles import WEAK
 from shoal.reports.audit.findings import Finding, measured
-from shoal.reports.estimate import Estimate
+from shoal.reports.estimate import Estimate, null_size
 from shoal.reports.formats import decimal
 
 
 def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Finding] = ()) -> str:
-    """How exposed the most exposed group is, by the strongest attack, and what weaker attacks would have said.
+    """How exposed the most exposed group is, by the attack that decides, and what weaker attacks would have said.
 
-    Of many figures the largest is too large, so what is said of it rests on the interval that all keep at once.
+    The most exposed of several groups has too large a figure, so what is said of it rests on the interval that all
+    groups keep at once; and all attacks, where another than the one chosen beforehand decides.
 
     Args:
         groups: the findings on each group.
@@ -20,36 +21,45 @@ def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Findin
     strongest = measured(groups.values())
     if not strongest:
         return "No attack could be measured, so it is open how exposed the records are."
-    worst, figures = strongest[0], sum(each.accuracy.known for found in groups.values() for each in found)
-    accuracy, named = worst.accuracy.among(figures), _names_members(worst, figures)
-    sentences = [
-        _exposure(worst, groups, accuracy, figures, named=named),
-        _rate(worst, everything, accuracy, named=named),
-    ]
-    certain = next((each for each in strongest[1:] if each.accuracy.among(figures).outcome == "exposed"), None)
+    worst, figures = strongest[0], {each.name: _figures(each, groups) for each in strongest}
+    accuracy = worst.accuracy.among(figures[worst.name])
+    named = worst.tpr[0.01].among(figures[worst.name]).low > 0.01
+    sentences = [_exposure(worst, groups, accuracy, named=named), _rate(worst, everything, accuracy, named=named)]
+    others = ((each, each.accuracy.among(figures[each.name])) for each in strongest[1:])
+    certain = next((each for each in others if each[1].outcome == "exposed"), None)
     if accuracy.outcome == "open" and certain is not None:
-        value = f"balanced accuracy {certain.accuracy.text} ({certain.accuracy.among(figures).interval})"
-        sentences.append(f"What is certain: on {certain.name}, {certain.title} has {value}")
-    sentences.append(_weaker(worst, groups[worst.name], figures))
+        on, wide = certain
+        value = f"balanced accuracy {wide.text} ({wide.interval}; chance: 0.500{null_size(on.null_high)})"
+        sentences.append(f"What is certain: on {on.name}, {on.title} has {value}")
+    sentences.append(_weaker(worst, groups[worst.name], len(groups)))
     return ". ".join(filter(None, sentences)) + "."
 
 
-def _names_members(worst: Finding, figures: int) -> bool:
-    """Whether more members than non-members are above the threshold of 1 % false positives, beyond chance."""
-    false_positives = Estimate.of_rate(0.01, worst.non_members)
-    return worst.tpr[0.01].minus(false_positives).among(figures).low > 0
+def _figures(finding: Finding, groups: Mapping[str, Sequence[Finding]]) -> int:
+    """How many figures were looked at: the groups', each by all attacks unless the one chosen beforehand decides."""
+    return len(groups) * (1 if finding.chosen else max(1, _tried(groups[finding.name])))
 
 
-def _exposure(
-    worst: Finding, groups: Mapping[str, Sequence[Finding]], accuracy: Estimate, figures: int, *, named: bool
-) -> str:
-    tried = sum(each.accuracy.known for each in groups[worst.name])
+def _tried(found: Sequence[Finding]) -> int:
+    return sum(each.accuracy.known for each in found)
+
+
+def _which(worst: Finding, found: Sequence[Finding]) -> str:
+    if _tried(found) == 1:
+        return f"the only attack, {worst.title},"
+    if worst.chosen:
+        return f"the attack chosen beforehand, {worst.title},"
+    return f"{worst.title}, which is certain to find more than the attack chosen beforehand,"
+
+
+def _exposure(worst: Finding, groups: Mapping[str, Sequence[Finding]], accuracy: Estimate, *, named: bool) -> str:
     where = f"On {worst.name}, the most exposed group, " if len(groups) > 1 else ""
-    which = f"the strongest of {tried} attacks, {worst.title}," if tried > 1 else f"the only attack, {worst.title},"
+    which = _which(worst, groups[worst.name])
     interval = f"95 % interval {accuracy.interval}" if accuracy.interval else "no interval"
-    if accuracy.interval and figures > 1:
-        interval += f", which all {figures} figures keep at once"
-    value = f"balanced accuracy {accuracy.text} ({interval}; chance: 0.500)"
+    at_once = ["groups"] * (len(groups) > 1) + ["attacks"] * (_figures(worst, groups) > len(groups))
+    if accuracy.interval and at_once:
+        interval += f", for all {' and '.join(at_once)} at once"
+    value = f"balanced accuracy {accuracy.text} ({interval}; chance: 0.500{null_size(worst.null_high)})"
     match accuracy.outcome:
         case "open":
             wide = f", which is {decimal(accuracy.high - accuracy.low)} wide" if accuracy.interval else ""
@@ -79,8 +89,8 @@ def _in_brackets(rate: Estimate) -> str:
     return f" ({rate.percent_interval})" if rate.percent_interval else ""
 
 
-def _weaker(worst: Finding, found: Sequence[Finding], figures: int) -> str:
-    """What attacks that need no reference models find where the strongest one was asked."""
+def _weaker(worst: Finding, found: Sequence[Finding], groups: int) -> str:
+    """What attacks that need no reference models find on the records of the attack that decides."""
     by_key = {each.attack: each for each in found if each.accuracy.known}
     weak = [by_key[key] for key in WEAK if key in by_key and key != worst.attack]
     if not weak:
@@ -90,7 +100,7 @@ def _weaker(worst: Finding, found: Sequence[Finding], figures: int) -> str:
         + (f" ({each.accuracy.interval})" if each.accuracy.interval else "")
         for each in weak
     )
-    less = all(worst.accuracy.minus(each.accuracy).among(figures).low > 0 for each in weak)
+    less = all(worst.accuracy.minus(each.accuracy).among(groups).low > 0 for each in weak)
     one = "a weak attack" if len(weak) == 1 else "weak attacks"
     return _upper(f"{one} would have said {'less' if less else 'no clearly other figure'}: {values}")
 

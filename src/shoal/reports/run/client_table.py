@@ -57,6 +57,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str] | None], ...] = (
     ("threshold", "limit", decimal),
     ("exposure", "exposure", decimal),
     ("exposure_low", "exposure, low end", decimal),
+    ("exposure_null_high", "95 % of tests at chance", decimal),
     ("attack", "attack", None),
     ("examples", "training images", count),
     ("accuracy", "accuracy", percent),
@@ -115,10 +116,10 @@ def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str
         sentences.append(f"The limits of {drawn:,} clients were drawn at random, since no client has set one.")
     if has_intervals(clients):
         sentences.append(
-            "Exposure: the largest balanced accuracy of an attack, over the attacks that were run and the models that "
-            "the client trained lately; low end: of its 95 % interval. A limit is exceeded where the low end is above "
-            "it, and 'above, not certain' where only the exposure is, or the MIA accuracy of its model. Over by: "
-            "low end less limit."
+            "Exposure: the balanced accuracy of the attack that decides, on the most exposed model that the client "
+            "trained lately; low end: of its 95 % interval; 95 % of tests at chance: what they give at most. A limit "
+            "is exceeded where the low end is above it, and 'above, not certain' where only the exposure is, or the "
+            "MIA accuracy of its model. Over by: low end less limit."
         )
     else:
         sentences.append(

@@ -1,6 +1,7 @@
 """A run's report: one HTML page that holds everything it shows. The same run gives the same bytes."""
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from shoal.data import Group
 from shoal.reports.audit.attack_titles import attack_title
+from shoal.reports.estimate import null_size
 from shoal.reports.formats import (
     ACCURACY,
     DASH,
@@ -135,8 +137,8 @@ def _attack(run: RunDescription, references: int) -> str:
         return configured
     federations = "the whole run again," if references == 1 else "the whole run again each,"
     return (
-        f"the strongest of all that were run, on each group and each model: {configured}; attacks that need no more "
-        f"than it; and attacks that compare an answer with those of {references} reference "
+        f"one chosen beforehand, or one that is certain to find more, on each group and each model, of {configured}; "
+        f"attacks that need no more than it; and attacks that compare an answer with those of {references} reference "
         f"federation{'s' if references > 1 else ''}, {federations} with other {run.kind} in the place of half of the "
         "clients' own"
     )
@@ -149,9 +151,10 @@ def _key_metrics(
     overall, mia = summary.overall, of_groups(summary, "mia")
     worst = max(mia, key=lambda group: mia[group], default=None)
     better = "" if run.metric == ACCURACY else "; higher is better"
-    whose = f"highest of the groups: {worst}" if len(mia) > 1 else "guessing: 0.500"
+    whose = f"highest of the groups: {worst}; " if len(mia) > 1 else ""
     attack = strongest_attacks(summary).get(worst or "")
-    whose += f"; by {attack}" if attack else ""
+    whose += f"by {attack}; " if attack else ""
+    whose += f"guessing: 0.500{null_size(summary.by_group.get(worst or '', {}).get('mia_null_high', nan))}"
     everyone, point = f"of {clients} clients", "violations.total"
     drawn = "; limits drawn at random" if overall.get("thresholds_drawn") else ""
     certain = "exceeded.total" if "exceeded.total" in overall else point

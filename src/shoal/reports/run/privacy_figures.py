@@ -134,6 +134,6 @@ def roc_curves(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
         "what is recognised without any."
     )
     if configured:
-        caption += " It is the configured attack, not the strongest."
+        caption += " It is the configured attack, not the one that decides."
     alt = f"ROC curves of the attack on logarithmic axes for {', '.join(measured)}."
     return draw_figure("roc", "What the attack recognises", caption, alt, draw)

@@ -7,6 +7,7 @@ import pandas as pd
 from shoal.core.representation import one_line
 from shoal.reports.audit.findings import judged_groups, measured
 from shoal.reports.audit.verdict import verdict
+from shoal.reports.estimate import null_size
 from shoal.reports.formats import DASH
 
 
@@ -35,4 +36,8 @@ class RunAudit:
             return ("Balanced accuracy", DASH, "of the audit's attacks: none could be measured")
         on = f" on {worst.name}, the most exposed group" if len(groups) > 1 else ""
         interval = f"; 95 % interval {worst.accuracy.interval}" if worst.accuracy.interval else ""
-        return ("Balanced accuracy", worst.accuracy.text, f"audit, {worst.title}{on}{interval}; chance: 0.500")
+        return (
+            "Balanced accuracy",
+            worst.accuracy.text,
+            f"audit, {worst.title}{on}{interval}; chance: 0.500{null_size(worst.null_high)}",
+        )

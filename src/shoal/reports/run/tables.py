@@ -20,7 +20,7 @@ from shoal.reports.formats import (
     percent,
 )
 from shoal.reports.run.limits import has_intervals
-from shoal.reports.strongest import accuracies_by_attack, reference_federations
+from shoal.reports.strongest import accuracies_by_attack, reference_federations, strongest_attacks
 from shoal.simulation.summary import Metrics, Summary
 
 Format = Callable[[float], str]
@@ -75,6 +75,9 @@ BY_GROUP: Rows = (
         "How often the configured attack is right about who was a training image, members and non-members counting "
         "equally. The non-members are held-out images of the same group: this measures memorisation alone."
     )),
+    ("mia_null_high", decimal, "MIA accuracy, 95 % of tests at chance", (
+        "What 95 % of tests of this size give at most where nothing is leaked."
+    )),
     ("mia_population", decimal, "MIA accuracy, population", (
         "The same attack, with non-members from all groups by their share: this also measures how easily the group "
         "itself is told from the others."
@@ -99,10 +102,10 @@ BY_GROUP: Rows = (
 )  # fmt: skip
 
 
-BY_STRONGEST = {
+BY_REFERENCES = {
     "mia": (
-        "How often the strongest of all attacks that were run is right about who was a training image, members and "
-        "non-members counting equally; the largest of several on the same images is a little high. The non-members are "
+        "How often the attack that decides is right about who was a training image, members and non-members counting "
+        "equally. It was chosen beforehand, without the members, or is certain to find more. The non-members are "
         "held-out images of the same group: this measures memorisation alone."
     ),
     "mia_population": (
@@ -110,9 +113,9 @@ BY_STRONGEST = {
         "group itself is told from the others."
     ),
     "mia_auc": (
-        "Area under the strongest attack's ROC curve: how often it ranks a member above a non-member of the same group."
+        "Area under that attack's ROC curve: how often it ranks a member above a non-member of the same group."
     ),
-    "violations": "Clients whose model the strongest attack exposes more than they tolerate, by the point estimate.",
+    "violations": "Clients whose model that attack exposes more than they tolerate, by the point estimate.",
 }
 """What metrics of `BY_GROUP` mean in a run with reference federations."""
 
@@ -154,7 +157,7 @@ def by_group(
     ``non_members`` are those of each group, ``kind`` is what examples are, and ``metric`` is the run's.
     """
     metrics = [summary.by_group.get(group, {}) for group in groups]
-    meanings = BY_STRONGEST if reference_federations(summary) else {}
+    meanings = BY_REFERENCES if reference_federations(summary) else {}
     rows = [TableRow("Clients", "", tuple(str((clients["group"] == group).sum()) for group in groups))]
     for key, form, name, meaning in measured_by(metric, BY_GROUP):
         if key == "exceeded" and not any(key in each for each in metrics):
@@ -174,13 +177,14 @@ def by_group(
 def by_attack(summary: Summary, groups: Sequence[str]) -> Table | None:
     """One column for each of ``groups``, a row an attack; None without reference federations."""
     found = {group: accuracies_by_attack(summary.by_group.get(group, {})) for group in groups}
-    # By the largest of its accuracies, the strongest attack first.
     titles = dict.fromkeys(title for each in found.values() for title in each)
     order = sorted(titles, key=lambda title: -max(each.get(title, 0.0) for each in found.values()))
     if not order:
         return None
-    best = tuple(next(iter(each), DASH) for each in found.values())
-    rows = [TableRow("Strongest", "The one of largest balanced accuracy, which decides above.", best)]
+    decides = strongest_attacks(summary)
+    best = tuple(decides.get(group, DASH) for group in groups)
+    meaning = "Chosen beforehand, without the members, or certain to find more than the one that was."
+    rows = [TableRow("Attack that decides", meaning, best)]
     rows += [TableRow(title, "", tuple(cell(each, title, decimal) for each in found.values())) for title in order]
     return Table("Balanced accuracy by attack", tuple(groups), tuple(rows))
 

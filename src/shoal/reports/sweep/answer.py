@@ -51,7 +51,10 @@ def reading(statistics: SeedStatistics, labels: Labels) -> str:
     if "references" in statistics.results:
         asked = sorted(statistics.results["references"].fillna(0).unique())
         some = " or ".join(f"{each:g}" for each in asked)
-        by = f" Exposure is by the strongest of all attacks that were run, with {some} reference federations a run."
+        by = (
+            f" Exposure is by the attack chosen beforehand with {some} reference federations a run, or one that is "
+            "certain to find more."
+        )
     return (
         f"Differences are means over the seeds that both settings have{over}, with their 95 % intervals (paired by "
         "seed, Student's t), each by itself: of twenty true zeros, one is expected to look like a difference. Open: "
