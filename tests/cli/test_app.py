@@ -249,6 +249,12 @@ def test_interrupted_while_it_loads_is_130_without_a_traceback(tmp_path):
     assert (process.returncode, printed) == (130, f"{INTERRUPTED}\n")
 
 
+@pytest.mark.parametrize("source", ["--scores", "--trace"])
+def test_copies_are_left_out_of_audits_of_runs_alone(source, tmp_path, capsys):
+    assert main(["audit", source, str(tmp_path), "--leave-out-duplicates"]) == 2
+    assert "'--leave-out-duplicates' compares the examples of a run" in capsys.readouterr().err
+
+
 COMMANDS = ("init", "data", "run", "audit", "compare", "report", "sweep")
 
 

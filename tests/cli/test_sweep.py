@@ -90,13 +90,11 @@ def test_a_bad_file_gets_one_sentence_and_exit_code_2(sweep, tmp_path, capsys, t
     assert not (tmp_path / "out").exists()
 
 
-def test_a_key_that_no_run_has_is_named_after_the_runs_and_nothing_is_lost(sweep, tmp_path, capsys):
+def test_a_metric_that_no_run_can_have_is_named_before_the_runs(sweep, tmp_path, capsys):
     sweep.write_text(SWEEP.replace('"accuracy.overall"', '"acuracy.overall"'))
     assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 2
     assert "did you mean 'accuracy.overall'?" in capsys.readouterr().err
-    sweep.write_text(SWEEP)
-    assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 0
-    assert "2 of 2 runs are done already" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("options", [["--jobs", "0"], ["--jobs", "many"], ["--cluster"]])

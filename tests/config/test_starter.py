@@ -30,6 +30,7 @@ def test_every_source_is_a_configuration(source):
     assert parse_config(tomllib.loads(text), "starter").data.source == source
     assert "shoal run mine.toml" in text
     assert max(map(len, text.splitlines())) <= 160
+    assert not any(line.endswith("-") for line in text.splitlines()), "no name of an algorithm is broken"
 
 
 def test_the_groups_in_its_comments_are_groups():

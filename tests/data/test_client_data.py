@@ -147,7 +147,9 @@ def test_clients_below_the_minimum_are_left_out_with_a_warning():
     assert (left.client_names, left.group.tolist(), len(left.labels)) == (("c0", "c2"), [0, 1], 10)
     assert left.x[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10]
     assert left.warnings == ("'rows': left out 1 client with fewer than 4 examples: 'c1' (1)",)
-    assert "has no examples" in refused(lambda: data.with_at_least(7))
+    assert "'min_examples' is 7, which leaves out all clients; the largest has 6" in refused(
+        lambda: data.with_at_least(7)
+    )
 
 
 def test_names_that_differ_only_by_case_or_spaces_are_said():
@@ -155,8 +157,8 @@ def test_names_that_differ_only_by_case_or_spaces_are_said():
         (2, 2, 2), clients=["C1", "C1", "c1", "c1", "c1 ", "c1 "], labels=["Ill", "well"] * 2 + ["ill", "well"]
     )
     assert data.warnings == (
-        "'rows': the clients 'C1', 'c1', 'c1 ' are 3, though their names differ only by case or spaces",
-        "'rows': the classes 'Ill', 'ill' are 2, though their names differ only by case or spaces",
+        "'rows': the clients 'C1', 'c1', 'c1 ' are counted as 3, though their names differ only by case or spaces",
+        "'rows': the classes 'Ill', 'ill' are counted as 2, though their names differ only by case or spaces",
     )
 
 

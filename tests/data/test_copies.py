@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import shoal
+from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data.copies import Copies, ExampleHashes, content_hashes
 from shoal.data.paired_records import number_of_pairs, pair_records
@@ -101,6 +102,12 @@ def test_copies_are_said_once_before_training(federation, caplog):
     assert audit.members == number_of_pairs(federation, "leave-out")
     assert len([each for each in caplog.messages if "are copies of training" in each]) == 1
     assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_what_to_do_with_copies_is_one_of_two_words(federation):
+    model = shoal.create_model("logistic", shoal.VectorShape(inputs=3, classes=2))
+    with pytest.raises(InputError, match="'duplicates' must be 'keep' or 'leave-out'; got 'drop'"):
+        shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, duplicates="drop")
 
 
 def test_a_federation_without_copies_says_nothing(caplog):

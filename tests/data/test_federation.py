@@ -124,6 +124,23 @@ def test_a_federation_of_one_s_own_tensors() -> None:
     assert federation.test.group.tolist() == [1, 0, 1, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("clients", "got"),
+    [
+        ([0, 1, 2, 3, 0], "3"),
+        ([0, 1, 2, -2, 0], "-2"),
+        ([0, 1], "list of 2"),
+        (["a"] * 5, "list of 5"),
+        ([0.0] * 5, "list of 5"),
+        ([True] * 5, "list of 5"),
+    ],
+)
+def test_whose_a_test_example_is_is_a_place_in_the_list_of_clients(clients, got) -> None:
+    test = Examples(*examples(5), ["all"] * 5, clients)
+    with pytest.raises(InputError, match=f"must be 5 whole numbers from -1 to 2; got {got}$"):
+        make_federation(test=test)
+
+
 def test_what_is_left_out() -> None:
     federation = make_federation(clients=[(torch.rand(2, 2), torch.tensor([0, 6])), examples(3)])
     assert federation.classes == 7

@@ -120,7 +120,7 @@ def test_a_column_of_pictures():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.drop(columns="who"), "the table has no column 'who'; did you mean 'how'"),
+        (lambda t: t.drop(columns="who"), "the table has no column 'who'; known: area, how, label"),
         (lambda t: t.assign(how="x"), "the table has no column of numbers besides 'who', 'label', 'area'"),
         (lambda t: t.assign(area=["a", "b", "a"]), "the table has the client '1' in several groups: 'a', 'b'"),
         (lambda t: t.assign(label=[0, 1, None]), "the table has 1 of 3 rows without a value in the column 'label'"),
@@ -254,8 +254,7 @@ def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
     assert said == [
         ": the column 'dose' is left out, since 1 of 30 cells is no number, 'many' in row 30; correct it or name "
         "'inputs'",
-        ": ids and codes are inputs unless 'inputs' leaves them out; they may be 'id' (another whole number in each "
-        "row)",
+        ": inputs that may be ids or codes: 'id' (another whole number in each row); 'inputs' can leave them out",
     ]
 
 

@@ -110,5 +110,5 @@ def test_networks_of_images_are_refused_for_texts(name):
 
 
 def test_an_unknown_name_is_refused_for_texts_too():
-    with pytest.raises(InputError, match=r"unknown model 'gnu'; did you mean 'gru'\?"):
-        create_model("gnu", TextShape(20, 3))
+    with pytest.raises(InputError, match=r"unknown model 'grru'; did you mean 'gru'\?"):
+        create_model("grru", TextShape(20, 3))

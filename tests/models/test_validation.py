@@ -31,7 +31,7 @@ def trained(build, *shape: int, words: int = 0, **settings):
     """A simulation of clients of different sizes, so that vmap would pad them."""
     of = [examples(size, *shape, seed=size, words=words) for size in (3, 5, 8)]
     model = build if isinstance(build, Model) else Model(build)
-    federation = Federation.from_tensors(of, test=of[0], classes=3)
+    federation = Federation.from_tensors(of, test=examples(3, *shape, seed=4, words=words), classes=3)
     return simulate(federation, model, FedAvg(), LOCAL, rounds=2, **settings)
 
 

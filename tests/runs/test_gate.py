@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.core.errors import InputError
-from shoal.runs.gate import Gate
+from shoal.runs.gate import Gate, gates_of
 
 AUDIT = {
     "attacks.lira.all.auc": 0.7,
@@ -43,6 +43,7 @@ def test_the_lower_bound_on_epsilon_breaks_a_gate_itself():
         ("auc <= nan", "got the number 'nan'"),
         ("aucc <= 0.5", "did you mean 'auc'?"),
         ("references <= 4", "a gate cannot limit 'references'"),
+        (0.6, "such as 'tpr_at_fpr_0.01 <= 0.05'; got 0.6"),
     ],
 )
 def test_an_expression_that_is_none_is_one_sentence(expression, sentence):
@@ -50,6 +51,12 @@ def test_an_expression_that_is_none_is_one_sentence(expression, sentence):
         Gate.of(expression)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_gates_are_a_list():
+    assert gates_of(["auc <= 0.9"]) == [Gate("auc", 0.9)]
+    with pytest.raises(InputError, match=r"'gates' must be a list, such as \['accuracy <= 0\.6'\]; got 'auc <= 0\.9'"):
+        gates_of("auc <= 0.9")
 
 
 def test_a_gate_on_what_was_not_measured_does_not_hold_silently():

@@ -116,3 +116,5 @@ def test_reference_federations_begin_at_a_public_start(tmp_path):
     assert {int(name) for name in found.records["client"]} == set(torch.nonzero(trained).flatten().tolist())
     with pytest.raises(InputError, match="'public_start' needs 'start'"):
         simulated(public_start=True)
+    with pytest.raises(InputError, match="'public_start' must be a bool, True or False; got 'no'"):
+        simulated(start=others, public_start="no")

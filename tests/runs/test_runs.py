@@ -73,7 +73,8 @@ def test_the_summary_has_every_key_with_a_number_or_a_short_string(finished):
 def test_clients_csv_has_a_row_a_client_that_agrees_with_the_summary(finished):
     header = (finished / "clients.csv").read_text().splitlines()[0]
     assert header == (
-        "client,group,cluster,examples,threshold,alpha,beta,loss,accuracy,mia,violated,exposure,exposure_low,attack,exceeded"
+        "client,group,cluster,examples,threshold,alpha,beta,loss,accuracy,mia,violated,"
+        "exposure,exposure_low,exposure_null_high,attack,exceeded,threshold_drawn"
     )
     clients, summary = pd.read_csv(finished / "clients.csv"), json.loads((finished / "summary.json").read_text())
     assert len(clients) == 10

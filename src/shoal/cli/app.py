@@ -147,7 +147,7 @@ def audit(
         typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated."),
     ] = None,
     leave_out_duplicates: Annotated[
-        bool, typer.Option("--leave-out-duplicates", help="Ask about no record of which there are copies.")
+        bool, typer.Option("--leave-out-duplicates", help="Leave out records of which there are copies.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")

@@ -25,7 +25,7 @@ from shoal.reports.summary_text import verdict
 from shoal.runs.audit import audit_run, audit_scores, audit_trace
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
-from shoal.runs.gate import Gate
+from shoal.runs.gate import gates_of
 from shoal.runs.progress import Display
 from shoal.runs.record import read_description
 from shoal.runs.report import report_of
@@ -102,9 +102,13 @@ def audit(
     quiet: bool,
 ) -> None:
     """See `shoal.cli.app.audit`."""
-    gates = [Gate.of(expression) for expression in gate]
+    gates = gates_of(gate)
     given = [each for each in (run, scores, trace) if each is not None]
     require(len(given) == 1, "shoal audit takes one of a run's directory, --scores FILE and --trace DIR")
+    require(
+        duplicates is None or run is not None,
+        "'--leave-out-duplicates' compares the examples of a run; leave it out with --scores and --trace",
+    )
     if scores is not None:
         outcome = audit_scores(scores, out=out, gates=gate)
     elif trace is not None:

@@ -113,9 +113,11 @@ class Resolved:
             without = [name for name, count in zip(self.data.client_names, tested.tolist(), strict=True) if not count]
             if without:
                 more = f" and {len(without) - 10} more" if len(without) > 10 else ""
-                whose = f"{len(without)} client{'s' * (len(without) > 1)}"
-                one = f"{whose} with one example, for training: {quoted(without[:10])}{more}"
-                yield f"{self.data.name}: no test example of {one}; 'min_examples' would leave them out"
+                whose = f"{len(without)} client{'s' * (len(without) > 1)} with a single example, which is for training"
+                yield (
+                    f"{self.data.name}: no test example of {whose}: {quoted(without[:10])}{more}; "
+                    "'min_examples' = 2 leaves such clients out"
+                )
 
     @property
     def training_examples(self) -> int:
@@ -261,6 +263,7 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
     indices = draw_split(config, data) if isinstance(data, ClientDataset) else None
     if indices is None and config.property_attack is None:
         # Before anything is allocated by the number of clients, which may be any.
+        assert not isinstance(data, ClientDataset)
         with in_table("data"):
             _partition(config).check(data, [*config.data.groups.values()])
     with in_table("model"):
@@ -269,6 +272,7 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         setup = defended(TrainingSetup(model, config.local, kind=data.kind), config.defenses.all())
     _check_tables(config, data, indices)
     if config.property_attack is not None:
+        assert not isinstance(data, ClientDataset)
         with in_table("property_attack"):
             indices = draw_property_partition(data, _property_partition(config), stream)
     with in_table("engine"):

@@ -151,8 +151,8 @@ class PrivacySection:
     """What clients tolerate.
 
     Args:
-        thresholds: membership-inference accuracy that clients tolerate, drawn at random for each client, uniformly
-            between the two; equal ones are every client's own. `threshold_drawn` in `clients.csv` says which.
+        thresholds: the membership-inference accuracy that a client tolerates is drawn uniformly between the two; where
+            they are equal, it is every client's own. `threshold_drawn` in `clients.csv` says whether it was drawn.
         beta: weight of risk where clients choose by it, as in ``ifca-mir``: a number, a list with one for each client,
             or ``threshold``, which is ``(high - t_i) / (high - low)``; alpha = 1 - beta weighs the loss.
     """
@@ -257,8 +257,8 @@ class EngineSection:
         threads: of the processor.
         precision: ``fp32``, or ``bf16``, which has 8 bits of mantissa and keeps parameters in float32: faster on
             processors with bf16 matrix units (Intel's AMX, GPUs), slower on others.
-        backend: ``loop`` or ``vmap``; ``auto`` is resolved by the model, of your own network also by a trial on two
-            examples, and config.toml has what it became.
+        backend: ``loop`` or ``vmap``; ``auto`` chooses by the model, and of a network of your own also by a trial on
+            two examples. config.toml has the choice.
         personal_models: where a model of each client, and what else an algorithm keeps of each that is as long, is
             between rounds: ``memory``, or ``disk``, in files in the run's ``checkpoint/``, so that a round and a
             checkpoint take memory and time by the clients that take part.
@@ -279,11 +279,11 @@ class EvaluationSection:
         every: rounds between evaluations on the test set.
         member_rounds: a client's examples count as members of each model that it trained, up to so many rounds before
             that model's last training.
-        reference_federations: how many are trained after the last round, each about as long as the rounds; with the
-            attacks that they make possible (see [audits](audit.md#in-the-run-itself)) one of them, chosen without the
-            members, then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
-        duplicates: "leave-out": these attacks, and audits, ask about no record of which clients, test, hold-out or
-            shadow set have a copy, of the same inputs and label.
+        reference_federations: how many are trained after the last round, each for about as long as the rounds. One of
+            the attacks that they make possible (see [audits](audit.md#in-the-run-itself)), chosen without the members,
+            then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
+        duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
+            hold-out or shadow set, has a copy with the same inputs and label.
     """
 
     every: Positive = 1

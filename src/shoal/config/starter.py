@@ -86,7 +86,7 @@ source = "{source}"
 name = "{network}"
 
 [algorithm]
-{fill(f"# Or {others}.", 118, subsequent_indent="# ")}
+{fill(f"# Or {others}.", 118, subsequent_indent="# ", break_on_hyphens=False)}
 name = "{algorithm}"
 rounds = 15
 {"".join(_lines(algorithms[algorithm]))}

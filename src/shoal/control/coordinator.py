@@ -69,8 +69,8 @@ class Coordinator:
         max_cost: held-out accuracy that knobs may cost.
         audit_factor: what clients are asked about is ``0.5 + audit_factor * (risk - 0.5)``: how many times the
             advantage that the estimator sees a strong attack has, by an audit.
-        vote_epsilon: clients answer by randomised response, of this epsilon for each answer: one an estimate, two with
-            ``release_on="interval"``, and one before the first round with ``prediction``; None: truly.
+        vote_epsilon: epsilon of each answer of a client, by randomised response: one answer an estimate, two with
+            ``release_on="interval"``, and one before the first round with ``prediction``; None: clients answer truly.
         prediction: of the risk before the first round, which sets the first directives; None: these are 0.
         min_clients: the number of members below which a model gets a discount, the directive "price" of `PricedChoice`,
             which makes leaving it dearer for those who are left: the multiplier of the constraint by dual ascent,

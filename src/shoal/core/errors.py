@@ -77,8 +77,9 @@ def whole(name: str, value: object, how: str, least: int | None = None) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"'{name}' must be a whole number, {how}; got {described(value)}")
-    require(least is None or value >= least, f"'{name}' must be at least {least}; got {value}")
-    return int(value)
+    number = int(value)
+    require(least is None or number >= least, f"'{name}' must be at least {least}; got {number}")
+    return number
 
 
 def path_of(name: str, value: object) -> Path:

@@ -149,8 +149,10 @@ def plain(value: object) -> object:
     >>> plain(np.int64(3)), plain([np.float64(0.5), 1]), plain("a")
     (3, [0.5, 1], 'a')
     """
-    if type(value) in (list, tuple):
-        return type(value)(map(plain, value))
+    if type(value) is list:
+        return [*map(plain, value)]
+    if type(value) is tuple:
+        return (*map(plain, value),)
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -128,11 +128,12 @@ def _as_it_lies(array: np.memmap, given: object) -> Tensor:
 def _sizes(name: str, given: object, examples: int) -> Tensor:
     """(N,) int64, of ``examples`` in all."""
     if isinstance(given, Integral) and not isinstance(given, bool):
+        size = int(given)
         require(
-            given >= 1 and examples % given == 0,
-            f"'sizes' of {name} must divide its {examples} examples, or be one number for each client; got {given}",
+            size >= 1 and examples % size == 0,
+            f"'sizes' of {name} must divide its {examples} examples, or be one number for each client; got {size}",
         )
-        return torch.full((examples // given,), int(given))
+        return torch.full((examples // size,), size)
     wrong = f"'sizes' of {name} must be whole numbers from 0, one for each client; got {described(given)}"
     try:
         sizes = torch.as_tensor(given).to("cpu", copy=True)

@@ -142,13 +142,17 @@ class ClientDataset:
         """Without the clients that have fewer examples, of whom a warning says.
 
         Raises:
-            InputError: as `from_names` of the others.
+            InputError: there is no other client; or as `from_names` of the others.
         """
         counts = torch.bincount(self.client, minlength=len(self.client_names))
         few = torch.nonzero(counts < examples).flatten().tolist()
         if not few:
             return self
         kept = torch.nonzero(counts[self.client] >= examples).flatten()
+        require(
+            len(kept) > 0,
+            f"{self.name}: 'min_examples' is {examples}, which leaves out all clients; the largest has {counts.max()}",
+        )
         left_out = _listed([self.client_names[i] for i in few[:10]], counts[few[:10]].tolist(), numbers=False)
         more = f" and {len(few) - 10} more" if len(few) > 10 else ""
         whose = f"{len(few)} client{'s' * (len(few) > 1)} with fewer than {examples} examples"

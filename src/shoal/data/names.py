@@ -29,7 +29,7 @@ def alike(named: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
     """Sentences on different names that differ only by case or by spaces; ``named`` has them by what they are of.
 
     >>> list(alike([("clients", ["C1", "c1", "c1 ", "c2"])]))
-    ["the clients 'C1', 'c1', 'c1 ' are 3, though their names differ only by case or spaces"]
+    ["the clients 'C1', 'c1', 'c1 ' are counted as 3, though their names differ only by case or spaces"]
     """
     for what, names in named:
         same: dict[str, list[str]] = {}
@@ -38,7 +38,8 @@ def alike(named: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
         several = [each for each in same.values() if len(each) > 1]
         for each in several[:3]:
             more = f" ({len(several)} such cases)" if len(several) > 3 else ""
-            yield f"the {what} {quoted(each)} are {len(each)}, though their names differ only by case or spaces{more}"
+            several_names = f"{quoted(each)} are counted as {len(each)}"
+            yield f"the {what} {several_names}, though their names differ only by case or spaces{more}"
 
 
 def numbered(names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:

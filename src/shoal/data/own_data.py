@@ -74,11 +74,11 @@ class Columns:
             ``classes`` whole numbers are classes as they are.
         group: the column with names of groups, one for all rows of a client; None: one group.
         inputs: the columns of inputs, in this order; None: all others that hold numbers and, with ``one_hot``, words.
-            Each is standardised by mean and deviation of the clients' training rows. In Python one column may hold
-            images or lists of one shape, which stay as they are.
+            Each is standardised by mean and standard deviation of the clients' training rows. In Python one column may
+            hold images or lists of one shape, which stay as they are.
         one_hot: whether columns of words are inputs too: 1 for the row's word, 0 for the other words of training rows.
-        impute: what stands for empty cells: the ``mean``, the ``median`` or the value that is ``most-frequent`` in the
-            column's training rows, of words always the latter; None: an empty cell is an error.
+        impute: what stands for empty cells: the ``mean``, the ``median`` or the ``most-frequent`` value of the
+            column's training rows, in a column of words always the most frequent; None: an empty cell is an error.
 
     Raises:
         InputError: a name that is no text; the label as the client, the group or an input, or an input twice.

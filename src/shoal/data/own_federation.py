@@ -176,19 +176,22 @@ def _grouped(
 
 def _clients_of(given: object, tested: GroupedExamples, group: Sequence[int]) -> Tensor:
     """`Examples.clients` of the test set, for clients of these groups (N,)."""
-    client = torch.as_tensor(given)
-    whole = client.shape == (len(tested),) and not client.is_floating_point()
-    require(
-        whole and bool(((client >= -1) & (client < len(group))).all()),
-        f"the 'clients' of the test set must be {len(tested)} whole numbers from -1 to {len(group) - 1}; got "
-        f"{described(given)}",
-    )
+    form = f"the 'clients' of the test set must be {len(tested)} whole numbers from -1 to {len(group) - 1}"
+    try:
+        client = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{form}; got {described(given)}") from error
+    whole = client.shape == (len(tested),) and not client.is_floating_point() and client.dtype != torch.bool
+    require(whole, f"{form}; got {described(given)}")
+    client = client.to(torch.int64)
+    strangers = client[(client < -1) | (client >= len(group))]
+    require(len(strangers) == 0, f"{form}; got {strangers[:1].sum()}")
     wrong = torch.nonzero((client >= 0) & (torch.tensor(group)[client] != tested.group)).flatten()
     require(
         len(wrong) == 0,
         f"the test set has an example of client {client[wrong[:1]].sum()} in another group than the client's",
     )
-    return client.to(torch.int64)
+    return client
 
 
 def _check(parts: FederationParts) -> None:

@@ -1,8 +1,7 @@
 """Preferences of clients: the risk that each tolerates, and how it weighs risk against loss."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 
 import torch
 from torch import Tensor
@@ -94,7 +93,7 @@ def _betas(beta: float | str | Sequence[float], threshold: Tensor, low: float, h
         require(beta == "threshold", f'\'beta\' must be a number in [0, 1] or "threshold"; got "{beta}"')
         require(low < high, "'beta' = \"threshold\" needs 'thresholds' with low < high")
         return (high - threshold) / (high - low)
-    values = [beta] * len(threshold) if isinstance(beta, Real) else list(beta)
+    values = [*map(float, beta)] if isinstance(beta, Iterable) else [float(beta)] * len(threshold)
     require(
         len(values) == len(threshold),
         f"'beta' must be one number or one for each of {len(threshold)} clients; got {len(values)} numbers",

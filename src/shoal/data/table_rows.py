@@ -157,7 +157,7 @@ def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str,
             yield f"{name}: the column '{each}' is left out, since {fault}; correct it or name 'inputs'"
     words = [each for each, kind in kinds.items() if kind == "other" or (kind == "words" and not columns.one_hot)]
     if words:
-        how = "" if columns.one_hot else "; 'one_hot' would take words"
+        how = "" if columns.one_hot else "; 'one_hot' makes columns of words inputs"
         yield f"{name}: left out as inputs, since they hold no numbers: {quoted(words)}{how}"
 
 
@@ -170,7 +170,7 @@ def _perhaps_codes(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Ite
         elif table[each].min() >= 1000:
             found.append(f"'{each}' (whole numbers of 4 digits or more)")
     if found:
-        yield f"{name}: ids and codes are inputs unless 'inputs' leaves them out; they may be {', '.join(found)}"
+        yield f"{name}: inputs that may be ids or codes: {', '.join(found)}; 'inputs' can leave them out"
 
 
 def _column(column: pd.Series) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -23,7 +23,7 @@ from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, wri
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import logged
 from shoal.runs.files import read_summary
-from shoal.runs.gate import Gate
+from shoal.runs.gate import gates_of
 from shoal.runs.hashes import require_same_examples, require_unchanged
 from shoal.runs.lock import locked
 from shoal.runs.reference_scores import (
@@ -70,7 +70,7 @@ def audit_run(
         references: R, the number of reference federations; 0: none.
         out: where the audit's files are written; None: into ``run``.
         data_dir: where to look for data first.
-        duplicates: "leave-out": no record is asked about of which the federation has a copy; None: as the run says.
+        duplicates: as of `shoal.Result.audit`.
         watch: called before the first reference federation that is trained, and after each.
         gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
 
@@ -95,7 +95,7 @@ def audit_run(
     """
     run, references = path_of("run", run), whole("references", references, "such as 16", 0)
     out = run if out is None else path_of("out", out)
-    limits = [Gate.of(each) for each in gates]
+    limits = gates_of(gates)
     config, progress = _finished(run)
     home = run if os.access(run, os.W_OK) else out
     resolved = resolve(config, load_data(config.data, data_dir))
@@ -244,7 +244,7 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequ
         1.0
     """
     path = path_of("path", path)
-    limits = [Gate.of(each) for each in gates]
+    limits = gates_of(gates)
     folder = path.parent if out is None else path_of("out", out)
     audit = audit_records(read_scores(path), Stream(0)("thresholds"))
     return write_audit(folder, audit, AboutAudited(path.name, gates=limits))
@@ -281,7 +281,7 @@ def audit_trace(
         True
     """
     trace = path_of("trace", trace)
-    limits = [Gate.of(each) for each in gates]
+    limits = gates_of(gates)
     folder = trace if out is None else path_of("out", out)
     given = read_trace(trace, data_dir)
     with Engine(given.model) as engine:

@@ -224,7 +224,7 @@ def describe_difference(
     Only a difference whose interval is off 0 is said to be one; the intervals hold for all differences at once.
     """
     exposed = {
-        group: tuple(Estimate.of(each.by_group[group], "mia") for each in (first, other))
+        group: (Estimate.of(metrics, "mia"), Estimate.of(other.by_group[group], "mia"))
         for group, metrics in first.by_group.items()
         if "mia" in metrics and "mia" in other.by_group[group]
     }

@@ -1,11 +1,11 @@
 """A gate: a limit on an audit's figures that a release must keep, such as ``tpr_at_fpr_0.01 <= 0.05``."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 
-from shoal.core.errors import InputError, nearest, require
+from shoal.core.errors import InputError, described, nearest, require
 
 LOWER_BOUND = "empirical_epsilon"
 """The figure without an upper end: what the mechanism certainly leaks. It breaks a gate itself."""
@@ -42,8 +42,8 @@ class Gate:
         Gate(key='tpr_at_fpr_0.01', limit=0.05, strict=False)
         """
         form = "a gate has the form 'METRIC <= NUMBER', such as 'tpr_at_fpr_0.01 <= 0.05'"
-        found = _FORM.fullmatch(expression)
-        require(found is not None, f"{form}; got '{expression}'")
+        found = _FORM.fullmatch(expression) if isinstance(expression, str) else None
+        require(found is not None, f"{form}; got {described(expression)}")
         assert found is not None
         try:
             limit = float(found["limit"])
@@ -95,3 +95,14 @@ class Gate:
 
     def __str__(self) -> str:
         return f"{self.key} {'<' if self.strict else '<='} {self.limit:g}"
+
+
+def gates_of(expressions: Sequence[str]) -> list[Gate]:
+    """The gates that ``expressions`` state.
+
+    Raises:
+        InputError: no list; or as `Gate.of`.
+    """
+    listed = isinstance(expressions, Sequence) and not isinstance(expressions, str)
+    require(listed, f"'gates' must be a list, such as ['accuracy <= 0.6']; got {described(expressions)}")
+    return [Gate.of(each) for each in expressions]

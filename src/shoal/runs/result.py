@@ -184,14 +184,14 @@ class Result:
             out: directory of the audit's files, made where it is missing. The scores of reference federations are kept
                 there, so that an audit goes on where it was interrupted. None: no files are kept.
             references: federations that are trained again, each with other examples in the place of half of its own.
-            duplicates: "leave-out": no record is asked about of which clients, test, hold-out or shadow set have a
-                copy, of the same inputs and label; None: as the simulation says.
-            watch: called before the first of them that is trained, and after each, with the number that are done and of
+            duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set,
+                has a copy with the same inputs and label; None: as the simulation says.
+            watch: called before the first of these federations, and after each, with the numbers that are done and in
                 all.
 
         Raises:
-            InputError: the result was read from a directory, had a property attack, began at models of which it is not
-                known how they were trained, or ``out`` cannot be written.
+            InputError: the result was read from a directory, had a property attack, or began at models that it is not
+                known how to train again; or ``out`` cannot be written.
         """
         from shoal.runs.audit import audit_result  # noqa: PLC0415
 

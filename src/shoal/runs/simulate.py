@@ -125,8 +125,8 @@ def simulate(
         reference_federations: R, how many are trained after the last round (docs/audit.md), each for about the time of
             the rounds; the attack that is chosen beforehand on them then decides how exposed the models are, or another
             that is certain to find more. Their scores are kept in ``references/`` of ``out``.
-        duplicates: "leave-out": their attacks, and `Result.audit`, ask about no record of which clients, test, hold-out
-            or shadow set have a copy, of the same inputs and label.
+        duplicates: "leave-out": their attacks, and `Result.audit`, leave out every record of which a client, or the
+            test, hold-out or shadow set, has a copy with the same inputs and label.
         device, threads, precision, backend, personal_models: see `Engine`. With "disk" personal models are in files in
             the directory's ``checkpoint/``, or without ``out`` in temporary ones that go with the process.
         watch: called before the first round and after each. None: a terminal or a notebook shows the progress and the
@@ -173,6 +173,7 @@ def simulate(
     kind = federation.kind if isinstance(federation, Federation) else None
     setup = defended(TrainingSetup(model, local, kind=kind), defenses)
     check_backend(backend, setup.model, setup.first_local())
+    require_instance("public_start", public_start, bool, "True or False")
     require(not public_start or start is not None, "'public_start' needs 'start', the models that are public")
     first = None if start is None else _start(start, setup.model, public=public_start)
     simulation = Simulation(

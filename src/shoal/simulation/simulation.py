@@ -24,7 +24,7 @@ from shoal.control import Coordinator
 from shoal.core.errors import described, require, require_instance, whole
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
-from shoal.core.settings import plain
+from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
 from shoal.data.copies import ExampleHashes
 from shoal.data.paired_records import Duplicates, number_of_pairs
@@ -144,6 +144,8 @@ class Simulation:
             require(not len(strangers), f"'canaries' are of client {strangers[:1].sum()}, whom 'federation' has not")
         number = isinstance(self.participation, int | float) and not isnan(self.participation)
         require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
+        known = get_args(Duplicates)
+        require(self.duplicates in known, f"'duplicates' must be {one_of(known)}; got {described(self.duplicates)}")
         replayable = self.property_attack is None and self.malicious_clients is None
         check_references(self.reference_federations, self.federation, replayable=replayable, duplicates=self.duplicates)
         if self.start is not None and self.reference_federations:

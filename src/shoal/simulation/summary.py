@@ -67,7 +67,8 @@ class Summary(dict[str, float | int | str]):
             by_cluster=_merged(self.by_cluster, other.by_cluster),
         )
 
-    __ior__ = __or__  # which gives another summary, where a dict would change
+    # Another summary, where a dict would change.
+    __ior__ = __or__  # pyright: ignore[reportAssignmentType]
 
     def __repr__(self) -> str:
         known = [f"{name}={value}" for name, value in self.run.items()]

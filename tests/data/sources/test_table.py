@@ -39,7 +39,9 @@ def test_all_columns_of_numbers_are_inputs_and_words_are_numbered(tmp_path):
     assert (data.client_names, data.group_names, data.class_names) == (("NA", "b"), ("north", "south"), ("no", "yes"))
     assert (data.client.tolist(), data.group.tolist(), data.labels.tolist()) == ([0, 0, 1, 1], [0, 1], [0, 1, 0, 1])
     (said,) = data.warnings
-    assert said.endswith("left out as inputs, since they hold no numbers: 'city'; 'one_hot' would take words")
+    assert said.endswith(
+        "left out as inputs, since they hold no numbers: 'city'; 'one_hot' makes columns of words inputs"
+    )
 
 
 def test_inputs_are_taken_as_named_in_their_order(tmp_path):
@@ -72,7 +74,7 @@ def test_parquet_is_the_same_table(tmp_path):
 @pytest.mark.parametrize(
     ("change", "columns", "words"),
     [
-        (("who,", "how,"), COLUMNS, "has no column 'who'; did you mean 'how'"),
+        (("who,", "how,"), COLUMNS, "has no column 'who'; known: age"),
         (("bmi", "x"), Columns("who", "ill", inputs=("bmi",)), "has no column 'bmi'; known: age"),
         (("20.5", ""), COLUMNS, "has 1 empty, NaN or infinite cell in 'bmi' (1), the first in row 1 ("),
         (

@@ -72,10 +72,9 @@ def _require_metric(key: str, groups: Collection[str], metrics: Collection[str])
     if f"{metric}.{group}" in metrics:
         metric, group = f"{metric}.{group}", None
     known = metric in metrics or _OPEN.fullmatch(metric) is not None
-    hint = nearest(metric, metrics)
     if not known:
-        hint = hint if hint.startswith("did") else "docs/configuration.md has them"
-        raise InputError(f"no run has the metric '{key}'; {hint}")
+        hints = [hint for hint in (nearest(key, metrics), nearest(metric, metrics)) if hint.startswith("did")]
+        raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/configuration.md has them')[0]}")
     require(
         group is None or group in groups,
         f"no run has the metric '{key}', since none has the group '{group}'; {nearest(str(group), groups)}",
