@@ -136,9 +136,7 @@ def _key_metrics(
         return (("Strongest attack", DASH, "none could be measured"), epsilon, *counts)
     tpr = worst.tpr[0.01]
     whose = f"attacker: {worst.attacker}" + (f"; on {worst.name}, the most exposed group" if len(groups) > 1 else "")
-    interval = (
-        f"95 % interval {worst.accuracy.interval}; guessing: 0.500" if worst.accuracy.interval else "guessing: 0.500"
-    )
+    interval = (f"95 % interval {worst.accuracy.interval}; " if worst.accuracy.interval else "") + worst.chance
     return (
         ("Strongest attack", worst.title, whose),
         ("Balanced accuracy", worst.accuracy.text, interval),

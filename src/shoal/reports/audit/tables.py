@@ -74,7 +74,7 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> List
         )
         whose = f"{count(found[0].members)} members, {count(found[0].non_members)} non-members"
         sections.append(Section(f"{name}: {whose}", rows))
-    sentences = ["Below each figure its 95 % interval; in bold the attack with the largest balanced accuracy."]
+    sentences = ["Below each figure its 95 % interval; in bold the strongest attack."]
     if any(each.attacker == SERVER for name in shown for each in groups[name]):
         sentences.append(
             "The server's attacks: non-members are weighted to the groups and labels of each client's members; members "

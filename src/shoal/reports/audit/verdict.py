@@ -49,7 +49,7 @@ def _exposure(
     interval = f"95 % interval {accuracy.interval}" if accuracy.interval else "no interval"
     if accuracy.interval and figures > 1:
         interval += f", which all {figures} figures keep at once"
-    value = f"balanced accuracy {accuracy.text} ({interval}; chance: 0.500)"
+    value = f"balanced accuracy {accuracy.text} ({interval}; {worst.chance})"
     match accuracy.outcome:
         case "open":
             wide = f", which is {decimal(accuracy.high - accuracy.low)} wide" if accuracy.interval else ""

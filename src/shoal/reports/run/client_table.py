@@ -115,8 +115,8 @@ def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str
         sentences.append(f"The limits of {drawn:,} clients were drawn at random, since no client has set one.")
     if has_intervals(clients):
         sentences.append(
-            "Exposure: the largest balanced accuracy of an attack, over the attacks that were run and the models that "
-            "the client trained lately; low end: of its 95 % interval. A limit is exceeded where the low end is above "
+            "Exposure: the balanced accuracy of the attack that decides, on the most exposed of the models that the "
+            "client trained lately; low end: of its 95 % interval. A limit is exceeded where the low end is above "
             "it, and 'above, not certain' where only the exposure is, or the MIA accuracy of its model. Over by: "
             "low end less limit."
         )

@@ -35,4 +35,4 @@ class RunAudit:
             return ("Balanced accuracy", DASH, "of the audit's attacks: none could be measured")
         on = f" on {worst.name}, the most exposed group" if len(groups) > 1 else ""
         interval = f"; 95 % interval {worst.accuracy.interval}" if worst.accuracy.interval else ""
-        return ("Balanced accuracy", worst.accuracy.text, f"audit, {worst.title}{on}{interval}; chance: 0.500")
+        return ("Balanced accuracy", worst.accuracy.text, f"audit, {worst.title}{on}{interval}; {worst.chance}")

@@ -20,7 +20,7 @@ from shoal.reports.formats import (
     percent,
 )
 from shoal.reports.run.limits import has_intervals
-from shoal.reports.strongest import accuracies_by_attack, reference_federations
+from shoal.reports.strongest import accuracies_by_attack, reference_federations, strongest_attacks
 from shoal.simulation.summary import Metrics, Summary
 
 Format = Callable[[float], str]
@@ -101,9 +101,9 @@ BY_GROUP: Rows = (
 
 BY_STRONGEST = {
     "mia": (
-        "How often the strongest of all attacks that were run is right about who was a training image, members and "
-        "non-members counting equally; the largest of several on the same images is a little high. The non-members are "
-        "held-out images of the same group: this measures memorisation alone."
+        "How often the attack that is chosen beforehand by the reference models, unless another is certain to be "
+        "stronger, is right about who was a training image, members and non-members counting equally. The non-members "
+        "are held-out images of the same group: this measures memorisation alone."
     ),
     "mia_population": (
         "The configured attack, with non-members from all groups by their share: this also measures how easily the "
@@ -179,8 +179,9 @@ def by_attack(summary: Summary, groups: Sequence[str]) -> Table | None:
     order = sorted(titles, key=lambda title: -max(each.get(title, 0.0) for each in found.values()))
     if not order:
         return None
-    best = tuple(next(iter(each), DASH) for each in found.values())
-    rows = [TableRow("Strongest", "The one of largest balanced accuracy, which decides above.", best)]
+    decides = strongest_attacks(summary)
+    best = tuple(decides.get(group, DASH) for group in groups)
+    rows = [TableRow("Strongest", "The one that decides above.", best)]
     rows += [TableRow(title, "", tuple(cell(each, title, decimal) for each in found.values())) for title in order]
     return Table("Balanced accuracy by attack", tuple(groups), tuple(rows))
 
