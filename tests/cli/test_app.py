@@ -255,6 +255,13 @@ def test_copies_are_left_out_of_audits_of_runs_alone(source, tmp_path, capsys):
     assert "'--leave-out-duplicates' compares the examples of a run" in capsys.readouterr().err
 
 
+def test_without_a_command_there_is_the_help_alone(capsys):
+    assert main([]) == 2
+    printed = capsys.readouterr()
+    assert "Usage: shoal" in printed.out
+    assert printed.err == ""
+
+
 COMMANDS = ("init", "data", "run", "audit", "compare", "report", "sweep")
 
 

@@ -87,3 +87,10 @@ def test_times_of_reference_federations_are_shown_where_there_are_some():
     rows = tables.seconds({"seconds.total": 60.0, "seconds.references": 30.0}).rows
     assert "Reference federations" in [row.name for row in rows]
     assert "Reference federations" not in [row.name for row in tables.seconds({"seconds.total": 60.0}).rows]
+
+
+def test_the_strongest_in_the_table_is_the_attack_that_decides_not_the_largest() -> None:
+    given = {"mia.a": 0.55, "mia_by_rmia.a": 0.55, "mia_by_lira.a": 0.58}
+    table = tables.by_attack(parse_summary({**summary_of(["a"], 1), **given}), ["a"])
+    assert table is not None
+    assert table.rows[0].cells == ("RMIA",)

@@ -257,6 +257,10 @@ def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):
     assert "Gate auc <= 1: holds" in capsys.readouterr().out
     assert main([*command, "auc <= 0.5"]) == 3
     assert "broken by attacks." in capsys.readouterr().out
+    assert main([*command, "auc <= 0.5", "--gate", "attacks.lira.nobody.auc <= 0.5"]) == 2
+    printed = capsys.readouterr()
+    assert "Gate auc <= 0.5: broken by attacks." in printed.out, "what was measured is said before the error"
+    assert "'attacks.lira.nobody.auc' was not measured" in printed.err
     assert main([*command, "aucc <= 0.5"]) == 2
     assert (tmp_path / "again" / "audit.json").exists(), "files are written whatever the gate says"
 

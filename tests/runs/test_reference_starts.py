@@ -93,10 +93,24 @@ def test_a_start_of_which_the_training_is_not_known_is_refused(tmp_path):
     more = simulated(rounds=1, start=saved)
     with pytest.raises(InputError, match="must begin before 'start'"):
         more.audit(references=2)
-    assert more.audit(references=0).members > 0
+    audit = more.audit(references=0)
+    assert audit.members > 0
+    assert any("may have been trained on there" in note for note in audit.notes)
     further = simulated(rounds=1, start=more)
     with pytest.raises(InputError, match="must begin before 'start'"):
         further.audit(references=2)
+
+
+def test_other_clients_than_in_the_start_are_refused_where_not_all_take_part():
+    """A client that trained in the start alone would be a non-member of a model that holds its examples."""
+    begun = simulated(rounds=3)
+    for clients in (federation(5), federation().take(torch.tensor([1, 0, 2, 3, 4, 5]))):
+        assert simulated(rounds=1, start=begun, federation=clients, reference_federations=2).summary.clients >= 5
+        some = {"rounds": 1, "start": begun, "federation": clients, "participation": 0.5}
+        with pytest.raises(InputError, match=r"other clients or examples need participation = 1; got 0\.5"):
+            simulated(**some, reference_federations=2)
+        with pytest.raises(InputError, match="need participation = 1"):
+            simulated(**some).audit(references=2)
 
 
 def test_a_start_on_the_same_examples_in_another_form_is_refused():

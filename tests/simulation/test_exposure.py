@@ -49,6 +49,7 @@ def test_the_engine_records_who_trained_which_model_and_when(mlp, build):
     ]
     assert state.trainers(2)[0].tolist() == [True, True]
     assert state.trainers(3)[1].tolist() == [True, True]
+    assert torch.equal(state.trainers(2**70), state.trainers(100))
 
 
 def test_a_model_that_rests_keeps_its_members(mlp, build):

@@ -7,13 +7,23 @@ import pytest
 from scipy.stats import binom, norm
 
 from made_up_scores import made_up_pairs
-from shoal.attacks import record_exposure
+from shoal.attacks import UpdateScores, audit_updates, record_exposure
+from shoal.attacks.update_scores import NOBODY
+from shoal.config.build import build
+from shoal.config.schema import parse_config
 from shoal.core.randomness import Stream
+from shoal.engine import Engine
 from shoal.metrics import membership_metrics
 from shoal.simulation.attack_metrics import strongest
-from shoal.simulation.attacked_records import AttackedRecords
+from shoal.simulation.attacked_records import REFERENCE_ATTACKS, AttackedRecords
+from shoal.simulation.reference_federations import AttackedRun
+from shoal.simulation.run_records import records_of_run
+from shoal.simulation.server_audit import UPDATE_ATTACKS
+from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+from shoal.simulation.trajectory import trajectory_attack
 
 AUDITS = 80
+NAMES = [attack.name for attack in REFERENCE_ATTACKS]
 NULLS = ("swapped", "noise")
 
 
@@ -43,7 +53,7 @@ def least(share: float, of: int) -> int:
 
 
 @pytest.mark.parametrize("scope", [0, 1], ids=["all", "group"])
-@pytest.mark.parametrize("attack", ["lira", "lira-offline", "bavaria", "rmia", "rmia-offline", "calibration", "loss"])
+@pytest.mark.parametrize("attack", NAMES)
 def test_intervals_over_pairs_hold_a_half_as_often_as_they_say(audits, attack, scope):
     mine = [each[scope][attack] for each in audits]
     for low, high in (("auc_low", "auc_high"), ("low", "high")):
@@ -70,6 +80,62 @@ def test_the_deciding_attack_is_at_chance_where_the_largest_is_above(audits):
     # Of the first attack 2.5 %, and of all others together as much.
     certain = sum(strongest(found)[1] > 0.5 for found, _ in audits)
     assert certain <= AUDITS - least(0.95, AUDITS)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """The records of a run of two clusters on images, with all that three reference federations say of them."""
+    shape = {"source": "digits", "clients": 12, "examples_per_client": 15, "shadow_examples": 200, "test_examples": 600}
+    groups = {"few": {"share": 0.3, "rotation": [0, 0]}, "many": {"share": 0.7, "rotation": [180, 180]}}
+    _, simulation = build(parse_config({
+        "data": {**shape, "groups": groups}, "model": {"name": "mlp", "hidden": 16},
+        "algorithm": {"name": "ifca", "clusters": 2, "rounds": 4}, "local": {"epochs": 3, "learning_rate": 0.1},
+        "red_team": {"every": 0}, "engine": {"threads": 1},
+    }, "test"))  # fmt: skip
+    with Engine(simulation.setup.model, threads=1) as engine:
+        simulation = move_to_engine(simulation, engine)
+        *_, (now, _) = run_rounds(simulation, engine, initial_state(simulation, engine))
+        attacked = AttackedRun.of(simulation, now.state, now.rows, engine)
+        trained = [attacked.train_reference(i, engine) for i in range(4)]
+        records = records_of_run(attacked, attacked.scores(engine), trained, engine)
+        trajectory = trajectory_attack(attacked.replay(engine), trained)
+    return AttackedRecords.of(replace(records, further={**records.further, "trajectory": trajectory}))
+
+
+def test_every_attack_on_a_run_is_at_chance_where_coins_say_who_is_a_member(run):
+    scores, rng = run.records.scores, np.random.default_rng(0)
+    assert {*run.found} >= {
+        "other-clusters", "posterior", "gap", "label-only", "boundary-distance", "trajectory", *NAMES,
+    }  # fmt: skip
+    assert run.measured_by("rmia", np.ones(len(scores), dtype=bool)).low > 0.5, "there is something to find"
+    found = []
+    for _ in range(AUDITS):
+        member = scores.member ^ (rng.random(len(scores) // 2) < 0.5)[run.records.pair]
+        null = replace(run, records=replace(run.records, scores=replace(scores, member=member)))
+        found.append({name: null.measured_by(name, np.ones_like(member)) for name in run.found})
+    for name in run.found:
+        mine = [each[name] for each in found]
+        for low, high in (("auc_low", "auc_high"), ("low", "high")):
+            holds = sum(getattr(each, low) <= 0.5 <= getattr(each, high) for each in mine)
+            assert holds >= least(0.95, AUDITS), (name, low, holds / AUDITS)
+        assert np.mean([each.accuracy for each in mine]) == pytest.approx(0.5, abs=0.02), name
+
+
+@pytest.mark.parametrize("attack", UPDATE_ATTACKS, ids=lambda attack: attack.name)
+def test_the_server_s_attacks_are_at_chance_on_updates_of_nothing(attack):
+    clients, own, others, audits = 4, 20, 60, 50
+    client = np.append(np.repeat(np.arange(clients), own), np.full(others, NOBODY))
+    kinds = np.arange(len(client)) % 2, np.arange(len(client)) // 2 % 3
+    found = []
+    for seed in range(audits):
+        values = np.random.default_rng(seed).standard_normal((3, 2, clients, len(client))).astype(np.float32)
+        assignment = np.zeros((2, clients), dtype=np.int64)
+        scores = UpdateScores(np.array([1, 2]), np.arange(clients), assignment, *values, label=kinds[1], client=client,
+                              group=kinds[0], groups=("a", "b"))  # fmt: skip
+        found.append(audit_updates(attack, scores).unused)
+    assert np.mean([each.auc for each in found]) == pytest.approx(0.5, abs=0.02)
+    for low, high in (("auc_low", "auc_high"), ("low", "high")):
+        assert sum(getattr(each, low) <= 0.5 <= getattr(each, high) for each in found) >= least(0.95, audits)
 
 
 @pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.7])

@@ -138,7 +138,8 @@ class RedTeam:
             attack = self.attack.fit(records.without(model), stream("left out", model))
             said_member = attack.score(records.query(model)) > attack.threshold
             accuracies.append(balanced_accuracy(said_member, records.member[records.shadow == model].numpy()))
-        return RateEstimate(float(np.mean(accuracies)), *mean_interval(np.array(accuracies)))
+        # Student's t knows no bounds, and a rate has two.
+        return RateEstimate(float(np.mean(accuracies)), *np.clip(mean_interval(np.array(accuracies)), 0, 1).tolist())
 
 
 def of_known(estimates: list[RateEstimate], state: State) -> RiskEstimate:

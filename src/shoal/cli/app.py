@@ -209,7 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         return _say(str(error), 2)
     except _UsageError as error:
-        return _say(error.format_message(), 2)
+        # Without a command the help is all that is said.
+        return _say(error.format_message(), 2) if error.format_message() else 2
     except (KeyboardInterrupt, typer.Abort):
         returned = 130
     except OSError as error:

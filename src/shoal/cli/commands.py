@@ -127,9 +127,10 @@ def audit(
             )
     typer.echo(in_words(outcome.audit))
     typer.echo(f"Report: {outcome.page}")
-    broken = [each.broken_by(outcome.flat) for each in gates]
     for each in gates:
         typer.echo(each.judged(outcome.flat)[0])
+    # A gate on what was not measured is an error, after all gates were judged.
+    broken = [each.broken_by(outcome.flat) for each in gates]
     if any(broken):
         raise typer.Exit(3)
 

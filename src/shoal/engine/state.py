@@ -76,7 +76,8 @@ class State:
         """
         if not self.trained.numel():
             return self.assignment[:, None] == torch.arange(len(self.models))
-        return (self.trained > 0) & (self.trained > self.trained.amax(dim=0) - within)
+        # No more rounds than there were: the difference must be a number of 64 bits.
+        return (self.trained > 0) & (self.trained > self.trained.amax(dim=0) - min(within, int(self.trained.max())))
 
     def strength(self, name: str) -> Tensor:
         """(K,) float64 in [0, 1], how much of what an algorithm does the directive ``name`` asks for in each cluster.

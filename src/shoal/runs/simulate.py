@@ -123,9 +123,8 @@ def simulate(
             bit of training.
         record_max_megabytes: what the updates may take.
         reference_federations: R, how many are trained after the last round (docs/audit.md), each for about the time of
-            the rounds; one attack, chosen without the members, then decides how exposed the
-            models are. Their scores are kept in
-            ``references/`` of ``out``.
+            the rounds; the attack that is chosen beforehand on them then decides how exposed the models are, or another
+            that is certain to find more. Their scores are kept in ``references/`` of ``out``.
         duplicates: "leave-out": their attacks, and `Result.audit`, leave out every record of which a client, or the
             test, hold-out or shadow set, has a copy with the same inputs and label.
         device, threads, precision, backend, personal_models: see `Engine`. With "disk" personal models are in files in

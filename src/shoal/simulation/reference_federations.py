@@ -32,6 +32,12 @@ from shoal.simulation.warm_start import Start
 LOOKS = 8
 """Rounds, at most, after which a trajectory has a score."""
 
+UNKNOWN_START = (
+    "how the models in 'start' were trained is not known, so records that count as non-members may have been trained on "
+    "there"
+)
+"""The note of a run that went on from a directory."""
+
 POPULATION = 1_000
 """Examples of the shadow set, at most, that all models score too: no federation trains on them."""
 
@@ -116,6 +122,8 @@ class AttackedRun:
         for start in starts_before(simulation):
             if start.simulation is not None:
                 records = records.take(~records.trained_in(start.simulation.federation))
+            else:
+                notes.append(UNKNOWN_START)
         risks, directives = recorded(simulation, rows)
         return AttackedRun(
             simulation=simulation,

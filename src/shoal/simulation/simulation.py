@@ -148,8 +148,8 @@ class Simulation:
         require(self.duplicates in known, f"'duplicates' must be {one_of(known)}; got {described(self.duplicates)}")
         replayable = self.property_attack is None and self.malicious_clients is None
         check_references(self.reference_federations, self.federation, replayable=replayable, duplicates=self.duplicates)
-        if self.start is not None and self.reference_federations:
-            require_known(self.start, self.federation)
+        if self.reference_federations:
+            require_known(self)
         methods = ("check", "init", "plan", "server_update", "deployed")
         missing = [name for name in methods if not hasattr(self.algorithm, name)]
         require(

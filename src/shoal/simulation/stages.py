@@ -46,8 +46,7 @@ def stages_before(simulation: Simulation, records: PairedRecords) -> list[Stage]
     Raises:
         InputError: it went on from models of which it is not known how they were trained.
     """
-    if simulation.start is not None:
-        require_known(simulation.start, simulation.federation)
+    require_known(simulation)
     found = []
     for start in starts_before(simulation):
         assert start.simulation is not None

@@ -10,7 +10,6 @@ from torch import Tensor
 from shoal.core.client_rows import ClientRows
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
-from shoal.data import Federation
 from shoal.data.copies import hashes_alike
 from shoal.engine import Engine, State
 from shoal.simulation.round_metrics import Row
@@ -42,13 +41,16 @@ class Start:
     __repr__ = one_line
 
 
-def require_known(start: Start, federation: Federation) -> None:
-    """Refuse a start that reference federations of ``federation`` cannot begin before.
+def require_known(simulation: "Simulation") -> None:
+    """Refuse a simulation whose reference federations cannot begin before its start.
 
     Raises:
-        InputError: models that may have been trained on the clients' examples, in a way that is not known.
+        InputError: it starts from models that may have been trained on the clients' examples, in a way that is not
+            known; or not all its clients take part in a round, and those of its start had other examples, so that it
+            is not known which of them a model was trained on.
     """
-    if start.public:
+    start = simulation.start
+    if start is None or start.public:
         return
     how = "train all rounds in one run, or say public_start=True if no example of these clients had a part in it"
     if start.simulation is None:
@@ -61,15 +63,20 @@ def require_known(start: Start, federation: Federation) -> None:
         "reference federations must begin before 'start', which had a property attack or malicious clients and cannot "
         "be replayed",
     )
-    clients = [each.clients for each in (federation, start.simulation.federation)]
+    clients = [each.federation.clients for each in (simulation, start.simulation)]
     mine, theirs = hashes_alike(*clients)
     require(
         bool(np.isin(mine, theirs).any()),
         "reference federations must begin before 'start', and none of the clients' examples is among those that it was "
         f"trained on, where they may stand in another form; {how}",
     )
-    if start.simulation.start is not None:
-        require_known(start.simulation.start, federation)
+    owners = [each.owners().numpy() for each in clients]
+    require(
+        simulation.participation == 1 or (np.array_equal(mine, theirs) and np.array_equal(*owners)),
+        "reference federations of a run that goes on from 'start' with other clients or examples need participation = "
+        f"1; got {simulation.participation:g}, and who trained in 'start' alone cannot be told",
+    )
+    require_known(start.simulation)
 
 
 def started(initial: State, start: State) -> State:

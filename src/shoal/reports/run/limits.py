@@ -16,7 +16,7 @@ def with_limits(clients: pd.DataFrame, attack: str) -> pd.DataFrame:
 
     The columns added or replaced:
 
-    - ``exposure``: the largest balanced accuracy of an attack; otherwise ``mia``, that of the configured attack.
+    - ``exposure``: the balanced accuracy of the attack that decides; otherwise ``mia``, that of the configured attack.
     - ``exposure_low``: the lower end of its 95 % interval; otherwise NaN.
     - ``attack``: the attack's name; otherwise ``attack``, the configured one.
     - ``over``: whether the limit is exceeded: ``exceeded``, by the interval; otherwise ``violated``, by the point
