@@ -102,13 +102,15 @@ def _guessing(summary: Summary, kind: str) -> list[str]:
     # A model may serve several groups; below the least of their shares it is worse for any mix of them.
     fewest, least = min(examples.values(), default=0), min(shares.values())
     # The exact interval of a share of a group's test examples, as if one model served the group.
-    compared = {g: (Estimate.of_rate(accuracies[g], examples.get(g, 0)), share) for g, share in shares.items()}
-    compared |= {model: (Estimate.of_rate(value, fewest), least) for model, value in clusters.items()}
+    compared = {g: (accuracies[g], share, examples.get(g, 0)) for g, share in shares.items()}
+    compared |= {model: (value, least, fewest) for model, value in clusters.items()}
     below, near, whose = list[str](), list[str](), list[str]()
-    for name, (accuracy, share) in compared.items():
-        wide = accuracy.among(len(compared))
-        if wide.low <= share:
-            (below if wide.high < share else near).append(f"{name} ({accuracy.percent})")
+    for name, (value, share, size) in compared.items():
+        accuracy = Estimate.of_rate(value, size)
+        if accuracy.among(len(compared)).low <= share:
+            # The share is found on the same examples, where it is the largest of all classes by chance too.
+            worse = accuracy.minus(Estimate.of_rate(share, size)).among(len(compared)).high < 0
+            (below if worse else near).append(f"{name} ({accuracy.percent})")
             whose.append(f"{percent(share)} of the test {kind} of {name if name in shares else 'a group at the least'}")
     said = [f"below guessing for {', '.join(below)}"] if below else []
     said += [f"not shown to be better than guessing for {', '.join(near)}"] if near else []

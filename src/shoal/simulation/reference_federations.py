@@ -33,8 +33,8 @@ LOOKS = 8
 """Rounds, at most, after which a trajectory has a score."""
 
 UNKNOWN_START = (
-    "how the models in 'start' were trained is not known, so records that count as non-members may have been trained on "
-    "there"
+    "how the models in 'start' were trained is not known, so records that count as non-members may have been trained "
+    "on there"
 )
 """The note of a run that went on from a directory."""
 

@@ -70,9 +70,9 @@ def require_known(simulation: "Simulation") -> None:
         "reference federations must begin before 'start', and none of the clients' examples is among those that it was "
         f"trained on, where they may stand in another form; {how}",
     )
-    owners = [each.owners().numpy() for each in clients]
+    of_mine, of_theirs = (each.owners().numpy() for each in clients)
     require(
-        simulation.participation == 1 or (np.array_equal(mine, theirs) and np.array_equal(*owners)),
+        simulation.participation == 1 or (np.array_equal(mine, theirs) and np.array_equal(of_mine, of_theirs)),
         "reference federations of a run that goes on from 'start' with other clients or examples need participation = "
         f"1; got {simulation.participation:g}, and who trained in 'start' alone cannot be told",
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import nan
 from typing import Any, Protocol
 
 import pandas as pd
@@ -10,7 +10,7 @@ import pandas as pd
 from shoal.metrics import least_non_members
 from shoal.reports.audit.attack_titles import attack_title
 from shoal.reports.estimate import Estimate
-from shoal.reports.formats import count, decimal
+from shoal.reports.formats import count
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 """Those that true positive rates are given at."""
@@ -50,13 +50,6 @@ class Finding:
     def title(self) -> str:
         """What the attack is called."""
         return attack_title(self.attack)
-
-    @property
-    def chance(self) -> str:
-        """What its balanced accuracy is compared with."""
-        if isnan(self.null_high):
-            return "chance: 0.500"
-        return f"chance: 0.500, and at most {decimal(self.null_high)} in 95 % of tests"
 
     def why_no_tpr(self, rate: float) -> str:
         """Why there is no true positive rate at a false positive rate."""
