@@ -65,14 +65,14 @@ def test_one_group_is_not_called_the_most_exposed() -> None:
 
 def test_an_interval_that_contains_half_is_at_chance() -> None:
     text = said(attack_row("lira", "group", "all", 0.52, tpr=0.02), attack_row("gap", "group", "all", 0.51))
-    assert text.startswith("At chance: the attack chosen beforehand, LiRA,")
+    assert text.startswith("Not shown to be above chance: the attack chosen beforehand, LiRA,")
     assert "A weak attack would have said no clearly other figure: the gap attack 0.510" in text
     assert "some members are exposed" not in text
 
 
 def test_members_who_are_named_are_exposed_although_the_accuracy_is_at_chance() -> None:
     text = said(attack_row("lira", "group", "all", 0.52, tpr=0.09))
-    assert text.startswith("On average at chance")
+    assert text.startswith("On average not shown to be above chance")
     assert "Yet some members are exposed: at a false positive rate of 1 % it names 9.0 %" in text
 
 

@@ -174,11 +174,14 @@ def test_the_report_shows_its_images_and_its_non_members_and_no_column(outsiders
     assert len(figures_before) == 6
 
 
-def test_the_most_frequent_class_is_counted_among_each_group_s_own_test_images(without):
+def test_guessing_is_the_share_of_each_group_s_most_frequent_training_class_among_its_own_test_images(without):
     federation = build(read_config(without / "config.toml"))[1].federation
+    clients = federation.clients
     for g, name in enumerate(federation.groups):
         labels = federation.test.y[federation.test.group == g].tolist()
-        share = max(map(labels.count, labels)) / len(labels)
+        own = torch.nonzero(federation.group == g).flatten().tolist()
+        trained = [y for i in own for y in clients.y[clients.owned(i)].tolist()]
+        share = labels.count(max(range(federation.classes), key=trained.count)) / len(labels)
         assert figures(without)[f"most_frequent_class.{name}"] == pytest.approx(share)
 
 

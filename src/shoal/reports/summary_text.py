@@ -12,7 +12,7 @@ from shoal.simulation.summary import Summary
 
 SAID: Mapping[Outcome, str] = {
     "exposed": "tells members from non-members",
-    "chance": "is at chance",
+    "chance": "is not shown to be above chance",
     "open": "leaves open how exposed records are",
 }
 """What an attack of each outcome does."""
@@ -108,7 +108,7 @@ def _guessing(summary: Summary, kind: str) -> list[str]:
     for name, (value, share, size) in compared.items():
         accuracy = Estimate.of_rate(value, size)
         if accuracy.among(len(compared)).low <= share:
-            # The share is found on the same examples, where it is the largest of all classes by chance too.
+            # The share is of the same few examples.
             worse = accuracy.minus(Estimate.of_rate(share, size)).among(len(compared)).high < 0
             (below if worse else near).append(f"{name} ({accuracy.percent})")
             whose.append(f"{percent(share)} of the test {kind} of {name if name in shares else 'a group at the least'}")

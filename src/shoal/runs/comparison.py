@@ -34,7 +34,7 @@ ROWS = (
     (BY_GROUP, "mia_population", "MIA, population non-members, {}"),
     (BY_GROUP, "mia_auc", "MIA AUC, {}"),
     (BY_GROUP, "gap", "gap attack, {}"),
-    (BY_GROUP, "exposure", "exposure by the attack that decides, {}"),
+    (BY_GROUP, "exposure", "exposure, mean of the clients' models, {}"),
     (OVERALL, "exceeded.total", "limits exceeded beyond chance, all clients"),
     (OVERALL, "violations.total", "violations, all clients"),
     (BY_GROUP, "violations", "violations, {}"),

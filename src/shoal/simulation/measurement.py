@@ -273,13 +273,18 @@ def _fairness(final: _Final) -> Metrics:
 
 
 def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
-    """The share of the most frequent class among each group's test examples: the accuracy of always naming it."""
-    test, labels = federation.test, federation.test.y.cpu()
+    """The share of a class among each group's test examples: of the most frequent one of its training examples.
+
+    It is the accuracy of always naming that class. The most frequent class of the test examples would be so by chance.
+    """
+    test, labels, clients = federation.test, federation.test.y.cpu(), federation.clients
+    trained, trained_group = clients.y.cpu()[clients.indices], federation.group[clients.owners()]
     shares = {}
     for g in federation.groups_with_clients:
         own = labels[test.group == g]
         if len(own):
+            guess = trained[trained_group == g].bincount().argmax()
             # Divided as whole numbers of Python: PyTorch's quotient has 24 bits, and an accuracy has 53.
-            share = int(own.bincount().max()) / len(own)
+            share = int((own == guess).sum()) / len(own)
             shares[federation.groups[g]] = {"most_frequent_class": share, "test_examples": len(own)}
     return shares

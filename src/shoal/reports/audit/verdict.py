@@ -67,7 +67,8 @@ def _exposure(worst: Finding, groups: Mapping[str, Sequence[Finding]], accuracy:
             sentence = _lower(f"{where}{which} has {value}")
             return f"How exposed the records are is open: {sentence}{wide}{than}; more records would say"
         case "chance":
-            return f"{'On average at' if named else 'At'} chance: {_lower(f'{where}{which} has {value}')}"
+            on = "On average not" if named else "Not"
+            return f"{on} shown to be above chance: {_lower(f'{where}{which} has {value}')}"
         case _:
             return _upper(f"{where}{which} tells members from non-members with {value}")
 
