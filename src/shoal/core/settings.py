@@ -240,13 +240,13 @@ def _expected(error: ErrorDetails) -> str:
         case "literal_error":
             return context["expected"]
         case "greater_than":
-            return f"above {context['gt']:g}"
+            return f"above {context['gt']:.12g}"
         case "greater_than_equal":
-            return f"at least {context['ge']:g}"
+            return f"at least {context['ge']:.12g}"
         case "less_than":
-            return f"below {context['lt']:g}"
+            return f"below {context['lt']:.12g}"
         case "less_than_equal":
-            return f"at most {context['le']:g}"
+            return f"at most {context['le']:.12g}"
         case "value_error":
             return str(context["error"])
         case "is_instance_of":
