@@ -159,7 +159,7 @@ def test_the_trajectory_is_of_the_run_itself_and_left_out_where_it_cannot_be(fin
     monkeypatch.setattr(AttackedRun, "replay", replay_elsewhere)
     found = audit_run(out, references=2)
     assert "trajectory" not in set(found.audit.attacks["attack"])
-    assert "cannot be played again" in caplog.text
+    assert "cannot be repeated" in caplog.text
 
 
 def test_references_of_other_models_are_not_used_again(toy_config, tmp_path, monkeypatch):
@@ -247,7 +247,7 @@ def test_the_attacked_models_are_scored_once(finished, tmp_path, monkeypatch):
     count, scores = [], AttackedRun.scores
     monkeypatch.setattr(AttackedRun, "scores", lambda self, engine: count.append(1) or scores(self, engine))
     audit_run(finished, references=1, out=tmp_path)
-    assert len(count) == 1, "for the records, and to see whether the run was played again as it was"
+    assert len(count) == 1, "for the records, and to see whether the run was repeated as it was"
 
 
 def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):

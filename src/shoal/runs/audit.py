@@ -156,7 +156,7 @@ def _asked(simulation: Simulation, duplicates: Duplicates | None) -> Simulation:
 
 @dataclass(frozen=True, eq=False)
 class _Trained:
-    """The scores of the attacked run, of the reference federations, and of the run played again, if it was."""
+    """The scores of the attacked run, of the reference federations, and of the run repeated, if it was."""
 
     target: FederationScores
     references: Sequence[StoredScores]
@@ -212,7 +212,7 @@ def _without_trajectory(trained: _Trained) -> str:
     if not trained.references:
         return "needs 1 reference models; there are 0"
     if trained.replayed is None:
-        return "needs the models of every round, and the run cannot be played again bit for bit here"
+        return "needs the models of every round, and the run cannot be repeated bit for bit here"
     if trained.target.personal:
         return "clients use models of their own"
     return "needs the same number of models in every round"

@@ -81,7 +81,7 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Seque
     path = folder / f"round-{state.round:06d}-{_digest(content)}.safetensors"
     write_bytes(path, content)
     for twin in folder.glob(f"round-{state.round:06d}-*"):
-        # A damaged checkpoint of this round, which was played again.
+        # A damaged checkpoint of this round, which was repeated.
         if twin != path:
             twin.unlink()
     _keep(folder, KEPT, state.personal)
@@ -148,7 +148,7 @@ def load_checkpoint(folder: Path) -> SimulationState | None:
 
 
 def _remove_observations(folder: Path, number: int) -> None:
-    """Remove those of rounds after ``number``, which will be played again."""
+    """Remove those of rounds after ``number``, which will be repeated."""
     for path in folder.glob("observations-*.safetensors"):
         if int(path.stem.rpartition("-")[2]) > number:
             path.unlink()

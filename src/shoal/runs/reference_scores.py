@@ -153,7 +153,7 @@ def replayed_scores(
 
     Args:
         attacked: the run.
-        target: its scores, which those of the run played again must equal.
+        target: its scores, which those of the run repeated must equal.
         engine: with its network.
         folder: where they are kept; made where it is missing.
     """
@@ -165,7 +165,7 @@ def replayed_scores(
         folder.mkdir(parents=True, exist_ok=True)
         _write(path, digest, stored)
     if not torch.equal(stored.scores.score, target.score):
-        LOG.warning("the run cannot be played again bit for bit here, so the trajectory attack is left out")
+        LOG.warning("the run cannot be repeated bit for bit here, so the trajectory attack is left out")
         return None
     return stored.scores
 
