@@ -88,7 +88,7 @@ class InputScale:
 
     @property
     def width(self) -> int:
-        """Inputs of the network: one for each column of numbers, and one for each word."""
+        """The number of inputs of the network, one for each column of numbers and one for each word."""
         return sum(len(each) or 1 for each in self.words or [()] * len(self.inputs))
 
     def applied(self, x: Tensor, words: Words = ()) -> Tensor:
