@@ -2,6 +2,7 @@
 
     python benchmarks/run_hashes.py before.csv          # on one commit, then on the other
     python benchmarks/run_hashes.py after.csv --against before.csv
+    python benchmarks/run_hashes.py after.csv --against before.csv --only ifca references
 
 Each run is a command line of `shoal`, so the comparison needs nothing of the package but its commands and files. It
 takes about four minutes of one core. Seconds are left out of the hash; all other bytes count.
@@ -100,13 +101,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="SHA-256 of the results of forty small runs.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--against", type=Path)
+    parser.add_argument("--only", nargs="+", choices=[*RUNS, "resumed"], default=[*RUNS, "resumed"], metavar="RUN")
     arguments = parser.parse_args()
     hashes: dict[tuple[str, str], str] = {}
     with TemporaryDirectory() as folder:
-        for number, name in enumerate(RUNS, 1):
-            print(f"{number}/{len(RUNS) + 1} {name}", file=sys.stderr)
-            hashes |= results(name, Path(folder, name))
-        hashes |= resumed(Path(folder, "resumed"))
+        for number, name in enumerate(arguments.only, 1):
+            print(f"{number}/{len(arguments.only)} {name}", file=sys.stderr)
+            out = Path(folder, name)
+            hashes |= resumed(out) if name == "resumed" else results(name, out)
     with arguments.out.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["run", "file", "sha256"])
@@ -114,6 +116,7 @@ def main() -> None:
     if arguments.against is not None:
         with arguments.against.open(newline="") as file:
             before = {(row["run"], row["file"]): row["sha256"] for row in csv.DictReader(file)}
+        before = {key: value for key, value in before.items() if key[0] in arguments.only}
         differing = [key for key in {**before, **hashes} if before.get(key) != hashes.get(key)]
         print(f"{len(hashes)} files, {len(differing)} differ", *(" ".join(key) for key in differing), sep="\n  ")
         sys.exit(bool(differing))
