@@ -20,7 +20,7 @@ from run_of_any_shape import (
     summary_of,
     usual_page,
 )
-from shoal.attacks.red_team import Estimator
+from shoal.attacks.queries.red_team import Estimator
 from shoal.core.errors import InputError
 from shoal.reports.formats import DASH
 from shoal.reports.run.description import RunDescription

@@ -36,10 +36,10 @@ from shoal.data import (
     load_dataset,
     partition_dataset,
 )
-from shoal.data.property_partition import PartitionIndices, federation_of
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, MaliciousClients, check_backend, resolve_backend
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
+from shoal.property.property_partition import PartitionIndices, federation_of
 from shoal.simulation.coordination import check_coordinator
 from shoal.simulation.simulation import Simulation, check_references
 

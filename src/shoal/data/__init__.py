@@ -14,13 +14,13 @@ from shoal.data.input_scale import InputScale
 from shoal.data.own_data import Columns, Examples
 from shoal.data.partition import Partition, partition_dataset
 from shoal.data.preferences import Preferences, draw_preferences
-from shoal.data.property_partition import PropertyPartition, draw_property_partition, partition_by_property
-from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group
 from shoal.data.sources.catalog import availability, load_dataset
 from shoal.data.sources.folder import PictureFormat, load_folder
 from shoal.data.sources.table import load_table
+from shoal.property.property_partition import PropertyPartition, draw_property_partition, partition_by_property
+from shoal.property.property_schedule import PropertySchedule
 
 __all__ = [
     "Canaries",

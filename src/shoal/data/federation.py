@@ -14,9 +14,9 @@ from shoal.data.origins import Origins
 from shoal.data.own_data import Arrays, Columns, Examples, Table, Task
 from shoal.data.own_federation import FederationParts, parts_of_tensors
 from shoal.data.preferences import Preferences
-from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
 from shoal.data.table_federation import parts_of_table
+from shoal.property.property_schedule import PropertySchedule
 
 
 @dataclass(frozen=True, eq=False)

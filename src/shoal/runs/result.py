@@ -24,6 +24,7 @@ from shoal.data.memory_format import to_pixels
 from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine, State
 from shoal.models import Model
+from shoal.property.property_metrics import PROPERTY_COLUMNS
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.recorded_updates import RecordedUpdates
 from shoal.reports.run.run_audit import RunAudit
@@ -34,7 +35,6 @@ from shoal.runs.updates import recorded_in
 from shoal.simulation.audit import ATTACK_COLUMNS
 from shoal.simulation.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.simulation.outcome import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
-from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 from shoal.simulation.simulation import Simulation
 from shoal.simulation.summary import Summary
 

@@ -16,7 +16,8 @@ from shoal.defenses import accounting
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.models import Metric, accuracy
-from shoal.simulation import canary_metrics, membership_metrics, property_metrics
+from shoal.property import property_metrics
+from shoal.simulation import canary_metrics, membership_metrics
 from shoal.simulation.answers import Answers
 from shoal.simulation.attack_metrics import attacks_on_records
 from shoal.simulation.attacked_records import AttackedRecords

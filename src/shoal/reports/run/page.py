@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shoal.data import Group
+from shoal.property.property_section import property_section
 from shoal.reports.audit.attack_titles import attack_title
 from shoal.reports.estimate import null_size
 from shoal.reports.formats import (
@@ -29,7 +30,6 @@ from shoal.reports.run.client_table import client_table
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.limits import with_limits
-from shoal.reports.run.property_section import property_section
 from shoal.reports.run.recorded_updates import RecordedUpdates, recorded_sentence
 from shoal.reports.run.run_audit import RunAudit
 from shoal.reports.run.tables import cell

@@ -16,13 +16,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from shoal.attacks.round_observation import RoundObservation
-from shoal.attacks.simulated_updates import Auxiliary, aggregated_updates, local_updates, schedule_of
-from shoal.attacks.update_features import extract_features
 from shoal.core.errors import require
 from shoal.core.settings import Count, Flag, Positive, settings
 from shoal.data.federation import Federation
 from shoal.engine import DivergenceError, RoundReport, State, Training, client_updates
+from shoal.property.round_observation import RoundObservation
+from shoal.property.simulated_updates import Auxiliary, aggregated_updates, local_updates, schedule_of
+from shoal.property.update_features import extract_features
 
 LOG = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from shoal.attacks.property import PropertyAttack
-from shoal.attacks.round_observation import RoundObservation
 from shoal.core.randomness import Stream
+from shoal.property.property_attack import PropertyAttack
+from shoal.property.round_observation import RoundObservation
 
 CONTROLS = 5
 """Forests trained on shuffled labels, each with a third of the trees; the control's AUC is the mean of theirs."""

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from shoal.attacks.audit import MembershipAudit
-from shoal.attacks.loss_histograms import LossHistograms, require_holdout
 from shoal.attacks.membership import FittedAttack, MembershipAttack, Query, Records, ReferenceModels
 from shoal.attacks.model_outputs import evaluate_models
-from shoal.attacks.shadow_models import ShadowModels
-from shoal.attacks.shokri import ShadowModelAttack
+from shoal.attacks.queries.loss_histograms import LossHistograms, require_holdout
+from shoal.attacks.queries.shadow_models import ShadowModels
+from shoal.attacks.queries.shokri import ShadowModelAttack
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Inline, Positive, settings

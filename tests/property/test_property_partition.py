@@ -17,7 +17,7 @@ from shoal.data import (
     draw_property_partition,
     partition_by_property,
 )
-from shoal.data.property_partition import ATTACKER, VICTIM
+from shoal.property.property_partition import ATTACKER, VICTIM
 
 STREAM = Stream(7, ("data",))
 

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from shoal.attacks.in_and_out import Side, in_and_out
 from shoal.attacks.reference_scores import Floats, ReferenceScores
+from shoal.attacks.scores.in_and_out import Side, in_and_out
 from shoal.core.settings import Fraction, settings
 
 Gamma = Annotated[float, Field(ge=1, strict=True, allow_inf_nan=False)]

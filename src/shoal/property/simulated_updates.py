@@ -11,9 +11,9 @@ from torch import Tensor
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
-from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD
+from shoal.property.property_schedule import PropertySchedule
 
 
 def schedule_of(federation: Federation) -> PropertySchedule:

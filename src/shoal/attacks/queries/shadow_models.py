@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from shoal.attacks.membership import Records, ReferenceModels
-from shoal.attacks.shadow_federations import ShadowFederation, split_between_owners, train_shadow_federations
+from shoal.attacks.queries.shadow_federations import ShadowFederation, split_between_owners, train_shadow_federations
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, Positive, settings

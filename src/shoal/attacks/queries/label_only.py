@@ -4,7 +4,7 @@ Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, 
 decision boundary distance by random noise (3.3). A record that was trained on keeps its label under more changes.
 
 These attacks ask the model about new inputs, which a `Query` does not have; so they are functions that give a score for
-each record, higher for members. The gap attack, their baseline, is `shoal.attacks.yeom.Gap`.
+each record, higher for members. The gap attack, their baseline, is `shoal.attacks.queries.yeom.Gap`.
 """
 
 from collections.abc import Callable, Iterator

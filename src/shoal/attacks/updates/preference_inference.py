@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.attacks.cluster_identity import ClusterIdentity, IdentityGuesses
+from shoal.attacks.updates.cluster_identity import ClusterIdentity, IdentityGuesses
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings

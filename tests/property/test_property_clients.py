@@ -17,18 +17,18 @@ from shoal.attacks import (
     active_property_attacker,
     extract_features,
 )
-from shoal.attacks.simulated_updates import Auxiliary, local_updates
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, TextDataset, partition_by_property
-from shoal.data.property_schedule import PropertySchedule
 from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, Training, client_updates
 from shoal.models import Model
 from shoal.models.networks import FacesCNN
 from shoal.models.recurrent import ReviewGRU
+from shoal.property.property_metrics import property_summary
+from shoal.property.property_schedule import PropertySchedule
+from shoal.property.simulated_updates import Auxiliary, local_updates
 from shoal.runs.simulate import simulate
-from shoal.simulation.property_metrics import property_summary
 from shoal.simulation.summary import flatten
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)

@@ -6,11 +6,11 @@ from math import isnan, nan, sqrt
 import pandas as pd
 
 from shoal.config.schema import PropertyAttackSection
+from shoal.property.property_figures import auc_over_rounds, cosines, maps
+from shoal.property.property_metrics import control_auc
 from shoal.reports.formats import DASH, count, decimal
 from shoal.reports.plotting import Figure
-from shoal.reports.run.property_figures import auc_over_rounds, cosines, maps
 from shoal.reports.run.tables import Table, TableRow, cell
-from shoal.simulation.property_metrics import control_auc
 from shoal.simulation.summary import Metrics, Summary
 
 

@@ -26,8 +26,8 @@ from shoal.data.partition import (
     shuffled_indices,
 )
 from shoal.data.preferences import Preferences, all_alike
-from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shifts import Group
+from shoal.property.property_schedule import PropertySchedule
 
 ATTACKER, VICTIM = 0, 1
 """Ids of the two clients; any would do, since examples are assigned to clients at random."""

@@ -95,7 +95,8 @@ class UpdateScores:
 
     Example:
         >>> import torch, shoal
-        >>> from shoal.attacks import OwnedRecords, update_scores
+        >>> from shoal.attacks.updates import update_scores
+        >>> from shoal.attacks import OwnedRecords
         >>> draw = shoal.Stream(0).generator()
         >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
         >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
@@ -185,7 +186,8 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
 
     Example:
         >>> import torch, shoal
-        >>> from shoal.attacks import OwnedRecords, update_scores
+        >>> from shoal.attacks.updates import update_scores
+        >>> from shoal.attacks import OwnedRecords
         >>> draw = shoal.Stream(0).generator()
         >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
         >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.attacks.in_and_out import Side, in_and_out, pooled_variances
 from shoal.attacks.reference_scores import Floats, ReferenceScores
+from shoal.attacks.scores.in_and_out import Side, in_and_out, pooled_variances
 from shoal.core.settings import settings
 
 LARGEST = 1e3

@@ -17,7 +17,6 @@ from shoal.attacks import (
     classify_updates,
     extract_features,
 )
-from shoal.attacks.simulated_updates import Auxiliary, aggregated_updates, local_updates
 from shoal.core.errors import InputError
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
@@ -25,8 +24,9 @@ from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, 
 from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
+from shoal.property.property_metrics import property_summary
+from shoal.property.simulated_updates import Auxiliary, aggregated_updates, local_updates
 from shoal.runs.simulate import simulate
-from shoal.simulation.property_metrics import property_summary
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 ALGORITHMS = [FedAvg(), IFCA(2, choose_by="batch"), IFCAMIR(IFCA(2))]

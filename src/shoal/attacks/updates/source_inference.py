@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.attacks.update_scores import UpdateScores, mean_over_rounds
+from shoal.attacks.updates.update_scores import UpdateScores, mean_over_rounds
 from shoal.core.settings import settings
 from shoal.metrics import clopper_pearson
 

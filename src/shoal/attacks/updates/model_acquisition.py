@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from shoal.attacks.sybil_paths import Received, SybilPaths
+from shoal.attacks.updates.sybil_paths import Received, SybilPaths
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line

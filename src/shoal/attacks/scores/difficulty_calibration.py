@@ -5,8 +5,8 @@ Source: Watson, Guo, Cormode, Sablayrolles, ICLR 2022, arXiv:2111.08440, equatio
 
 from typing import ClassVar
 
-from shoal.attacks.in_and_out import in_and_out
 from shoal.attacks.reference_scores import Floats, ReferenceScores
+from shoal.attacks.scores.in_and_out import in_and_out
 from shoal.core.settings import settings
 
 

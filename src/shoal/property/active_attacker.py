@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from shoal.attacks.simulated_updates import schedule_of
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
@@ -19,6 +18,7 @@ from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors
 from shoal.models.model import Loss, Model, cross_entropy
+from shoal.property.simulated_updates import schedule_of
 
 HEAD_OUTPUTS = 2
 """Outputs for the property: without it, and with it."""

@@ -29,10 +29,7 @@ from run_of_any_shape import (
 from shoal.config.schema import Config, PropertyAttackSection
 from shoal.config.toml_files import parse
 from shoal.core.errors import InputError
-from shoal.reports.formats import DASH
-from shoal.reports.run.description import RunDescription
-from shoal.reports.run.page import run_page
-from shoal.reports.run.property_figures import (
+from shoal.property.property_figures import (
     CHECKPOINTS,
     MOST,
     auc_over_rounds,
@@ -45,11 +42,14 @@ from shoal.reports.run.property_figures import (
     running_auc,
     tsne_maps,
 )
-from shoal.reports.run.property_section import PropertySection, property_section
+from shoal.property.property_metrics import property_summary
+from shoal.property.property_section import PropertySection, property_section
+from shoal.reports.formats import DASH
+from shoal.reports.run.description import RunDescription
+from shoal.reports.run.page import run_page
 from shoal.reports.run.tables import overall, seconds
 from shoal.reports.summary_text import verdict
 from shoal.runs.report import report_of
-from shoal.simulation.property_metrics import property_summary
 from shoal.simulation.summary import Summary, flatten, parse_summary
 
 GROUPS = ["a", "b"]
