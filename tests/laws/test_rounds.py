@@ -30,7 +30,8 @@ from shoal.algorithms.wrapped import with_bases
 from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModelAttack, ShadowModels
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences
-from shoal.engine import Aggregator, Algorithm, Engine, LocalSGD, State, Training, averaging_weights, client_updates
+from shoal.engine import Aggregator, Algorithm, Engine, LocalSGD, State, Training, averaging_weights
+from shoal.engine.rounds import client_updates
 from shoal.models import Model
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)

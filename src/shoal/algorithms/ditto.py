@@ -26,8 +26,8 @@ from shoal.engine import (
     PersonalModels,
     RoundPlan,
     State,
-    client_trainings,
 )
+from shoal.engine.rounds import client_trainings
 
 
 @settings

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from shoal.data.shards import Shards
-from shoal.engine.round_outcome import RoundReport
-from shoal.engine.round_plan import RoundPlan
-from shoal.engine.rounds import Training
+from shoal.engine.rounds.round_outcome import RoundReport
+from shoal.engine.rounds.round_plan import RoundPlan
+from shoal.engine.rounds.training import Training
 from shoal.engine.state import State
 
 
@@ -31,7 +31,7 @@ def client_updates(
 
     Example:
         >>> import shoal
-        >>> from shoal.engine import client_updates
+        >>> from shoal.engine.rounds import client_updates
         >>> one = ([[-1.0], [1.0]], [0, 1])
         >>> federation = shoal.Federation.from_tensors([one, one], test=one)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
