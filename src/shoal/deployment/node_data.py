@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 
 from shoal.config.build import build, load_source
-from shoal.config.client_data import draw_split, reading_of
+from shoal.config.client_files import draw_split, reading_of
 from shoal.config.schema import Config, parse_config
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
@@ -18,7 +18,7 @@ from shoal.data.shards import Shards
 from shoal.defenses import TrainingSetup, defended
 from shoal.deployment.node import NodeSettings
 from shoal.models import Model, Shape, VectorShape
-from shoal.simulation.coordinator import check_coordinator
+from shoal.simulation.coordination import check_coordinator
 
 
 @dataclass(frozen=True, eq=False)
