@@ -9,8 +9,17 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import NormClipping
-from shoal.engine import Algorithm, Deployed, Engine, LocalSGD, RoundReport, State, TorchOptimizer, Training
-from shoal.engine.rounds import client_updates
+from shoal.engine import (
+    Algorithm,
+    Deployed,
+    Engine,
+    LocalSGD,
+    RoundReport,
+    State,
+    TorchOptimizer,
+    Training,
+    client_updates,
+)
 from shoal.models import Model
 
 # Clients of 5 to 12 examples have 2 or 3 batches a pass, so their numbers of steps are odd and even.

@@ -8,8 +8,7 @@ import torch
 from shoal.algorithms import IFCA, Ditto, EarlyStopping, FedAvg, FedOpt, Pooling, Scaffold
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.engine import Engine, LocalSGD, Training
-from shoal.engine.rounds import client_updates
+from shoal.engine import Engine, LocalSGD, Training, client_updates
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import NormClipping
-from shoal.engine import Engine, LocalSGD, RoundReport, State, Training
-from shoal.engine.rounds import client_updates
+from shoal.engine import Engine, LocalSGD, RoundReport, State, Training, client_updates
 from shoal.models import Model
 from shoal.runs.run import run
 

@@ -6,8 +6,7 @@ import torch
 from shoal.algorithms import IFCA, HypCluster, RRCluster
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.engine import Engine, LocalSGD, Training
-from shoal.engine.rounds import client_updates
+from shoal.engine import Engine, LocalSGD, Training, client_updates
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 

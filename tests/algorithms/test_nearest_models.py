@@ -22,8 +22,7 @@ from shoal.algorithms.fedavg_start import noisy_copies
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, TrainingSetup
-from shoal.engine import Engine, LocalSGD, Training
-from shoal.engine.rounds import client_updates
+from shoal.engine import Engine, LocalSGD, Training, client_updates
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 ALL = torch.arange(len(TWO))

@@ -11,8 +11,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import NormClipping
-from shoal.engine import Aggregate, Engine, LocalSGD, LocalTraining, State, Training
-from shoal.engine.rounds import client_updates
+from shoal.engine import Aggregate, Engine, LocalSGD, LocalTraining, State, Training, client_updates
 from shoal.models import Model
 
 FULL = LocalSGD(steps=2, batch_size="all", learning_rate=0.1)

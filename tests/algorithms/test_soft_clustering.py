@@ -12,8 +12,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD, Augmentation, Flooding, Mixup
-from shoal.engine import ClusterRound, Engine, LocalSGD, State, Training
-from shoal.engine.rounds import client_updates
+from shoal.engine import ClusterRound, Engine, LocalSGD, State, Training, client_updates
 from shoal.models import Model, squared_error
 
 LOCAL = LocalSGD(steps=2, batch_size="all", learning_rate=0.1)

@@ -23,8 +23,7 @@ from shoal.core.randomness import Stream
 from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, TextDataset, partition_by_property
 from shoal.data.property_schedule import PropertySchedule
 from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, defended
-from shoal.engine import Engine, LocalSGD, Training
-from shoal.engine.rounds import client_updates
+from shoal.engine import Engine, LocalSGD, Training, client_updates
 from shoal.models import Model
 from shoal.models.networks import FacesCNN
 from shoal.models.recurrent import ReviewGRU

@@ -10,8 +10,17 @@ from shoal.algorithms import IFCA, Ditto, FedAvg
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, L2, NormClipping
-from shoal.engine import ClusterRound, Deployed, Engine, LocalSGD, LocalTraining, RoundPlan, State, Training
-from shoal.engine.rounds import client_updates
+from shoal.engine import (
+    ClusterRound,
+    Deployed,
+    Engine,
+    LocalSGD,
+    LocalTraining,
+    RoundPlan,
+    State,
+    Training,
+    client_updates,
+)
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 

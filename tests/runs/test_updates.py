@@ -18,8 +18,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import NormClipping, defended
 from shoal.defenses.defense import TrainingSetup
-from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, Training
-from shoal.engine.rounds import client_updates
+from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, Training, client_updates
 from shoal.runs.report import report_of
 from shoal.runs.result import load
 from shoal.runs.run import run

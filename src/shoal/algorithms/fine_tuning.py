@@ -11,8 +11,18 @@ from shoal.algorithms.fedavg import FedAvg
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, ClientTrainings, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
-from shoal.engine.rounds import client_trainings
+from shoal.engine import (
+    Aggregate,
+    Algorithm,
+    ClientTrainings,
+    Cohort,
+    Deployed,
+    Engine,
+    LocalSGD,
+    RoundPlan,
+    State,
+    client_trainings,
+)
 
 
 @settings

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from shoal.core.errors import require
-from shoal.engine import LocalSGD
-from shoal.engine.rounds import client_trainings
+from shoal.engine import LocalSGD, client_trainings
 
 
 def with_bases(algorithm: object) -> Iterator[object]:

@@ -22,8 +22,7 @@ from shoal.attacks.update_features import extract_features
 from shoal.core.errors import require
 from shoal.core.settings import Count, Flag, Positive, settings
 from shoal.data.federation import Federation
-from shoal.engine import DivergenceError, RoundReport, State, Training
-from shoal.engine.rounds import client_updates
+from shoal.engine import DivergenceError, RoundReport, State, Training, client_updates
 
 LOG = logging.getLogger(__name__)
 

@@ -31,8 +31,7 @@ from shoal.deployment.messages import Offer, Refusal
 from shoal.deployment.node import NodeSettings
 from shoal.deployment.node_data import Client, open_client
 from shoal.deployment.supported import at_client, choice_of
-from shoal.engine import ClientUpdate, Engine, State, Training, client_round
-from shoal.engine.rounds import client_trainings
+from shoal.engine import ClientUpdate, Engine, State, Training, client_round, client_trainings
 
 LOG = logging.getLogger("shoal")
 

@@ -9,8 +9,7 @@ from shoal.control import COLUMN, GUESSING, Coordinator, directives_of
 from shoal.core.errors import require
 from shoal.data.preferences import Preferences
 from shoal.defenses import TrainingSetup
-from shoal.engine import Algorithm, ClientTrainings, ClusterRound, LocalSGD, State, Training
-from shoal.engine.rounds import client_trainings
+from shoal.engine import Algorithm, ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
 from shoal.simulation.summary import Summary
 
 LOG = logging.getLogger(__name__)

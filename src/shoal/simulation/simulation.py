@@ -29,8 +29,16 @@ from shoal.data import Canaries, Federation
 from shoal.data.copies import ExampleHashes
 from shoal.data.paired_records import Duplicates, number_of_pairs
 from shoal.defenses import TrainingSetup, accounting
-from shoal.engine import Algorithm, Engine, MaliciousClients, RoundReport, State, Training, check_examples
-from shoal.engine.rounds import client_trainings
+from shoal.engine import (
+    Algorithm,
+    Engine,
+    MaliciousClients,
+    RoundReport,
+    State,
+    Training,
+    check_examples,
+    client_trainings,
+)
 from shoal.models.validation import require_fits
 from shoal.simulation.attacked_records import AttackedRecords
 from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits

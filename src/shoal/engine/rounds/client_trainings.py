@@ -23,7 +23,7 @@ class ClientTrainings:
 
     Example:
         >>> import shoal
-        >>> from shoal.engine.rounds import client_trainings
+        >>> from shoal.engine import client_trainings
         >>> ditto = client_trainings(shoal.Ditto(local=shoal.LocalSGD(epochs=3)), shoal.LocalSGD(epochs=1))
         >>> [each.epochs for each in ditto.rounds]
         [1, 3]
@@ -65,7 +65,7 @@ def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
 
     Example:
         >>> import shoal
-        >>> from shoal.engine.rounds import client_trainings
+        >>> from shoal.engine import client_trainings
         >>> tuned = client_trainings(shoal.FedProx(shoal.FineTuning()), shoal.LocalSGD())
         >>> len(tuned.rounds), tuned.first, len(tuned.final)
         (1, None, 1)

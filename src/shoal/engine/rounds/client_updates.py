@@ -31,7 +31,7 @@ def client_updates(
 
     Example:
         >>> import shoal
-        >>> from shoal.engine.rounds import client_updates
+        >>> from shoal.engine import client_updates
         >>> one = ([[-1.0], [1.0]], [0, 1])
         >>> federation = shoal.Federation.from_tensors([one, one], test=one)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
