@@ -24,11 +24,11 @@ from shoal.data import (
     ClientSplit,
     Federation,
     ImageDataset,
-    InputScale,
     LabelledDataset,
     Partition,
     Preferences,
     PropertyPartition,
+    Standardizer,
     TextDataset,
     draw_preferences,
     draw_property_partition,
@@ -98,7 +98,7 @@ class Resolved:
         )
 
     @property
-    def input_scale(self) -> InputScale | None:
+    def input_scale(self) -> Standardizer | None:
         """What training examples make of columns, where clients have tables; None of other data."""
         if not isinstance(self.data, ClientDataset) or self.indices is None:
             return None

@@ -10,16 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.core.client_rows import BLOCK, ClientRows
+from shoal.core.client_vectors import BLOCK, ClientVectors
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import plain
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
-from shoal.engine.client_trainings import require_counted
 from shoal.engine.cohort import Cohort
-from shoal.engine.cohort_trainer import CohortTrainer
 from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local_sgd import LocalSGD
 from shoal.engine.personal_models import PersonalModels
@@ -32,9 +30,11 @@ from shoal.engine.protocols import (
     RiskEstimator,
     UpdateFilter,
 )
-from shoal.engine.round_outcome import Aggregate, Deployed, RoundReport
-from shoal.engine.round_plan import LocalTraining, RoundPlan
-from shoal.engine.round_updates import UpdateCollector
+from shoal.engine.rounds.client_trainings import require_counted
+from shoal.engine.rounds.cohort_trainer import CohortTrainer
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport
+from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
+from shoal.engine.rounds.round_updates import UpdateCollector
 from shoal.engine.state import State, Tensors
 
 LOG = logging.getLogger(__name__)
@@ -279,7 +279,7 @@ class Training:
     ) -> tuple[PersonalModels, Tensor]:
         """What one training makes of every client's model, and the index (N,) of each, some clients at a time."""
         everyone, width = torch.arange(len(self.federation)), state.models.shape[1]
-        rows = self.engine.stored({"fine-tuned": ClientRows.same(state.models[0], len(everyone))})["fine-tuned"]
+        rows = self.engine.stored({"fine-tuned": ClientVectors.same(state.models[0], len(everyone))})["fine-tuned"]
         # All examples, as `final_cohort`, also where a round has only some of a client's.
         batches = self.stream("deployed", state.round, "batches")
         for some in everyone.split(max(1, BLOCK // width)):
