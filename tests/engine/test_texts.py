@@ -13,7 +13,7 @@ from shoal.core.errors import InputError
 from shoal.data import Federation
 from shoal.engine import Engine, LocalSGD, resolve_backend, vmap_gradients
 from shoal.models import Model, TextShape, create_model
-from shoal.runs.report import report_of
+from shoal.runs.result import report_of
 from shoal.runs.run import run
 
 VOCABULARY = 3000
