@@ -25,7 +25,7 @@ from shoal.deployment.node import NodeSettings
 from shoal.deployment.node_data import open_client, run_config
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
-from shoal.simulation.coordinator import accountable_trainings
+from shoal.simulation.coordination import accountable_trainings
 
 TABLE = {
     "seed": 2,

@@ -44,7 +44,7 @@ from shoal.defenses import DPSGD, accounting
 from shoal.engine import Cohort, Engine, LinearTerm, LocalSGD, LocalTraining, RoundPlan, State, Training
 from shoal.engine.bound_network import BoundNetwork
 from shoal.models import Model
-from shoal.simulation.coordinator import accountable_trainings
+from shoal.simulation.coordination import accountable_trainings
 
 CLIP = 0.5
 RULE = DPSGD(CLIP, 0.5)

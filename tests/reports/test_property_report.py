@@ -27,7 +27,7 @@ from run_of_any_shape import (
     usual_page,
 )
 from shoal.config.schema import Config, PropertyAttackSection
-from shoal.config.validation import parse
+from shoal.config.toml_files import parse
 from shoal.core.errors import InputError
 from shoal.reports.formats import DASH
 from shoal.reports.run.description import RunDescription

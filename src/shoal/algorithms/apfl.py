@@ -18,7 +18,7 @@ from shoal.core.settings import settings
 from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
-    ClientRows,
+    ClientVectors,
     Cohort,
     Deployed,
     Engine,
@@ -88,7 +88,7 @@ class APFL:
             "APFL mixes parameters, so the network must have neither batch norm nor frozen layers",
         )
         state = FedAvg().init(engine, federation, local, stream)
-        personal = ClientRows.same(state.models[0], len(federation))
+        personal = ClientVectors.same(state.models[0], len(federation))
         alpha = torch.full((len(federation),), self.alpha)
         return replace(state, clients={"apfl.alpha": alpha}, personal={"apfl": personal})
 

@@ -15,8 +15,8 @@ from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     Algorithm,
-    ClientRows,
     ClientTrainings,
+    ClientVectors,
     Cohort,
     Deployed,
     Engine,
@@ -78,7 +78,7 @@ class Ditto:
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """The base's state, with a personal model for each client."""
         state = self.base.init(engine, federation, local, stream)
-        personal = ClientRows.same(state.models[0], len(federation))
+        personal = ClientVectors.same(state.models[0], len(federation))
         return replace(state, personal={**state.personal, "ditto": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

@@ -18,7 +18,7 @@ from shoal.core.settings import Positive, settings
 from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
-    ClientRows,
+    ClientVectors,
     Cohort,
     Deployed,
     Engine,
@@ -87,7 +87,7 @@ class FedRep:
         """
         state = FedAvg().init(engine, federation, local, stream)
         head = state.models[0, head_of(engine.model.layout, self.head)]
-        return replace(state, personal={"fedrep": ClientRows.same(head, len(federation))})
+        return replace(state, personal={"fedrep": ClientVectors.same(head, len(federation))})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains its own head, then the body, and sends the body alone."""

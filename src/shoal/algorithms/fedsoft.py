@@ -18,7 +18,7 @@ from shoal.core.settings import NonNegativeFloat, Positive, settings
 from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
-    ClientRows,
+    ClientVectors,
     Cohort,
     Deployed,
     Engine,
@@ -92,7 +92,7 @@ class FedSoft:
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """K independent random models, and a further one that all personal models start from."""
         state = IFCA(self.clusters).init(engine, federation, local, stream)
-        personal = ClientRows.same(engine.model.init(stream("model", self.clusters)), len(federation))
+        personal = ClientVectors.same(engine.model.init(stream("model", self.clusters)), len(federation))
         return replace(state, personal={"fedsoft": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

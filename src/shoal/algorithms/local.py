@@ -15,7 +15,7 @@ from shoal.core.settings import settings
 from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
-    ClientRows,
+    ClientVectors,
     Cohort,
     Deployed,
     Engine,
@@ -59,7 +59,7 @@ class LocalOnly:
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """FedAvg's random model, and the same one for each client."""
         state = FedAvg().init(engine, federation, local, stream)
-        return replace(state, personal={"local": ClientRows.same(state.models[0], len(federation))})
+        return replace(state, personal={"local": ClientVectors.same(state.models[0], len(federation))})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody goes on with its own model, and keeps the outcome to itself."""

@@ -13,7 +13,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import PositiveFloat, settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, ClientRows, Cohort, Deployed, Engine, LinearTerm, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, ClientVectors, Cohort, Deployed, Engine, LinearTerm, LocalSGD, RoundPlan, State
 
 
 @settings
@@ -64,7 +64,7 @@ class Scaffold:
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """One random model, and control variates of 0."""
         state = _AVERAGE.init(engine, federation, local, stream)
-        own = ClientRows.same(torch.zeros_like(state.models[0]), len(federation))
+        own = ClientVectors.same(torch.zeros_like(state.models[0]), len(federation))
         return replace(state, server={"scaffold.c": torch.zeros_like(state.models)}, personal={"scaffold": own})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

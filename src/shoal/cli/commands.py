@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.cli.audit import AuditDisplay, in_words
-from shoal.cli.sweep import SweepDisplay
+from shoal.cli.audit_display import AuditDisplay, in_words
+from shoal.cli.sweep_display import SweepDisplay
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import read_config
 from shoal.config.starter import write_starter

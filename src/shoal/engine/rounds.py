@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.core.client_rows import BLOCK, ClientRows
+from shoal.core.client_vectors import BLOCK, ClientVectors
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
@@ -279,7 +279,7 @@ class Training:
     ) -> tuple[PersonalModels, Tensor]:
         """What one training makes of every client's model, and the index (N,) of each, some clients at a time."""
         everyone, width = torch.arange(len(self.federation)), state.models.shape[1]
-        rows = self.engine.stored({"fine-tuned": ClientRows.same(state.models[0], len(everyone))})["fine-tuned"]
+        rows = self.engine.stored({"fine-tuned": ClientVectors.same(state.models[0], len(everyone))})["fine-tuned"]
         # All examples, as `final_cohort`, also where a round has only some of a client's.
         batches = self.stream("deployed", state.round, "batches")
         for some in everyone.split(max(1, BLOCK // width)):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.schema import SIMULATION, Config, read_config
-from shoal.config.validation import read_toml
+from shoal.config.toml_files import read_toml
 from shoal.core.errors import described, path_of, require, whole
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config.schema import SIMULATION, Config, parse_config
-from shoal.config.validation import read_toml
+from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.runs.updates import FOLDER

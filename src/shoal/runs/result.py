@@ -33,8 +33,8 @@ from shoal.runs.record import read_description
 from shoal.runs.updates import recorded_in
 from shoal.simulation.audit import ATTACK_COLUMNS
 from shoal.simulation.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
+from shoal.simulation.outcome import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
 from shoal.simulation.property_metrics import PROPERTY_COLUMNS
-from shoal.simulation.result import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
 from shoal.simulation.simulation import Simulation
 from shoal.simulation.summary import Summary
 

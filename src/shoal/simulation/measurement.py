@@ -20,12 +20,12 @@ from shoal.simulation import canary_metrics, membership_metrics, property_metric
 from shoal.simulation.answers import Answers
 from shoal.simulation.attack_metrics import attacks_on_records
 from shoal.simulation.attacked_records import AttackedRecords
-from shoal.simulation.coordinator import accountable_trainings, coordinator_summary
+from shoal.simulation.coordination import accountable_trainings, coordinator_summary
 from shoal.simulation.exposure import exposure_of_clients
 from shoal.simulation.final_attacks import attack_final_models
 from shoal.simulation.membership import Membership, is_personal
+from shoal.simulation.outcome import Outcome
 from shoal.simulation.refits import refit_metrics
-from shoal.simulation.result import Outcome
 from shoal.simulation.summary import Metrics, Summary
 
 LOG = logging.getLogger(__name__)

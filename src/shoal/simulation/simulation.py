@@ -41,10 +41,10 @@ from shoal.engine import (
 )
 from shoal.models.validation import require_fits
 from shoal.simulation.attacked_records import AttackedRecords
-from shoal.simulation.coordinator import check_coordinator, warn_of_impossible_limits
+from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
 from shoal.simulation.measurement import measure
+from shoal.simulation.outcome import Outcome
 from shoal.simulation.property_metrics import property_summary, updates_of
-from shoal.simulation.result import Outcome
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.summary import Summary
 from shoal.simulation.warm_start import Start, require_known, started

@@ -18,18 +18,18 @@ import pandas as pd
 import tomli_w
 from filelock import FileLock
 
-from shoal.config.validation import read_toml
+from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
 from shoal.reports.sweep.report_spec import said_of
 from shoal.reports.sweep.undefined import require_shown
 from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
-from shoal.simulation.result import ROUND_COLUMNS
+from shoal.simulation.outcome import ROUND_COLUMNS
 from shoal.sweeps.plan import forget_datasets, plan_runs
-from shoal.sweeps.progress import SweepProgress, progress_of
-from shoal.sweeps.results import read_results, row_of, write_results
-from shoal.sweeps.spec import Sweep, read_sweep
+from shoal.sweeps.results_table import read_results, row_of, write_results
+from shoal.sweeps.sweep_file import Sweep, read_sweep
+from shoal.sweeps.sweep_progress import SweepProgress, progress_of
 from shoal.sweeps.workers import Workers
 
 UNFINISHED = "not finished"

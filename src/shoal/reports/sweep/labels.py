@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan
 
-from shoal.config.coordinator import BELIEFS
+from shoal.config.coordinator_section import BELIEFS
 from shoal.config.kinds import algorithm_title
 from shoal.control import COLUMN
 from shoal.reports.audit.attack_titles import TITLES

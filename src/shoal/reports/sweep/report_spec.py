@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from shoal.config.validation import parse
+from shoal.config.toml_files import parse
 from shoal.core.errors import InputError, nearest, require
 from shoal.core.settings import Range, settings
 

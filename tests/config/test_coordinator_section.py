@@ -9,14 +9,14 @@ from conftest import toy_table
 from shoal.algorithms import IFCA, IFCAMIR, Pooling, PricedChoice
 from shoal.cli.app import main
 from shoal.config.build import build
-from shoal.config.coordinator import BELIEFS
+from shoal.config.coordinator_section import BELIEFS
 from shoal.config.schema import parse_config, read_config
-from shoal.config.tables import table_of
+from shoal.config.settings_tables import table_of
 from shoal.control import Knob, RiskPrediction
 from shoal.core.errors import InputError
 from shoal.defenses import CCL, DPSGD, L2, Augmentation, Flooding, Mixup, RelaxLoss, ShorterTraining
 from shoal.sweeps.plan import plan_runs
-from shoal.sweeps.spec import read_sweep
+from shoal.sweeps.sweep_file import read_sweep
 
 STEERED = {"target": 0.2, "min_clients": 3, "l2": 0.1, "augmentation": {"rotation": 10}, "pooling": 0.4}
 ALONE = {

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import require
-from shoal.data.own_data import Impute
+from shoal.data.user.arrays import Impute
 
 Words = tuple[tuple[str, ...], ...]
 """Of each column its words; none where it holds numbers."""
 
 
 @dataclass(frozen=True)
-class InputScale:
+class Standardizer:
     """Numbers as ``(x - mean) / deviation``, a word as one input for each word of its column: 1 for its own, 0 else.
 
     Args:
@@ -26,14 +26,14 @@ class InputScale:
 
     Example:
         >>> import torch
-        >>> from shoal.data import InputScale
-        >>> scale = InputScale.of(("age", "ward"), torch.tensor([[40.0, 7.0], [60.0, 7.0]]).double())
+        >>> from shoal.data import Standardizer
+        >>> scale = Standardizer.of(("age", "ward"), torch.tensor([[40.0, 7.0], [60.0, 7.0]]).double())
         >>> scale
-        InputScale(inputs=('age', 'ward'), mean=(50.0, 7.0), deviation=(10.0, inf), words=(), fill=())
+        Standardizer(inputs=('age', 'ward'), mean=(50.0, 7.0), deviation=(10.0, inf), words=(), fill=())
         >>> scale.applied(torch.tensor([[70.0, 8.0]]).double())
         tensor([[2., 0.]])
         >>> rows = torch.tensor([[40.0, 1.0], [60.0, 0.0]]).double()
-        >>> InputScale.of(("age", "sex"), rows, words=((), ("f", "m"))).applied(rows, ((), ("f", "m")))
+        >>> Standardizer.of(("age", "sex"), rows, words=((), ("f", "m"))).applied(rows, ((), ("f", "m")))
         tensor([[-1.,  0.,  1.],
                 [ 1.,  1.,  0.]])
     """
@@ -45,7 +45,7 @@ class InputScale:
     fill: tuple[float, ...] = ()
 
     @staticmethod
-    def of(inputs: tuple[str, ...], x: Tensor, words: Words = (), impute: Impute | None = None) -> "InputScale":
+    def of(inputs: tuple[str, ...], x: Tensor, words: Words = (), impute: Impute | None = None) -> "Standardizer":
         """That of training rows, by scikit-learn's transformers.
 
         Args:
@@ -82,7 +82,7 @@ class InputScale:
             fill = [
                 float(each.searchsorted(f)) if own else f for f, each, own in zip(fill, places, words, strict=False)
             ]
-        return InputScale(
+        return Standardizer(
             inputs, tuple(mean.tolist()), tuple(np.where(of_words, 1.0, deviation).tolist()), kept, tuple(fill)
         )
 

@@ -11,7 +11,7 @@ BLOCK = 2**24
 """Numbers that are copied at once from one place to another: 64 MiB."""
 
 
-class ClientRows(ABC):
+class ClientVectors(ABC):
     """N rows of d float32 numbers, one of each client.
 
     A value: `replaced` gives another one and leaves this one as it is. It costs what the replaced rows cost, whatever
@@ -19,24 +19,24 @@ class ClientRows(ABC):
 
     Example:
         >>> import torch
-        >>> from shoal.engine import ClientRows
-        >>> before = ClientRows.same(torch.zeros(2), 3)
+        >>> from shoal.engine import ClientVectors
+        >>> before = ClientVectors.same(torch.zeros(2), 3)
         >>> after = before.moved(torch.tensor([1]), torch.ones(1, 2))
         >>> after.tensor().tolist(), before.tensor().sum(), len(after.distinct()[0])
         ([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]], tensor(0.), 2)
     """
 
     @staticmethod
-    def same(row: Tensor, clients: int) -> "RowsInMemory":
+    def same(row: Tensor, clients: int) -> "VectorsInMemory":
         """The same ``row`` (d,) for each of N ``clients``.
 
-        >>> rows = ClientRows.same(torch.zeros(2), 3)
+        >>> rows = ClientVectors.same(torch.zeros(2), 3)
         >>> rows.replaced(torch.tensor([1]), torch.ones(1, 2)).tensor()
         tensor([[0., 0.],
                 [1., 1.],
                 [0., 0.]])
         """
-        return RowsInMemory(tuple(repeat(row.clone(), clients)))
+        return VectorsInMemory(tuple(repeat(row.clone(), clients)))
 
     @property
     @abstractmethod
@@ -48,14 +48,14 @@ class ClientRows(ABC):
         """The rows of some clients, of positions (n,) int64: (n, d), a new tensor."""
 
     @abstractmethod
-    def replaced(self, clients: Tensor, rows: Tensor) -> "ClientRows":
+    def replaced(self, clients: Tensor, rows: Tensor) -> "ClientVectors":
         """These with ``rows`` (n, d) for ``clients`` (n,) int64, each at most once."""
 
     @abstractmethod
     def distinct(self) -> tuple[Tensor, Tensor]:
         """Who shares a row: for each of U distinct rows a client (U,) that has it; and which it is of each (N,)."""
 
-    def moved(self, clients: Tensor, update: Tensor) -> "ClientRows":
+    def moved(self, clients: Tensor, update: Tensor) -> "ClientVectors":
         """These with ``update`` (n, d) added to the rows of ``clients`` (n,) int64, each at most once."""
         return self.replaced(clients, self[clients] + update)
 
@@ -69,10 +69,10 @@ class ClientRows(ABC):
         for some in first.split(max(1, BLOCK // max(1, self.shape[1]))):
             yield self[some]
 
-    def in_memory(self) -> "RowsInMemory":
+    def in_memory(self) -> "VectorsInMemory":
         """The same rows in memory."""
         each = [row.clone() for block in self.blocks() for row in block]
-        return RowsInMemory(tuple(each[i] for i in self.distinct()[1].tolist()))
+        return VectorsInMemory(tuple(each[i] for i in self.distinct()[1].tolist()))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -81,7 +81,7 @@ class ClientRows(ABC):
         return f"{type(self).__name__}{self.shape}"
 
 
-class RowsInMemory(ClientRows):
+class VectorsInMemory(ClientVectors):
     """Rows in memory. What no value refers to any longer is freed.
 
     Args:
@@ -93,7 +93,7 @@ class RowsInMemory(ClientRows):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """See `ClientRows`."""
+        """See `ClientVectors`."""
         return len(self._rows), len(self._rows[0])
 
     def __getitem__(self, clients: Tensor) -> Tensor:
@@ -101,22 +101,22 @@ class RowsInMemory(ClientRows):
             return self._rows[0].new_empty(0, self.shape[1])
         return torch.stack([self._rows[i] for i in clients.tolist()])
 
-    def replaced(self, clients: Tensor, rows: Tensor) -> "RowsInMemory":
-        """See `ClientRows`."""
+    def replaced(self, clients: Tensor, rows: Tensor) -> "VectorsInMemory":
+        """See `ClientVectors`."""
         changed = list(self._rows)
         for i, row in zip(clients.tolist(), rows, strict=True):
             # Not a view, which would keep the rows of all these clients until the last of them is replaced.
             changed[i] = row.to(changed[i], copy=True)
-        return RowsInMemory(tuple(changed))
+        return VectorsInMemory(tuple(changed))
 
     def distinct(self) -> tuple[Tensor, Tensor]:
-        """See `ClientRows`; in the order of the clients."""
+        """See `ClientVectors`; in the order of the clients."""
         first: dict[int, int] = {}
         for i, row in enumerate(self._rows):
             first.setdefault(id(row), i)
         number = {row: u for u, row in enumerate(first)}
         return torch.tensor(list(first.values())), torch.tensor([number[id(row)] for row in self._rows])
 
-    def in_memory(self) -> "RowsInMemory":
+    def in_memory(self) -> "VectorsInMemory":
         """These."""
         return self

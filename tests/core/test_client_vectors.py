@@ -7,9 +7,9 @@ import pickle
 import pytest
 import torch
 
-from shoal.core.client_rows import ClientRows
+from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError
-from shoal.core.row_file import RowFile, RowsOnDisk
+from shoal.core.vectors_on_disk import RowFile, VectorsOnDisk
 
 CLIENTS, WIDTH = 7, 5
 
@@ -19,8 +19,8 @@ def folder_of(kind, tmp_path):
 
 
 def begun(kind, tmp_path):
-    rows = ClientRows.same(torch.arange(float(WIDTH)), CLIENTS)
-    return rows if kind == "memory" else RowsOnDisk.of(rows, "of/clients", folder_of(kind, tmp_path))
+    rows = ClientVectors.same(torch.arange(float(WIDTH)), CLIENTS)
+    return rows if kind == "memory" else VectorsOnDisk.of(rows, "of/clients", folder_of(kind, tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["memory", "named", "unnamed"])
@@ -72,7 +72,7 @@ def test_a_file_that_is_opened_again_goes_on_behind_the_rows_that_count(tmp_path
     rows = begun("named", tmp_path).replaced(torch.tensor([1, 2]), torch.ones(2, WIDTH))
     lost = rows.replaced(torch.tensor([0, 3]), torch.full((2, WIDTH), 9.0))
     assert lost.file is rows.file
-    again = RowsOnDisk(RowFile(rows.file.path, WIDTH, 3), rows.name, rows.at, rows.checksums)
+    again = VectorsOnDisk(RowFile(rows.file.path, WIDTH, 3), rows.name, rows.at, rows.checksums)
     assert torch.equal(again.tensor(), rows.tensor())
     assert rows.file.path.stat().st_size == 4 * WIDTH * 5, "it was cut before anything was written"
     after = again.replaced(torch.tensor([4]), torch.full((1, WIDTH), 4.0))
@@ -120,5 +120,5 @@ def test_on_a_full_disk_no_row_counts_and_all_others_stay(kind, tmp_path, monkey
 
 def test_files_are_numbered_on_and_not_written_over(tmp_path):
     rows = begun("memory", tmp_path)
-    names = [RowsOnDisk.of(rows, name, tmp_path).file.path.name for name in ("a", "a", "a-1", "b/c")]
+    names = [VectorsOnDisk.of(rows, name, tmp_path).file.path.name for name in ("a", "a", "a-1", "b/c")]
     assert names == ["a-000001.rows", "a-000002.rows", "a-1-000001.rows", "b%2Fc-000001.rows"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, described, nearest, quoted, require, require_instance
-from shoal.data.own_data import Columns, Table, Task, stacked
+from shoal.data.user.arrays import Columns, Table, Task, stacked
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,14 +15,14 @@ from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import EVERYBODY, require_group_names
-from shoal.data.input_scale import InputScale, Words
 from shoal.data.memory_format import gather, to_channels_first
-from shoal.data.names import alike, groups_of_clients, numbered
-from shoal.data.origins import NameOf, at
-from shoal.data.own_data import Impute
 from shoal.data.partition import PartitionIndices
 from shoal.data.preferences import Preferences
 from shoal.data.shards import Shards
+from shoal.data.user.arrays import Impute
+from shoal.data.user.names import alike, groups_of_clients, numbered
+from shoal.data.user.origins import NameOf, at
+from shoal.data.user.standardizer import Standardizer, Words
 
 _Part = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
@@ -171,11 +171,11 @@ class ClientDataset:
         )
         return replace(left, warnings=(*self.warnings, said))
 
-    def input_scale(self, indices: PartitionIndices) -> InputScale | None:
+    def input_scale(self, indices: PartitionIndices) -> Standardizer | None:
         """What all clients' training examples make of columns; None of pictures."""
         if self.x.dim() == 4:
             return None
-        return InputScale.of(self.inputs, self.x[torch.cat(indices.clients)], self.words, self.impute)
+        return Standardizer.of(self.inputs, self.x[torch.cat(indices.clients)], self.words, self.impute)
 
     def description(self) -> Iterator[str]:
         """What the numbers of results stand for, in lines."""
@@ -290,7 +290,7 @@ def _require_trained(data: ClientDataset, training: Tensor) -> None:
 
 
 def federation_of_clients(
-    data: ClientDataset, indices: PartitionIndices, preferences: Preferences, scale: InputScale | None = None
+    data: ClientDataset, indices: PartitionIndices, preferences: Preferences, scale: Standardizer | None = None
 ) -> Federation:
     """The federation of clients that have their examples already.
 
@@ -352,7 +352,7 @@ def federation_of_clients(
     )
 
 
-def _scaled(data: ClientDataset, scale: InputScale | None) -> Tensor:
+def _scaled(data: ClientDataset, scale: Standardizer | None) -> Tensor:
     """The inputs as float32."""
     if scale is None:
         return to_channels_first(data.x.permute(0, 2, 3, 1).contiguous().float() / 255)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.config.tables import UnknownKeyError, read, tables_with
+from shoal.config.settings_tables import UnknownKeyError, read, tables_with
 from shoal.core.errors import InputError, path_of, require, require_instance
 
 Root = TypeVar("Root")

@@ -12,11 +12,11 @@ from torch.utils.data import Dataset
 from shoal.core.errors import InputError, described, nearest, quoted, require, whole
 from shoal.core.representation import one_line
 from shoal.core.settings import MAX_CLASSES
-from shoal.data.client_arrays import ClientArrays
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import EVERYBODY
-from shoal.data.origins import Origins, own_example
-from shoal.data.own_data import (
+from shoal.data.preferences import Preferences
+from shoal.data.shards import Shards
+from shoal.data.user.arrays import (
     Arrays,
     Examples,
     Task,
@@ -24,8 +24,8 @@ from shoal.data.own_data import (
     require_finite,
     tensors_of,
 )
-from shoal.data.preferences import Preferences
-from shoal.data.shards import Shards
+from shoal.data.user.origins import Origins, own_example
+from shoal.data.user.packed_arrays import ClientArrays
 
 
 @dataclass(frozen=True, eq=False)

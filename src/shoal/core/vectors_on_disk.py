@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.client_rows import ClientRows, RowsInMemory
+from shoal.core.client_vectors import ClientVectors, VectorsInMemory
 from shoal.core.errors import InputError, require
 
 ENDING = ".rows"
@@ -117,7 +117,7 @@ def _opened(path: Path) -> int:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-class RowsOnDisk(ClientRows):
+class VectorsOnDisk(ClientVectors):
     """Rows in a `RowFile`: in memory there are those that are asked for, and two numbers for each client.
 
     Where more than half of the file's rows would be of no client, `replaced` writes those that are into a new file
@@ -134,7 +134,7 @@ class RowsOnDisk(ClientRows):
         self.file, self.name, self.at, self.checksums = file, name, at, checksums
 
     @staticmethod
-    def of(rows: ClientRows, name: str, folder: Path | None) -> "RowsOnDisk":
+    def of(rows: ClientVectors, name: str, folder: Path | None) -> "VectorsOnDisk":
         """A copy of ``rows`` in a new file in ``folder``; None: in one without a name.
 
         Raises:
@@ -149,7 +149,7 @@ class RowsOnDisk(ClientRows):
                 file.path.unlink(missing_ok=True)
             raise
         number = rows.distinct()[1]
-        return RowsOnDisk(file, name, number, torch.cat([sums for _, sums in written])[number])
+        return VectorsOnDisk(file, name, number, torch.cat([sums for _, sums in written])[number])
 
     @property
     def folder(self) -> Path | None:
@@ -158,14 +158,14 @@ class RowsOnDisk(ClientRows):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """See `ClientRows`."""
+        """See `ClientVectors`."""
         return len(self.at), self.file.width
 
     def __getitem__(self, clients: Tensor) -> Tensor:
         return self.file.read(self.at[clients], self.checksums[clients])
 
-    def replaced(self, clients: Tensor, rows: Tensor) -> "RowsOnDisk":
-        """See `ClientRows`; the rows are appended to the file, or to a new one where too few of the others count."""
+    def replaced(self, clients: Tensor, rows: Tensor) -> "VectorsOnDisk":
+        """See `ClientVectors`; the rows are appended to the file, or to a new one where too few of the others count."""
         stays = torch.ones(len(self), dtype=torch.bool)
         stays[clients] = False
         live = len(self.at[stays].unique()) + len(clients)
@@ -175,29 +175,29 @@ class RowsOnDisk(ClientRows):
         positions, sums = target.file.append(rows)
         at, checksums = target.at.clone(), target.checksums.clone()
         at[clients], checksums[clients] = positions, sums
-        return RowsOnDisk(target.file, self.name, at, checksums)
+        return VectorsOnDisk(target.file, self.name, at, checksums)
 
-    def _without(self, clients: Tensor, stays: Tensor) -> "RowsOnDisk":
+    def _without(self, clients: Tensor, stays: Tensor) -> "VectorsOnDisk":
         """In a new file, which has no rows of ``clients``: theirs are to be appended."""
         kept = torch.nonzero(stays).flatten()
         file, at, sums = RowFile.new(self.folder, self.name, self.file.width), self.at.clone(), self.checksums.clone()
         if len(kept):
-            some = RowsOnDisk(self.file, self.name, self.at[kept], self.checksums[kept])
+            some = VectorsOnDisk(self.file, self.name, self.at[kept], self.checksums[kept])
             for block in some.blocks():
                 file.append(block)
             at[kept] = some.distinct()[1]
         # Nobody's row yet: to be read before it is written would be a defect.
         at[clients] = -1
-        return RowsOnDisk(file, self.name, at, sums)
+        return VectorsOnDisk(file, self.name, at, sums)
 
     def distinct(self) -> tuple[Tensor, Tensor]:
-        """See `ClientRows`; in the order of the file."""
+        """See `ClientVectors`; in the order of the file."""
         used, number = self.at.unique(return_inverse=True)
         first = torch.full_like(used, len(self)).scatter_reduce(0, number, torch.arange(len(self)), "amin")
         return first, number
 
-    def __reduce__(self) -> tuple[type[RowsInMemory], tuple[tuple[Tensor, ...]]]:
+    def __reduce__(self) -> tuple[type[VectorsInMemory], tuple[tuple[Tensor, ...]]]:
         # Another process has no such file.
         number = self.distinct()[1].tolist()
         each = [row.clone() for block in self.blocks() for row in block]
-        return RowsInMemory, (tuple(each[i] for i in number),)
+        return VectorsInMemory, (tuple(each[i] for i in number),)

@@ -14,8 +14,8 @@ from torch import Tensor
 from shoal.core.errors import InputError, described, require
 from shoal.core.representation import shortened
 from shoal.data.memory_format import to_channels_last
-from shoal.data.own_data import Task, tensors_of
 from shoal.data.shards import Shards
+from shoal.data.user.arrays import Task, tensors_of
 
 
 @dataclass(frozen=True, eq=False)

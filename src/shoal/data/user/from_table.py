@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import require
-from shoal.data.client_arrays import ClientArrays
 from shoal.data.groups import EVERYBODY
-from shoal.data.input_scale import InputScale
-from shoal.data.names import alike, groups_of_clients, numbered
-from shoal.data.origins import at
-from shoal.data.own_data import Arrays, Columns, Examples, Table, Task, tensors_of
-from shoal.data.own_federation import FederationParts, parts_of_tensors
-from shoal.data.table_rows import TableRows, frame_of, read_rows
+from shoal.data.user.arrays import Arrays, Columns, Examples, Table, Task, tensors_of
+from shoal.data.user.from_tensors import FederationParts, parts_of_tensors
+from shoal.data.user.names import alike, groups_of_clients, numbered
+from shoal.data.user.origins import at
+from shoal.data.user.packed_arrays import ClientArrays
+from shoal.data.user.standardizer import Standardizer
+from shoal.data.user.table_rows import TableRows, frame_of, read_rows
 
 LOG = logging.getLogger("shoal")
 
@@ -36,7 +36,7 @@ def parts_of_table(
 ) -> FederationParts:
     """See `Federation.from_table`."""
     known = read_rows("the table", frame_of("the table", table), columns, task)
-    scale = InputScale.of(known.inputs, known.x, known.words, columns.impute) if known.inputs else None
+    scale = Standardizer.of(known.inputs, known.x, known.words, columns.impute) if known.inputs else None
     columns = replace(columns, inputs=known.inputs or columns.inputs)
     own, names = pd.factorize(np.array(known.clients, dtype=object))
     client = torch.from_numpy(own)

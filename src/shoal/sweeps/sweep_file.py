@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import Field
 
 from shoal.config.schema import Config
-from shoal.config.validation import change, parse, read_toml
+from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.errors import require
 from shoal.core.settings import Count, settings
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, read_report_spec

@@ -7,7 +7,7 @@ import torch
 
 from shoal.attacks import NEED_HOLDOUT
 from shoal.config.schema import Config, DataSection
-from shoal.config.tables import in_table
+from shoal.config.settings_tables import in_table
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.core.settings import spelled
