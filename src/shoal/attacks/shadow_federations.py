@@ -15,7 +15,7 @@ from shoal.core.randomness import Stream
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, State, averaging_weights
-from shoal.engine.cohort_trainer import CohortTrainer
+from shoal.engine.rounds.cohort_trainer import CohortTrainer
 
 _MOST_OWNERS = 2**20
 """Of one shadow model; their names are consecutive, so what is random in one does not depend on the others."""

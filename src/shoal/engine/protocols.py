@@ -13,8 +13,8 @@ from shoal.data.shards import Shards
 from shoal.engine.cohort import Cohort
 from shoal.engine.engine import Engine
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.round_outcome import Aggregate, Deployed
-from shoal.engine.round_plan import RoundPlan
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed
+from shoal.engine.rounds.round_plan import RoundPlan
 from shoal.engine.state import UNKNOWN_RISK, RiskEstimate, State, Tensors
 
 

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from shoal.reports.curves import Curve, fit_rounds, round_axes
 from shoal.reports.formats import DASH
 from shoal.reports.plotting import CHANCE_LINE, OVER, WITHIN, Figure, LineStyle, cluster_style, draw_figure, legend
-from shoal.reports.run.round_curves import guess_key, round_panels
+from shoal.reports.run.run_curves import guess_key, round_panels
 from shoal.simulation.property_metrics import auc
 
 CHECKPOINTS = 100

@@ -9,7 +9,7 @@ from shoal.config.schema import PropertyAttackSection
 from shoal.reports.formats import DASH, count, decimal
 from shoal.reports.plotting import Figure
 from shoal.reports.run.property_figures import auc_over_rounds, cosines, maps
-from shoal.reports.run.tables import Table, TableRow, cell
+from shoal.reports.run.run_tables import Table, TableRow, cell
 from shoal.simulation.property_metrics import control_auc
 from shoal.simulation.summary import Metrics, Summary
 

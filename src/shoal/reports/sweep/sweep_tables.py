@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shoal.reports.sweep.labels import SPREADS, Labels, capitalised, format_estimate, format_value
+from shoal.reports.sweep.report_spec import TableSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
-from shoal.reports.sweep.spec import TableSpec
 from shoal.reports.sweep.undefined import reason
 
 

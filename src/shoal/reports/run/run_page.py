@@ -23,7 +23,7 @@ from shoal.reports.formats import (
 )
 from shoal.reports.html import render
 from shoal.reports.plotting import png
-from shoal.reports.run import privacy_figures, round_curves, tables
+from shoal.reports.run import privacy_figures, run_curves, run_tables
 from shoal.reports.run.canary_section import canary_section
 from shoal.reports.run.client_table import client_table
 from shoal.reports.run.coordinator_section import coordinator_section
@@ -32,9 +32,9 @@ from shoal.reports.run.limits import with_limits
 from shoal.reports.run.property_section import property_section
 from shoal.reports.run.recorded_updates import RecordedUpdates, recorded_sentence
 from shoal.reports.run.run_audit import RunAudit
-from shoal.reports.run.tables import cell
+from shoal.reports.run.run_tables import cell
+from shoal.reports.run.run_verdict import of_groups, verdict
 from shoal.reports.strongest import reference_federations, strongest_attacks
-from shoal.reports.summary_text import of_groups, verdict
 from shoal.simulation.summary import Summary
 
 ATTACKS = {
@@ -82,12 +82,10 @@ def run_page(
     if run.property_attack is not None and updates is not None:
         section = property_section(run.property_attack, run.task, summary, updates, clusters)
     figures = (
-        round_curves.accuracy_by_cluster(rounds, run.kind, run.metric),
-        round_curves.accuracy_by_group(rounds, groups, run.kind, run.metric)
-        if len(groups) > 1 or clusters > 1
-        else None,
-        round_curves.risk(rounds, summary, estimated=estimated, estimator=run.estimator, kind=run.kind),
-        round_curves.cluster_sizes(rounds, groups, at_end),
+        run_curves.accuracy_by_cluster(rounds, run.kind, run.metric),
+        run_curves.accuracy_by_group(rounds, groups, run.kind, run.metric) if len(groups) > 1 or clusters > 1 else None,
+        run_curves.risk(rounds, summary, estimated=estimated, estimator=run.estimator, kind=run.kind),
+        run_curves.cluster_sizes(rounds, groups, at_end),
         privacy_figures.violations(clients, groups),
         privacy_figures.roc_curves(roc, groups, configured=references > 0),
     )
@@ -99,13 +97,13 @@ def run_page(
         "verdict": verdict(summary, run.kind, run.metric, "" if audit is None else audit.verdict),
         "audited": audit is not None,
         "warnings": [capitalized(each) for each in warnings],
-        "drained": round_curves.drained(at_end),
+        "drained": run_curves.drained(at_end),
         "key_metrics": _key_metrics(summary, run, rounds=int(rounds["round"].max()), clients=len(clients), audit=audit),
         "attack": _attack(run, references),
         "references": references,
-        "attacks": tables.by_attack(summary, groups),
-        "groups": tables.by_group(summary, clients, groups, others, non_members, run.kind, run.metric),
-        "clusters": tables.by_cluster(
+        "attacks": run_tables.by_attack(summary, groups),
+        "groups": run_tables.by_group(summary, clients, groups, others, non_members, run.kind, run.metric),
+        "clusters": run_tables.by_cluster(
             summary, clients, groups, clusters, non_members, estimated=estimated, kind=run.kind, metric=run.metric
         ),
         "property": section,
@@ -119,9 +117,9 @@ def run_page(
             for name, group in run.groups.items()
             if name in samples
         ],
-        "overall": tables.overall(summary.overall, run.kind, fair=fair),
+        "overall": run_tables.overall(summary.overall, run.kind, fair=fair),
         "fair": fair,
-        "seconds": tables.seconds(summary.overall),
+        "seconds": run_tables.seconds(summary.overall),
         "config": run.settings,
     }
     return render("run.html.j2", page)

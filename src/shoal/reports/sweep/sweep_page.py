@@ -9,13 +9,13 @@ from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
 from shoal.reports.formats import DASH
 from shoal.reports.html import render
 from shoal.reports.sweep.answer import answer, reading
-from shoal.reports.sweep.figures import SweepFigure, draw_figure
 from shoal.reports.sweep.labels import Labels, capitalised, decimals_of, format_value
-from shoal.reports.sweep.round_curves import ReadRounds
+from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, said_of
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
-from shoal.reports.sweep.spec import Axes, ReportSpec, Value, said_of
+from shoal.reports.sweep.sweep_curves import ReadRounds
+from shoal.reports.sweep.sweep_figures import SweepFigure, draw_figure
+from shoal.reports.sweep.sweep_tables import SweepTable, sweep_table
 from shoal.reports.sweep.table_formats import latex, markdown, table_csv
-from shoal.reports.sweep.tables import SweepTable, sweep_table
 
 Missing = Sequence[tuple[Mapping[str, Value], str]]
 """Runs that are not finished: their settings and seed, and why."""

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.engine.client_optimizer import client_optimizer, trained_names
-from shoal.engine.gradient_clipping import PerExampleClipper
+from shoal.engine.backends.client_optimizer import client_optimizer, trained_names
+from shoal.engine.backends.gradient_clipping import PerExampleClipper
 from shoal.engine.local_sgd import GradientPrivacy, LocalSGD
 from shoal.engine.step_protocols import Forward
 from shoal.models.dropout import seeded_dropouts

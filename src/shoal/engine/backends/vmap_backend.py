@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from shoal.core.layout import Layout
 from shoal.data.memory_format import to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
-from shoal.engine.bound_network import BoundNetwork
-from shoal.engine.client_optimizer import CLIP_EPSILON, trained_names, trained_pieces
-from shoal.engine.gram_backend import GramTrainer, gram_trainer
+from shoal.engine.backends.bound_network import BoundNetwork
+from shoal.engine.backends.client_optimizer import CLIP_EPSILON, trained_names, trained_pieces
+from shoal.engine.backends.gram_backend import GramTrainer, gram_trainer
+from shoal.engine.backends.vmap_gradients import GradientInputs, VmapGradients, zero_labels
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.step_rule import StepRule, in_groups
-from shoal.engine.vmap_gradients import GradientInputs, VmapGradients, zero_labels
 from shoal.models.model import Model
 
 _IN_CACHE = 2**21

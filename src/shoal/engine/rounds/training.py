@@ -17,9 +17,7 @@ from shoal.core.representation import one_line
 from shoal.core.settings import plain
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
-from shoal.engine.client_trainings import require_counted
 from shoal.engine.cohort import Cohort
-from shoal.engine.cohort_trainer import CohortTrainer
 from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local_sgd import LocalSGD
 from shoal.engine.personal_models import PersonalModels
@@ -32,9 +30,11 @@ from shoal.engine.protocols import (
     RiskEstimator,
     UpdateFilter,
 )
-from shoal.engine.round_outcome import Aggregate, Deployed, RoundReport
-from shoal.engine.round_plan import LocalTraining, RoundPlan
-from shoal.engine.round_updates import UpdateCollector
+from shoal.engine.rounds.client_trainings import require_counted
+from shoal.engine.rounds.cohort_trainer import CohortTrainer
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport
+from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
+from shoal.engine.rounds.round_updates import UpdateCollector
 from shoal.engine.state import State, Tensors
 
 LOG = logging.getLogger(__name__)

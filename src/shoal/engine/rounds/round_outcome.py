@@ -7,8 +7,8 @@ from torch import Tensor
 from shoal.core.representation import one_line
 from shoal.engine.local_sgd import LocalSGD
 from shoal.engine.personal_models import PersonalModels
-from shoal.engine.round_plan import RoundPlan
-from shoal.engine.round_updates import RoundUpdates
+from shoal.engine.rounds.round_plan import RoundPlan
+from shoal.engine.rounds.round_updates import RoundUpdates
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,17 @@ from numpy.typing import NDArray
 
 from shoal.core.errors import require
 from shoal.reports.audit.attack_titles import ATTACKERS, attack_title
+from shoal.reports.audit.audit_figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
+from shoal.reports.audit.audit_tables import (
+    MOST_ROWS,
+    at_least,
+    by_client,
+    by_group,
+    by_model,
+    exposure_text,
+    of_records,
+)
+from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.epsilon import (
     epsilon_sentences,
     epsilon_text,
@@ -16,12 +27,9 @@ from shoal.reports.audit.epsilon import (
     loud_sentence,
     stated_epsilon,
 )
-from shoal.reports.audit.figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
 from shoal.reports.audit.findings import Finding, findings, judged_groups, measured
 from shoal.reports.audit.guesses import guesses_table
 from shoal.reports.audit.reconstruction import reconstruction_table
-from shoal.reports.audit.tables import MOST_ROWS, at_least, by_client, by_group, by_model, exposure_text, of_records
-from shoal.reports.audit.verdict import verdict
 from shoal.reports.estimate import null_size
 from shoal.reports.formats import DASH, count, decimal
 from shoal.reports.html import render

@@ -12,9 +12,9 @@ from shoal.reports.plotting import CHANCE_LINE, Figure, figure_files, legend
 from shoal.reports.sweep.charts import chart_content
 from shoal.reports.sweep.figure_data import Content, FigureData
 from shoal.reports.sweep.labels import Labels
-from shoal.reports.sweep.round_curves import ReadRounds, curves_content
+from shoal.reports.sweep.report_spec import FigureSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
-from shoal.reports.sweep.spec import FigureSpec
+from shoal.reports.sweep.sweep_curves import ReadRounds, curves_content
 
 HEIGHT = 3.2
 """Inches of a panel with its labels."""

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from shoal.data.shards import Shards
-from shoal.engine.round_outcome import RoundReport
-from shoal.engine.round_plan import RoundPlan
-from shoal.engine.rounds import Training
+from shoal.engine.rounds.round_outcome import RoundReport
+from shoal.engine.rounds.round_plan import RoundPlan
+from shoal.engine.rounds.training import Training
 from shoal.engine.state import State
 
 

@@ -9,14 +9,14 @@ from torch import Tensor
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.shards import Shards
-from shoal.engine.aggregation import Aggregator, PartialSum
+from shoal.engine.backends.loop_backend import parts_of
 from shoal.engine.engine import DivergenceError, Engine, starts_of
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.loop_backend import parts_of
 from shoal.engine.protocols import MaliciousClients, UpdateFilter
-from shoal.engine.round_outcome import Aggregate
-from shoal.engine.round_plan import LocalTraining, RoundPlan
-from shoal.engine.round_updates import UpdateCollector
+from shoal.engine.rounds.aggregation import Aggregator, PartialSum
+from shoal.engine.rounds.round_outcome import Aggregate
+from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
+from shoal.engine.rounds.round_updates import UpdateCollector
 from shoal.engine.state import State, Tensors
 
 

@@ -10,7 +10,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import gather, to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
-from shoal.engine.bound_network import BoundNetwork
+from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD
 from shoal.engine.step_protocols import Augmentation, Forward

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from shoal.core.errors import require
-from shoal.engine.ghost_norms import ParameterGradients, formula
+from shoal.engine.backends.ghost_norms import ParameterGradients, formula
 from shoal.models.dropout import seeded_dropouts
 from shoal.models.model import Loss
 

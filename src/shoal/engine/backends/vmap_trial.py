@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.randomness import Stream
 from shoal.data.memory_format import to_channels_first, to_channels_last
-from shoal.engine.vmap_gradients import VmapGradients
+from shoal.engine.backends.vmap_gradients import VmapGradients
 from shoal.models.model import Model
 
 _TOLERANCE = 1e-3

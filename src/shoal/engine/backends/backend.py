@@ -6,9 +6,9 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from shoal.core.errors import require
+from shoal.engine.backends.vmap_backend import prefers_vmap
+from shoal.engine.backends.vmap_trial import vmap_obstacle
 from shoal.engine.local_sgd import LocalSGD
-from shoal.engine.vmap_backend import prefers_vmap
-from shoal.engine.vmap_trial import vmap_obstacle
 from shoal.models.dropout import seeded_dropouts
 from shoal.models.model import Model
 from shoal.models.validation import require_fits

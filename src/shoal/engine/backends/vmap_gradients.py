@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from shoal.data.memory_format import to_channels_first
-from shoal.engine.gradient import gradient_of
+from shoal.engine.backends.gradient import gradient_of
 from shoal.models.model import Loss
 
 _TRACE_AFTER = 100

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from shoal.core.errors import require
 from shoal.core.layout import Layout
+from shoal.engine.backends.vmap_gradients import GradientInputs, VmapGradients, zero_labels
 from shoal.engine.local_sgd import LocalSGD
-from shoal.engine.vmap_gradients import GradientInputs, VmapGradients, zero_labels
 from shoal.models.model import Model
 
 

@@ -14,9 +14,9 @@ from shoal.core.errors import require
 from shoal.core.representation import one_line
 from shoal.data.preferences import Preferences
 from shoal.engine.cohort import Cohort
-from shoal.engine.cohort_trainer import aggregated
-from shoal.engine.round_plan import RoundPlan
-from shoal.engine.rounds import Training
+from shoal.engine.rounds.cohort_trainer import aggregated
+from shoal.engine.rounds.round_plan import RoundPlan
+from shoal.engine.rounds.training import Training
 from shoal.engine.state import State
 
 
