@@ -36,7 +36,7 @@ from shoal.algorithms import (
     PerFedAvg,
     Scaffold,
 )
-from shoal.algorithms.wrapped import with_bases
+from shoal.algorithms.wrapper import with_bases
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation

@@ -26,7 +26,7 @@ from shoal.algorithms import (
     Redraw,
     Scaffold,
 )
-from shoal.algorithms.wrapped import with_bases
+from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModelAttack, ShadowModels
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences

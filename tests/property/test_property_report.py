@@ -46,10 +46,10 @@ from shoal.property.property_metrics import property_summary
 from shoal.property.property_section import PropertySection, property_section
 from shoal.reports.formats import DASH
 from shoal.reports.run.description import RunDescription
-from shoal.reports.run.page import run_page
-from shoal.reports.run.tables import overall, seconds
-from shoal.reports.summary_text import verdict
-from shoal.runs.report import report_of
+from shoal.reports.run.run_page import run_page
+from shoal.reports.run.run_tables import overall, seconds
+from shoal.reports.run.run_verdict import verdict
+from shoal.runs.result import report_of
 from shoal.simulation.summary import Summary, flatten, parse_summary
 
 GROUPS = ["a", "b"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.algorithms.fedrep import FedRep
-from shoal.algorithms.shared_body import SharedBody, head_of
-from shoal.algorithms.wrapped import with_bases
+from shoal.algorithms.personal.fedrep import FedRep
+from shoal.algorithms.wrapper import with_bases
+from shoal.algorithms.wrappers.shared_body import SharedBody, head_of
 from shoal.attacks import NEED_HOLDOUT, active_property_attacker
 from shoal.config.client_files import Reading, check_sizes, decided_data, draw_split, load_client_data, reading_of
 from shoal.config.kinds import load, name_of

@@ -10,7 +10,7 @@ from shoal.property.property_metrics import auc
 from shoal.reports.curves import Curve, fit_rounds, round_axes
 from shoal.reports.formats import DASH
 from shoal.reports.plotting import CHANCE_LINE, OVER, WITHIN, Figure, LineStyle, cluster_style, draw_figure, legend
-from shoal.reports.run.round_curves import guess_key, round_panels
+from shoal.reports.run.run_curves import guess_key, round_panels
 
 CHECKPOINTS = 100
 """Rounds at which an AUC over rounds is computed; a figure is about 400 pixels wide."""

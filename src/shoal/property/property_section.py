@@ -10,7 +10,7 @@ from shoal.property.property_figures import auc_over_rounds, cosines, maps
 from shoal.property.property_metrics import control_auc
 from shoal.reports.formats import DASH, count, decimal
 from shoal.reports.plotting import Figure
-from shoal.reports.run.tables import Table, TableRow, cell
+from shoal.reports.run.run_tables import Table, TableRow, cell
 from shoal.simulation.summary import Metrics, Summary
 
 

@@ -33,8 +33,7 @@ from shoal.runs.reference_scores import (
     replayed_scores,
     warn_of_records,
 )
-from shoal.runs.report import report_of
-from shoal.runs.result import Result
+from shoal.runs.result import Result, report_of
 from shoal.runs.score_file import read_scores
 from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
 from shoal.simulation.attacked_records import AuditRecords

@@ -115,7 +115,7 @@ class Result:
         return Result(**copied | {"simulation": self.simulation, "engine": self.engine})
 
     def _repr_html_(self) -> str:
-        from shoal.reports.summary_text import verdict  # noqa: PLC0415
+        from shoal.reports.run.run_verdict import verdict  # noqa: PLC0415
 
         groups = pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
         said = escape(verdict(self.summary, self.description.kind, self.description.metric))
@@ -148,7 +148,7 @@ class Result:
             InputError: ``path`` cannot be written.
         """
         # Here and below, so that what needs no report does not load matplotlib and jinja2.
-        from shoal.reports.run.page import run_page  # noqa: PLC0415
+        from shoal.reports.run.run_page import run_page  # noqa: PLC0415
 
         path = path_of("path", path)
         page = run_page(
@@ -279,6 +279,15 @@ def read_tables(out: Path) -> Result:
         warnings=read_warnings(out / "run.log"),
         audit_in_directory=_audit_in(out, summary),
     )
+
+
+def report_of(out: Path) -> Path:
+    """Write report.html of the finished run in ``out``, whole or not at all; returns the path of the page.
+
+    Raises:
+        InputError: ``out`` is not the directory of a finished run, or one of its files is missing or damaged.
+    """
+    return read_tables(out).report(out / "report.html")
 
 
 def _audit_in(out: Path, summary: Summary) -> RunAudit | None:

@@ -10,7 +10,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from shoal.algorithms.wrapped import with_bases
+from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import (
     Gap,
     LossThreshold,

@@ -10,7 +10,7 @@ from shoal.config.kinds import algorithm_title
 from shoal.control import COLUMN
 from shoal.reports.audit.attack_titles import TITLES
 from shoal.reports.formats import DASH
-from shoal.reports.sweep.spec import Axes, Selection, Spread, Value
+from shoal.reports.sweep.report_spec import Axes, Selection, Spread, Value
 from shoal.simulation.attack_metrics import accuracy_key
 
 AXES = {
