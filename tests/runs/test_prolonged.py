@@ -30,7 +30,7 @@ def test_a_prolonged_run_is_the_longer_run(toy_config, tmp_path, changes, finish
             run(short, out, watch=stop)
     run(long, out, resume=True)
     assert content(out) == content(run(long, tmp_path / "whole"))
-    assert "prolonged from 3 to 6 rounds" in (out / "run.log").read_text()
+    assert "prolonged from 3 rounds to 6" in (out / "run.log").read_text()
     assert not (out / "report.html").exists(), "it was the shorter run's"
 
 

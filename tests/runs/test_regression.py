@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import shoal
+from full_simulation import simulate_with
 from shoal.attacks import LossThreshold
 from shoal.metrics.summary import flatten
 from shoal.models import squared_error
@@ -51,7 +52,7 @@ def minus_absolute_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def simulated(model=None, *, rounds=4, **settings):
     model = shoal.Model(linear, squared_error) if model is None else model
-    return shoal.simulate(FEDERATION, model, shoal.IFCA(clusters=2), LOCAL, rounds=rounds, **settings)
+    return simulate_with(FEDERATION, model, shoal.IFCA(clusters=2), LOCAL, rounds=rounds, **settings)
 
 
 @pytest.fixture(scope="module")

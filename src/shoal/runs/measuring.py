@@ -1,7 +1,7 @@
 """The final models measured, and kept whatever fails in it."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -49,7 +49,7 @@ def measured(
     simulation: Simulation,
     engine: Engine,
     progress: SimulationState,
-    observations: Callable[[], Sequence[RoundObservation]],
+    observations: Sequence[RoundObservation],
     *,
     out: Path | None = None,
     watch: AuditWatch | None = None,
@@ -60,7 +60,7 @@ def measured(
         simulation: with its data where the engine wants them.
         engine: with its network.
         progress: after the last round.
-        observations: gives those of all rounds.
+        observations: of all rounds, by a property attack.
         out: the run's directory, where models.safetensors is written first. None: nothing is written.
         watch: called before the first reference federation and after each.
 
@@ -72,7 +72,7 @@ def measured(
     try:
         folder = None if out is None else out / "references"
         progress, references = attack_with_references(simulation, engine, progress, folder=folder, watch=watch)
-        return measure_final(simulation, engine, progress, observations(), references)
+        return measure_final(simulation, engine, progress, observations, references)
     except OSError:
         raise
     except Exception as error:
