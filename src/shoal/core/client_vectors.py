@@ -252,7 +252,7 @@ class _RowFile:
 
     def append(self, rows: Tensor) -> Tensor:
         """Write ``rows`` (n, d) behind those that count; gives their places (n,) int64. None counts after an error."""
-        content = memoryview(rows.detach().to("cpu", torch.float32).contiguous().numpy()).cast("B")
+        content = rows.detach().to("cpu", torch.float32).contiguous().numpy().reshape(-1).view(np.uint8).data
         position = self.rows * 4 * self.width
         try:
             while content:
