@@ -26,7 +26,7 @@ from machine import commit, processor
 
 from shoal import Engine, Federation, LocalSGD, RedTeam, Shape, Stream, Training, create_model
 from shoal.algorithms import Algorithms
-from shoal.engine import ClientRows, Storage
+from shoal.engine import ClientVectors, Storage
 from shoal.runs.checkpoint import save_checkpoint
 from shoal.simulation.measurement import measure
 from shoal.simulation.simulation import SimulationState
@@ -59,7 +59,7 @@ def written() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar")) / MIB
 
 
-def with_own_rows(rows: ClientRows) -> ClientRows:
+def with_own_rows(rows: ClientVectors) -> ClientVectors:
     """``rows`` of which each is changed a little, so that no two clients share one."""
     for some in torch.arange(len(rows)).split(64):
         rows = rows.moved(some, torch.full((len(some), rows.shape[1]), 1e-6))

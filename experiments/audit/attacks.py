@@ -23,9 +23,9 @@ from shoal.runs.audit import audit_run
 from shoal.runs.files import read_table
 from shoal.runs.score_file import read_scores
 from shoal.simulation.audit import audit_records
-from shoal.simulation.result import CLIENT_COLUMNS
+from shoal.simulation.outcome import CLIENT_COLUMNS
 from shoal.sweeps import read_sweep
-from shoal.sweeps.results import read_results
+from shoal.sweeps.results_table import read_results
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import differences, spread, table

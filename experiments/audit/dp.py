@@ -49,8 +49,8 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.defenses import DPSGD
 from shoal.engine import Engine, RoundUpdates
-from shoal.engine.bound_network import BoundNetwork
-from shoal.engine.example_gradients import batch_of_gradients, example_gradients
+from shoal.engine.backends.bound_network import BoundNetwork
+from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
 from shoal.simulation.simulation import Simulation, initial_state, measure_final, move_to_engine, run_rounds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

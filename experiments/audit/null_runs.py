@@ -33,8 +33,8 @@ from shoal.config.schema import parse_config
 from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
+from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.findings import findings
-from shoal.reports.audit.verdict import verdict
 from shoal.simulation.attack_metrics import attacks_on_records
 from shoal.simulation.attacked_records import AttackedRecords, AuditRecords
 from shoal.simulation.audit import audit_records

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.reports.plotting import figure_files
 from shoal.sweeps import read_sweep
-from shoal.sweeps.results import read_results
+from shoal.sweeps.results_table import read_results
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import differences, spread, table

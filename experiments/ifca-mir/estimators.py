@@ -19,9 +19,9 @@ from scipy.stats import spearmanr
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.reports.plotting import CHANCE_LINE, cluster_style, figure_files
 from shoal.runs.files import read_table
-from shoal.simulation.result import ROUND_COLUMNS
+from shoal.simulation.outcome import ROUND_COLUMNS
 from shoal.sweeps import read_sweep
-from shoal.sweeps.results import read_results
+from shoal.sweeps.results_table import read_results
 
 SIZE = "data.examples_per_client"
 KIND = "red_team.estimator"

@@ -10,7 +10,7 @@ from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import NormClipping, ShorterTraining
 from shoal.engine import Deployed, Engine, LocalSGD, State, Training
-from shoal.engine import rounds as engine_rounds
+from shoal.engine.rounds import training as engine_rounds
 from shoal.models import Model
 from shoal.simulation.membership import Membership
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.attacks import audit_reconstruction, reconstruct_from_rounds
-from shoal.attacks.centroid_reconstruction import moves_between
+from shoal.attacks.updates.centroid_reconstruction import moves_between
 from shoal.core.errors import InputError
 from shoal.engine import RoundUpdates, averaging_weights
 

@@ -19,7 +19,7 @@ from shoal.attacks import (
     ShadowModels,
     evaluate_models,
 )
-from shoal.attacks.yeom import FittedLossThreshold
+from shoal.attacks.queries.yeom import FittedLossThreshold
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples, Shards

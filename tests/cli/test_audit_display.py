@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from shoal.cli.audit import AuditDisplay
+from shoal.cli.audit_display import AuditDisplay
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from shoal.config import reference
 from shoal.config.build import build, load_data, resolve
 from shoal.config.kinds import name_of
 from shoal.config.schema import Config, EngineSection, parse_config, read_config
-from shoal.config.tables import keys_of, read, table_of
+from shoal.config.settings_tables import keys_of, read, table_of
 from shoal.control import Coordinator, RiskPrediction
 from shoal.core.errors import InputError
 from shoal.core.settings import checked

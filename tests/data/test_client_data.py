@@ -7,7 +7,7 @@ import torch
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import ClientDataset, ClientSplit, InputScale, draw_preferences, federation_of_clients
+from shoal.data import ClientDataset, ClientSplit, Standardizer, draw_preferences, federation_of_clients
 from shoal.data.partition import PartitionIndices
 
 STREAM = Stream(0, ("data",))
@@ -78,7 +78,7 @@ def test_a_column_that_is_constant_in_training_becomes_zero():
 
 
 def test_a_scale_of_other_examples_is_taken_and_of_other_columns_refused():
-    data, scale = dataset(), InputScale(("count", "constant"), (10.0, 5.0), (2.0, 4.0))
+    data, scale = dataset(), Standardizer(("count", "constant"), (10.0, 5.0), (2.0, 4.0))
     drawn, preferences = ClientSplit().draw(data, STREAM), draw_preferences(3, (0.5, 0.8), 0.5, STREAM)
     made = federation_of_clients(data, drawn, preferences, scale)
     rows = data.x[torch.cat(drawn.clients)]
@@ -194,7 +194,7 @@ def test_held_out_rows_change_nothing_of_how_columns_become_inputs(impute):
 
 
 def test_a_node_s_words_go_by_the_server_s():
-    scale = InputScale.of(("sex",), torch.tensor([[0.0], [1.0]]).double(), (("f", "m"),), "mean")
+    scale = Standardizer.of(("sex",), torch.tensor([[0.0], [1.0]]).double(), (("f", "m"),), "mean")
     rows = torch.tensor([[0.0], [1.0], [float("nan")]]).double()
     assert scale.applied(rows, (("m", "x"),)).tolist() == [[0, 1], [0, 0], [1, 0]]
     with pytest.raises(InputError, match="'sex' holds numbers, where others hold words"):

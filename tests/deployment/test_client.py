@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from shoal.attacks.loss_histograms import own_risks
+from shoal.attacks.queries.loss_histograms import own_risks
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
@@ -25,7 +25,7 @@ from shoal.deployment.node import NodeSettings
 from shoal.deployment.node_data import open_client, run_config
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
-from shoal.simulation.coordinator import accountable_trainings
+from shoal.simulation.coordination import accountable_trainings
 
 TABLE = {
     "seed": 2,

@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="messages are Flower's, which needs the extra
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from shoal.core.errors import InputError
-from shoal.data import InputScale
+from shoal.data import Standardizer
 from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError
 from shoal.deployment.records import (
     pack_counts,
@@ -78,11 +78,11 @@ def test_an_offer_arrives_as_it_was_sent():
         torch.tensor([0.5, 0.61]).double(),
         {"l2": torch.tensor([0.0, 0.25]).double()},
         ("a", "b"),
-        InputScale(("age", "ward"), (40.5, 1.0), (0.1, math.inf)),
+        Standardizer(("age", "ward"), (40.5, 1.0), (0.1, math.inf)),
     )
     found = unpack_offer(pack_offer(offer))
     assert found.scale == offer.scale
-    worded = InputScale(("age", "sex"), (40.5, 0.0), (0.1, 1.0), ((), ("f", 'm "x"')), (40.0, 1.0))
+    worded = Standardizer(("age", "sex"), (40.5, 0.0), (0.1, 1.0), ((), ("f", 'm "x"')), (40.0, 1.0))
     assert unpack_offer(pack_offer(replace(offer, scale=worded))).scale == worded
     with pytest.raises(InputError, match="2 inputs have 1 lists of words and 2 values for empty cells"):
         unpack_offer(pack_offer(replace(offer, scale=replace(worded, words=((),)))))
@@ -160,7 +160,7 @@ def test_counts_by_model_must_be_of_the_clients_examples(best):
 
 
 def test_a_scale_whose_columns_have_no_deviation_is_no_offer():
-    offer = Offer(1, 1, "", OFFERED, torch.ones(2).double(), scale=InputScale(("age", "ward"), (40.5, 1.0), (0.1,)))
+    offer = Offer(1, 1, "", OFFERED, torch.ones(2).double(), scale=Standardizer(("age", "ward"), (40.5, 1.0), (0.1,)))
     with pytest.raises(InputError, match="2 inputs have 2 means and 1 deviations"):
         unpack_offer(pack_offer(offer))
 

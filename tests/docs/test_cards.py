@@ -12,7 +12,7 @@ import shoal.attacks
 from shoal.algorithms import Algorithms
 from shoal.attacks import MembershipAttacks
 from shoal.config.schema import DefensesSection
-from shoal.config.tables import names_of
+from shoal.config.settings_tables import names_of
 from shoal.reports.audit.attack_titles import TITLES
 
 ROOT = Path(__file__).parents[2]

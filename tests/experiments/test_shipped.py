@@ -9,7 +9,7 @@ import torch
 
 from shoal.config.build import build
 from shoal.config.schema import read_config
-from shoal.config.validation import read_toml
+from shoal.config.toml_files import read_toml
 from shoal.data import ImageDataset, TextDataset, load_dataset
 from shoal.sweeps import read_sweep
 from shoal.sweeps.plan import plan_runs

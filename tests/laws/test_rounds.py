@@ -26,7 +26,7 @@ from shoal.algorithms import (
     Redraw,
     Scaffold,
 )
-from shoal.algorithms.wrapped import with_bases
+from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModelAttack, ShadowModels
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences
@@ -199,7 +199,7 @@ def test_personal_models_on_disk_change_no_bit(mlp, build, each):
             training = Training(federation, each, LOCAL, engine, Stream(5), participation=0.5)
             (*_, state) = [after for after, _ in training.rounds(training.start(), 4)]
             assert {type(rows).__name__ for rows in state.personal.values()} <= {
-                "RowsInMemory" if kept == "memory" else "RowsOnDisk"
+                "VectorsInMemory" if kept == "memory" else "VectorsOnDisk"
             }
             ends.append((state, *training.deployed(state)))
     (one, used, losses), (other, used_too, losses_too) = ends

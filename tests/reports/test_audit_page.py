@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from audit_of_any_shape import ACCURACY, attack_row, audit_of, records_frame
 from html_page import PNG, Page, figures_on, page_of
 from shoal.core.errors import InputError
-from shoal.reports.audit.figures import chance_exposure, chance_share, drawn_groups, exposure_of_records
+from shoal.reports.audit.audit_figures import chance_exposure, chance_share, drawn_groups, exposure_of_records
+from shoal.reports.audit.audit_page import audit_page
+from shoal.reports.audit.audit_tables import by_model
 from shoal.reports.audit.findings import findings
-from shoal.reports.audit.page import audit_page
-from shoal.reports.audit.tables import by_model
 from shoal.reports.formats import DASH
 from shoal.reports.plotting import group_style
 from shoal.simulation.audit import Audit

@@ -10,8 +10,8 @@ from shoal.config.schema import Config, parse_config
 from shoal.control import Coordinator
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RunDescription
-from shoal.reports.run.page import run_page
-from shoal.reports.summary_text import verdict
+from shoal.reports.run.run_page import run_page
+from shoal.reports.run.run_verdict import verdict
 from shoal.reports.sweep.labels import Labels
 from shoal.simulation.summary import flatten, parse_summary, split_key
 from unrendered import unrendered_figures

@@ -6,8 +6,8 @@ import pytest
 from run_of_any_shape import clients_of, config_of, frames_of, summary_of
 from shoal.reports.formats import DASH
 from shoal.reports.run.description import RunDescription
-from shoal.reports.run.page import run_page
-from shoal.reports.run.tables import Table, TableRow, by_cluster, by_group
+from shoal.reports.run.run_page import run_page
+from shoal.reports.run.run_tables import Table, TableRow, by_cluster, by_group
 from shoal.simulation.summary import parse_summary
 
 GROUPS = ["a", "b"]

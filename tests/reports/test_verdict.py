@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from run_of_any_shape import summary_of
-from shoal.reports.summary_text import verdict
+from shoal.reports.run.run_verdict import verdict
 from shoal.simulation.summary import parse_summary
 
 GROUPS = ["a", "b"]

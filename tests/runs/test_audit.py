@@ -55,7 +55,7 @@ def audited(finished, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch):
     """Only `audited` has its page, since drawing it takes half of an audit's time."""
-    monkeypatch.setattr("shoal.reports.audit.page.audit_page", lambda *_, **__: "")
+    monkeypatch.setattr("shoal.reports.audit.audit_page.audit_page", lambda *_, **__: "")
 
 
 def read(out):

@@ -14,7 +14,7 @@ from shoal.attacks.one_run_audit import one_run_audit
 from shoal.config.build import build, load_data, resolve
 from shoal.config.schema import parse_config
 from shoal.data.fingerprint import fingerprint
-from shoal.runs.report import report_of
+from shoal.runs.result import report_of
 from shoal.runs.run import run
 from shoal.simulation.canary_metrics import CANARY_COLUMNS, canary_summary
 

@@ -15,7 +15,7 @@ from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary
 from shoal.runs.record import read_description
 from shoal.runs.run import run
-from shoal.sweeps.results import by_size
+from shoal.sweeps.results_table import by_size
 
 ROUNDS = 6
 LOCAL = shoal.LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)

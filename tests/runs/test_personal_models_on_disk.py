@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 import shoal
 from run_files import content
-from shoal.core.client_rows import ClientRows
+from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError
-from shoal.core.row_file import RowsOnDisk
+from shoal.core.vectors_on_disk import VectorsOnDisk
 from shoal.engine import State
 from shoal.runs import directory
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -156,7 +156,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path):
 
 
 def test_a_checkpoint_in_memory_has_each_distinct_row_once(tmp_path):
-    rows = ClientRows.same(torch.rand(50), 9).replaced(torch.tensor([3, 5]), torch.rand(2, 50))
+    rows = ClientVectors.same(torch.rand(50), 9).replaced(torch.tensor([3, 5]), torch.rand(2, 50))
     state = State(2, torch.rand(1, 50), torch.rand(1), torch.full((9,), -1), personal={"a/at": rows})
     for _ in range(2):
         save_checkpoint(tmp_path, SimulationState(state))
@@ -172,7 +172,7 @@ def test_on_a_full_disk_no_rows_are_left_behind(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    rows = ClientRows.same(torch.rand(50), 9)
+    rows = ClientVectors.same(torch.rand(50), 9)
     state = State(2, torch.rand(1, 50), torch.rand(1), torch.full((9,), -1), personal={"a": rows})
     with pytest.raises(OSError, match="No space left") as raised:
         save_checkpoint(tmp_path, SimulationState(state))
@@ -199,7 +199,7 @@ def test_a_simulation_without_a_directory_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     result, expected = simulated(personal_models="disk"), simulated()
-    assert isinstance(result.state.personal["ditto"], RowsOnDisk)
+    assert isinstance(result.state.personal["ditto"], VectorsOnDisk)
     assert torch.equal(result.state.personal["ditto"].tensor(), expected.state.personal["ditto"].tensor())
     assert not list(tmp_path.iterdir())
 

@@ -80,7 +80,7 @@ def test_its_figures_are_those_of_an_audit_which_trains_nothing_again(judged, tm
         pytest.fail("a reference federation is trained again")
 
     monkeypatch.setattr(AttackedRun, "train_reference", trained)
-    monkeypatch.setattr("shoal.reports.audit.page.audit_page", lambda *_, **__: "")
+    monkeypatch.setattr("shoal.reports.audit.audit_page.audit_page", lambda *_, **__: "")
     audit, summary = audit_run(judged, references=R, out=tmp_path), read(judged)
     rows = audit.audit.attacks[audit.audit.attacks["attack"] != "trajectory"]
     groups, models = rows[rows["scope"] == "group"], rows[rows["scope"] == "model"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from run_files import content
-from shoal.engine import ClientRows
+from shoal.engine import ClientVectors
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.run import run
 
@@ -35,7 +35,7 @@ def state_of(out):
     for kind, value in vars(progress.state).items():
         if isinstance(value, dict):
             values = found.pop(kind).items()
-            found |= {f"{kind}/{name}": v.tensor() if isinstance(v, ClientRows) else v for name, v in values}
+            found |= {f"{kind}/{name}": v.tensor() if isinstance(v, ClientVectors) else v for name, v in values}
     return found
 
 

@@ -19,8 +19,7 @@ from shoal.core.randomness import Stream
 from shoal.defenses import NormClipping, defended
 from shoal.defenses.defense import TrainingSetup
 from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, Training, client_updates
-from shoal.runs.report import report_of
-from shoal.runs.result import load
+from shoal.runs.result import load, report_of
 from shoal.runs.run import run
 from shoal.runs.simulate import simulate
 from shoal.runs.trace import read_trace, trace_of, update_scores_of_trace

@@ -15,7 +15,7 @@ from shoal.config.build import build
 from shoal.config.schema import parse_config, read_config
 from shoal.engine import Engine
 from shoal.runs.comparison import compare
-from shoal.runs.report import report_of
+from shoal.runs.result import report_of
 from shoal.runs.run import run
 from shoal.simulation.simulation import initial_state, measure_final, run_rounds
 from shoal.simulation.summary import parse_summary

@@ -8,7 +8,7 @@ from scipy.stats import binom, norm
 
 from made_up_scores import made_up_pairs
 from shoal.attacks import UpdateScores, audit_updates, record_exposure
-from shoal.attacks.update_scores import NOBODY
+from shoal.attacks.updates.update_scores import NOBODY
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.randomness import Stream

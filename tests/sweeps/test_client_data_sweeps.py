@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from shoal.config import client_data
+from shoal.config import client_files as client_data
 from shoal.sweeps import read_sweep, run_sweep, workers
 
 SWEEP = """

@@ -20,12 +20,13 @@ import run_files
 from shoal.core.errors import InputError
 from shoal.core.garbage_collection import collect_garbage_rarely
 from shoal.data import load_dataset
-from shoal.reports.sweep.spec import read_report_spec
+from shoal.reports.sweep.report_spec import read_report_spec
 from shoal.reports.sweep.undefined import require_shown
 from shoal.runs.run import run
-from shoal.sweeps import Workers, plan, progress, read_sweep, report_of_sweep, run_sweep, workers
-from shoal.sweeps.results import by_size
-from shoal.sweeps.spec import Run
+from shoal.sweeps import Workers, plan, read_sweep, report_of_sweep, run_sweep, workers
+from shoal.sweeps import sweep_progress as progress
+from shoal.sweeps.results_table import by_size
+from shoal.sweeps.sweep_file import Run
 from unrendered import unrendered_figures
 
 SWEEP = """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from shoal.attacks.centroid_reconstruction import ReconstructedUpdates, moves_between, reconstruct_updates
+from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, moves_between, reconstruct_updates
 from shoal.core.representation import one_line
 from shoal.engine import RoundUpdates
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.attacks.update_scores import NOBODY, UpdateAttack, UpdateScores
+from shoal.attacks.updates.update_scores import NOBODY, UpdateAttack, UpdateScores
 from shoal.metrics import MembershipMetrics, membership_metrics
 
 Floats = NDArray[np.float64]
@@ -34,7 +34,8 @@ class UpdateAudit:
 
     Example:
         >>> import torch, shoal
-        >>> from shoal.attacks import GradCosine, OwnedRecords, audit_updates, update_scores
+        >>> from shoal.attacks.updates import update_scores
+        >>> from shoal.attacks import GradCosine, OwnedRecords, audit_updates
         >>> draw = shoal.Stream(0).generator()
         >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
         >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
@@ -69,7 +70,8 @@ def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None 
 
     Example:
         >>> import torch, shoal
-        >>> from shoal.attacks import GradCosine, OwnedRecords, audit_updates, update_scores
+        >>> from shoal.attacks.updates import update_scores
+        >>> from shoal.attacks import GradCosine, OwnedRecords, audit_updates
         >>> draw = shoal.Stream(0).generator()
         >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
         >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.algorithms.fedrep import FedRep
-from shoal.algorithms.shared_body import SharedBody, head_of
-from shoal.algorithms.wrapped import with_bases
+from shoal.algorithms.personal.fedrep import FedRep
+from shoal.algorithms.wrapper import with_bases
+from shoal.algorithms.wrappers.shared_body import SharedBody, head_of
 from shoal.attacks import NEED_HOLDOUT, active_property_attacker
-from shoal.config.client_data import Reading, check_sizes, decided_data, draw_split, load_client_data, reading_of
+from shoal.config.client_files import Reading, check_sizes, decided_data, draw_split, load_client_data, reading_of
 from shoal.config.kinds import load, name_of
 from shoal.config.schema import Config, DataSection
-from shoal.config.tables import in_table, table_of
+from shoal.config.settings_tables import in_table, table_of
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
 from shoal.data import (
@@ -24,11 +24,11 @@ from shoal.data import (
     ClientSplit,
     Federation,
     ImageDataset,
-    InputScale,
     LabelledDataset,
     Partition,
     Preferences,
     PropertyPartition,
+    Standardizer,
     TextDataset,
     draw_preferences,
     draw_property_partition,
@@ -36,11 +36,11 @@ from shoal.data import (
     load_dataset,
     partition_dataset,
 )
-from shoal.data.property_partition import PartitionIndices, federation_of
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, MaliciousClients, check_backend, resolve_backend
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
-from shoal.simulation.coordinator import check_coordinator
+from shoal.property.property_partition import PartitionIndices, federation_of
+from shoal.simulation.coordination import check_coordinator
 from shoal.simulation.simulation import Simulation, check_references
 
 
@@ -98,7 +98,7 @@ class Resolved:
         )
 
     @property
-    def input_scale(self) -> InputScale | None:
+    def input_scale(self) -> Standardizer | None:
         """What training examples make of columns, where clients have tables; None of other data."""
         if not isinstance(self.data, ClientDataset) or self.indices is None:
             return None

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from shoal.config.kinds import KINDS, kind_of, name_of
 from shoal.config.schema import Config
-from shoal.config.tables import Key, keys_of, unmarked
+from shoal.config.settings_tables import Key, keys_of, unmarked
 from shoal.core.errors import require
 from shoal.core.settings import hints_of, is_settings
 

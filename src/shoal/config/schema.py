@@ -10,10 +10,10 @@ import tomli_w
 from pydantic import AfterValidator, Field
 
 from shoal.attacks import PropertyAttack, RedTeam
-from shoal.config.coordinator import CoordinatorSection
+from shoal.config.coordinator_section import CoordinatorSection
 from shoal.config.kinds import name_of
-from shoal.config.tables import names_of, table_of
-from shoal.config.validation import change, parse, read_toml
+from shoal.config.settings_tables import names_of, table_of
+from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat

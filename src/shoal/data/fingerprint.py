@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 import torch
 from torch import Tensor
 
-from shoal.data.client_data import ClientDataset
+from shoal.data.client_dataset import ClientDataset
 from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation
 

@@ -20,10 +20,10 @@ from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import require_unambiguous
 from shoal.data.label_skew import skew_labels
-from shoal.data.origins import at, official_example
 from shoal.data.preferences import Preferences, all_alike
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group, shifted_inputs, shifted_labels
+from shoal.data.user.origins import at, official_example
 
 
 @settings

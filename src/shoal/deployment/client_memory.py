@@ -10,7 +10,7 @@ from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
 
 from shoal.core.atomic_files import write_bytes
-from shoal.engine import ClientRows, State, Tensors
+from shoal.engine import ClientVectors, State, Tensors
 
 _KEPT = 2
 """Rounds kept: the last, and the one before, should the server go back to it."""
@@ -61,7 +61,7 @@ def remembered(state: State, tensors: Tensors | None) -> State:
         return state
     clients = {name: tensors.get(f"clients/{name}", value) for name, value in state.clients.items()}
     personal = {
-        name: ClientRows.same(tensors[f"personal/{name}"][0], 1) if f"personal/{name}" in tensors else rows
+        name: ClientVectors.same(tensors[f"personal/{name}"][0], 1) if f"personal/{name}" in tensors else rows
         for name, rows in state.personal.items()
     }
     return replace(state, clients=clients, personal=personal, assignment=tensors.get("assignment", state.assignment))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.core.errors import ShoalError, require
 from shoal.core.representation import one_line
-from shoal.data import InputScale
+from shoal.data import Standardizer
 from shoal.engine import ClientUpdate
 
 
@@ -39,7 +39,7 @@ class Offer:
     risks: Tensor
     directives: Mapping[str, Tensor] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
-    scale: InputScale | None = None
+    scale: Standardizer | None = None
     __repr__ = one_line
 
 

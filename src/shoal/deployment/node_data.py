@@ -8,17 +8,17 @@ from functools import lru_cache
 import torch
 
 from shoal.config.build import build, load_source
-from shoal.config.client_data import draw_split, reading_of
+from shoal.config.client_files import draw_split, reading_of
 from shoal.config.schema import Config, parse_config
 from shoal.core.errors import InputError, quoted, require
 from shoal.core.randomness import Stream
-from shoal.data import ClientDataset, Federation, InputScale, Preferences, draw_preferences, federation_of_clients
+from shoal.data import ClientDataset, Federation, Preferences, Standardizer, draw_preferences, federation_of_clients
 from shoal.data.memory_format import gather
 from shoal.data.shards import Shards
 from shoal.defenses import TrainingSetup, defended
 from shoal.deployment.node import NodeSettings
 from shoal.models import Model, Shape, VectorShape
-from shoal.simulation.coordinator import check_coordinator
+from shoal.simulation.coordination import check_coordinator
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,9 @@ def _names(table: object, key: str = "") -> Iterator[str]:
 
 
 @lru_cache(maxsize=4)
-def open_client(text: str, settings: NodeSettings, classes: tuple[str, ...], scale: InputScale | None = None) -> Client:
+def open_client(
+    text: str, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None = None
+) -> Client:
     """The client of a node in the run that ``text`` configures; kept for the next round.
 
     Args:
@@ -114,7 +116,7 @@ def _alone(federation: Federation) -> Federation:
 
 
 def _with_own_data(
-    config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: InputScale | None
+    config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None
 ) -> Client:
     """The client whose examples are in a folder or table of the node."""
     section, reading = config.data, reading_of(config.data)

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
-from shoal.data import InputScale
+from shoal.data import Standardizer
 from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError, check_update, reject_unless
 from shoal.deployment.node import CLIENT_NAME
 from shoal.engine import ClientUpdate
@@ -65,7 +65,7 @@ def unpack_offer(records: RecordDict) -> Offer:
         raise InputError(f"the server's message is no offer of this version of shoal: {error}") from error
 
 
-def _scale(about: Mapping[str, Any]) -> InputScale | None:
+def _scale(about: Mapping[str, Any]) -> Standardizer | None:
     names = tuple(str(name) for name in _list(about["inputs"]))
     mean, deviation = (tuple(float(each) for each in _list(about[key])) for key in ("mean", "deviation"))
     if not len(names) == len(mean) == len(deviation):
@@ -74,7 +74,7 @@ def _scale(about: Mapping[str, Any]) -> InputScale | None:
     fill = tuple(float(each) for each in _list(about["fill"]))
     if {len(words), len(fill)} - {0, len(names)}:
         raise ValueError(f"{len(names)} inputs have {len(words)} lists of words and {len(fill)} values for empty cells")
-    return InputScale(names, mean, deviation, words, fill) if names else None
+    return Standardizer(names, mean, deviation, words, fill) if names else None
 
 
 def pack_reply(reply: ClientUpdate | Refusal) -> RecordDict:

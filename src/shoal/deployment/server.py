@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from shoal.core.errors import InputError
-from shoal.data import InputScale
+from shoal.data import Standardizer
 from shoal.deployment.events import Events
 from shoal.deployment.exchange import Answer, Exchange
 from shoal.deployment.messages import Offer, Refusal, RejectedReplyError
@@ -56,7 +56,7 @@ class Server:
     roster: Roster
     events: Events
     classes: tuple[str, ...] = ()
-    scale: InputScale | None = None
+    scale: Standardizer | None = None
     watch: Callable[[Progress], object] = lambda _: None
     _strangers: set[int] = field(default_factory=set)
     _silent: set[int] = field(default_factory=set)

@@ -12,22 +12,22 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from shoal.core.client_rows import ClientRows
+from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, described, require, require_instance, whole
 from shoal.core.representation import shortened
-from shoal.core.row_file import RowsOnDisk
+from shoal.core.vectors_on_disk import VectorsOnDisk
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
-from shoal.engine.backend import Backend, check_backend, needs_loop, resolve_backend
-from shoal.engine.bound_network import BoundNetwork
-from shoal.engine.example_gradients import batch_of_gradients, example_gradients
+from shoal.engine.backends.backend import Backend, check_backend, needs_loop, resolve_backend
+from shoal.engine.backends.bound_network import BoundNetwork
+from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
+from shoal.engine.backends.loop_backend import LoopBackend
+from shoal.engine.backends.vmap_backend import VmapBackend
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.loop_backend import LoopBackend
 from shoal.engine.step_rule import StepRule, require_plain_sgd
-from shoal.engine.vmap_backend import VmapBackend
 from shoal.engine.worker_pool import WorkerPool
 from shoal.models.model import Model
 
@@ -215,7 +215,7 @@ class Engine:
             test=examples(federation.test),
         )
 
-    def stored(self, personal: Mapping[str, ClientRows], folder: Path | None = None) -> dict[str, ClientRows]:
+    def stored(self, personal: Mapping[str, ClientVectors], folder: Path | None = None) -> dict[str, ClientVectors]:
         """The vectors of clients by name (`State.personal`), kept where this engine is to keep them.
 
         Args:
@@ -228,7 +228,9 @@ class Engine:
         if self.personal_models == "memory":
             return {name: rows.in_memory() for name, rows in personal.items()}
         return {
-            name: rows if isinstance(rows, RowsOnDisk) and rows.folder == folder else RowsOnDisk.of(rows, name, folder)
+            name: rows
+            if isinstance(rows, VectorsOnDisk) and rows.folder == folder
+            else VectorsOnDisk.of(rows, name, folder)
             for name, rows in personal.items()
         }
 

@@ -7,7 +7,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from shoal.core.client_rows import ClientRows
+from shoal.core.client_vectors import ClientVectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +20,8 @@ class PersonalModels:
 
     Example:
         >>> import torch
-        >>> from shoal.engine import ClientRows, PersonalModels
-        >>> rows = ClientRows.same(torch.zeros(2), 3).replaced(torch.tensor([2]), torch.ones(1, 2))
+        >>> from shoal.engine import ClientVectors, PersonalModels
+        >>> rows = ClientVectors.same(torch.zeros(2), 3).replaced(torch.tensor([2]), torch.ones(1, 2))
         >>> models = PersonalModels.of(rows, torch.tensor([2, 0]))
         >>> len(models), models[0], models[1:].tensor(), models.tensor().shape
         (2, tensor([1., 1.]), tensor([[0., 0.]]), torch.Size([2, 2]))
@@ -31,7 +31,7 @@ class PersonalModels:
     rows: Callable[[Tensor], Tensor]
 
     @staticmethod
-    def of(rows: ClientRows, clients: Tensor) -> "PersonalModels":
+    def of(rows: ClientVectors, clients: Tensor) -> "PersonalModels":
         """Those of the clients at positions (n,) int64, which are their ``rows``."""
         return PersonalModels(len(clients), lambda some: rows[clients[some]])
 

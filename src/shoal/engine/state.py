@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shoal.core.client_rows import ClientRows
+from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import require
 from shoal.core.representation import one_line
 
@@ -57,7 +57,7 @@ class State:
     assignment: Tensor
     server: Tensors = field(default_factory=dict)
     clients: Tensors = field(default_factory=dict)
-    personal: Mapping[str, ClientRows] = field(default_factory=dict)
+    personal: Mapping[str, ClientVectors] = field(default_factory=dict)
     directives: Tensors = field(default_factory=dict)
     adversary: Tensors = field(default_factory=dict)
     control: Tensors = field(default_factory=dict)

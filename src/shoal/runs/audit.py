@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.schema import SIMULATION, Config, read_config
-from shoal.config.validation import read_toml
+from shoal.config.toml_files import read_toml
 from shoal.core.errors import described, path_of, require, whole
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
@@ -33,8 +33,7 @@ from shoal.runs.reference_scores import (
     replayed_scores,
     warn_of_records,
 )
-from shoal.runs.report import report_of
-from shoal.runs.result import Result
+from shoal.runs.result import Result, report_of
 from shoal.runs.score_file import read_scores
 from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
 from shoal.simulation.attacked_records import AuditRecords

@@ -107,7 +107,7 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
         InputError: ``out`` cannot be written.
     """
     # Here, so that what writes no page does not load matplotlib and jinja2.
-    from shoal.reports.audit.page import audit_page  # noqa: PLC0415
+    from shoal.reports.audit.audit_page import audit_page  # noqa: PLC0415
 
     flat = {**audit.flat(), **about.stated, **about.seconds}
     flat |= {} if about.rounds is None else {"rounds": about.rounds}

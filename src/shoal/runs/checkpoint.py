@@ -21,9 +21,9 @@ from torch import Tensor
 
 from shoal.attacks import RoundObservation
 from shoal.core.atomic_files import write_bytes
-from shoal.core.client_rows import ClientRows
+from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require
-from shoal.core.row_file import ENDING, RowsOnDisk
+from shoal.core.vectors_on_disk import ENDING, VectorsOnDisk
 from shoal.engine import State
 from shoal.runs.personal_rows import StoredRows, of_earlier_versions, read_rows, stored_rows
 from shoal.simulation.simulation import SimulationState
@@ -92,7 +92,7 @@ def keep_last_checkpoint(folder: Path) -> None:
     _keep(folder, 1, {})
 
 
-def _keep(folder: Path, count: int, personal: Mapping[str, ClientRows]) -> None:
+def _keep(folder: Path, count: int, personal: Mapping[str, ClientVectors]) -> None:
     """Remove all but the newest ``count`` checkpoints, and files of rows that neither these nor ``personal`` need."""
     checkpoints = _newest_first(folder)
     for old in checkpoints[count:]:
@@ -100,7 +100,7 @@ def _keep(folder: Path, count: int, personal: Mapping[str, ClientRows]) -> None:
     rows_there = list(folder.glob(f"*{ENDING}"))
     if not rows_there:
         return
-    used = {rows.file.path.name for rows in personal.values() if isinstance(rows, RowsOnDisk) and rows.file.path}
+    used = {rows.file.path.name for rows in personal.values() if isinstance(rows, VectorsOnDisk) and rows.file.path}
     for path in checkpoints[:count]:
         with suppress(SafetensorError, ValueError), safe_open(path, framework="pt") as file:
             used |= {entry["file"] for entry in json.loads((file.metadata() or {}).get("files", "{}")).values()}

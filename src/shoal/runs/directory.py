@@ -18,7 +18,7 @@ from shoal.runs.hashes import NAME, write_hashes
 from shoal.runs.lock import locked
 from shoal.runs.result import Result, write_files
 from shoal.runs.updates import FOLDER, megabytes, write_updates
-from shoal.simulation.coordinator import changed_directives
+from shoal.simulation.coordination import changed_directives
 from shoal.simulation.simulation import Simulation, SimulationState, Watch, run_rounds
 
 LOG = logging.getLogger("shoal")

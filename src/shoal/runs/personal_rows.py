@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.core.client_rows import ClientRows, RowsInMemory
-from shoal.core.row_file import RowFile, RowsOnDisk
+from shoal.core.client_vectors import ClientVectors, VectorsInMemory
+from shoal.core.vectors_on_disk import RowFile, VectorsOnDisk
 
 _BEGIN = "personal/"
 
@@ -36,14 +36,16 @@ class StoredRows:
     files: dict[str, dict[str, Any]]
 
 
-def stored_rows(personal: Mapping[str, ClientRows], folder: Path) -> StoredRows:
+def stored_rows(personal: Mapping[str, ClientVectors], folder: Path) -> StoredRows:
     """What a checkpoint in ``folder`` stores of `State.personal`; files are on the disk when this returns.
 
     Rows that are not in a file there are written into a new one, some at a time.
     """
     tensors, files = dict[str, Tensor](), dict[str, dict[str, Any]]()
     for name, rows in personal.items():
-        written = rows if isinstance(rows, RowsOnDisk) and rows.folder == folder else RowsOnDisk.of(rows, name, folder)
+        written = (
+            rows if isinstance(rows, VectorsOnDisk) and rows.folder == folder else VectorsOnDisk.of(rows, name, folder)
+        )
         assert written.file.path is not None
         written.file.sync()
         tensors |= {f"{_BEGIN}{name}/at": written.at, f"{_BEGIN}{name}/checksums": written.checksums}
@@ -51,23 +53,25 @@ def stored_rows(personal: Mapping[str, ClientRows], folder: Path) -> StoredRows:
     return StoredRows(tensors, files)
 
 
-def read_rows(stored: StoredRows, folder: Path) -> dict[str, ClientRows]:
+def read_rows(stored: StoredRows, folder: Path) -> dict[str, ClientVectors]:
     """The `State.personal` that was stored in ``folder``: in its files, of which nothing is read yet.
 
     Raises:
         InputError: a file of rows is missing or cut off.
     """
-    personal: dict[str, ClientRows] = {}
+    personal: dict[str, ClientVectors] = {}
     for name, about in stored.files.items():
         at, checksums = (stored.tensors[f"{_BEGIN}{name}/{each}"] for each in ("at", "checksums"))
-        personal[name] = RowsOnDisk(RowFile(folder / about["file"], about["width"], about["rows"]), name, at, checksums)
+        personal[name] = VectorsOnDisk(
+            RowFile(folder / about["file"], about["width"], about["rows"]), name, at, checksums
+        )
     return personal
 
 
-def of_earlier_versions(clients: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, ClientRows]]:
+def of_earlier_versions(clients: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, ClientVectors]]:
     """`State.clients` without what is a part of `State.personal` now, and that part."""
     moved = {
-        now: RowsInMemory(tuple(row.clone() for row in clients[was]))
+        now: VectorsInMemory(tuple(row.clone() for row in clients[was]))
         for was, now in _FORMERLY.items()
         if was in clients
     }

@@ -15,7 +15,7 @@ from rich.table import Table
 from shoal.control import COLUMN
 from shoal.engine import RoundReport
 from shoal.reports.formats import format_duration
-from shoal.simulation.coordinator import became_unmet, changed_directives
+from shoal.simulation.coordination import became_unmet, changed_directives
 from shoal.simulation.simulation import Simulation, SimulationState
 
 

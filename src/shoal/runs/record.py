@@ -15,8 +15,8 @@ import tomli_w
 
 from shoal.config.kinds import name_of
 from shoal.config.schema import SIMULATION, PropertyAttackSection, read_config
-from shoal.config.tables import read, table_of
-from shoal.config.validation import read_toml
+from shoal.config.settings_tables import read, table_of
+from shoal.config.toml_files import read_toml
 from shoal.control import Coordinator
 from shoal.core.errors import InputError, require
 from shoal.data import Canaries, Group

@@ -17,12 +17,12 @@ from safetensors.numpy import load as parse_tensors
 from torch import Tensor, nn
 
 from shoal.attacks import OwnedRecords
-from shoal.attacks.update_scores import NOBODY
+from shoal.attacks.updates.update_scores import NOBODY
 from shoal.config.kinds import load
 from shoal.core.errors import InputError, require
 from shoal.core.settings import Positive, settings
 from shoal.data.groups import require_unambiguous
-from shoal.data.own_data import require_finite, tensors_of
+from shoal.data.user.arrays import require_finite, tensors_of
 from shoal.engine import RoundUpdates
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
 from shoal.models.validation import require_fits

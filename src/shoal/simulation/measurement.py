@@ -16,16 +16,17 @@ from shoal.defenses import accounting
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.models import Metric, accuracy
-from shoal.simulation import canary_metrics, membership_metrics, property_metrics
+from shoal.property import property_metrics
+from shoal.simulation import canary_metrics, membership_metrics
 from shoal.simulation.answers import Answers
 from shoal.simulation.attack_metrics import attacks_on_records
 from shoal.simulation.attacked_records import AttackedRecords
-from shoal.simulation.coordinator import accountable_trainings, coordinator_summary
+from shoal.simulation.coordination import accountable_trainings, coordinator_summary
 from shoal.simulation.exposure import exposure_of_clients
 from shoal.simulation.final_attacks import attack_final_models
 from shoal.simulation.membership import Membership, is_personal
+from shoal.simulation.outcome import Outcome
 from shoal.simulation.refits import refit_metrics
-from shoal.simulation.result import Outcome
 from shoal.simulation.summary import Metrics, Summary
 
 LOG = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from shoal.attacks import UpdateScores, audit_reconstruction
-from shoal.attacks.source_inference import client_groups
+from shoal.attacks.updates.source_inference import client_groups
 from shoal.core.errors import InputError
 from shoal.engine import RoundUpdates
 from shoal.metrics import mean_interval

@@ -25,7 +25,7 @@ from shoal.attacks import (
     UpdateScores,
     audit_updates,
 )
-from shoal.attacks.source_inference import client_groups
+from shoal.attacks.updates.source_inference import client_groups
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data.preferences import Preferences

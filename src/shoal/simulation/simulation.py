@@ -10,7 +10,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from shoal.algorithms.wrapped import with_bases
+from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import (
     Gap,
     LossThreshold,
@@ -40,11 +40,11 @@ from shoal.engine import (
     client_trainings,
 )
 from shoal.models.validation import require_fits
+from shoal.property.property_metrics import property_summary, updates_of
 from shoal.simulation.attacked_records import AttackedRecords
-from shoal.simulation.coordinator import check_coordinator, warn_of_impossible_limits
+from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
 from shoal.simulation.measurement import measure
-from shoal.simulation.property_metrics import property_summary, updates_of
-from shoal.simulation.result import Outcome
+from shoal.simulation.outcome import Outcome
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.summary import Summary
 from shoal.simulation.warm_start import Start, require_known, started

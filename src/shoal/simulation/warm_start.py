@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from torch import Tensor
 
-from shoal.core.client_rows import ClientRows
+from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.copies import hashes_alike
@@ -17,7 +17,7 @@ from shoal.simulation.round_metrics import Row
 if TYPE_CHECKING:
     from shoal.simulation.simulation import Simulation
 
-_Kept = TypeVar("_Kept", Tensor, ClientRows)
+_Kept = TypeVar("_Kept", Tensor, ClientVectors)
 
 
 @dataclass(frozen=True, eq=False)

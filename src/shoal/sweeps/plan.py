@@ -7,12 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from shoal.config.build import load_source, resolve
-from shoal.config.client_data import Reading, reading_of
+from shoal.config.client_files import Reading, reading_of
 from shoal.config.schema import Config
 from shoal.core.errors import InputError
 from shoal.data import ClientDataset, LabelledDataset
 from shoal.data.fingerprint import fingerprint
-from shoal.sweeps.spec import Run, Sweep
+from shoal.sweeps.sweep_file import Run, Sweep
 
 LOADED_DATASETS = 2
 """Data sets that a process keeps in memory. Most sweeps have one, and the largest takes 640 MB."""

@@ -18,18 +18,18 @@ import pandas as pd
 import tomli_w
 from filelock import FileLock
 
-from shoal.config.validation import read_toml
+from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
-from shoal.reports.sweep.spec import said_of
+from shoal.reports.sweep.report_spec import said_of
 from shoal.reports.sweep.undefined import require_shown
 from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
-from shoal.simulation.result import ROUND_COLUMNS
+from shoal.simulation.outcome import ROUND_COLUMNS
 from shoal.sweeps.plan import forget_datasets, plan_runs
-from shoal.sweeps.progress import SweepProgress, progress_of
-from shoal.sweeps.results import read_results, row_of, write_results
-from shoal.sweeps.spec import Sweep, read_sweep
+from shoal.sweeps.results_table import read_results, row_of, write_results
+from shoal.sweeps.sweep_file import Sweep, read_sweep
+from shoal.sweeps.sweep_progress import SweepProgress, progress_of
 from shoal.sweeps.workers import Workers
 
 UNFINISHED = "not finished"
@@ -210,7 +210,7 @@ def _is_complete(run: Path) -> bool:
 
 def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], str]]) -> Path:
     # Here, so that the command line does not load matplotlib and jinja2 before it needs them.
-    from shoal.reports.sweep.report import write_sweep_report  # noqa: PLC0415
+    from shoal.reports.sweep.sweep_page import write_sweep_report  # noqa: PLC0415
 
     # Several figures draw the same runs.
     @cache

@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 
 from shoal.core.errors import InputError, require
-from shoal.data.client_data import ClientDataset
-from shoal.data.origins import file_row
-from shoal.data.own_data import Columns
-from shoal.data.table_rows import read_rows
+from shoal.data.client_dataset import ClientDataset
+from shoal.data.user.arrays import Columns
+from shoal.data.user.origins import file_row
+from shoal.data.user.table_rows import read_rows
 
 PARQUET = (".parquet", ".pq")
 _EMPTY = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"]

@@ -7,7 +7,7 @@ import pandas as pd
 
 from shoal.metrics import auc_interval, median_interval
 from shoal.reports.formats import DASH, count, decimal, percent
-from shoal.reports.run.tables import Format, Table, TableRow, cell
+from shoal.reports.run.run_tables import Format, Table, TableRow, cell
 from shoal.simulation.summary import Metrics
 
 _RATES = (

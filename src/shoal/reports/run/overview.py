@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shoal.reports.curves import over_rounds
 from shoal.reports.formats import ACCURACY
 from shoal.reports.plotting import CHANCE_LINE, WIDTH, styled
-from shoal.reports.run.round_curves import curves_by_cluster
+from shoal.reports.run.run_curves import curves_by_cluster
 from shoal.simulation.summary import Summary
 
 

@@ -6,7 +6,7 @@ from itertools import permutations
 
 from shoal.core.errors import InputError, nearest, require
 from shoal.reports.sweep.labels import FAMILIES, KEYS, split_key
-from shoal.reports.sweep.spec import FigureSpec, ReportSpec, said_of
+from shoal.reports.sweep.report_spec import FigureSpec, ReportSpec, said_of
 from shoal.simulation import summary
 
 _TPR = tuple(name for name in FAMILIES if name.startswith("tpr_at_fpr_"))

@@ -1,0 +1,119 @@
+"""TOML files as checked values: every mistake is one sentence with the key, what was given and what is allowed."""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shoal.config.settings_tables import UnknownKeyError, read, tables_with
+from shoal.core.errors import InputError, path_of, require, require_instance
+
+Root = TypeVar("Root")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The table in a TOML file.
+
+    Raises:
+        InputError: the file is missing or not TOML, or has a whole number of more than 64 bits.
+    """
+    path = path_of("path", path)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise InputError(f"{path}: is not TOML: it is nested too deeply") from error
+    # A ValueError is text that is no UTF-8 or no TOML, or a number of thousands of digits.
+    except ValueError as error:
+        raise InputError(f"{path}: is not TOML: {error}") from error
+    _require_64_bits(table, str(path))
+    return table
+
+
+def _require_64_bits(value: object, where: str) -> None:
+    """Raise `InputError` where ``value`` has a larger whole number, which no other reader of TOML need understand."""
+    large = next(_large(value), None)
+    require(large is None, f"{where}: has a whole number of {(large or 0).bit_length()} bits; at most 64 are allowed")
+
+
+def _large(value: object) -> Iterator[int]:
+    """The whole numbers in ``value`` that take more than 64 bits."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _large(each)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        yield value
+
+
+def parse(root: type[Root], given: Mapping[str, Any], where: str) -> Root:
+    """What a file's table says, as the settings ``root``; ``where`` names the file in error sentences.
+
+    Raises:
+        InputError: a key is unknown or missing, or has a value that is not allowed.
+    """
+    try:
+        return read(root, dict(given))
+    except UnknownKeyError as error:
+        homes = [f"[{each}]" if each else "the file itself" for each in tables_with(root, error.name)]
+        elsewhere = f"unknown key '{error.path}'; it is a key of {' and of '.join(homes)}"
+        unlike = "; known: " in str(error)
+        raise InputError(f"{where}: {elsewhere if homes and unlike else error}") from None
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def key_parts(key: str) -> list[str]:
+    """The names in a dotted key, read as TOML reads it; none where it is no key.
+
+    >>> key_parts('data.groups."far north".share')
+    ['data', 'groups', 'far north', 'share']
+    """
+    try:
+        # A heading can have neither a value nor, in the key's place, a line of its own.
+        table: Any = tomllib.loads(f"{key} = 0")
+        tomllib.loads(f"[{key}]")
+    except tomllib.TOMLDecodeError:
+        return []
+    parts = []
+    while isinstance(table, dict):
+        if len(table) != 1:
+            return []
+        ((part, table),) = table.items()
+        parts.append(part)
+    return parts
+
+
+def change_key(table: dict[str, Any], parts: Sequence[str], value: object) -> None:
+    """Set the key with these names in ``table``, making the tables that lead there.
+
+    Raises:
+        InputError: one of the names leads to a value that is no table.
+    """
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise InputError(f"'{part}' is a value, not a table")
+    table[parts[-1]] = value
+
+
+def change(table: dict[str, Any], wish: str) -> None:
+    """Make a change such as "algorithm.rounds=10" to ``table``; a value that is not TOML is text.
+
+    Raises:
+        InputError: it is no such change, has a whole number of more than 64 bits, or one of its names leads to a value
+            that is no table.
+    """
+    require_instance("changes", wish, str, "such as 'algorithm.rounds=10'")
+    key, equals, text = wish.partition("=")
+    parts = key_parts(key)
+    require(bool(equals and parts), f"--set takes KEY=VALUE, such as algorithm.rounds=10; got '{wish}'")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    _require_64_bits(value, f"--set {wish}")
+    try:
+        change_key(table, parts, value)
+    except InputError as error:
+        raise InputError(f"--set {wish}: {error}") from error

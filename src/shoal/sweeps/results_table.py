@@ -1,0 +1,108 @@
+"""What came out of a sweep: a row a finished run, on disk as results.csv and, of wall times, timings.json."""
+
+import json
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+
+import pandas as pd
+
+from shoal.core.atomic_files import write_text
+from shoal.core.errors import InputError, require
+from shoal.reports.sweep.report_spec import Axes, Value
+from shoal.runs.files import read_run, read_table
+from shoal.simulation.outcome import CLIENT_COLUMNS
+from shoal.simulation.summary import TEXT_KEYS, FlatSummary, Metrics, parse_summary
+
+TIMES = "seconds."
+"""Wall times differ from run to run of the same configuration, and would make results.csv differ with them."""
+
+
+def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Value]:
+    """A finished run as a row: its directory's name, its settings, its seed, and every figure.
+
+    Beside the summary's figures, those of ``clusters.<k>`` under names that do not depend on k: of the ``larger``
+    and the ``smaller`` cluster, and of ``model.<group>``, the model that most clients of a group chose.
+
+    Raises:
+        InputError: a file of the run is damaged.
+    """
+    figures = read_run(out)
+    # As text, so that a column of 1 and 2.5 does not turn into 1.0 and 2.5.
+    row: dict[str, Value] = {"run": out.name, **{axis: str(value) for axis, value in settings.items()}, "seed": seed}
+    told = {key: value for key, value in figures.items() if key not in row and key not in (*TEXT_KEYS, "rounds")}
+    return row | told | by_size(figures) | _by_group(out, parse_summary(figures).by_cluster)
+
+
+def by_size(figures: FlatSummary) -> dict[str, Value]:
+    """Figures of the cluster with most and of that with fewest clients, whatever their numbers.
+
+    Of equals, the one with the higher accuracy is the larger, then the one with the higher MIA accuracy.
+
+    >>> by_size({"clusters.0.clients": 3, "clusters.1.clients": 7, "clusters.1.mia": 0.5})
+    {'larger.clients': 7, 'larger.mia': 0.5, 'smaller.clients': 3}
+    """
+    clusters = parse_summary(figures).by_cluster
+    ordered = _largest_first(clusters)
+    if len(ordered) < 2:
+        return {}
+    return _prefixed("larger", clusters[ordered[0]]) | _prefixed("smaller", clusters[ordered[-1]])
+
+
+def _by_group(out: Path, clusters: Mapping[int, Metrics]) -> dict[str, Value]:
+    """Figures of the cluster that most clients of each group chose; of equals, of the largest."""
+    clients, ordered = read_table(out / "clients.csv", CLIENT_COLUMNS), _largest_first(clusters)
+    row: dict[str, Value] = {}
+    for group, chosen in clients.groupby("group", sort=False)["cluster"]:
+        row |= _prefixed(f"model.{group}", clusters[max(ordered, key=chosen.tolist().count)])
+    return row
+
+
+def _largest_first(clusters: Mapping[int, Metrics]) -> list[int]:
+    """The clusters from the largest to the smallest; a number itself decides nothing."""
+    first = ("clients", "accuracy", "mia")
+    keys = (*first, *sorted({key for metrics in clusters.values() for key in metrics}.difference(first)))
+    return sorted(clusters, key=lambda k: [clusters[k].get(key, -inf) for key in keys], reverse=True)
+
+
+def _prefixed(name: str, metrics: Metrics) -> dict[str, Value]:
+    return {f"{name}.{key}": value for key, value in metrics.items()}
+
+
+def write_results(out: Path, rows: Sequence[Mapping[str, Value]]) -> None:
+    """Write results.csv and timings.json; the same runs give the same bytes of results.csv."""
+    frame = pd.DataFrame([{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows])
+    times = {row["run"]: {key: value for key, value in row.items() if key.startswith(TIMES)} for row in rows}
+    write_text(out / "results.csv", frame.to_csv(index=False) if len(frame) else "run\n")
+    write_text(out / "timings.json", json.dumps(times, indent=2) + "\n")
+
+
+def read_results(out: Path, axes: Axes) -> pd.DataFrame:
+    """The finished runs of a sweep's directory: ``run``, a column an axis, ``seed``, and every figure.
+
+    Raises:
+        InputError: the directory holds no sweep, or its files are damaged.
+    """
+    path = out / "results.csv"
+    require(path.exists(), f"{out}: has no results.csv; finish the sweep with shoal sweep")
+    text = dict.fromkeys(("run", *axes), str)
+    try:
+        frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=text)
+        times = json.loads((out / "timings.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    require(
+        isinstance(times, dict) and all(isinstance(each, dict) for each in times.values()),
+        f"{out / 'timings.json'}: is damaged: it must hold a table a run",
+    )
+    if frame.empty:
+        return pd.DataFrame(columns=["run", *axes, "seed"])
+    missing = [name for name in ("run", *axes, "seed") if name not in frame]
+    require(not missing, f"{path}: is damaged: no {', '.join(missing)} among its columns")
+    for axis, settings in axes.items():
+        values = {str(value): value for value in settings}
+        strange = [text for text in frame[axis] if text not in values]
+        require(not strange, f"{path}: is damaged: '{axis}' is never {strange[0] if strange else ''}")
+        frame[axis] = pd.Series([values[text] for text in frame[axis]], dtype=object)
+    timed = pd.DataFrame.from_dict(times, orient="index").rename_axis("run").reset_index()
+    return frame.merge(timed, on="run", how="left")
