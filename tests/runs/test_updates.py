@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from html_page import page_of
 from run_files import content
 from shoal.algorithms import FedAvg
-from shoal.attacks import FedMIACosine, FedMIALoss, GradCosine, SourceInference, audit_updates
+from shoal.attacks import FedMIACosine, FedMIALoss, GradCosine, SourceInference
+from shoal.audit import audit_updates
 from shoal.config.build import build
 from shoal.config.schema import parse_config, read_config
 from shoal.core.errors import InputError
