@@ -12,7 +12,8 @@ from torch import Tensor
 from shoal.algorithms.personal.fedrep import FedRep
 from shoal.algorithms.wrapper import with_bases
 from shoal.algorithms.wrappers.shared_body import SharedBody, head_of
-from shoal.attacks import NEED_HOLDOUT, active_property_attacker
+from shoal.attacks import active_property_attacker
+from shoal.audit import NEED_HOLDOUT
 from shoal.config.client_files import Reading, check_sizes, decided_data, draw_split, load_client_data, reading_of
 from shoal.config.kinds import load, name_of
 from shoal.config.schema import Config, DataSection

@@ -218,8 +218,8 @@ class Server:
         plan = server_plan(training, state, some, count, torch.ones(len(some), len(state.models), dtype=torch.int64))
         (sent,) = plan.trainings
         return {
-            i: (sent.starts[start][None], cluster[None])
-            for i, start, cluster in zip(cohort, sent.start, plan.assignment, strict=True)
+            i: (sent.initial_params[start][None], cluster[None])
+            for i, start, cluster in zip(cohort, sent.init_index, plan.assignment, strict=True)
         }
 
     def _offer(self, state: State, member: Member, models: Tensor, clusters: Tensor) -> Offer:

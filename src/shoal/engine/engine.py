@@ -81,9 +81,9 @@ class DivergenceError(InputError):
         self.owner = owner
 
 
-def starts_of(starts: Tensor, which: Tensor) -> Tensor:
-    """What owners start from: starts (S, P), by index (u,) or as mixtures (u, S) -> (u, P), a new tensor."""
-    return starts[which] if which.dim() == 1 else which.to(starts) @ starts
+def gather_params(params: Tensor, index: Tensor) -> Tensor:
+    """Rows of ``params`` (S, P) by index (u,), or mixtures of them by weights (u, S): (u, P), a new tensor."""
+    return params[index] if index.dim() == 1 else index.to(params) @ params
 
 
 class Engine:
@@ -244,7 +244,7 @@ class Engine:
             which: (n,) int64, the index of each owner's start; or (n, S) float, the weights of a mixture of starts.
             shards: the n owners' examples.
             randomness: from `LocalSGD.randomness`.
-            local: local training at the learning rate of the round (`LocalSGD.at`).
+            local: local training at the learning rate of the round (`LocalSGD.at_round`).
             term: one further linear term in every step; None: none.
 
         Yields:
@@ -286,7 +286,7 @@ class Engine:
         trainer = self._trainer_for(local)
 
         def work(owners: Tensor) -> _Result:
-            ends = starts_of(starts, which[owners]).to(self.device)
+            ends = gather_params(starts, which[owners]).to(self.device)
             for drawn, each in ((randomness, local), *then):
                 trainer.train(self._bound(), ends, shards, owners, drawn, each, term, rule=rule)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.

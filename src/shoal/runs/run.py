@@ -29,12 +29,12 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, path_of, require, require_instance
 from shoal.data import ClientDataset, LabelledDataset
 from shoal.data.fingerprint import fingerprint
+from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train
 from shoal.runs.hashes import differences, require_same_examples, require_unchanged, write_hashes
 from shoal.runs.measuring import measured
-from shoal.runs.reference_scores import AuditWatch
 from shoal.runs.result import result_of
 from shoal.runs.updates import require_room
 from shoal.simulation.round_metrics import not_evaluated
