@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from shoal import LocalSGD, Shape, Stream, create_model
 from shoal.engine.allocator import keep_freed_memory
-from shoal.engine.bound_network import BoundNetwork
+from shoal.engine.backends.bound_network import BoundNetwork
 
 MFLOP = 23.1
 STEPS = 40

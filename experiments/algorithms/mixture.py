@@ -15,7 +15,7 @@ import torch
 
 from shoal import Engine
 from shoal.algorithms import FedEM, FedRC
-from shoal.algorithms.fedem import mixture_outputs
+from shoal.algorithms.clusters.fedem import mixture_outputs
 from shoal.config.build import build
 from shoal.config.schema import Config
 from shoal.sweeps import read_sweep

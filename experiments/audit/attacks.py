@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from shoal.audit.audit import audit_records
+from shoal.audit.score_file import read_scores
 from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 from shoal.reports.formats import DASH
-from shoal.runs.audit import audit_run
+from shoal.runs.audits import audit_run
 from shoal.runs.files import read_table
-from shoal.runs.score_file import read_scores
-from shoal.simulation.audit import audit_records
 from shoal.simulation.outcome import CLIENT_COLUMNS
 from shoal.sweeps import read_sweep
 from shoal.sweeps.results_table import read_results

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from shoal.attacks import ClusterIdentity, PreferenceInference, audit_reconstruction
+from shoal.attacks import ClusterIdentity, PreferenceInference
+from shoal.audit import audit_reconstruction
 from shoal.config.build import build, engine_of
 from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text

@@ -41,16 +41,16 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from shoal.attacks import one_run_audit
-from shoal.attacks.one_run_audit import default_guesses, epsilon_lower_bound
+from shoal.audit import one_run_audit
+from shoal.audit.one_run_audit import default_guesses, epsilon_lower_bound
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.defenses import DPSGD
 from shoal.engine import Engine, RoundUpdates
-from shoal.engine.bound_network import BoundNetwork
-from shoal.engine.example_gradients import batch_of_gradients, example_gradients
+from shoal.engine.backends.bound_network import BoundNetwork
+from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
 from shoal.simulation.simulation import Simulation, initial_state, measure_final, move_to_engine, run_rounds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from shoal.attacks.loss_histograms import own_risks
+from shoal.attacks.queries.loss_histograms import own_risks
 from shoal.config.build import build, engine_of
 from shoal.config.schema import read_config
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds

@@ -24,10 +24,7 @@ from matplotlib.ticker import MaxNLocator
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import InputError, require
-from shoal.reports.curves import fit_rounds
-from shoal.reports.formats import DASH
-from shoal.reports.plotting import CHANCE_LINE, FigureFiles, LineStyle, cluster_style, figure_files, legend
-from shoal.reports.run.property_figures import (
+from shoal.property.property_figures import (
     by_cluster,
     draw_map,
     half_window,
@@ -36,8 +33,11 @@ from shoal.reports.run.property_figures import (
     rolling_mean,
     tsne_maps,
 )
+from shoal.property.property_metrics import PROPERTY_COLUMNS
+from shoal.reports.curves import fit_rounds
+from shoal.reports.formats import DASH
+from shoal.reports.plotting import CHANCE_LINE, FigureFiles, LineStyle, cluster_style, figure_files, legend
 from shoal.runs.files import read_run, read_table
-from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 
 PAPER = {"FL": "0.3074 ± 0.2752", "CFL, cluster 0": "0.9234 ± 0.1725"}
 """Mean and standard deviation as printed in section 4.4; of the other clusters there is nothing."""

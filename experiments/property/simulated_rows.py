@@ -20,7 +20,7 @@ from shoal.attacks import RoundObservation
 from shoal.config.build import build, engine_of
 from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
-from shoal.simulation.property_metrics import property_summary, updates_of
+from shoal.property.property_metrics import property_summary, updates_of
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 from shoal.sweeps import read_sweep
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from relabelled import FOUR, FULL, LINEAR, TWO, ari, relabelled, trained
 from shoal.algorithms import CFL, FedAvg, FedOpt, FedProx, Pooling
-from shoal.algorithms.cfl import bipartition
-from shoal.algorithms.parameter_tree import ParameterTree
-from shoal.algorithms.update_sketch import UpdateSketch
+from shoal.algorithms.clusters.cfl import bipartition
+from shoal.algorithms.clusters.parameter_tree import ParameterTree
+from shoal.algorithms.clusters.update_sketch import UpdateSketch
 from shoal.control import Coordinator, Knob, RiskPrediction
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream

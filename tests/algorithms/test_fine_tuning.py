@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning
+from shoal.audit.members import Membership
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import NormClipping, ShorterTraining
 from shoal.engine import Deployed, Engine, LocalSGD, State, Training
-from shoal.engine import rounds as engine_rounds
+from shoal.engine.rounds import training as engine_rounds
 from shoal.models import Model
-from shoal.simulation.membership import Membership
 
 STEPS, RATE = 3, 0.1
 LOCAL = LocalSGD(steps=STEPS, batch_size="all", learning_rate=RATE, decay=0.5)

@@ -5,7 +5,7 @@ import torch
 from sklearn.cluster import KMeans
 
 from shoal.algorithms import IFCA, GroupPrivacy
-from shoal.algorithms.group_privacy import k_means
+from shoal.algorithms.clusters.group_privacy import k_means
 from shoal.core.errors import InputError
 from shoal.defenses import LaplaceNoise
 

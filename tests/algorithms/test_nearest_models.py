@@ -18,7 +18,7 @@ from shoal.algorithms import (
     OneShotClustering,
     OneShotStart,
 )  # fmt: skip
-from shoal.algorithms.fedavg_start import noisy_copies
+from shoal.algorithms.wrappers.fedavg_start import noisy_copies
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, TrainingSetup

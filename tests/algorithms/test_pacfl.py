@@ -6,7 +6,7 @@ from scipy.linalg import subspace_angles
 
 from relabelled import LINEAR, TWO, ari, relabelled, trained
 from shoal.algorithms import PACFL, FedAvg
-from shoal.algorithms.pacfl import basis, principal_angles
+from shoal.algorithms.clusters.pacfl import basis, principal_angles
 from shoal.core.errors import InputError
 from shoal.data import Federation
 from shoal.engine import LocalSGD

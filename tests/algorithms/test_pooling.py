@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shoal.algorithms import IFCA, EarlyStopping, FedAvg, Pooling
-from shoal.algorithms.pooling import pooled
+from shoal.algorithms.wrappers.pooling import pooled
 from shoal.core.errors import InputError
 
 

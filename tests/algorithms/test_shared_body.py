@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from shoal.algorithms import IFCA, FedAvg, Pooling, SharedBody
-from shoal.algorithms.shared_body import head_of
+from shoal.algorithms.wrappers.shared_body import head_of
 from shoal.core.errors import InputError
 from shoal.core.layout import Layout
 from shoal.models import Model

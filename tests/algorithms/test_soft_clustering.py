@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms import IFCA, FedAvg, FedEM, FedRC, FedSoft, RRCluster
-from shoal.algorithms.fedem import mixture_outputs
+from shoal.algorithms.clusters.fedem import mixture_outputs
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation

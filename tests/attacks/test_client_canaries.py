@@ -8,7 +8,7 @@ import torch
 from scipy import optimize, stats
 
 from shoal import FedAvg, NormClipping
-from shoal.attacks.client_canaries import (
+from shoal.attacks.updates.client_canaries import (
     CanaryClients,
     canary_cosines,
     canary_directions,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shoal.attacks import Gap, Query
-from shoal.attacks.label_only import ImageChanges, NoiseChanges, augmentation_votes, boundary_distance
+from shoal.attacks.queries.label_only import ImageChanges, NoiseChanges, augmentation_votes, boundary_distance
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data.shifts import rotate
@@ -96,7 +96,7 @@ def test_a_score_depends_on_its_record_alone_and_not_on_chunks(mlp, images, monk
             ]
 
     whole, some = scores(torch.arange(40)), torch.tensor([30, 2, 11])
-    monkeypatch.setattr("shoal.attacks.label_only._CHUNK", 7)
+    monkeypatch.setattr("shoal.attacks.queries.label_only._CHUNK", 7)
     for each, chunked, few in zip(whole, scores(torch.arange(40), threads=1), scores(some), strict=True):
         assert torch.equal(each, chunked)
         assert torch.equal(each[some], few)

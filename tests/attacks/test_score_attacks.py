@@ -21,9 +21,9 @@ from shoal.attacks import (
     ReferenceAttack,
     ReferenceScores,
 )
-from shoal.attacks.bavaria import fitted_prior
-from shoal.attacks.in_and_out import in_and_out, pooled_variances
-from shoal.attacks.rmia import TIE
+from shoal.attacks.scores.bavaria import fitted_prior
+from shoal.attacks.scores.in_and_out import in_and_out, pooled_variances
+from shoal.attacks.scores.rmia import TIE
 from shoal.core.errors import InputError
 
 ATTACKS = [LiRA(), OfflineLiRA(), LiRA(own_variance=4), RMIA(), OfflineRMIA(), BaVarIA(), DifficultyCalibration()]

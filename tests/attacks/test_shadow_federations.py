@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from shoal.algorithms import IFCA
-from shoal.attacks import LossThreshold, Query, RedTeam, ShadowModels
-from shoal.attacks.shadow_federations import ShadowFederation, split_between_owners, train_shadow_federations
+from shoal.attacks import LossThreshold, Query, ShadowModels
+from shoal.attacks.queries.shadow_federations import ShadowFederation, split_between_owners, train_shadow_federations
+from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Shards
@@ -67,7 +68,7 @@ def test_as_many_owners_as_the_cluster_has_clients(clustered, monkeypatch):
         seen.append((federations, rounds))
         return torch.stack([each.start for each in federations])
 
-    monkeypatch.setattr("shoal.attacks.shadow_models.train_shadow_federations", spy)
+    monkeypatch.setattr("shoal.attacks.queries.shadow_models.train_shadow_federations", spy)
     records_of(clustered, ShadowModels(number=2, training="federated"), FULL)
     ((federations, rounds),) = seen
     sizes = [each.sizes.tolist() for each in federations]
@@ -133,7 +134,7 @@ def test_shadow_epochs_are_of_every_round(clustered, monkeypatch):
         seen.extend(each.local for each in federations)
         return torch.stack([each.start for each in federations])
 
-    monkeypatch.setattr("shoal.attacks.shadow_models.train_shadow_federations", spy)
+    monkeypatch.setattr("shoal.attacks.queries.shadow_models.train_shadow_federations", spy)
     records_of(clustered, ShadowModels(number=1, epochs=7, training="federated"), FULL)
     assert [(each.epochs, each.steps) for each in seen] == [(7, None)] * 2
 

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from shoal.attacks.trajectory import LossTrajectory, loss_trajectory
+from shoal.attacks.scores.trajectory import LossTrajectory, loss_trajectory
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.attacks import OwnedRecords, update_scores
+from shoal.attacks import OwnedRecords
+from shoal.attacks.updates import update_scores
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, RoundUpdates
-from shoal.engine import example_gradients as gradients_module
+from shoal.engine.backends import example_gradients as gradients_module
 from shoal.models import MnistCNN, Model, cross_entropy
 from shoal.models.recurrent import ReviewGRU
 

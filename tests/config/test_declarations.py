@@ -8,7 +8,8 @@ from typing import Any, get_args
 import pytest
 
 from shoal.algorithms import IFCA, Algorithms, FedAvg, FedProx
-from shoal.attacks import MembershipAttacks, RedTeam
+from shoal.attacks import MembershipAttacks
+from shoal.audit import RedTeam
 from shoal.config import build as building
 from shoal.config import reference
 from shoal.config.build import build, load_data, resolve

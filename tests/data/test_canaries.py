@@ -9,8 +9,8 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation, MislabelledCanaries
 from shoal.data.fingerprint import fingerprint
-from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
+from shoal.property.property_schedule import PropertySchedule
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from shoal.core.errors import InputError
-from shoal.data.property_schedule import PropertySchedule
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import ClientTrainings, LocalSGD
+from shoal.property.property_schedule import PropertySchedule
 
 LOCAL = LocalSGD(epochs=2, batch_size=4)
 ONCE = ClientTrainings((LOCAL,))

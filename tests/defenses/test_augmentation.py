@@ -15,7 +15,7 @@ from shoal.core.randomness import Stream
 from shoal.data.shifts import rotate
 from shoal.defenses import DPSGD, Augmentation, TrainingSetup
 from shoal.engine import Engine, LocalSGD
-from shoal.engine.loop_backend import _augmenter
+from shoal.engine.backends.loop_backend import _augmenter
 from shoal.models import Logistic, Model
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)

@@ -31,7 +31,7 @@ from shoal.defenses import (
     defended,
 )
 from shoal.engine import Engine, resolve_backend
-from shoal.engine.bound_network import BoundNetwork
+from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.models import MLP, Logistic, MnistCNN, Model, SeededDropout
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)

@@ -13,7 +13,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, TrainingSetup
 from shoal.engine import Engine, LocalSGD, resolve_backend
-from shoal.engine.bound_network import BoundNetwork
+from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.models import VGG, Model
 
 NOTHING = DPSGD(math.inf, 0.0)

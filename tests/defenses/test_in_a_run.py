@@ -13,7 +13,7 @@ from shoal.config.schema import parse_config, read_config
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
 from shoal.defenses import DPSGD, NormClipping
-from shoal.runs.report import report_of
+from shoal.runs.result import report_of
 from shoal.runs.run import run
 
 

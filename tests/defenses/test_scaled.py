@@ -12,7 +12,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import CCL, DPSGD, L2, Augmentation, Flooding, Mixup, RelaxLoss, ShorterTraining, TrainingSetup
 from shoal.engine import ClusterRound, Engine, LocalSGD, ScalableDefense, Training, resolve_backend
-from shoal.engine.backend import needs_loop
+from shoal.engine.backends.backend import needs_loop
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 SCALABLE = [

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from shoal.attacks.loss_histograms import own_risks
+from shoal.attacks.queries.loss_histograms import own_risks
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.algorithms.ifca import IFCA
+from shoal.algorithms.clusters.ifca import IFCA
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.deployment.round_rows import round_rows

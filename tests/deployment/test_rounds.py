@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.algorithms.cfl import CFL
-from shoal.algorithms.ditto import Ditto
-from shoal.algorithms.fedavg import FedAvg
-from shoal.algorithms.fedopt import FedOpt
-from shoal.algorithms.fedsoft import FedSoft
-from shoal.algorithms.hypcluster import HypCluster
-from shoal.algorithms.ifca import IFCA, Redraw
-from shoal.algorithms.ifca_mir import IFCAMIR
+from shoal.algorithms.clusters.cfl import CFL
+from shoal.algorithms.clusters.fedsoft import FedSoft
+from shoal.algorithms.clusters.hypcluster import HypCluster
+from shoal.algorithms.clusters.ifca import IFCA, Redraw
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.one_model.fedopt import FedOpt
+from shoal.algorithms.personal.ditto import Ditto
+from shoal.algorithms.wrappers.choice import IFCAMIR
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation

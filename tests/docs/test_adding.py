@@ -12,7 +12,7 @@ import torch
 import shoal
 from shoal.config.schema import read_config
 from shoal.engine import Algorithm, ClusterRound, LocalDefense, LocalSGD, ScalableDefense
-from shoal.runs.report import report_of
+from shoal.runs.result import report_of
 from shoal.runs.run import run
 
 DOCS = Path(__file__).parents[2] / "docs"

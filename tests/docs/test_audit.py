@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.simulation.attacked_records import REFERENCE_ATTACKS
-from shoal.simulation.audit import METRICS
-from shoal.simulation.server_audit import UPDATE_ATTACKS
+from shoal.audit.audit import METRICS
+from shoal.audit.records import REFERENCE_ATTACKS
+from shoal.audit.server_audit import UPDATE_ATTACKS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
 

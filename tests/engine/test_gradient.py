@@ -9,8 +9,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from shoal.core.randomness import Stream
-from shoal.engine import gradient as module
-from shoal.engine.gradient import gradient_of
+from shoal.engine.backends import gradient as module
+from shoal.engine.backends.gradient import gradient_of
 from shoal.models import cross_entropy
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {

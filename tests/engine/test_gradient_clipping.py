@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.engine import gradient_clipping
-from shoal.engine.bound_network import BoundNetwork
-from shoal.engine.gradient_clipping import PerExampleClipper
+from shoal.engine.backends import gradient_clipping
+from shoal.engine.backends.bound_network import BoundNetwork
+from shoal.engine.backends.gradient_clipping import PerExampleClipper
 from shoal.models import VGG, MnistCNN, Model, cross_entropy
 
 CPU = torch.device("cpu")

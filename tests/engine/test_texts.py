@@ -11,9 +11,10 @@ from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.data import Federation
-from shoal.engine import Engine, LocalSGD, resolve_backend, vmap_gradients
+from shoal.engine import Engine, LocalSGD, resolve_backend
+from shoal.engine.backends import vmap_gradients
 from shoal.models import Model, TextShape, create_model
-from shoal.runs.report import report_of
+from shoal.runs.result import report_of
 from shoal.runs.run import run
 
 VOCABULARY = 3000

@@ -11,12 +11,13 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.data.shards import Shards
-from shoal.engine import Engine, LinearTerm, LocalSGD, TorchOptimizer, vmap_backend, vmap_gradients
+from shoal.engine import Engine, LinearTerm, LocalSGD, TorchOptimizer
+from shoal.engine.backends import vmap_backend, vmap_gradients
+from shoal.engine.backends.gram_backend import GramTrainer
+from shoal.engine.backends.loop_backend import LoopBackend
+from shoal.engine.backends.vmap_backend import VmapBackend
+from shoal.engine.backends.vmap_gradients import VmapGradients
 from shoal.engine.engine import DivergenceError
-from shoal.engine.gram_backend import GramTrainer
-from shoal.engine.loop_backend import LoopBackend
-from shoal.engine.vmap_backend import VmapBackend
-from shoal.engine.vmap_gradients import VmapGradients
 from shoal.models import MLP, VGG, Logistic, MnistCNN, Model, squared_error
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiment_scripts import experiment_script
-from shoal.runs.audit import audit_run
+from shoal.runs.audits import audit_run
 from shoal.sweeps import Workers, read_sweep, run_sweep
 from unrendered import unrendered_figures
 
@@ -37,7 +37,7 @@ def compared(sweep, tmp_path_factory):
     out = tmp_path_factory.mktemp("compared")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", ["attacks.py", str(sweep), str(out), "--references", "3"])
-        patched.setattr("shoal.reports.audit.page.audit_page", lambda *_, **__: "")
+        patched.setattr("shoal.reports.audit.audit_page.audit_page", lambda *_, **__: "")
         script("attacks").main()
     return out
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from experiment_scripts import experiment_script
-from shoal.attacks.one_run_audit import one_run_audit
+from shoal.audit.one_run_audit import one_run_audit
 from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError
 from shoal.defenses import accounting
 from shoal.engine import Engine
-from shoal.engine.bound_network import BoundNetwork
+from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 SMALL = [

@@ -24,7 +24,7 @@ def test_it_audits_the_runs_of_a_sweep_and_writes_both_files(script, toy_sweep, 
     monkeypatch.setattr(
         sys, "argv", ["every_attack.py", str(tmp_path / "runs"), str(tmp_path / "out"), "--references", "1"]
     )
-    monkeypatch.setattr("shoal.reports.audit.page.audit_page", lambda *_, **__: "")
+    monkeypatch.setattr("shoal.reports.audit.audit_page.audit_page", lambda *_, **__: "")
     script.main()
     found = pd.read_csv(tmp_path / "out" / "found.csv")
     assert found.groupby("setting")["seed"].nunique().to_dict() == {"IFCA": 2}

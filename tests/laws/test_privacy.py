@@ -36,13 +36,13 @@ from shoal.algorithms import (
     PerFedAvg,
     Scaffold,
 )
-from shoal.algorithms.wrapped import with_bases
+from shoal.algorithms.wrapper import with_bases
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import Cohort, Engine, LinearTerm, LocalSGD, LocalTraining, RoundPlan, State, Training
-from shoal.engine.bound_network import BoundNetwork
+from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.models import Model
 from shoal.simulation.coordination import accountable_trainings
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from audit_of_any_shape import attack_row, audit_of
+from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.epsilon import epsilon_sentences, exceeds_stated, loud_sentence, stated_epsilon
 from shoal.reports.audit.findings import findings
-from shoal.reports.audit.verdict import verdict
 from shoal.reports.estimate import Estimate, Outcome
 
 

@@ -4,14 +4,14 @@ import pytest
 
 from run_of_any_shape import clients_of, config_of, frames_of, samples_of, summary_of, usual_page
 from shoal.config.schema import parse_config
+from shoal.metrics.summary import parse_summary
 from shoal.reports.formats import DASH
-from shoal.reports.run import tables
+from shoal.reports.run import run_tables
 from shoal.reports.run.description import RunDescription
-from shoal.reports.run.page import run_page
+from shoal.reports.run.run_page import run_page
+from shoal.reports.run.run_verdict import verdict
 from shoal.reports.strongest import strongest_attacks
-from shoal.reports.summary_text import verdict
 from shoal.reports.sweep.labels import Labels, decimals_of
-from shoal.simulation.summary import parse_summary
 from unrendered import unrendered_figures
 
 FOUND = {"mia_by_gap.a": 0.52, "mia_by_rmia.a": 0.5625, "mia_by_rmia.b": 0.51, "mia_by_lira_offline.b": 0.5635,
@@ -37,7 +37,7 @@ def test_the_verdict_names_the_strongest_attacks(summary):
 
 
 def test_a_table_has_every_attack_the_strongest_first(summary):
-    table = tables.by_attack(summary, ["a", "b"])
+    table = run_tables.by_attack(summary, ["a", "b"])
     assert {row.name: row.cells for row in table.rows} == {
         "Attack that decides": ("RMIA", "LiRA, offline"),
         "LiRA, offline": (DASH, "0.564"),
@@ -46,7 +46,7 @@ def test_a_table_has_every_attack_the_strongest_first(summary):
     }
     assert [row.name for row in table.rows] == ["Attack that decides", "LiRA, offline", "RMIA", "Gap attack"]
     assert strongest_attacks(summary) == {"a": "RMIA", "b": "LiRA, offline"}
-    assert tables.by_attack(parse_summary(summary_of(["a"], 1)), ["a"]) is None
+    assert run_tables.by_attack(parse_summary(summary_of(["a"], 1)), ["a"]) is None
 
 
 def test_the_page_says_how_many_reference_federations_were_asked(summary):
@@ -84,13 +84,13 @@ def test_sweeps_have_names_for_the_new_metrics():
 
 
 def test_times_of_reference_federations_are_shown_where_there_are_some():
-    rows = tables.seconds({"seconds.total": 60.0, "seconds.references": 30.0}).rows
+    rows = run_tables.seconds({"seconds.total": 60.0, "seconds.references": 30.0}).rows
     assert "Reference federations" in [row.name for row in rows]
-    assert "Reference federations" not in [row.name for row in tables.seconds({"seconds.total": 60.0}).rows]
+    assert "Reference federations" not in [row.name for row in run_tables.seconds({"seconds.total": 60.0}).rows]
 
 
 def test_the_strongest_in_the_table_is_the_attack_that_decides_not_the_largest() -> None:
     given = {"mia.a": 0.55, "mia_by_rmia.a": 0.55, "mia_by_lira.a": 0.58}
-    table = tables.by_attack(parse_summary({**summary_of(["a"], 1), **given}), ["a"])
+    table = run_tables.by_attack(parse_summary({**summary_of(["a"], 1), **given}), ["a"])
     assert table is not None
     assert table.rows[0].cells == ("RMIA",)

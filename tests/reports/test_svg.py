@@ -15,11 +15,11 @@ from shoal.reports.curves import NAMED, Curve
 from shoal.reports.plotting import cluster_style, draw_figure, figure_files
 from shoal.reports.run.limits import with_limits
 from shoal.reports.run.privacy_figures import violations
-from shoal.reports.run.round_curves import cluster_sizes
+from shoal.reports.run.run_curves import cluster_sizes
 from shoal.reports.svg import MOST, add_named_points, name_points
 
 GROUPS = ["a", "b"]
-STYLE = (Path(shoal.reports.__file__).parent / "style.css").read_text(encoding="utf-8")
+STYLE = (Path(shoal.reports.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
 
 
 def titles(svg: str | bytes) -> list[str]:

@@ -9,9 +9,9 @@ from scipy import stats
 from html_page import Page
 from shoal.reports.sweep.answer import MOST_SETTINGS, answer, reading
 from shoal.reports.sweep.labels import Labels
-from shoal.reports.sweep.report import sweep_page
+from shoal.reports.sweep.report_spec import Axes, ReportSpec, TableSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
-from shoal.reports.sweep.spec import Axes, ReportSpec, TableSpec
+from shoal.reports.sweep.sweep_page import sweep_page
 
 SEEDS = (0, 1, 2, 3)
 AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], "share": [0.1, 0.3]}

@@ -19,11 +19,11 @@ from shoal.core.errors import InputError
 from shoal.reports.plotting import cluster_style
 from shoal.reports.sweep.charts import RED, Chart, chart_content, fill_style
 from shoal.reports.sweep.figure_data import FigureData, in_rows
-from shoal.reports.sweep.figures import SweepFigure, draw_figure, paint
 from shoal.reports.sweep.labels import Labels
-from shoal.reports.sweep.round_curves import curves_content, read_curves
+from shoal.reports.sweep.report_spec import Axes, FigureSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
-from shoal.reports.sweep.spec import Axes, FigureSpec
+from shoal.reports.sweep.sweep_curves import curves_content, read_curves
+from shoal.reports.sweep.sweep_figures import SweepFigure, draw_figure, paint
 from unrendered import figures_without_pdf
 
 SEEDS = (0, 1, 2, 3, 4)

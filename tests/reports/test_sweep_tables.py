@@ -17,14 +17,14 @@ from scipy import stats
 from html_page import Page
 from shoal.core.errors import InputError
 from shoal.reports.formats import DASH
-from shoal.reports.sweep import report as sweep_report
-from shoal.reports.sweep.figures import SweepFigure, draw_figure
+from shoal.reports.sweep import sweep_page as sweep_report
 from shoal.reports.sweep.labels import FAMILIES, Labels, format_estimate
-from shoal.reports.sweep.report import sweep_page
+from shoal.reports.sweep.report_spec import Axes, FigureSpec, TableSpec, read_report_spec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
-from shoal.reports.sweep.spec import Axes, FigureSpec, TableSpec, read_report_spec
+from shoal.reports.sweep.sweep_figures import SweepFigure, draw_figure
+from shoal.reports.sweep.sweep_page import sweep_page
+from shoal.reports.sweep.sweep_tables import SweepTable, sweep_table
 from shoal.reports.sweep.table_formats import escape, latex, markdown, table_csv
-from shoal.reports.sweep.tables import SweepTable, sweep_table
 
 SHARE = "data.groups.minority.share"
 AXES: Axes = {"algorithm": ["IFCA", "IFCA-MIR"], SHARE: [0.1, 0.3, 0.5]}

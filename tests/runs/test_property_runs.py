@@ -8,8 +8,8 @@ from run_files import content, metrics
 from shoal.config.build import build
 from shoal.core.errors import InputError
 from shoal.engine import Engine
+from shoal.property.property_metrics import PROPERTY_COLUMNS
 from shoal.runs.run import run
-from shoal.simulation.property_metrics import PROPERTY_COLUMNS
 
 PROPERTY = {
     "data": {

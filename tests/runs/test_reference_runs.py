@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 
 from shoal import IFCA, Ditto, FedAvg, Federation, LocalSGD, LossThreshold, RedTeam, ShadowModels, simulate
 from shoal.core.errors import InputError
-from shoal.runs.audit import audit_run
+from shoal.metrics.summary import flatten, parse_summary
+from shoal.replay.reference_federations import AttackedRun
+from shoal.runs.audits import audit_run
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary
 from shoal.runs.record import read_description
 from shoal.runs.run import run
-from shoal.simulation.reference_federations import AttackedRun
-from shoal.simulation.summary import flatten, parse_summary
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1)
 TEAM = RedTeam(every=0, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
@@ -80,7 +80,7 @@ def test_its_figures_are_those_of_an_audit_which_trains_nothing_again(judged, tm
         pytest.fail("a reference federation is trained again")
 
     monkeypatch.setattr(AttackedRun, "train_reference", trained)
-    monkeypatch.setattr("shoal.reports.audit.page.audit_page", lambda *_, **__: "")
+    monkeypatch.setattr("shoal.reports.audit.audit_page.audit_page", lambda *_, **__: "")
     audit, summary = audit_run(judged, references=R, out=tmp_path), read(judged)
     rows = audit.audit.attacks[audit.audit.attacks["attack"] != "trajectory"]
     groups, models = rows[rows["scope"] == "group"], rows[rows["scope"] == "model"]

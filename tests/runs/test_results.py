@@ -15,7 +15,7 @@ from torch import nn
 
 import shoal
 from html_page import Page, page_of
-from shoal.algorithms.fedavg import FedAvg
+from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.cli.app import main
 from shoal.data.fingerprint import fingerprint
 

@@ -19,7 +19,7 @@ from shoal.core.errors import InputError
 from shoal.data import load_dataset
 from shoal.engine import State
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
-from shoal.runs.report import report_of
+from shoal.runs.result import report_of
 from shoal.runs.run import run
 from shoal.simulation.simulation import SimulationState
 

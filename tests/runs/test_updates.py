@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from html_page import page_of
 from run_files import content
 from shoal.algorithms import FedAvg
-from shoal.attacks import FedMIACosine, FedMIALoss, GradCosine, SourceInference, audit_updates
+from shoal.attacks import FedMIACosine, FedMIALoss, GradCosine, SourceInference
+from shoal.audit import audit_updates
 from shoal.config.build import build
 from shoal.config.schema import parse_config, read_config
 from shoal.core.errors import InputError
@@ -19,8 +20,7 @@ from shoal.core.randomness import Stream
 from shoal.defenses import NormClipping, defended
 from shoal.defenses.defense import TrainingSetup
 from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, Training, client_updates
-from shoal.runs.report import report_of
-from shoal.runs.result import load
+from shoal.runs.result import load, report_of
 from shoal.runs.run import run
 from shoal.runs.simulate import simulate
 from shoal.runs.trace import read_trace, trace_of, update_scores_of_trace

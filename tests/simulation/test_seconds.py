@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 def test_parts_add_up_to_the_total(build, mlp, clock, monkeypatch) -> None:
     # Parts of a round are timed in the engine.
-    monkeypatch.setattr("shoal.engine.rounds.time", SimpleNamespace(perf_counter=lambda: clock["time"]))
+    monkeypatch.setattr("shoal.engine.rounds.training.time", SimpleNamespace(perf_counter=lambda: clock["time"]))
     choose = shoal.IFCA.plan
 
     def slow(*given: object) -> object:

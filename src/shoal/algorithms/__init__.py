@@ -3,39 +3,39 @@
 May import `engine` and below, never `attacks`. To add one: a new file, and its class in `Algorithms`.
 """
 
-from shoal.algorithms.apfl import APFL
-from shoal.algorithms.cfl import CFL
-from shoal.algorithms.ditto import Ditto
-from shoal.algorithms.early_stopping import EarlyStopping
-from shoal.algorithms.fedavg import FedAvg
-from shoal.algorithms.fedavg_start import FedAvgStart
-from shoal.algorithms.fedem import FedEM
-from shoal.algorithms.fedopt import FedOpt
-from shoal.algorithms.fedprox import FedProx
-from shoal.algorithms.fedrc import FedRC
-from shoal.algorithms.fedrep import FedRep
-from shoal.algorithms.fedsoft import FedSoft
-from shoal.algorithms.fesem import FeSEM
-from shoal.algorithms.fine_tuning import FineTuning
-from shoal.algorithms.group_privacy import GroupPrivacy
-from shoal.algorithms.hypcluster import HypCluster
-from shoal.algorithms.ifca import IFCA, Redraw
-from shoal.algorithms.ifca_mir import IFCAMIR
-from shoal.algorithms.local import LocalOnly
-from shoal.algorithms.metric_privacy import MetricPrivacy
-from shoal.algorithms.mr_mtl import MRMTL
-from shoal.algorithms.one_shot import OneShotClustering
-from shoal.algorithms.one_shot_start import OneShotStart
-from shoal.algorithms.pacfl import PACFL
-from shoal.algorithms.per_fedavg import PerFedAvg
-from shoal.algorithms.pooling import Pooling
-from shoal.algorithms.priced_choice import PricedChoice
-from shoal.algorithms.r_dpcfl import RDPCFL
-from shoal.algorithms.risk_aware_choice import RiskAwareChoice
-from shoal.algorithms.rr_cluster import RRCluster
-from shoal.algorithms.scaffold import Scaffold
-from shoal.algorithms.shared_body import SharedBody
-from shoal.algorithms.within_limit import IFCAWithinLimit
+from shoal.algorithms.clusters.cfl import CFL
+from shoal.algorithms.clusters.fedem import FedEM
+from shoal.algorithms.clusters.fedrc import FedRC
+from shoal.algorithms.clusters.fedsoft import FedSoft
+from shoal.algorithms.clusters.fesem import FeSEM
+from shoal.algorithms.clusters.group_privacy import GroupPrivacy
+from shoal.algorithms.clusters.hypcluster import HypCluster
+from shoal.algorithms.clusters.ifca import IFCA, Redraw
+from shoal.algorithms.clusters.one_shot import OneShotClustering
+from shoal.algorithms.clusters.pacfl import PACFL
+from shoal.algorithms.clusters.r_dpcfl import RDPCFL
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.one_model.fedopt import FedOpt
+from shoal.algorithms.one_model.fedprox import FedProx
+from shoal.algorithms.one_model.metric_privacy import MetricPrivacy
+from shoal.algorithms.one_model.scaffold import Scaffold
+from shoal.algorithms.personal.apfl import APFL
+from shoal.algorithms.personal.ditto import Ditto
+from shoal.algorithms.personal.fedrep import FedRep
+from shoal.algorithms.personal.fine_tuning import FineTuning
+from shoal.algorithms.personal.local import LocalOnly
+from shoal.algorithms.personal.mr_mtl import MRMTL
+from shoal.algorithms.personal.per_fedavg import PerFedAvg
+from shoal.algorithms.wrappers.choice import IFCAMIR
+from shoal.algorithms.wrappers.early_stopping import EarlyStopping
+from shoal.algorithms.wrappers.fedavg_start import FedAvgStart
+from shoal.algorithms.wrappers.pooling import Pooling
+from shoal.algorithms.wrappers.priced_choice import PricedChoice
+from shoal.algorithms.wrappers.risk_aware_choice import RiskAwareChoice
+from shoal.algorithms.wrappers.rr_cluster import RRCluster
+from shoal.algorithms.wrappers.shared_body import SharedBody
+from shoal.algorithms.wrappers.starts import OneShotStart
+from shoal.algorithms.wrappers.within_limit import IFCAWithinLimit
 
 Algorithms = (
     FedAvg

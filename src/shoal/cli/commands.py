@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.audit.gate import gates_of
 from shoal.cli.audit_display import AuditDisplay, in_words
 from shoal.cli.sweep_display import SweepDisplay
 from shoal.config.build import load_data, resolve
@@ -21,14 +22,13 @@ from shoal.core.errors import require
 from shoal.data.paired_records import Duplicates
 from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
-from shoal.reports.summary_text import verdict
-from shoal.runs.audit import audit_run, audit_scores, audit_trace
+from shoal.reports.run.run_verdict import verdict
+from shoal.runs.audits import audit_run, audit_scores, audit_trace
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
-from shoal.runs.gate import gates_of
 from shoal.runs.progress import Display
 from shoal.runs.record import read_description
-from shoal.runs.report import report_of
+from shoal.runs.result import report_of
 from shoal.runs.run import run as run_config
 from shoal.sweeps import Workers, is_sweep, read_sweep, report_of_sweep, run_sweep
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.algorithms.fedrep import FedRep
-from shoal.algorithms.shared_body import SharedBody, head_of
-from shoal.algorithms.wrapped import with_bases
-from shoal.attacks import NEED_HOLDOUT, active_property_attacker
+from shoal.algorithms.personal.fedrep import FedRep
+from shoal.algorithms.wrapper import with_bases
+from shoal.algorithms.wrappers.shared_body import SharedBody, head_of
+from shoal.attacks import active_property_attacker
+from shoal.audit import NEED_HOLDOUT
 from shoal.config.client_files import Reading, check_sizes, decided_data, draw_split, load_client_data, reading_of
 from shoal.config.kinds import load, name_of
 from shoal.config.schema import Config, DataSection
@@ -36,10 +37,10 @@ from shoal.data import (
     load_dataset,
     partition_dataset,
 )
-from shoal.data.property_partition import PartitionIndices, federation_of
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, MaliciousClients, check_backend, resolve_backend
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
+from shoal.property.property_partition import PartitionIndices, federation_of
 from shoal.simulation.coordination import check_coordinator
 from shoal.simulation.simulation import Simulation, check_references
 

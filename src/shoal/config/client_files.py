@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from shoal.attacks import NEED_HOLDOUT
+from shoal.audit import NEED_HOLDOUT
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table
 from shoal.core.errors import InputError, require

@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import tomli_w
 from pydantic import AfterValidator, Field
 
-from shoal.attacks import PropertyAttack, RedTeam
+from shoal.attacks import PropertyAttack
+from shoal.audit import RedTeam
 from shoal.config.coordinator_section import CoordinatorSection
 from shoal.config.kinds import name_of
 from shoal.config.settings_tables import names_of, table_of

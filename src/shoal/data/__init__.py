@@ -11,8 +11,6 @@ from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.partition import Partition, partition_dataset
 from shoal.data.preferences import Preferences, draw_preferences
-from shoal.data.property_partition import PropertyPartition, draw_property_partition, partition_by_property
-from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group
 from shoal.data.sources.catalog import availability, load_dataset
@@ -21,6 +19,8 @@ from shoal.data.sources.table import load_table
 from shoal.data.user.arrays import Columns, Examples
 from shoal.data.user.packed_arrays import ClientArrays
 from shoal.data.user.standardizer import Standardizer
+from shoal.property.property_partition import PropertyPartition, draw_property_partition, partition_by_property
+from shoal.property.property_schedule import PropertySchedule
 
 __all__ = [
     "Canaries",

@@ -10,13 +10,13 @@ from torch.utils.data import Dataset
 from shoal.core.representation import shortened
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.preferences import Preferences
-from shoal.data.property_schedule import PropertySchedule
 from shoal.data.shards import Shards
 from shoal.data.user.arrays import Arrays, Columns, Examples, Table, Task
 from shoal.data.user.from_table import parts_of_table
 from shoal.data.user.from_tensors import FederationParts, parts_of_tensors
 from shoal.data.user.origins import Origins
 from shoal.data.user.packed_arrays import ClientArrays
+from shoal.property.property_schedule import PropertySchedule
 
 
 @dataclass(frozen=True, eq=False)

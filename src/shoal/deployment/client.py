@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from shoal.attacks.loss_histograms import client_histograms, discrete_laplace, own_risks
+from shoal.attacks.queries.loss_histograms import client_histograms, discrete_laplace, own_risks
 from shoal.config.schema import Config
 from shoal.control.feedback import over_limit_answers
 from shoal.core.atomic_files import write_text

@@ -8,9 +8,9 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from shoal.attacks import RedTeam
-from shoal.attacks.loss_histograms import EDGES, accuracies_of
-from shoal.attacks.red_team import of_known
+from shoal.attacks.queries.loss_histograms import EDGES, accuracies_of
+from shoal.audit import RedTeam
+from shoal.audit.red_team import of_known
 from shoal.control import Coordinator
 from shoal.control.feedback import shares_of_answers, utilities
 from shoal.core.randomness import Stream

@@ -24,10 +24,10 @@ from shoal.deployment.run_settings import RunSettings
 from shoal.deployment.server import Progress, Server
 from shoal.deployment.supported import at_server, choice_of
 from shoal.engine import Engine, Training
-from shoal.reports.deployment import deployment_page
+from shoal.reports.deployment_page import deployment_page
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
-from shoal.runs.differences import differences
 from shoal.runs.directory import is_begun, is_finished, logged, opened
+from shoal.runs.hashes import differences
 from shoal.simulation.simulation import Simulation, SimulationState
 
 LOG = logging.getLogger("shoal")

@@ -3,15 +3,15 @@
 from dataclasses import replace
 from typing import Literal
 
-from shoal.algorithms.cfl import CFL
-from shoal.algorithms.ditto import Ditto
-from shoal.algorithms.fedavg import FedAvg
-from shoal.algorithms.fedopt import FedOpt
-from shoal.algorithms.fedsoft import FedSoft
-from shoal.algorithms.hypcluster import HypCluster
-from shoal.algorithms.ifca import IFCA
-from shoal.algorithms.ifca_mir import IFCAMIR
-from shoal.algorithms.wrapped import with_bases
+from shoal.algorithms.clusters.cfl import CFL
+from shoal.algorithms.clusters.fedsoft import FedSoft
+from shoal.algorithms.clusters.hypcluster import HypCluster
+from shoal.algorithms.clusters.ifca import IFCA
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.one_model.fedopt import FedOpt
+from shoal.algorithms.personal.ditto import Ditto
+from shoal.algorithms.wrapper import with_bases
+from shoal.algorithms.wrappers.choice import IFCAMIR
 from shoal.core.errors import require
 from shoal.engine import Algorithm
 

@@ -20,14 +20,14 @@ from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
-from shoal.engine.backend import Backend, check_backend, needs_loop, resolve_backend
-from shoal.engine.bound_network import BoundNetwork
-from shoal.engine.example_gradients import batch_of_gradients, example_gradients
+from shoal.engine.backends.backend import Backend, check_backend, needs_loop, resolve_backend
+from shoal.engine.backends.bound_network import BoundNetwork
+from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
+from shoal.engine.backends.loop_backend import LoopBackend
+from shoal.engine.backends.vmap_backend import VmapBackend
 from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.loop_backend import LoopBackend
 from shoal.engine.step_rule import StepRule, require_plain_sgd
-from shoal.engine.vmap_backend import VmapBackend
 from shoal.engine.worker_pool import WorkerPool
 from shoal.models.model import Model
 

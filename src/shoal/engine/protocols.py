@@ -13,8 +13,8 @@ from shoal.data.shards import Shards
 from shoal.engine.cohort import Cohort
 from shoal.engine.engine import Engine
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.round_outcome import Aggregate, Deployed
-from shoal.engine.round_plan import RoundPlan
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed
+from shoal.engine.rounds.round_plan import RoundPlan
 from shoal.engine.state import UNKNOWN_RISK, RiskEstimate, State, Tensors
 
 
@@ -22,7 +22,7 @@ from shoal.engine.state import UNKNOWN_RISK, RiskEstimate, State, Tensors
 class Algorithm(Protocol):
     """A federated algorithm: pure methods, all that changes is in `State`.
 
-    A frozen dataclass of hyper-parameters implements it; `shoal.algorithms.fedavg` is the shortest example. Algorithms
+    A frozen dataclass of hyper-parameters implements it; `shoal.FedAvg` is the shortest example. Algorithms
     wrap others: the wrapper calls its base's methods and adds its own tensors to the state. One whose server moves a
     model by anything else than the weighted mean of the updates sent for it, such as by an optimizer, has the attribute
     ``moves_by_average = False``: property attacks, which take single updates out of that mean, refuse it.

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.audit.audit import Audit
+from shoal.audit.gate import Gate
+from shoal.audit.records import AuditRecords
+from shoal.audit.score_file import write_scores
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
-from shoal.runs.gate import Gate
-from shoal.runs.score_file import write_scores
-from shoal.simulation.attacked_records import AuditRecords
-from shoal.simulation.audit import Audit
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ def write_audit(out: Path, audit: Audit, about: AboutAudited, records: AuditReco
         InputError: ``out`` cannot be written.
     """
     # Here, so that what writes no page does not load matplotlib and jinja2.
-    from shoal.reports.audit.page import audit_page  # noqa: PLC0415
+    from shoal.reports.audit.audit_page import audit_page  # noqa: PLC0415
 
     flat = {**audit.flat(), **about.stated, **about.seconds}
     flat |= {} if about.rounds is None else {"rounds": about.rounds}

@@ -7,14 +7,14 @@ the result; where the data are is none of them, so they may move. A checkpoint h
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.config.schema import SIMULATION, parse_config
+from shoal.config.schema import SIMULATION, Config, parse_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
-from shoal.runs.differences import decisive_settings
 from shoal.runs.updates import FOLDER
 
 NAME = "hashes.json"
@@ -80,3 +80,25 @@ def _hash(path: Path) -> str:
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def decisive_settings(config: Config) -> dict[str, Any]:
+    """A configuration's values by dotted key, but for the keys that change no result."""
+    table = config.table()
+    del table["engine"]["threads"], table["engine"]["personal_models"], table["checkpoint"]
+    table.get("record", {}).pop("max_megabytes", None)
+    return dict(_flat(table, ""))
+
+
+def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two configurations differ, with both values; None where one of them has no value."""
+    old, new = decisive_settings(before), decisive_settings(now)
+    return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

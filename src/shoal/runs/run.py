@@ -14,7 +14,7 @@ property.csv         a row an aggregated update, where somebody looks for a prop
 canaries.csv         a row a canary, where there are some
 samples.safetensors  a few test images of each group, for the report
 models.safetensors   the K final models, each tensor under "k.name"; written before they are measured
-report.html          all of it, to look at; a step of its own after the run: `shoal.runs.report`
+report.html          all of it, to look at; a step of its own after the run: `shoal.runs.result`
 run.log              what happened when
 """
 
@@ -29,13 +29,12 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, path_of, require, require_instance
 from shoal.data import ClientDataset, LabelledDataset
 from shoal.data.fingerprint import fingerprint
+from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
-from shoal.runs.differences import differences
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train
-from shoal.runs.hashes import require_same_examples, require_unchanged, write_hashes
+from shoal.runs.hashes import differences, require_same_examples, require_unchanged, write_hashes
 from shoal.runs.measuring import measured
-from shoal.runs.reference_scores import AuditWatch
 from shoal.runs.result import result_of
 from shoal.runs.updates import require_room
 from shoal.simulation.round_metrics import not_evaluated
@@ -68,7 +67,7 @@ def run(
     """Run ``config`` in the directory ``out``, from its last checkpoint if ``resume``; returns ``out``.
 
     Nothing is written before the configuration has been built; an existing directory is only touched to resume
-    the same configuration in it. The page is not written: that is `shoal.runs.report.report_of`.
+    the same configuration in it. The page is not written: that is `shoal.runs.result.report_of`.
 
     Args:
         config: what to run.

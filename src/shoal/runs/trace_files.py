@@ -17,7 +17,7 @@ from safetensors.numpy import load as parse_tensors
 from torch import Tensor, nn
 
 from shoal.attacks import OwnedRecords
-from shoal.attacks.update_scores import NOBODY
+from shoal.attacks.updates.update_scores import NOBODY
 from shoal.config.kinds import load
 from shoal.core.errors import InputError, require
 from shoal.core.settings import Positive, settings

@@ -9,7 +9,7 @@ from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import change_key, key_parts
 from shoal.core.errors import InputError, require
 from shoal.core.settings import spelled
-from shoal.reports.sweep.spec import Value
+from shoal.reports.sweep.report_spec import Value
 
 RESERVED = ("run", "seed", "key", "mean", "sd", "ci", "n")
 """Columns of results.csv and of tables that no axis can have for a name."""

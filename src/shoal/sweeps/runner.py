@@ -21,7 +21,7 @@ from filelock import FileLock
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
-from shoal.reports.sweep.spec import said_of
+from shoal.reports.sweep.report_spec import said_of
 from shoal.reports.sweep.undefined import require_shown
 from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
@@ -210,7 +210,7 @@ def _is_complete(run: Path) -> bool:
 
 def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str, Any], str]]) -> Path:
     # Here, so that the command line does not load matplotlib and jinja2 before it needs them.
-    from shoal.reports.sweep.report import write_sweep_report  # noqa: PLC0415
+    from shoal.reports.sweep.sweep_page import write_sweep_report  # noqa: PLC0415
 
     # Several figures draw the same runs.
     @cache

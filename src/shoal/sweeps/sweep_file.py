@@ -16,7 +16,7 @@ from shoal.config.schema import Config
 from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.errors import require
 from shoal.core.settings import Count, settings
-from shoal.reports.sweep.spec import Axes, ReportSpec, Value, read_report_spec
+from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, read_report_spec
 from shoal.sweeps.grid import Changes, changed, check_apart, read_axis
 
 

@@ -16,8 +16,8 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.core.garbage_collection import collect_garbage_rarely
 from shoal.engine import RoundReport
-from shoal.runs.reference_scores import AuditWatch
-from shoal.runs.report import report_of
+from shoal.replay.reference_store import AuditWatch
+from shoal.runs.result import report_of
 from shoal.runs.run import run
 from shoal.simulation.simulation import Simulation, SimulationState, Watch
 from shoal.sweeps.plan import PlannedRun, dataset_of, forget_datasets

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from shoal.reports.audit.attack_titles import attack_title
-from shoal.reports.audit.tables import Cell, Listing, Row, Section
+from shoal.reports.audit.audit_tables import Cell, Listing, Row, Section
 from shoal.reports.estimate import Estimate
 from shoal.reports.formats import DASH, decimal
 

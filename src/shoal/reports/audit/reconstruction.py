@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import isnan
 
-from shoal.reports.audit.tables import MOST_ROWS, Cell, Listing, Row, Section
+from shoal.reports.audit.audit_tables import MOST_ROWS, Cell, Listing, Row, Section
 from shoal.reports.estimate import Estimate
 from shoal.reports.formats import DASH, count, decimal
 

@@ -16,7 +16,7 @@ from shoal.reports.curves import Curve, fit_rounds, over_rounds
 from shoal.reports.formats import capitalized, decimal, percent
 from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, legend
 from shoal.reports.run.coordinator_history import directive_name, history
-from shoal.reports.run.round_curves import curves_by_cluster, guess_key
+from shoal.reports.run.run_curves import curves_by_cluster, guess_key
 
 TARGET_LINE: Any = {"color": "#222222", "linewidth": 1.0, "linestyle": "-"}
 """The line of the share that a coordinator allows."""

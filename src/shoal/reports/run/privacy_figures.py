@@ -13,7 +13,7 @@ from shoal.reports.curves import NAMED
 from shoal.reports.formats import decimal, percent
 from shoal.reports.plotting import CHANCE_LINE, OVER, UNSURE, WITHIN, Figure, draw_figure, group_style, legend, short
 from shoal.reports.run.limits import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
-from shoal.reports.run.round_curves import guess_key
+from shoal.reports.run.run_curves import guess_key
 from shoal.reports.svg import MOST, add_named_points, name_points
 
 SMALLEST = 1e-4

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from shoal.reports.sweep.labels import Labels, format_value
+from shoal.reports.sweep.report_spec import ReportSpec, TableSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate, metrics_in
-from shoal.reports.sweep.spec import ReportSpec, TableSpec
 
 USUAL = ("accuracy.overall", "exceeded.total", "violations.total")
 """Metrics that every answer has, where the runs have them."""

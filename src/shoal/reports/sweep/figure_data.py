@@ -9,8 +9,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from shoal.reports.sweep.labels import Labels
+from shoal.reports.sweep.report_spec import FigureSpec
 from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics
-from shoal.reports.sweep.spec import FigureSpec
 from shoal.reports.sweep.undefined import reason
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from shoal.core.errors import InputError, nearest
-from shoal.reports.sweep.spec import Axes, Displayed, Spread
+from shoal.reports.sweep.report_spec import Axes, Displayed, Spread
 from shoal.reports.sweep.undefined import possible_metrics
 
 Floats = NDArray[np.float64]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from shoal.reports.sweep.tables import SweepTable
+from shoal.reports.sweep.sweep_tables import SweepTable
 
 _MARKDOWN = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#~$&"})
 

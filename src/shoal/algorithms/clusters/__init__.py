@@ -1,0 +1,1 @@
+"""Algorithms with a model for each cluster of clients."""

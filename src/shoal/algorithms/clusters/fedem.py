@@ -1,0 +1,137 @@
+"""FedEM: each client's data are a mixture of the same distributions, and clients train a model of each together.
+
+Source: Marfoq, Neglia, Bellet, Kameni, Vidal 2021, arXiv:2108.10252, as the authors' code (omarfoq/FedEM) has it: its
+expectation step, weights and loss were read there, not in the paper's text.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.clusters.ifca import IFCA
+from shoal.core.randomness import Stream
+from shoal.core.settings import Positive, settings
+from shoal.data.federation import Federation
+from shoal.engine import (
+    Aggregate,
+    Cohort,
+    Deployed,
+    Engine,
+    LocalSGD,
+    LocalTraining,
+    RoundPlan,
+    State,
+    averaging_weights,
+)
+
+
+@settings
+class FedEM:
+    """Every client trains all M models, each on its own examples by the model's responsibilities for them.
+
+    E step: ``q_sm = pi_im exp(-loss_sm) / sum_j pi_ij exp(-loss_sj)`` for each example s of client i, and then
+    ``pi_im`` is the mean of q_sm over them. M step: model m is trained on the mean over a batch of ``q_sm * loss_sm``,
+    and becomes the average of the clients' results, weighted by their examples. All pi_im start as 1 / M. With M = 1 it
+    is FedAvg, bit for bit.
+
+    A client of FedEM predicts by the mixture ``sum_m pi_im p_m(y | x)`` (`mixture_outputs`). What is deployed here, and
+    so what figures and attacks are of, is less: the one model with the highest pi_im, after one more E step on the
+    final models; it is the client's assigned cluster. Each example has trained every model, so all clients are members
+    of all M models, however little they weigh.
+
+    Ours: the average is over the clients of the round (the authors' code also counts the others, with what they last
+    held). The loss stands for ``-log p_m(y | x)``, so it should be in nats. DP-SGD and defences that change what is
+    minimised are refused, since responsibilities follow from all of a client's examples.
+
+    Args:
+        clusters: M, the components of the mixture (the paper: 3).
+
+    Source: Marfoq, Neglia, Bellet, Kameni, Vidal 2021, arXiv:2108.10252, as the authors' code (omarfoq/FedEM) has it:
+    its expectation step, weights and loss were read there, not in the paper's text.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> result = shoal.simulate(federation, model, shoal.FedEM(clusters=2), local, rounds=5)
+        >>> result.state.clients["fedem.weights"].round(decimals=2).tolist()
+        [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+    """
+
+    clusters: Positive = 3
+    name: Literal["fedem"] = "fedem"
+    title: ClassVar[str] = "FedEM"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Steps must be able to weigh examples."""
+        del risk_period
+        local.check_example_weights()
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """M independent random models, each of weight 1 / M for every client."""
+        state = IFCA(self.clusters).init(engine, federation, local, stream)
+        weights = torch.full((len(federation), self.clusters), 1 / self.clusters, dtype=torch.float64)
+        return replace(state, clients={_WEIGHTS: weights})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """An E step; then everybody trains every model."""
+        return self.plan_by(cohort.example_losses(state.models), state, cohort)
+
+    def plan_by(self, losses: Tensor, state: State, cohort: Cohort) -> RoundPlan:
+        """The plan by other ``losses`` (m, M) of the examples; for algorithms with another E step."""
+        q = self.responsibilities(losses, state, cohort)
+        trainings = []
+        for m in range(self.clusters):
+            which = torch.full((len(cohort),), m)
+            weights = averaging_weights(which, cohort.sizes, self.clusters)
+            trainings.append(LocalTraining(state.models, which, weights, example_weights=q[:, m].float()))
+        return RoundPlan(cohort.means(q).argmax(dim=1), tuple(trainings), cohort.means(losses))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The averages are the new models; each client's weights are the means of its responsibilities."""
+        found = cohort.means(trained_responsibilities(plan))
+        weights = state.clients[_WEIGHTS].clone()
+        # They add up to 1 but for the rounding of the trainings' weights.
+        weights[cohort.clients] = found / found.sum(dim=1, keepdim=True)
+        return replace(state, models=aggregate.models, clients={**state.clients, _WEIGHTS: weights})
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Each client uses the model that weighs most in its mixture, after one more E step."""
+        return self.deployed_by(cohort.example_losses(state.models), state, cohort)
+
+    def deployed_by(self, losses: Tensor, state: State, cohort: Cohort) -> Deployed:
+        """See `deployed`; by other ``losses`` (m, M) of the examples."""
+        assignment = cohort.means(self.responsibilities(losses, state, cohort)).argmax(dim=1)
+        return Deployed(state.models, assignment, assignment)
+
+    def responsibilities(self, losses: Tensor, state: State, cohort: Cohort) -> Tensor:
+        """The q (m, M) float64 of the clients' examples, from their ``losses`` (m, M)."""
+        prior = state.clients[_WEIGHTS][cohort.clients].log()
+        return (prior[cohort.owners] - losses).softmax(dim=1)
+
+
+_WEIGHTS = "fedem.weights"
+
+
+def trained_responsibilities(plan: RoundPlan) -> Tensor:
+    """The q (m, M) float32 by which the models of a plan are trained."""
+    found = [each.example_weights for each in plan.trainings if each.example_weights is not None]
+    return torch.stack(found, dim=1)
+
+
+def mixture_outputs(outputs: Tensor, weights: Tensor) -> Tensor:
+    """What a client of FedEM predicts: the logarithms (B, C) of the mixture's probabilities.
+
+    Args:
+        outputs: (M, B, C), the outputs of the M models on B inputs.
+        weights: (M,), the client's pi, that of client i ``state.clients["fedem.weights"][i]``.
+
+    >>> outputs = torch.tensor([[[100.0, 0.0]], [[0.0, 100.0]]])
+    >>> mixture_outputs(outputs, torch.tensor([0.75, 0.25])).exp()
+    tensor([[0.7500, 0.2500]])
+    """
+    return (outputs.log_softmax(dim=2) + weights.log().to(outputs)[:, None, None]).logsumexp(dim=0)

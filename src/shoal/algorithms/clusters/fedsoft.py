@@ -1,0 +1,152 @@
+"""FedSoft: clients that belong to several clusters, each with a personal model that is pulled to all of them.
+
+Source: Ruan, Joe-Wong 2021, arXiv:2112.06053, and the authors' code (ycruan/FedSoft), whose estimate of importances,
+aggregation and local objective these are.
+"""
+
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from shoal.algorithms.clusters.ifca import IFCA
+from shoal.core.randomness import Stream
+from shoal.core.settings import NonNegativeFloat, Positive, settings
+from shoal.data.federation import Federation
+from shoal.engine import (
+    Aggregate,
+    ClientVectors,
+    Cohort,
+    Deployed,
+    Engine,
+    LinearTerm,
+    LocalSGD,
+    LocalTraining,
+    PersonalModels,
+    RoundPlan,
+    State,
+)
+
+_Smoother = Annotated[float, Field(ge=0, le=1, strict=True)]
+
+
+@settings
+class FedSoft:
+    """Client i trains a model w_i of its own on ``f_i(w) + strength / 2 * sum_k u_ik |w - c_k|^2``.
+
+    The importance u_ik is the share of the client's examples on which the model c_k of cluster k has the lowest loss of
+    all K; a share of 0 counts as ``smoother``, and the shares are not normalised again. Then
+    ``c_k = sum_i u_ik n_i w_i / sum_i u_ik n_i`` over the clients of the round, of n_i examples each. With
+    ``selection`` = S, the server draws S clients for each cluster without replacement, with probabilities in proportion
+    to u_ik n_i, c_k is the plain mean of theirs, and who is drawn for no cluster sits the round out.
+
+    w_i stays with the client and is what it uses; its assigned cluster is the one of its highest importance. With
+    importances of 0 and 1, no pull and ``start`` = "clusters" it is IFCA weighted by examples, bit for bit.
+
+    Importances are counts of a client's examples: they are sent, and weigh what is sent, so DP-SGD is refused.
+
+    Ours: importances are estimated anew in every round (the paper's tau = 1); all personal models start from one random
+    model, which is none of the clusters'; and the start "clusters". The paper's pseudocode was not read, only the code.
+
+    Args:
+        clusters: K, the number of models.
+        strength: the pull lambda (the authors' code: 0.01 to 1; 0.1 on MNIST).
+        smoother: the importance of a cluster that wins none of a client's examples.
+        selection: S, clients drawn for each cluster; left out: all clients of the round count.
+        start: where local training starts: "personal", the client's own model; "clusters", the mean of the clusters'
+            models by the client's importances.
+
+    Source: Ruan, Joe-Wong 2021, arXiv:2112.06053, and the authors' code (ycruan/FedSoft), whose estimate of
+    importances, aggregation and local objective these are.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> hard = shoal.FedSoft(clusters=2, strength=0.0, smoother=0.0, start="clusters")
+        >>> algorithms = shoal.IFCA(clusters=2, weighting="examples"), hard
+        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models[0].equal(models[1])
+        True
+    """
+
+    clusters: Positive = 2
+    strength: NonNegativeFloat = 0.1
+    smoother: _Smoother = 1e-4
+    selection: Positive | None = None
+    start: Literal["personal", "clusters"] = "personal"
+    name: Literal["fedsoft"] = "fedsoft"
+    title: ClassVar[str] = "FedSoft"
+    moves_by_average: ClassVar[bool] = False
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Steps must not be private: what is sent is mixed and weighed by importances."""
+        del risk_period
+        local.check_only_gradients_sent("FedSoft's importances, which are shares of their examples,")
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """K independent random models, and a further one that all personal models start from."""
+        state = IFCA(self.clusters).init(engine, federation, local, stream)
+        personal = ClientVectors.same(engine.model.init(stream("model", self.clusters)), len(federation))
+        return replace(state, personal={"fedsoft": personal})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Every client trains its own model, pulled to all clusters' models by its importances."""
+        losses = cohort.example_losses(state.models)
+        importance = self._importance(losses, cohort)
+        share = importance / importance.sum(dim=1, keepdim=True)
+        weights, trains = self._weights(importance, cohort)
+        everybody = torch.arange(len(cohort))
+        from_personal = self.start == "personal"
+        # The sum of the pulls is one pull, to the clusters' mean by importance.
+        pull = LinearTerm(self.strength * importance.sum(dim=1).float(), share.to(state.models) @ state.models)
+        training = LocalTraining(
+            starts=state.personal["fedsoft"][cohort.clients] if from_personal else state.models,
+            start=everybody if from_personal else share.float(),
+            weights=weights,
+            keep=lambda update: update,
+            # Without a pull there is no term at all: even one of 0 could make the engine compute in another order.
+            term=pull if self.strength else None,
+            trains=trains,
+        )
+        return RoundPlan(importance.argmax(dim=1), (training,), cohort.means(losses))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The clusters' models are the averages; those who trained keep what their models became."""
+        ((training,), (update,)) = plan.trainings, aggregate.kept
+        trains = torch.ones(len(cohort), dtype=torch.bool) if training.trains is None else training.trains
+        if update is None or not bool(trains.any()):
+            return state
+        starts = training.starts[training.start] if training.start.dim() == 1 else training.start @ training.starts
+        personal = state.personal["fedsoft"].replaced(cohort.clients[trains], (starts + update.to(starts))[trains])
+        return replace(state, models=aggregate.models, personal={**state.personal, "fedsoft": personal})
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Everybody uses its own model; its cluster is the one of its highest importance."""
+        importance = self._importance(cohort.example_losses(state.models), cohort)
+        models = PersonalModels.of(state.personal["fedsoft"], cohort.clients)
+        return Deployed(models, torch.arange(len(cohort)), importance.argmax(dim=1))
+
+    def _importance(self, losses: Tensor, cohort: Cohort) -> Tensor:
+        """From the losses (m, K) of examples to the importances (n, K) float64."""
+        won = cohort.means(functional.one_hot(losses.argmin(dim=1), losses.shape[1]))
+        return torch.where(won == 0, self.smoother, won)
+
+    def _weights(self, importance: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor | None]:
+        """W (K, n) float64, and who trains (n,) bool; None: everybody."""
+        points = (importance * cohort.sizes.double()[:, None]).T
+        if self.selection is None:
+            total = points.sum(dim=1, keepdim=True)
+            return torch.where(total > 0, points / total.clamp(min=1e-300), 0.0), None
+        weights, draws = torch.zeros_like(points), cohort.stream("fedsoft.selection").generator()
+        for k, each in enumerate(points):
+            # With a smoother of 0 a cluster may have fewer clients than are to be drawn.
+            drawn = min(self.selection, int((each > 0).sum()))
+            if drawn:
+                weights[k, torch.multinomial(each, drawn, generator=draws)] = 1 / drawn
+        return weights, weights.any(dim=0)

@@ -1,0 +1,121 @@
+"""Group privacy for personalised federated learning: the server groups obfuscated models by k-means.
+
+Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396; extended in arXiv:2309.00416. The noise
+itself is a defence of the clients, `shoal.defenses.LaplaceNoise`, which any algorithm can have. The paper's algorithm
+is given here from memory of it and not checked against its text; no code of its authors was found.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.clusters.ifca import IFCA
+from shoal.core.randomness import Stream
+from shoal.core.settings import Positive, settings
+from shoal.data.federation import Federation
+from shoal.engine import Aggregate, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+
+
+@settings
+class GroupPrivacy:
+    """Client i trains ``k = argmin_k loss_ik`` and sends its model without k; the server clusters what it received.
+
+    The server runs k-means over the n received models from the K models (the hypotheses) of the round, and each model
+    becomes the mean of its cluster: ``model_k = mean of {sent_i : |sent_i - centroid_k| is the smallest}``. With noise
+    (`LaplaceNoise`) a received model may fall into another cluster than its client chose; without, and while models are
+    farther apart than clients move, this is IFCA with equal weights.
+
+    Ours, where the paper is not known to say: equal weights, Lloyd's iterations up to a number or until nobody moves
+    (ties to the first), and a model that no received model is nearest to stays. A client's own choice is its cluster in
+    all tables; whose data a model has learnt from (`State.trained`) follows the server's clusters. Recorded updates
+    name the client's choice, which here the server is not told, so its attacks by cluster know too much.
+
+    Args:
+        clusters: K, the number of models.
+        iterations: the most that k-means does in a round.
+
+    Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396; extended in arXiv:2309.00416; from
+    memory of it, not checked against its text.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.IFCA(clusters=2), shoal.GroupPrivacy(clusters=2)
+        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models[0].allclose(models[1])
+        True
+    """
+
+    clusters: Positive = 2
+    iterations: Positive = 20
+    name: Literal["group-privacy"] = "group-privacy"
+    title: ClassVar[str] = "Group privacy"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Any local training will do."""
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """K independent random models."""
+        state = self._ifca.init(engine, federation, local, stream)
+        return replace(state, clients={_TRAINED: state.trained.clone()})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Each client trains the model with the lowest loss, and the server keeps what it sends."""
+        plan = self._ifca.plan(state, cohort)
+        return replace(plan, trainings=tuple(replace(each, keep=lambda update: update) for each in plan.trainings))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The centroids are the new models."""
+        (update,) = aggregate.kept
+        assert update is not None
+        received = state.models[plan.assignment] + update.to(state.models)
+        models, cluster = k_means(received, state.models, self.iterations)
+        trained = state.clients[_TRAINED].clone()
+        trained[cohort.clients, cluster] = cohort.round
+        # Two tensors: a checkpoint does not store one twice.
+        return replace(state, models=models, trained=trained, clients={_TRAINED: trained.clone()})
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Each client uses the model with the lowest loss."""
+        return self._ifca.deployed(state, cohort)
+
+    @property
+    def _ifca(self) -> IFCA:
+        return IFCA(self.clusters)
+
+
+_TRAINED = "group-privacy.trained"
+
+
+def k_means(points: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """Lloyd's algorithm from given centroids.
+
+    Args:
+        points: (n, P), at least one.
+        centroids: (K, P) to begin with; one without points stays.
+        iterations: at most, at least 1.
+
+    Returns:
+        The centroids (K, P), each the mean of its points; and the cluster (n,) int64 of each point.
+
+    >>> k_means(torch.tensor([[0.0], [1.0], [8.0]]), torch.tensor([[0.5], [2.0], [-9.0]]), 10)
+    (tensor([[ 0.5000],
+            [ 8.0000],
+            [-9.0000]]), tensor([0, 0, 1]))
+    """
+    moved, cluster = centroids.double(), torch.full((len(points),), -1)
+    for _ in range(iterations):
+        # One centroid at a time: memory stays that of the points.
+        distances = torch.stack([(points - each).norm(dim=1) for each in moved.to(points)], dim=1)
+        nearest = distances.argmin(dim=1)
+        if torch.equal(nearest, cluster):
+            break
+        cluster = nearest
+        for k in cluster.unique().tolist():
+            moved[k] = points[cluster == k].double().mean(dim=0)
+    return moved.to(centroids), cluster

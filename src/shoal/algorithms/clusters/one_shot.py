@@ -1,0 +1,184 @@
+"""One-shot clustering: k-means of the models that clients trained by themselves, and then a model for each cluster.
+
+Source: Ghosh, Hong, Yin, Ramchandran 2019, arXiv:1906.06629; the baseline "one-shot" of Ghosh, Chung, Yin, Ramchandran
+2020, arXiv:2006.04088, on FEMNIST.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.clusters.cluster_numbers import numbered_by_first
+from shoal.algorithms.clusters.ifca import IFCA
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import Positive, settings
+from shoal.data.federation import Federation
+from shoal.engine import (
+    Aggregate,
+    Cohort,
+    Deployed,
+    Engine,
+    LocalSGD,
+    LocalTraining,
+    RoundPlan,
+    State,
+    averaging_weights,
+)
+
+
+@settings
+class OneShotClustering:
+    """In the first round every client trains one initial model by itself; k-means of what they sent makes K clusters.
+
+    Model k becomes the mean of its clients' results, and from then on FedAvg trains it; clusters stay as they are. A
+    client that was not in the first round trains the initial model in its first one, which moves no model, and
+    joins the cluster whose mean it is nearest to. Before it has, it counts to the first cluster.
+
+    The paper has clients minimise their own losses, groups the minimisers by k-means, trimmed against malicious
+    clients, and lets each group learn from its own start. Ours: all start from one model, since networks trained from
+    different ones are not comparable; plain k-means (scikit-learn's, the best of 10 starts); and groups go on from
+    their means. What `local` says of the first round must be long enough for clients' models to differ by group. The
+    server keeps all n updates of the first round until it ends: n vectors of the model's size. Where fewer clients than
+    K take part in it, the remaining models stay random. The method was taken from the paper's abstract and from notes.
+
+    Args:
+        clusters: K, the number of models.
+        local: local training of the first round, and of a newcomer's; left out: as in all others.
+
+    Source: Ghosh, Hong, Yin, Ramchandran 2019, arXiv:1906.06629; the baseline "one-shot" of Ghosh, Chung, Yin,
+    Ramchandran 2020, arXiv:2006.04088, on FEMNIST.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> result = shoal.simulate(federation, model, shoal.OneShotClustering(clusters=2), local, rounds=3)
+        >>> result.clients["cluster"].tolist(), result.summary.overall["train_accuracy.overall"]
+        ([0, 0, 1, 1], 1.0)
+    """
+
+    clusters: Positive = 2
+    local: LocalSGD | None = None
+    name: Literal["one-shot"] = "one-shot"
+    title: ClassVar[str] = "One-shot clustering"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Any local training will do, but DP-SGD none beside one of its own; see `require_counted`."""
+        del risk_period
+        require_counted(self.local, local)
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """K random models, of which all clients train the first; nobody is in a cluster."""
+        state = IFCA(self.clusters).init(engine, federation, local, stream)
+        server = {_INITIAL: state.models[0].clone(), _MEANS: state.models[:0].clone()}
+        cluster = torch.full((len(federation),), -1)
+        return replace(state, server=server, clients={_CLUSTER: cluster})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Members train their cluster's model, newcomers the initial one; before there are clusters, everybody does."""
+        if not len(state.server[_MEANS]):
+            return first_plan(state, cohort, self.local)
+        cluster, clusters = state.clients[_CLUSTER][cohort.clients], len(state.models)
+        new, assignment = cluster < 0, cluster.clamp(min=0)
+        weights = averaging_weights(assignment, cohort.sizes * ~new, clusters)
+        members = LocalTraining(state.models, assignment, weights, trains=~new if bool(new.any()) else None)
+        if not bool(new.any()):
+            return RoundPlan(assignment, (members,))
+        moves = (state.server[_MEANS] - state.server[_INITIAL]).clone()
+        newcomers = LocalTraining(
+            starts=state.server[_INITIAL][None],
+            start=torch.zeros_like(assignment),
+            weights=torch.zeros_like(weights),
+            keep=lambda update: torch.cdist(update, moves.to(update)),
+            local=self.local,
+            trains=new,
+        )
+        return RoundPlan(assignment, (members, newcomers))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The averages are the new models, newcomers join a cluster; or clusters are found."""
+        if not len(state.server[_MEANS]):
+            (update,) = aggregate.kept
+            assert update is not None
+            begun, cluster = grouped(state, cohort, update)
+            means = begun.models[: int(cluster.max()) + 1].clone()
+            after = replace(begun, server={**state.server, _MEANS: means})
+            return _joined(after, cohort, cluster, torch.ones_like(cluster, dtype=torch.bool))
+        after = replace(state, models=aggregate.models)
+        for training, distances in zip(plan.trainings, aggregate.kept, strict=True):
+            if distances is not None and training.trains is not None:
+                return _joined(after, cohort, distances.argmin(dim=1), training.trains)
+        return after
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Each client uses its cluster's model; who has none, the first."""
+        assignment = state.clients[_CLUSTER][cohort.clients].clamp(min=0)
+        return Deployed(state.models, assignment, assignment)
+
+
+_INITIAL, _MEANS, _CLUSTER = "one_shot.initial", "one_shot.means", "one_shot.cluster"
+
+
+def require_counted(own: LocalSGD | None, local: LocalSGD) -> None:
+    """Raise `InputError` where the first round's ``own`` training would spend privacy that epsilon does not count."""
+    require(
+        own is None or not local.private,
+        "with DP-SGD a first round cannot have a 'local' of its own, whose steps epsilon would not count; leave it out",
+    )
+
+
+def first_plan(state: State, cohort: Cohort, local: LocalSGD | None) -> RoundPlan:
+    """Everybody trains the first model by itself, and the server keeps what they send."""
+    plan = FedAvg().plan(state, cohort)
+    (training,) = plan.trainings
+    weights = averaging_weights(plan.assignment, cohort.sizes, len(state.models))
+    kept = replace(training, weights=weights, keep=lambda update: update, local=local)
+    return replace(plan, trainings=(kept,))
+
+
+def grouped(
+    state: State, cohort: Cohort, update: Tensor, weighting: Literal["examples", "equal"] = "examples"
+) -> tuple[State, Tensor]:
+    """``state`` after `first_plan`, with the mean of each cluster as its model, and each client's cluster (n,).
+
+    Args:
+        state: with the models before the round.
+        cohort: the n clients.
+        update: (n, P), what they sent.
+        weighting: of clients in the means.
+    """
+    sizes = cohort.sizes if weighting == "examples" else torch.ones_like(cohort.sizes)
+    cluster = k_means(update, min(len(state.models), len(update)), cohort.stream("k-means"))
+    weights = averaging_weights(cluster, sizes, int(cluster.max()) + 1)
+    means = (state.models[0].double() + weights @ update.double()).to(state.models)
+    models, trained = state.models.clone(), torch.zeros_like(state.trained)
+    models[: len(means)] = means
+    trained[cohort.clients, cluster] = cohort.round
+    assignment = state.assignment.clone()
+    assignment[cohort.clients] = cluster
+    return replace(state, models=models, trained=trained, assignment=assignment), cluster
+
+
+def k_means(vectors: Tensor, clusters: int, stream: Stream) -> Tensor:
+    """(n,) int64, the cluster of each of ``vectors`` (n, P), numbered by first appearance; K at most n."""
+    from sklearn.cluster import KMeans  # noqa: PLC0415 - scikit-learn takes a second to import
+
+    seed = int(stream.numpy().integers(2**31))
+    # scikit-learn's hints know n_init only by its default, a word.
+    best_of_ten = KMeans(clusters, n_init=10, random_state=seed)  # pyright: ignore[reportArgumentType]
+    found = best_of_ten.fit(vectors.cpu().double().numpy())
+    return numbered_by_first(torch.from_numpy(found.labels_))
+
+
+def _joined(state: State, cohort: Cohort, cluster: Tensor, who: Tensor) -> State:
+    """``state`` in which those ``who`` (n,) of the cohort are in their ``cluster`` (n,)."""
+    mine, assignment = state.clients[_CLUSTER].clone(), state.assignment.clone()
+    mine[cohort.clients[who]] = cluster[who]
+    assignment[cohort.clients[who]] = cluster[who]
+    return replace(state, clients={**state.clients, _CLUSTER: mine}, assignment=assignment)

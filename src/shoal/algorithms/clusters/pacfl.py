@@ -1,0 +1,149 @@
+"""PACFL: clusters of clients whose data span similar subspaces, found once, before the first round.
+
+Source: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2022, arXiv:2209.10526 (AAAI 2023); settings of the
+authors' code (MMorafah/PACFL).
+"""
+
+import logging
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.clusters.cluster_numbers import numbered_by_first
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import Positive, PositiveFloat, settings
+from shoal.data.federation import Federation
+from shoal.data.shards import Shards
+from shoal.engine import (
+    Aggregate,
+    Cohort,
+    Deployed,
+    Engine,
+    LocalSGD,
+    LocalTraining,
+    RoundPlan,
+    State,
+    averaging_weights,
+)
+
+LOG = logging.getLogger(__name__)
+
+
+@settings
+class PACFL:
+    """Client i sends U_i, the first p left singular vectors of its data, and clients with close ones are one cluster.
+
+    The data are a matrix of features by examples. Between two clients the principal angles are ``arccos s`` for the
+    singular values s of ``U_i' U_j``; the distance of clients is the smallest angle or the sum of all, in degrees.
+    Hierarchical clustering merges clusters up to the distance ``threshold``, and FedAvg trains a model for each, all
+    from one initial model. So the threshold decides the number of clusters. With all clients in one it is FedAvg.
+
+    The authors' code takes the smallest arccos of the *entries* of ``U_i' U_j``, which depends on the choice of basis
+    vectors within a subspace and on their signs, and p vectors of each label beside each other, which are not
+    orthogonal; thresholds for it are no thresholds here. Here U_i is of all examples of a client, and has as many
+    vectors as there are examples where those are fewer than p. Average linkage weighs by clients, as scipy's does;
+    theirs does not. All clients send U_i before the first round. It shows the server directions of a client's data, and
+    no defence of local training acts on it; DP-SGD is refused, since its epsilon would not hold. The formulas were
+    taken from notes on the paper and from its code, not from its text.
+
+    Args:
+        threshold: beta, in degrees; larger ones give fewer clusters. It must lie between the distances within groups
+            and across, which hang on the data; the log says how many clusters are found.
+        vectors: p (the authors: 3 to 5).
+        distance: the "smallest" principal angle, or the "sum" of all.
+        linkage: of the hierarchical clustering: "average", "complete" or "single".
+
+    Source: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2022, arXiv:2209.10526 (AAAI 2023); settings of the
+    authors' code (MMorafah/PACFL).
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0, 0.0], [1.0, 0.0]], [0, 1]), ([[0.0, -1.0], [0.0, 1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> for threshold in (20.0, 100.0):
+        ...     algorithm = shoal.PACFL(threshold=threshold, vectors=1)
+        ...     print(threshold, algorithm.clusters_of(federation.clients, federation.ids).tolist())
+        ...
+        20.0 [0, 0, 1, 1]
+        100.0 [0, 0, 0, 0]
+    """
+
+    threshold: PositiveFloat = 20.0
+    vectors: Positive = 3
+    distance: Literal["smallest", "sum"] = "smallest"
+    linkage: Literal["average", "complete", "single"] = "average"
+    name: Literal["pacfl"] = "pacfl"
+    title: ClassVar[str] = "PACFL"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Steps must not be private: the singular vectors that are sent are not."""
+        del risk_period
+        local.check_only_gradients_sent("PACFL's singular vectors of their examples")
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """One random model for each cluster that the clients' data make, the same for all.
+
+        Raises:
+            InputError: texts, whose words are numbers that span nothing.
+        """
+        require(federation.kind != "texts", "PACFL needs inputs that are measured, such as images or rows; got texts")
+        cluster = self.clusters_of(federation.clients, federation.ids)
+        count = int(cluster.max()) + 1
+        LOG.info("PACFL finds %d clusters in the clients' data", count)
+        state = FedAvg().init(engine, federation, local, stream)
+        begun = State.initial(state.models.repeat(count, 1), len(federation))
+        return replace(begun, clients={"pacfl.cluster": cluster})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Everybody trains its cluster's model; clients weigh by examples."""
+        assignment = state.clients["pacfl.cluster"][cohort.clients]
+        weights = averaging_weights(assignment, cohort.sizes, len(state.models))
+        return RoundPlan(assignment, (LocalTraining(state.models, assignment, weights),))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The averages are the new models."""
+        del cohort, plan
+        return replace(state, models=aggregate.models)
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Each client uses its cluster's model."""
+        assignment = state.clients["pacfl.cluster"][cohort.clients]
+        return Deployed(state.models, assignment, assignment)
+
+    def clusters_of(self, clients: Shards, ids: Tensor) -> Tensor:
+        """(N,) int64, each client's cluster, numbered by the smallest of its clients' ``ids`` (N,)."""
+        from scipy.cluster.hierarchy import fcluster, linkage  # noqa: PLC0415 - takes half a second to import
+
+        if len(clients) == 1:
+            return torch.zeros(1, dtype=torch.int64)
+        # In the order of ids, so that ties are broken in the same way whatever the order of clients.
+        order = torch.argsort(ids)
+        bases = [basis(clients.x[clients.owned(i)].flatten(1), self.vectors) for i in order.tolist()]
+        pairs = torch.triu_indices(len(bases), len(bases), offset=1).T.tolist()
+        angles = [principal_angles(bases[i], bases[j]) for i, j in pairs]
+        far = torch.stack([each[0] if self.distance == "smallest" else each.sum() for each in angles])
+        found = torch.from_numpy(fcluster(linkage(far.numpy(), self.linkage), self.threshold, "distance"))
+        cluster = torch.empty(len(bases), dtype=torch.int64)
+        cluster[order] = numbered_by_first(found)
+        return cluster
+
+
+def basis(examples: Tensor, vectors: int) -> Tensor:
+    """(F, p) float64, the first left singular vectors of the data matrix of ``examples`` (m, F); fewer if m or F is."""
+    left, _, _ = torch.linalg.svd(examples.cpu().double().T, full_matrices=False)
+    return left[:, :vectors]
+
+
+def principal_angles(one: Tensor, other: Tensor) -> Tensor:
+    """(min(p, q),) float64, in degrees, ascending: between the subspaces of two orthonormal bases (F, p) and (F, q).
+
+    >>> quarter = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    >>> turned = torch.tensor([[0.0], [0.5**0.5], [0.5**0.5]])
+    >>> principal_angles(quarter.double(), turned.double()).round()
+    tensor([45.], dtype=torch.float64)
+    """
+    return torch.linalg.svdvals(one.T @ other).clamp(max=1).acos().rad2deg()

@@ -1,0 +1,231 @@
+"""R-DPCFL: clusters from the first round's updates on full batches, by a Gaussian mixture; later from losses.
+
+Source: Malekmohammadi, Taik, Farnadi 2025, "Differentially Private Clustered Federated Learning" (TMLR 09/2025), and
+the authors' code (Saber-mm/DPCFL, main/DPCFL.py and utils/aggregate.py), which this follows where nothing else is said.
+"""
+
+import math
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.clusters.ifca import IFCA
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import Positive, settings
+from shoal.data.federation import Federation
+from shoal.engine import (
+    Aggregate,
+    ClientTrainings,
+    Cohort,
+    Deployed,
+    Engine,
+    LocalSGD,
+    LocalTraining,
+    RoundPlan,
+    State,
+    averaging_weights,
+)
+
+
+@settings
+class RDPCFL:
+    """DP-SGD's noise hides groups in updates and in losses, but least in updates on full batches.
+
+    1. First round: everybody trains one model on full batches (with `DPSGD`, the noise of a step is then the smallest).
+       The server projects the updates on their first two principal components, scales both to [0, 1], and fits a
+       mixture of K round Gaussians with equal weights: ``p_ik``, how likely client i is of cluster k. Each client is
+       drawn into a cluster by p_i, and model k begins at the first model plus the mean update of those drawn.
+    2. The next rounds: client i trains a cluster drawn by p_i anew. The first two phases last
+       ``soft_rounds * (1 - overlap)`` rounds, where overlap is ``1 - erf(s / sqrt(2))`` of the two closest clusters,
+       ``s = |mean_k - mean_l| / (2 * max(sd_k, sd_l))``: a confident mixture is used longer, one that could not tell
+       clusters is left at once.
+    3. ``loss_rounds`` rounds: client i trains ``argmin_k loss_ik``; after them it keeps its last choice.
+
+    The epsilon of DP-SGD counts the first round with its full batches; the draws of phase 2 read nothing but what was
+    sent, and cost none. As everywhere here it does not cover choices by loss (phase 3), for which the paper spends
+    some of its budget on an exponential mechanism. Also ours: how models begin (in the authors' code all begin at one
+    client's); plain principal components (there, of standardised updates); the number of clusters is given (there too,
+    in fact). A client that was not in the first round is drawn from all clusters alike. A cluster without clients in
+    that draw begins at the mean of all.
+
+    Args:
+        clusters: K, the number of models.
+        soft_rounds: rounds of the first two phases at most (the paper: half of its 200).
+        loss_rounds: rounds in which clients choose by loss (the authors' code: a tenth of 200).
+
+    Source: Malekmohammadi, Taik, Farnadi 2025, "Differentially Private Clustered Federated Learning" (TMLR 09/2025),
+    and the authors' code (Saber-mm/DPCFL, main/DPCFL.py and utils/aggregate.py), which this follows where nothing else
+    is said.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithm = shoal.RDPCFL(clusters=2, soft_rounds=2, loss_rounds=1)
+        >>> result = shoal.simulate(federation, model, algorithm, local, rounds=4)
+        >>> result.rounds.pivot(index="round", columns="cluster", values="clients").values.tolist()
+        [[4, 0], [2, 2], [2, 2], [2, 2]]
+    """
+
+    clusters: Positive = 2
+    soft_rounds: Positive = 100
+    loss_rounds: Positive = 20
+    name: Literal["r-dpcfl"] = "r-dpcfl"
+    title: ClassVar[str] = "R-DPCFL"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Any local training will do."""
+
+    def client_trainings(self, local: LocalSGD) -> ClientTrainings:
+        """Full batches in the first round."""
+        return ClientTrainings((local,), first=(replace(local, batch_size="all"),))
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """K independent random models, of which the first round trains the first alone."""
+        state = self._ifca.init(engine, federation, local, stream)
+        count = len(federation)
+        alike = torch.full((count, self.clusters), 1 / self.clusters, dtype=torch.float64)
+        return replace(
+            state,
+            server={_FIRST: torch.zeros(1, dtype=torch.int64), _SOFT: torch.zeros(1, dtype=torch.int64)},
+            clients={_PROBABILITIES: alike, _CHOICE: torch.full((count,), -1)},
+        )
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Full batches on one model; or a draw by the mixture; or a choice by loss.
+
+        Raises:
+            InputError: fewer clients than clusters in the first round.
+        """
+        if not self._started(state):
+            return self._first(state, cohort)
+        if self._soft(state, cohort):
+            drawn = _drawn(state.clients[_PROBABILITIES][cohort.clients], cohort.stream("r-dpcfl"))
+            return self._ifca.plan_of(drawn, None, state, cohort)
+        chosen = state.clients[_CHOICE][cohort.clients]
+        over = cohort.round >= self._end_of_soft(state) + self.loss_rounds
+        if over and bool((chosen >= 0).all()):
+            return self._ifca.plan_of(chosen, None, state, cohort)
+        losses = cohort.losses(state.models)
+        best = losses.argmin(dim=1)
+        return self._ifca.plan_of(torch.where(chosen >= 0, chosen, best) if over else best, losses, state, cohort)
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The mixture, after the first round; then averages, and who chose what by loss."""
+        if not self._started(state):
+            return self._clustered(state, cohort, aggregate)
+        after = self._ifca.server_update(state, cohort, plan, aggregate)
+        if self._soft(state, cohort):
+            return after
+        choice = state.clients[_CHOICE].clone()
+        choice[cohort.clients] = plan.assignment
+        return replace(after, clients={**state.clients, _CHOICE: choice})
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Each client uses the model with the lowest loss."""
+        return self._ifca.deployed(state, cohort)
+
+    def _first(self, state: State, cohort: Cohort) -> RoundPlan:
+        require(
+            len(cohort) >= self.clusters,
+            f"R-DPCFL's first round needs a client for each of {self.clusters} clusters; it has {len(cohort)}",
+        )
+        together = torch.zeros(len(cohort), dtype=torch.int64)
+        weights = averaging_weights(together, torch.ones(len(cohort), dtype=torch.float64), self.clusters)
+        full = replace(cohort.local, batch_size="all")
+        training = LocalTraining(state.models, together, weights, keep=lambda update: update, local=full)
+        return RoundPlan(together, (training,))
+
+    def _clustered(self, state: State, cohort: Cohort, aggregate: Aggregate) -> State:
+        (update,) = aggregate.kept
+        assert update is not None
+        stream = cohort.stream("r-dpcfl")
+        probabilities, overlap = mixture(principal_components(update), self.clusters, stream("mixture"))
+        drawn = _drawn(probabilities, stream)
+        models, trained = aggregate.models[:1].repeat(self.clusters, 1), torch.zeros_like(state.trained)
+        for k in range(self.clusters):
+            mine = drawn == k if bool((drawn == k).any()) else torch.ones_like(drawn, dtype=torch.bool)
+            models[k] = (state.models[0].double() + update[mine].double().mean(dim=0)).to(models)
+            trained[cohort.clients[mine], k] = cohort.round
+        assignment, everybody = state.assignment.clone(), state.clients[_PROBABILITIES].clone()
+        assignment[cohort.clients], everybody[cohort.clients] = drawn, probabilities
+        server = {_FIRST: torch.tensor([cohort.round]), _SOFT: torch.tensor([int((1 - overlap) * self.soft_rounds)])}
+        clients = {**state.clients, _PROBABILITIES: everybody}
+        return replace(state, models=models, trained=trained, assignment=assignment, server=server, clients=clients)
+
+    def _started(self, state: State) -> bool:
+        return bool(state.server[_FIRST])
+
+    def _end_of_soft(self, state: State) -> int:
+        """The first round in which clients choose by loss."""
+        return int(state.server[_FIRST]) + max(1, int(state.server[_SOFT]))
+
+    def _soft(self, state: State, cohort: Cohort) -> bool:
+        return cohort.round < self._end_of_soft(state)
+
+    @property
+    def _ifca(self) -> IFCA:
+        return IFCA(self.clusters)
+
+
+_FIRST, _SOFT = "r-dpcfl.first_round", "r-dpcfl.soft_rounds"
+_PROBABILITIES, _CHOICE = "r-dpcfl.probabilities", "r-dpcfl.choice"
+
+
+def principal_components(updates: Tensor) -> Tensor:
+    """The first two principal components of the updates (n, P), each scaled to [0, 1]: (n, 2) float64.
+
+    Components without spread are 0. Each points where its entry of largest magnitude is positive.
+    """
+    centred = updates.double() - updates.double().mean(dim=0)
+    values, vectors = torch.linalg.eigh(centred @ centred.T)
+    scores = torch.zeros(len(updates), 2, dtype=torch.float64)
+    for j in range(min(2, len(updates))):
+        found = vectors[:, -1 - j] * values[-1 - j].clamp(min=0).sqrt()
+        scores[:, j] = found * found[found.abs().argmax()].sign()
+    scores = scores - scores.amin(dim=0)
+    return scores / scores.amax(dim=0).clamp(min=1e-300)
+
+
+def mixture(points: Tensor, clusters: int, stream: Stream) -> tuple[Tensor, float]:
+    """A mixture of round Gaussians, and how much the two closest overlap.
+
+    Args:
+        points: (n, d), at least as many as clusters.
+        clusters: K, their number.
+        stream: of the start of its fit.
+
+    Returns:
+        The probabilities (n, K) float64 of each cluster, all being equally likely in advance; and the largest overlap,
+        in [0, 1], 0 of a single cluster.
+    """
+    from sklearn.mixture import GaussianMixture  # noqa: PLC0415 - scikit-learn takes a second to import
+
+    fitted = GaussianMixture(
+        clusters,
+        covariance_type="spherical",
+        tol=1e-6,
+        init_params="k-means++",
+        weights_init=np.full(clusters, 1 / clusters),
+        random_state=stream.key() % 2**32,
+    ).fit(points.numpy())
+    fitted.weights_ = np.full(clusters, 1 / clusters)
+    means, deviations = np.asarray(fitted.means_), np.sqrt(np.asarray(fitted.covariances_))
+    overlap = 0.0
+    for k in range(clusters):
+        for other in range(k):
+            separation = np.linalg.norm(means[k] - means[other]) / (2 * max(deviations[k], deviations[other]))
+            overlap = max(overlap, 1 - math.erf(separation / math.sqrt(2)))
+    return torch.from_numpy(np.asarray(fitted.predict_proba(points.numpy()))), overlap
+
+
+def _drawn(probabilities: Tensor, stream: Stream) -> Tensor:
+    """(n,) int64, a cluster for each client by its probabilities (n, K)."""
+    coins = torch.rand(len(probabilities), 1, generator=stream("clusters").generator(), dtype=torch.float64)
+    return (coins > probabilities.cumsum(dim=1)).sum(dim=1).clamp(max=probabilities.shape[1] - 1)

@@ -1,0 +1,112 @@
+"""FedOpt: an optimizer at the server, which takes the clients' average as a gradient.
+
+Source: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan 2021, arXiv:2003.00295, Algorithm 2; with
+"sgd", server momentum: Hsu, Qi, Brown 2019, arXiv:1909.06335, section 3.
+"""
+
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import require_kept_models
+from shoal.core.randomness import Stream
+from shoal.core.settings import PositiveFloat, settings
+from shoal.data.federation import Federation
+from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+
+_Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
+
+
+@settings
+class FedOpt:
+    """Moves each of the K models by an optimizer of its own, whose gradient is ``-delta = model - average``.
+
+    - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. With learning rate 1 and beta1 = 0 it
+      is ``base``.
+    - "adam", "yogi": ``m <- beta1 * m + (1 - beta1) * delta``, ``v`` by Adam's or Yogi's rule,
+      ``model <- model + learning_rate * m / (sqrt(v) + tau)``, without correction of bias, as in the paper.
+
+    A model that no client trained in a round stays where it is, and so do its moments. Batch norm's statistics take the
+    average.
+
+    Args:
+        base: the algorithm whose averages are taken as gradients.
+        optimizer: "sgd", "adam" or "yogi".
+        learning_rate: of the server.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        tau: degree of adaptivity; the second moment starts at tau^2.
+
+    Source: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan 2021, arXiv:2003.00295, Algorithm 2; with
+    "sgd", server momentum: Hsu, Qi, Brown 2019, arXiv:1909.06335, section 3.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.FedAvg(), shoal.FedOpt(optimizer="sgd", learning_rate=1.0, beta1=0.0), shoal.FedOpt()
+        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> models[0].allclose(models[1]), models[0].allclose(models[2])
+        (True, False)
+    """
+
+    base: Algorithm = FedAvg()
+    optimizer: Literal["sgd", "adam", "yogi"] = "adam"
+    learning_rate: PositiveFloat = 0.01
+    beta1: _Beta = 0.9
+    beta2: _Beta = 0.99
+    tau: PositiveFloat = 1e-3
+    name: Literal["fedopt"] = "fedopt"
+    title: ClassVar[str] = "FedOpt"
+    moves_by_average: ClassVar[bool] = False
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """The base must keep its number of models, each of which has its own moments."""
+        require_kept_models(self)
+        self.base.check(local, risk_period)
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """The base's state, with both moments of each model in float64."""
+        state = self.base.init(engine, federation, local, stream)
+        first = torch.zeros_like(state.models, dtype=torch.float64)
+        return replace(state, server={**state.server, "fedopt.m": first, "fedopt.v": first + self.tau**2})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """See the base's."""
+        return self.base.plan(state, cohort)
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The base's update, replaced by a step of the optimizer for the parameters of models that moved."""
+        averaged = self.base.server_update(state, cohort, plan, aggregate)
+        moved = (averaged.models != state.models).any(dim=1, keepdim=True)
+        delta = averaged.models.double() - state.models.double()
+        first, second = state.server["fedopt.m"], state.server["fedopt.v"]
+        m, v, step = self._step(delta, first, second)
+        models = (state.models.double() + self.learning_rate * step).float()
+        models[:, cohort.layout.trainable :] = averaged.models[:, cohort.layout.trainable :]
+        moments = {"fedopt.m": torch.where(moved, m, first), "fedopt.v": torch.where(moved, v, second)}
+        server = {**averaged.server, **moments}
+        return replace(averaged, models=torch.where(moved, models, state.models), server=server)
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """See the base's."""
+        return self.base.deployed(state, cohort)
+
+    def _step(self, delta: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The new moments, and the step before the learning rate: (K, P) each."""
+        if self.optimizer == "sgd":
+            m = self.beta1 * m + delta
+            return m, v, m
+        m = self.beta1 * m + (1 - self.beta1) * delta
+        square = delta.square()
+        if self.optimizer == "adam":
+            v = self.beta2 * v + (1 - self.beta2) * square
+        else:
+            v = v - (1 - self.beta2) * square * (v - square).sign()
+        return m, v, m / (v.sqrt() + self.tau)

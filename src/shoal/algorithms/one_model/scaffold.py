@@ -1,0 +1,101 @@
+"""SCAFFOLD: control variates correct the drift of local training.
+
+Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, arXiv:1910.06378, Algorithm 1, Option II.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import PositiveFloat, settings
+from shoal.data.federation import Federation
+from shoal.engine import Aggregate, ClientVectors, Cohort, Deployed, Engine, LinearTerm, LocalSGD, RoundPlan, State
+
+
+@settings
+class Scaffold:
+    """A client's step is ``y <- y - eta_l * (g_i(y) - c_i + c)``, from the one model x.
+
+    After E steps ``c_i <- c_i - c + (x - y) / (E * eta_l)``; the server moves ``x <- x + eta_g * mean_i(y - x)`` and
+    ``c <- c + |S| / N * mean_i(change of c_i)`` over the cohort S. Every client keeps a vector of the model's size.
+
+    Args:
+        server_learning_rate: eta_g.
+
+    Raises:
+        InputError: local training with momentum, clipping, noise or an optimizer, for which (x - y) / (E * eta_l) is no
+            mean of gradients, or of fewer steps than E.
+
+    Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, arXiv:1910.06378, Algorithm 1, Option II.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> for rounds in (1, 2):
+        ...     fedavg = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=rounds)
+        ...     scaffold = shoal.simulate(federation, model, shoal.Scaffold(), local, rounds=rounds)
+        ...     print(rounds, scaffold.state.models.allclose(fedavg.state.models))
+        ...
+        1 True
+        2 False
+    """
+
+    server_learning_rate: PositiveFloat = 1.0
+    name: Literal["scaffold"] = "scaffold"
+    title: ClassVar[str] = "SCAFFOLD"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Local steps must be plain gradient steps."""
+        del risk_period
+        plain = local.momentum == 0 and local.optimizer is None and local.clip_norm is None
+        require(
+            plain and not local.private,
+            "SCAFFOLD needs plain SGD in local training: without momentum, clipping, noise or an optimizer",
+        )
+        require(local.share == 1, "SCAFFOLD needs all local steps, of which shorter training takes a share alone")
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """One random model, and control variates of 0."""
+        state = _AVERAGE.init(engine, federation, local, stream)
+        own = ClientVectors.same(torch.zeros_like(state.models[0]), len(federation))
+        return replace(state, server={"scaffold.c": torch.zeros_like(state.models)}, personal={"scaffold": own})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """FedAvg's plan with equal weights, corrected by the control variates; the server keeps every update."""
+        plan = _AVERAGE.plan(state, cohort)
+        correction = state.server["scaffold.c"] - state.personal["scaffold"][cohort.clients]
+        term = LinearTerm(torch.zeros(len(cohort)), state.models, plan.assignment, correction)
+        (training,) = plan.trainings
+        return replace(plan, trainings=(replace(training, term=term, keep=lambda update: update),))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """Move the model, and all control variates."""
+        del plan
+        (update,), server = aggregate.kept, state.server["scaffold.c"]
+        assert update is not None
+        steps = cohort.local.steps_each(cohort.sizes)[:, None]
+        change = -server - update / (steps * cohort.local.learning_rate)
+        # Batch norm's statistics have no gradient to correct.
+        change[:, cohort.layout.trainable :] = 0
+        own, eta = state.personal["scaffold"], self.server_learning_rate
+        moved = aggregate.models if eta == 1 else state.models + eta * (aggregate.models - state.models)
+        return replace(
+            state,
+            models=moved,
+            server={"scaffold.c": server + change.sum(dim=0) / len(own)},
+            personal={"scaffold": own.moved(cohort.clients, change)},
+        )
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Everybody uses the one model."""
+        return _AVERAGE.deployed(state, cohort)
+
+
+_AVERAGE = FedAvg(weighting="equal")

@@ -1,0 +1,147 @@
+"""APFL: adaptive personalised federated learning, a mixture of a shared and a personal model.
+
+Source: Deng, Kamani, Mahdavi 2020, arXiv:2003.13461, Algorithm 1 and the rule for alpha in its section on adaptive
+personalisation; the authors' code (MLOPTPSU/FedTorch, 'trainings/federated/apfl.py').
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import settings
+from shoal.data.federation import Federation
+from shoal.engine import (
+    Aggregate,
+    ClientVectors,
+    Cohort,
+    Deployed,
+    Engine,
+    Gradient,
+    LocalSGD,
+    LocalTraining,
+    PersonalModels,
+    RoundPlan,
+    State,
+    require_plain_sgd,
+)
+
+
+@settings
+class APFL:
+    """Client i uses ``m_i = alpha_i * v_i + (1 - alpha_i) * w``, of its own model v_i and the shared model w.
+
+    In every local step, on one batch: ``w <- w - eta * g(w)`` and ``v_i <- v_i - eta * alpha_i * g(m_i)``, with m_i
+    before the step. w is sent and averaged, so it is FedAvg's; v_i and alpha_i stay with the client. With alpha 0 a
+    client uses FedAvg's model, and with alpha 1 that of local training alone. Adaptive: in each step also
+    ``alpha_i <- alpha_i - eta * <v_i - w, g(m_i)>``, of the values before it, kept in [0, 1].
+
+    Parameters are mixed, as in the paper; the authors' code mixes the two models' outputs, takes w after its step,
+    adapts alpha once a round and adds 0.02 * alpha to its gradient. All v_i start from the initial w, and N models are
+    kept.
+
+    Args:
+        alpha: the personal model's share, in [0, 1] (the authors' code: 0.5); adaptive: the first.
+        adaptive: whether each client adapts its own.
+        weighting: of clients' shared models: "equal" (the paper), or by "examples".
+
+    Raises:
+        InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or
+            frozen layers, of which m_i would be no mixture.
+
+    Source: Deng, Kamani, Mahdavi 2020, arXiv:2003.13461, Algorithm 1 and the rule for alpha in its section on adaptive
+    personalisation; the authors' code (MLOPTPSU/FedTorch, 'trainings/federated/apfl.py').
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.APFL(alpha=0.0), shoal.FedAvg(), shoal.APFL(alpha=1.0), shoal.LocalOnly()
+        >>> results = [shoal.simulate(federation, model, each, local, rounds=2) for each in algorithms]
+        >>> [round(float(each.clients["loss"].mean()), 2) for each in results]
+        [0.69, 0.69, 0.05, 0.05]
+    """
+
+    alpha: Annotated[float, Field(ge=0, le=1, strict=True)] = 0.5
+    adaptive: bool = False
+    weighting: Literal["equal", "examples"] = "equal"
+    name: Literal["apfl"] = "apfl"
+    title: ClassVar[str] = "APFL"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Local steps must be plain gradient steps."""
+        del risk_period
+        require_plain_sgd(local, "APFL")
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """One random model, the same for the server and for each client."""
+        layout = engine.model.layout
+        require(
+            layout.trainable == layout.size,
+            "APFL mixes parameters, so the network must have neither batch norm nor frozen layers",
+        )
+        state = FedAvg().init(engine, federation, local, stream)
+        personal = ClientVectors.same(state.models[0], len(federation))
+        alpha = torch.full((len(federation),), self.alpha)
+        return replace(state, clients={"apfl.alpha": alpha}, personal={"apfl": personal})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Everybody trains the shared model and its own, and sends the shared one."""
+        plan = FedAvg(self.weighting).plan(state, cohort)
+        (training,) = plan.trainings
+        size = state.models.shape[1]
+        personal, alpha = state.personal["apfl"][cohort.clients], state.clients["apfl.alpha"][cohort.clients]
+        pair = LocalTraining(
+            starts=torch.cat([state.models[0].expand(len(cohort), -1), personal, alpha[:, None]], dim=1),
+            start=torch.arange(len(cohort)),
+            weights=training.weights,
+            keep=lambda update: update[:, size:],
+            rule=_Pair(self.adaptive),
+        )
+        return replace(plan, trainings=(pair,))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The averaged model; and each client's own model and share move."""
+        del plan
+        (update,) = aggregate.kept
+        assert update is not None
+        personal = state.personal["apfl"].moved(cohort.clients, update[:, :-1])
+        # Rounding may take a sum of differences past the ends.
+        alpha = state.clients["apfl.alpha"].index_add(0, cohort.clients, update[:, -1]).clamp(0, 1)
+        return replace(state, models=aggregate.models, clients={"apfl.alpha": alpha}, personal={"apfl": personal})
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Everybody uses its mixture."""
+        everybody = torch.arange(len(cohort))
+
+        def mixed(some: Tensor) -> Tensor:
+            clients = cohort.clients[some]
+            alpha = state.clients["apfl.alpha"][clients][:, None]
+            return alpha * state.personal["apfl"][clients] + (1 - alpha) * state.models[0]
+
+        return Deployed(PersonalModels(len(cohort), mixed), everybody, torch.zeros_like(everybody))
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A step of rows [w, v, alpha] (u, 2 P + 1)."""
+
+    adaptive: bool
+    batches: int = 1
+
+    def step(self, rows: Tensor, gradient: Gradient, learning_rate: float) -> Tensor:
+        """See `shoal.engine.StepRule`."""
+        size = rows.shape[1] // 2
+        w, v, alpha = rows[:, :size], rows[:, size:-1], rows[:, -1:]
+        shared, mixed = gradient(w, 0), gradient(alpha * v + (1 - alpha) * w, 0)
+        moved = alpha
+        if self.adaptive:
+            moved = (alpha - learning_rate * ((v - w) * mixed).sum(dim=1, keepdim=True)).clamp(0, 1)
+        return torch.cat([w - learning_rate * shared, v - learning_rate * alpha * mixed, moved], dim=1)

@@ -1,0 +1,111 @@
+"""Ditto: a personal model of every client, pulled towards the shared one.
+
+Source: Li, Hu, Beirami, Smith 2021, arXiv:2012.04221, Algorithm 1.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.core.randomness import Stream
+from shoal.core.settings import NonNegativeFloat, settings
+from shoal.data.federation import Federation
+from shoal.engine import (
+    Aggregate,
+    Algorithm,
+    ClientTrainings,
+    ClientVectors,
+    Cohort,
+    Deployed,
+    Engine,
+    LinearTerm,
+    LocalSGD,
+    LocalTraining,
+    PersonalModels,
+    RoundPlan,
+    State,
+    client_trainings,
+)
+
+
+@settings
+class Ditto:
+    """Beside ``base``, client i trains a model v_i of its own on ``f_i(v) + strength / 2 * |v - w|^2``.
+
+    w is the model of ``base`` that the client trains in that round, before the round. v_i stays with the client and is
+    what it uses; with strength 0 it is local training alone, bit for bit where both draw the same batches. The shared
+    models are those of ``base``, bit for bit. All personal models start from the first initial model of ``base``. The
+    epsilon of DP-SGD counts both trainings.
+
+    Args:
+        base: trains the shared models.
+        strength: the pull lambda (the paper: 0.05 to 2).
+        local: local training of the personal models; left out: as of the shared ones.
+
+    Source: Li, Hu, Beirami, Smith 2021, arXiv:2012.04221, Algorithm 1.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = shoal.FedAvg(), shoal.Ditto(strength=0.1)
+        >>> fedavg, ditto = (shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms)
+        >>> ditto.state.models.equal(fedavg.state.models)
+        True
+        >>> [each.summary.overall["train_accuracy.overall"] for each in (fedavg, ditto)]
+        [0.5, 1.0]
+    """
+
+    base: Algorithm = FedAvg()
+    strength: NonNegativeFloat = 0.1
+    local: LocalSGD | None = None
+    name: Literal["ditto"] = "ditto"
+    title: ClassVar[str] = "Ditto"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """See the base's."""
+        self.base.check(local, risk_period)
+
+    def client_trainings(self, local: LocalSGD) -> ClientTrainings:
+        """The base's and that of the personal model in each round; nobody uses what the base would tune at the end."""
+        base, own = client_trainings(self.base, local), self.local or local
+        return ClientTrainings((*base.rounds, own), None if base.first is None else (*base.first, own))
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """The base's state, with a personal model for each client."""
+        state = self.base.init(engine, federation, local, stream)
+        personal = ClientVectors.same(state.models[0], len(federation))
+        return replace(state, personal={**state.personal, "ditto": personal})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """The base's plan, and then a training of the personal models, of which the server receives nothing."""
+        plan = self.base.plan(state, cohort)
+        everybody = torch.arange(len(cohort))
+        # Without a pull there is no term at all: even one of 0 could make the engine compute in another order.
+        pull = LinearTerm(torch.full((len(cohort),), self.strength), state.models, plan.assignment)
+        training = LocalTraining(
+            starts=state.personal["ditto"][cohort.clients],
+            start=everybody,
+            keep=lambda update: update,
+            term=pull if self.strength else None,
+            local=self.local,
+        )
+        return replace(plan, trainings=(*plan.trainings, training))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The base's update; and each client's own model moves."""
+        shared = replace(plan, trainings=plan.trainings[:-1])
+        after = self.base.server_update(state, cohort, shared, Aggregate(aggregate.models, aggregate.kept[:-1]))
+        update = aggregate.kept[-1]
+        assert update is not None
+        personal = state.personal["ditto"].moved(cohort.clients, update)
+        return replace(after, personal={**after.personal, "ditto": personal})
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Everybody uses its own model; clusters are the base's."""
+        models = PersonalModels.of(state.personal["ditto"], cohort.clients)
+        return Deployed(models, torch.arange(len(cohort)), self.base.deployed(state, cohort).assignment)

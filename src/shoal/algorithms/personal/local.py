@@ -1,0 +1,84 @@
+"""Local training only: every client trains a model of its own, and nothing is sent.
+
+The baseline "local" of Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, and of Liu, Hu, Wu, Smith 2022,
+arXiv:2206.07902: what a client reaches without the others.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.core.randomness import Stream
+from shoal.core.settings import settings
+from shoal.data.federation import Federation
+from shoal.engine import (
+    Aggregate,
+    ClientVectors,
+    Cohort,
+    Deployed,
+    Engine,
+    LocalSGD,
+    LocalTraining,
+    PersonalModels,
+    RoundPlan,
+    State,
+)
+
+
+@settings
+class LocalOnly:
+    """In every round that it takes part in, client i trains a model w_i of its own further, on ``f_i(w)`` alone.
+
+    All start from FedAvg's first model and draw the same batches as in FedAvg, so with one client it is FedAvg. No
+    client sends anything: the server's filter, malicious clients and attacks by the server have nothing to act on, and
+    the one model of the server stays the initial one. Attacks that are fitted on shadow models of the server's model
+    are therefore fitted on a model that nobody trained, and may understate how exposed the clients' models are;
+    ``reference_federations`` repeats the clients' own training. N models of P parameters are kept.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> first, last = (shoal.simulate(federation, model, shoal.LocalOnly(), local, rounds=n) for n in (1, 3))
+        >>> first.state.models.equal(last.state.models)
+        True
+        >>> last.summary.overall["train_accuracy.overall"]
+        1.0
+    """
+
+    name: Literal["local"] = "local"
+    title: ClassVar[str] = "Local training only"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Any local training will do."""
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """FedAvg's random model, and the same one for each client."""
+        state = FedAvg().init(engine, federation, local, stream)
+        return replace(state, personal={"local": ClientVectors.same(state.models[0], len(federation))})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Everybody goes on with its own model, and keeps the outcome to itself."""
+        training = LocalTraining(
+            starts=state.personal["local"][cohort.clients],
+            start=torch.arange(len(cohort)),
+            keep=lambda update: update,
+        )
+        return RoundPlan(torch.zeros(len(cohort), dtype=torch.int64), (training,))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The clients' own models move, and nothing else."""
+        del plan
+        (update,) = aggregate.kept
+        assert update is not None
+        personal = state.personal["local"].moved(cohort.clients, update)
+        return replace(state, personal={"local": personal})
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """Everybody uses its own model."""
+        models = PersonalModels.of(state.personal["local"], cohort.clients)
+        return Deployed(models, torch.arange(len(cohort)), torch.zeros(len(cohort), dtype=torch.int64))

@@ -1,0 +1,112 @@
+"""Early stopping by cluster: a model that is exposed enough is trained no more.
+
+An overfitted model reveals its members (Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604), and a model
+overfits with the passes over their examples. Song, Mittal 2021, arXiv:2003.10595, find that stopping early protects
+about as well as defences that cost more. Stopping each cluster by itself is ours.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.clusters.ifca import IFCA
+from shoal.core.randomness import Stream
+from shoal.core.settings import Count, settings
+from shoal.data.federation import Federation
+from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, LocalTraining, RoundPlan, State
+
+
+@settings
+class EarlyStopping:
+    """Clients of ``base`` still choose a stopped cluster and use its model, but nobody trains it, and it stays.
+
+    The directive "stop" of a cluster stops it in the rounds in which it is 1; below that, and so at 0, the cluster
+    is the base's, bit for bit. Where there is no such directive, all clusters stop after a number of rounds.
+    Clients of a stopped cluster sit the round out: they train nothing, not even a personal model of ``base``, they send
+    nothing, and the base's own tensors of them stay.
+
+    Args:
+        base: trains the models.
+        after: rounds after which all clusters stop, where the server does not say which do; left out: they do not.
+
+    Source: ours by cluster; Song, Mittal 2021, arXiv:2003.10595, for early stopping as a defence.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithm = shoal.EarlyStopping(shoal.IFCA(clusters=2), after=1)
+        >>> first, last = (shoal.simulate(federation, model, algorithm, local, rounds=n).state.models for n in (1, 3))
+        >>> first.equal(last)
+        True
+    """
+
+    base: Algorithm = IFCA()
+    after: Count | None = None
+    name: Literal["early-stopping"] = "early-stopping"
+    title: ClassVar[str] = "Early stopping"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """See the base's."""
+        self.base.check(local, risk_period)
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """See the base's."""
+        return self.base.init(engine, federation, local, stream)
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """The base's plan, in which clients of stopped clusters do not train."""
+        plan, stopped = self.base.plan(state, cohort), self._stopped(state, cohort)
+        if not bool(stopped.any()):
+            return plan
+        trains = ~stopped[plan.assignment]
+        return replace(plan, trainings=tuple(_only(each, trains, stopped) for each in plan.trainings))
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The base's update by those who trained; stopped models stay."""
+        stopped = self._stopped(state, cohort)
+        if not bool(stopped.any()):
+            return self.base.server_update(state, cohort, plan, aggregate)
+        trains = torch.nonzero(~stopped[plan.assignment]).flatten()
+        if not len(trains):
+            return state
+        after = self.base.server_update(state, *_part(cohort, plan, aggregate, trains))
+        # Of another number of models only the base knows which is which.
+        if len(after.models) != len(stopped):
+            return after
+        return replace(after, models=torch.where(stopped.to(after.models.device)[:, None], state.models, after.models))
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """See the base's."""
+        return self.base.deployed(state, cohort)
+
+    def _stopped(self, state: State, cohort: Cohort) -> Tensor:
+        """(K,) bool, the clusters that are not trained in the cohort's round."""
+        if "stop" in state.directives:
+            return state.strength("stop") >= 1
+        return torch.full((len(state.models),), self.after is not None and cohort.round > self.after)
+
+
+def _only(training: LocalTraining, trains: Tensor, stopped: Tensor) -> LocalTraining:
+    """A local training in which only clients in ``trains`` (n,) bool take part, and no ``stopped`` (K,) model moves."""
+    together = trains if training.trains is None else training.trains & trains
+    weights = None if training.weights is None else training.weights * (trains & ~stopped[:, None])
+    return replace(training, weights=weights, trains=together)
+
+
+def _part(cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, some: Tensor) -> tuple[Cohort, RoundPlan, Aggregate]:
+    """A round as if only the clients at ``some`` (u,) of the cohort had been asked."""
+    trained = RoundPlan(
+        plan.assignment[some],
+        tuple(each.of(some, cohort.sizes) for each in plan.trainings),
+        None if plan.losses is None else plan.losses[some],
+    )
+    return cohort.of(some), trained, Aggregate(aggregate.models, tuple(_rows(each, some) for each in aggregate.kept))
+
+
+def _rows(kept: Tensor | None, some: Tensor) -> Tensor | None:
+    return None if kept is None else kept[some]

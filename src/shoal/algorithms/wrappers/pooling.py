@@ -1,0 +1,112 @@
+"""Pooling: after each round every cluster's model is drawn towards the average of all models.
+
+What a model has learnt of few clients becomes a part of what it has learnt of all, so single records show less in it;
+with share 1 all clusters share one model. Mansour, Mohri, Ro, Suresh 2020, arXiv:2002.10619, interpolate between a
+client's model and the global one. Here it is a cluster's model, at the server, and its share may follow the risk: ours.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.clusters.ifca import IFCA
+from shoal.core.randomness import Stream
+from shoal.core.settings import Fraction, settings
+from shoal.data.federation import Federation
+from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+
+
+@settings
+class Pooling:
+    """After the round of ``base``: ``theta_k <- (1 - rho_k) * theta_k + rho_k * mean``, with rho_k = share * directive.
+
+    The mean of all models is weighted by the number of clients that trained each in this round: every client then
+    counts once, so that with rho = 1 and equally weighted clients the models are FedAvg's average of what the clients
+    sent, and a model that one client trained does not draw all others to itself. A model that nobody trained in this
+    round has no weight; where nobody trained any, and with a single model, nothing changes.
+
+    The directive "pooling" of a cluster, in [0, 1], multiplies the share; without it the share is whole, and at 0 the
+    model is that of ``base``, bit for bit. The members of a model stay those who trained it: what pooling brings to
+    it of other clusters' records is not counted as membership.
+
+    Args:
+        base: trains the models.
+        share: rho, the mean's part in each model, in [0, 1].
+
+    Source: ours; Mansour, Mohri, Ro, Suresh 2020, arXiv:2002.10619, interpolate between a client's model and the global
+    one.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> algorithms = [shoal.Pooling(shoal.IFCA(clusters=2), share=share) for share in (0.0, 0.5, 1.0)]
+        >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
+        >>> [round(float((first - second).norm()), 2) for first, second in models]
+        [5.07, 1.85, 0.0]
+    """
+
+    base: Algorithm = IFCA()
+    share: Fraction = 0.5
+    name: Literal["pooling"] = "pooling"
+    title: ClassVar[str] = "Pooling"
+    moves_by_average: ClassVar[bool] = False
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """See the base's."""
+        self.base.check(local, risk_period)
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """See the base's."""
+        return self.base.init(engine, federation, local, stream)
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """See the base's."""
+        return self.base.plan(state, cohort)
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The base's update; then each model moves towards the mean."""
+        after = self.base.server_update(state, cohort, plan, aggregate)
+        rho = self.share * after.strength("pooling")
+        return replace(after, models=pooled(after.models, rho[:, None], trainers_per_model(after, cohort, plan)))
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """See the base's."""
+        return self.base.deployed(state, cohort)
+
+
+def pooled(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
+    """``(1 - rho) * models + rho * mean``, in float64; where rho is 0 the models as they are, bit for bit.
+
+    Args:
+        models: (K, P) float32.
+        rho: (K, 1) or (K, P) float64 in [0, 1].
+        weights: (K,) float64 of the models in the mean, at least 0; where all are 0, nothing changes.
+
+    >>> pooled(torch.tensor([[0.0], [4.0]]), torch.tensor([[0.0], [0.5]]).double(), torch.tensor([3.0, 1.0]).double())
+    tensor([[0.0000],
+            [2.5000]])
+    """
+    if len(models) == 1 or not bool(weights.any()) or not bool(rho.any()):
+        return models
+    whole, rho = models.double(), rho.to(models.device)
+    mean = ((weights / weights.sum()).to(whole)[:, None] * whole).sum(dim=0)
+    return torch.where(rho == 0, models, ((1 - rho) * whole + rho * mean).float())
+
+
+def trainers_per_model(after: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
+    """(K,) float64, how many clients of ``cohort`` trained each model of ``after``, the state at the end of the round.
+
+    Those with a weight in its aggregation; of models that the server has split or merged since, those assigned to it.
+    """
+    clusters = len(after.models)
+    moved = [each.weights != 0 for each in plan.trainings if each.weights is not None]
+    if not moved:
+        return torch.zeros(clusters, dtype=torch.float64)
+    if len(moved[0]) != clusters:
+        return torch.bincount(after.assignment[cohort.clients], minlength=clusters).double()
+    return torch.stack(moved).any(dim=0).sum(dim=1).double()

@@ -1,0 +1,130 @@
+"""RR-Cluster: random clients fill up clusters that too few have chosen.
+
+Source: Yang, Hu, Kim, Li 2025, arXiv:2508.06183: random rebalancing after each assignment guarantees every cluster a
+minimum number B of clients in a round, over many algorithms, for some bias by clients that train another model than
+they chose. There it makes the noise of client-level differential privacy cheaper; by itself it gives no such guarantee,
+but in a model that more clients train, single ones show less.
+"""
+
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.clusters.ifca import IFCA
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.core.settings import Positive, settings
+from shoal.data.federation import Federation
+from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+
+
+@runtime_checkable
+class PlansAnyAssignment(Protocol):
+    """What makes a plan of whatever assignment it is given, as `IFCA.plan_of` does."""
+
+    def plan_of(self, assignment: Tensor, losses: Tensor | None, state: State, cohort: Cohort) -> RoundPlan:
+        """The plan in which each client trains the model that ``assignment`` (n,) says."""
+        ...
+
+
+@settings
+class RRCluster:
+    """After the clients of ``base`` chose, models with fewer than B of this round's clients get some of others'.
+
+    A client is drawn at random from all whose model has more than B, and trains the model that lacks most (the first of
+    several), until every model has B or none has more. Clients use what the base says they use: the draw is of one
+    round's training, and the next round begins with the clients' own choices again.
+
+    The paper's, by its abstract: the floor, and that clients are drawn at random. Ours, and perhaps not as there: that
+    every client of any model above the floor is equally likely in each draw, which model is filled first, and what
+    happens where the round has fewer than K * B clients. Also ours: the directive "size_floor" of a cluster, in [0, 1],
+    lowers its floor to round(B * directive); at 0 it receives nobody, but may give, and where it is 0 for all clusters
+    this is ``base``, bit for bit. Without it the floor is B. No model gives clients that it needs for the whole B.
+
+    Args:
+        base: an algorithm that plans by ``plan_of``, itself or in its ``ifca``: IFCA, IFCA-MIR, IFCA within limits, or
+            your own. Wrap other wrappers around this one.
+        min_clients: B, the clients that train each model in a round.
+
+    Source: Yang, Hu, Kim, Li 2025, arXiv:2508.06183.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, one, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> algorithm = shoal.RRCluster(shoal.IFCA(clusters=2), min_clients=2)
+        >>> result = shoal.simulate(federation, model, algorithm, shoal.LocalSGD(), rounds=3)
+        >>> result.rounds["clients"].tolist(), result.clients["cluster"].tolist()
+        ([2, 2, 2, 2, 2, 2], [0, 0, 0, 1])
+    """
+
+    base: Algorithm = IFCA()
+    min_clients: Positive = 5
+    name: Literal["rr-cluster"] = "rr-cluster"
+    title: ClassVar[str] = "RR-Cluster"
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """The base must let others say who trains which model."""
+        self._planner()
+        self.base.check(local, risk_period)
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """See the base's."""
+        return self.base.init(engine, federation, local, stream)
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """The base's plan with clients moved to models below their floors."""
+        plan = self.base.plan(state, cohort)
+        floors = (self.min_clients * state.strength("size_floor")).round().long()
+        order = torch.randperm(len(cohort), generator=cohort.stream("rr-cluster").generator())
+        assignment = rebalanced(plan.assignment, floors, self.min_clients, order)
+        if torch.equal(assignment, plan.assignment):
+            return plan
+        return self._planner().plan_of(assignment, plan.losses, state, cohort)
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """See the base's."""
+        return self.base.server_update(state, cohort, plan, aggregate)
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """See the base's: the clients' own choices."""
+        return self.base.deployed(state, cohort)
+
+    def _planner(self) -> PlansAnyAssignment:
+        for each in (self.base, getattr(self.base, "ifca", None)):
+            if isinstance(each, PlansAnyAssignment):
+                return each
+        raise InputError(
+            "RR-Cluster's 'base' must be IFCA, IFCA-MIR, IFCA within limits, or an algorithm with a method 'plan_of'; "
+            f"got {type(self.base).__name__}"
+        )
+
+
+def rebalanced(assignment: Tensor, floors: Tensor, keep: int, order: Tensor) -> Tensor:
+    """The assignment in which no model is below its floor while another has more than ``keep`` clients.
+
+    Args:
+        assignment: (n,) int64, each client's choice.
+        floors: (K,) int64, how many clients each model is to have; at most ``keep``.
+        keep: how many clients a model has at least after it gave some away.
+        order: (n,) int64, a random permutation of the clients, in which they are asked. Neither a model that gave all
+            it can nor one that received ever has clients to give again, so who is passed over once need not be asked
+            again, and each that moves is a uniform draw from those who could.
+
+    >>> rebalanced(torch.tensor([0, 0, 0, 1]), torch.tensor([2, 2]), 2, torch.tensor([3, 1, 0, 2]))
+    tensor([0, 1, 0, 1])
+    """
+    moved, wanted = assignment.tolist(), floors.tolist()
+    sizes = torch.bincount(assignment, minlength=len(wanted)).tolist()
+    for client in order.tolist():
+        short = [floor - size for floor, size in zip(wanted, sizes, strict=True)]
+        needy, giver = short.index(max(short)), moved[client]
+        if short[needy] <= 0:
+            break
+        if sizes[giver] > keep:
+            moved[client] = needy
+            sizes[giver] -= 1
+            sizes[needy] += 1
+    return torch.tensor(moved, dtype=torch.int64)

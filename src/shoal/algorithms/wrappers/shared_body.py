@@ -1,0 +1,112 @@
+"""Shared body: all clusters train the network's body together, and each has a head of its own.
+
+The split is that of Collins, Hassani, Mokhtari, Shakkottai 2021, arXiv:2102.07078 (FedRep), where a head is a client's;
+here it is a cluster's, and body and head are trained together, as in Arivazhagan et al. 2019, arXiv:1912.00818
+(FedPer). The body, which has most of the parameters, then learns from all clients instead of a few.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.clusters.ifca import IFCA
+from shoal.algorithms.wrappers.pooling import pooled, trainers_per_model
+from shoal.core.errors import require
+from shoal.core.layout import Layout
+from shoal.core.randomness import Stream
+from shoal.core.settings import one_of, settings
+from shoal.data.federation import Federation
+from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+
+
+@settings
+class SharedBody:
+    """After the round of ``base``, every parameter outside the head becomes the mean over the models.
+
+    The mean is that of `Pooling`, weighted by the number of clients that trained each model in this round; so this is
+    pooling with share 1 of the body, batch norm's statistics included, and 0 of the head. The directive "shared_body"
+    of a cluster, in [0, 1], is the mean's part in its body; without it that is 1, and at 0 the model is that of
+    ``base``, bit for bit. The body is the same in all models after the first round, not before it.
+
+    Args:
+        base: trains the models.
+        head: the layer that each cluster has for itself: "last", the last linear one, or a layer's name in the network.
+
+    Source: ours for clusters; the split is that of Collins, Hassani, Mokhtari, Shakkottai 2021, arXiv:2102.07078,
+    trained together as in Arivazhagan et al. 2019, arXiv:1912.00818.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=1, classes=2), hidden=4)
+        >>> algorithm = shoal.SharedBody(shoal.IFCA(clusters=2))
+        >>> first, second = shoal.simulate(federation, model, algorithm, shoal.LocalSGD(), rounds=3).models.values()
+        >>> {name: first[name].equal(second[name]) for name in first}
+        {'hidden.weight': True, 'hidden.bias': True, 'output.weight': False, 'output.bias': False}
+    """
+
+    base: Algorithm = IFCA()
+    head: str = "last"
+    name: Literal["shared-body"] = "shared-body"
+    title: ClassVar[str] = "Shared body"
+    moves_by_average: ClassVar[bool] = False
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """See the base's."""
+        self.base.check(local, risk_period)
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """See the base's.
+
+        Raises:
+            InputError: the network has no such head, or nothing beside it.
+        """
+        head_of(engine.model.layout, self.head)
+        return self.base.init(engine, federation, local, stream)
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """See the base's."""
+        return self.base.plan(state, cohort)
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The base's update; then the bodies become one."""
+        after = self.base.server_update(state, cohort, plan, aggregate)
+        body = ~head_of(cohort.layout, self.head)
+        rho = after.strength("shared_body")[:, None] * body
+        return replace(after, models=pooled(after.models, rho, trainers_per_model(after, cohort, plan)))
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """See the base's."""
+        return self.base.deployed(state, cohort)
+
+
+def head_of(layout: Layout, head: str) -> Tensor:
+    """(P,) bool, the parameters of the layer ``head``; "last": of the last linear one, whose weight is a matrix.
+
+    Raises:
+        InputError: there is none, or there is no other layer.
+
+    >>> layout = Layout.from_tensors({"a.weight": torch.zeros(2, 3), "b.weight": torch.zeros(1, 2)}, {})
+    >>> head_of(layout, "last").tolist()
+    [False, False, False, False, False, False, True, True]
+    """
+    layer = {slot: slot.name.rpartition(".")[0] for slot in layout.slots}
+    trained = [slot for slot in layout.slots if slot.start < layout.trainable]
+    linear = [layer[slot] for slot in trained if slot.name.endswith("weight") and len(slot.shape) == 2]
+    require(head != "last" or bool(linear), "a shared body needs a network with a linear layer, or 'head' by its name")
+    chosen = linear[-1] if head == "last" else head
+    layers = list(dict.fromkeys(layer[slot] for slot in trained))
+    require(
+        chosen in layers,
+        f"'head' must be 'last' or a layer of the network, {one_of(layers)}; got {head!r}",
+    )
+    require(
+        len(layers) > 1, "a shared body needs a network of several layers with parameters; this one has only its head"
+    )
+    found = torch.zeros(layout.size, dtype=torch.bool)
+    for slot in layout.slots:
+        found[slot.start : slot.start + slot.size] = layer[slot] == chosen
+    return found

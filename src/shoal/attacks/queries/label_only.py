@@ -1,0 +1,240 @@
+"""Label-only attacks: how robust the predicted label is, from queries with changed inputs.
+
+Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3: data augmentation attack and
+decision boundary distance by random noise (3.3). A record that was trained on keeps its label under more changes.
+
+These attacks ask the model about new inputs, which a `Query` does not have; so they are functions that give a score for
+each record, higher for members. The gap attack, their baseline, is `shoal.attacks.queries.yeom.Gap`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import Count, NonNegativeFloat, Positive, PositiveFloat, settings
+from shoal.data.memory_format import gather
+from shoal.data.shifts import rotate
+from shoal.engine import Engine
+
+_CHUNK = 512
+"""Records changed at a time, so that copies take little memory. It changes no result beyond the last bits."""
+
+Change = Callable[[Tensor], Tensor]
+"""Changes inputs (m, ...) to others of the same shape."""
+
+
+@settings
+class ImageChanges:
+    """Copies of an image: itself, translations, and rotations.
+
+    Args:
+        pixels: translations by (i, j) with ``|i| + |j| = 1..pixels``, 0 outside; 0: none.
+        degrees: rotation by so much both ways, bilinear, 0 outside; 0: none.
+
+    Example:
+        >>> import torch
+        >>> from shoal.attacks import ImageChanges
+        >>> [len(list(ImageChanges(pixels, degrees).changes())) for pixels, degrees in ((0, 0.0), (1, 0.0), (1, 4.0))]
+        [1, 5, 7]
+    """
+
+    pixels: Count = 1
+    degrees: NonNegativeFloat = 4.0
+
+    def changes(self) -> Iterator[Change]:
+        """The changes of one image, among them none."""
+        for down in range(-self.pixels, self.pixels + 1):
+            for right in range(abs(down) - self.pixels, self.pixels - abs(down) + 1):
+                yield _Translation(down, right)
+        if self.degrees > 0:
+            yield from (_Rotation(self.degrees), _Rotation(-self.degrees))
+
+
+@settings
+class NoiseChanges:
+    """Copies of any input of numbers: itself, and with Gaussian noise added.
+
+    All records get the same noise: they are compared under the same conditions, and a score depends on its own record
+    alone.
+
+    Args:
+        stream: of the noise.
+        deviation: standard deviation, in units of the inputs.
+        draws: copies with noise.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import NoiseChanges
+        >>> changes = NoiseChanges(shoal.Stream(0), deviation=0.1, draws=2).changes()
+        >>> [round(float(change(torch.zeros(1, 1000)).std()), 1) for change in changes]
+        [0.0, 0.1, 0.1]
+    """
+
+    stream: Stream
+    deviation: PositiveFloat = 0.1
+    draws: Positive = 8
+
+    def changes(self) -> Iterator[Change]:
+        """The changes of one input, among them none."""
+        yield _same
+        yield from (_Noise(self.stream("draw", draw), self.deviation) for draw in range(self.draws))
+
+
+def augmentation_votes(
+    engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, copies: ImageChanges | NoiseChanges | None = None
+) -> Tensor:
+    """How many changed copies of each record the model gives the record's label.
+
+    Args:
+        engine: evaluates the model.
+        model: (P,) parameters.
+        x: (N, ...) inputs, as `Engine.prepare` stores them or not.
+        y: (N,) int64, labels.
+        rows: (M,) int64, the records that are scored.
+        copies: what is changed; None: `ImageChanges` of images.
+
+    Returns:
+        (M,) int64, from 0 to the number of copies.
+
+    Raises:
+        InputError: inputs that are words, or translations and rotations of inputs that are no images.
+
+    Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3: data augmentation attack
+    and decision boundary distance by random noise (3.3).
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import ImageChanges, augmentation_votes
+        >>> model = shoal.create_model("logistic", shoal.Shape(1, 8, 8, 2))
+        >>> corner = torch.zeros(1, 1, 8, 8).index_fill(2, torch.tensor(0), 1.0)  # a bright first row
+        >>> weight = torch.stack([corner.flatten(), -corner.flatten()])
+        >>> row = model.layout.pack({"output.weight": weight, "output.bias": torch.tensor([0.0, 0.5])})
+        >>> x, y, rows = torch.cat([corner, torch.ones(1, 1, 8, 8)]), torch.tensor([0, 0]), torch.tensor([0, 1])
+        >>> with shoal.Engine(model) as engine:
+        ...     votes = augmentation_votes(engine, row, x, y, rows, ImageChanges(pixels=1, degrees=0.0))
+        ...
+        >>> votes
+        tensor([3, 4])
+    """
+    require(x.is_floating_point(), "votes need inputs that are numbers; words cannot be changed a little")
+    fits = x.dim() == 4 or isinstance(copies, NoiseChanges)
+    require(fits, "inputs that are no images need NoiseChanges(stream, deviation)")
+    changes = list((ImageChanges() if copies is None else copies).changes())
+    votes = [sum(_right(engine, model, x, y, part, change).long() for change in changes) for part in rows.split(_CHUNK)]
+    return torch.cat([torch.as_tensor(each) for each in votes]) if votes else torch.empty(0, dtype=torch.int64)
+
+
+def boundary_distance(
+    engine: Engine,
+    model: Tensor,
+    x: Tensor,
+    y: Tensor,
+    rows: Tensor,
+    stream: Stream,
+    *,
+    levels: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8),
+    draws: int = 4,
+) -> Tensor:
+    """The smallest of some noise levels at which the model's label is no longer the record's, a mean over draws.
+
+    Each draw is one direction of noise for all records, scaled by the levels. A record that is wrong without noise has
+    distance 0, and a draw whose label holds at all levels counts twice the largest of them. A record takes ``draws``
+    times the number of levels queries, and one more.
+
+    Args:
+        engine, model, x, y, rows: as in `augmentation_votes`.
+        stream: of the noise.
+        levels: standard deviations of the noise in units of the inputs, increasing.
+        draws: directions of noise.
+
+    Returns:
+        (M,) float64.
+
+    Raises:
+        InputError: inputs that are words, levels that do not increase from above 0, or no draws.
+
+    Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3: data augmentation attack
+    and decision boundary distance by random noise (3.3).
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import boundary_distance
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> weight, bias = torch.tensor([[0.0], [1.0]]), torch.zeros(2)
+        >>> right_if_positive = model.layout.pack({"output.weight": weight, "output.bias": bias})
+        >>> x, y, rows = torch.tensor([[0.1], [5.0], [-1.0]]), torch.tensor([1, 1, 1]), torch.arange(3)
+        >>> with shoal.Engine(model) as engine:
+        ...     distances = boundary_distance(engine, right_if_positive, x, y, rows, shoal.Stream(0))
+        ...
+        >>> float(distances[2]), float(distances[1]), bool(distances[0] < distances[1])
+        (0.0, 1.6, True)
+    """
+    require(x.is_floating_point(), "distances need inputs that are numbers; words cannot be changed a little")
+    increasing = all(low < high for low, high in zip((0.0, *levels), levels, strict=False))
+    require(bool(levels) and increasing, f"'levels' must be above 0 and increase; got {levels}")
+    require(draws >= 1, f"'draws' must be at least 1; got {draws}")
+    distances = [torch.empty(0, dtype=torch.float64)]
+    for part in rows.split(_CHUNK):
+        total = torch.zeros(len(part), dtype=torch.float64)
+        for draw in range(draws):
+            flips = torch.full_like(total, 2 * levels[-1])
+            for level in reversed(levels):
+                right = _right(engine, model, x, y, part, _Noise(stream("draw", draw), level))
+                flips[~right] = level
+            total += flips
+        distances.append(total / draws * _right(engine, model, x, y, part, _same))
+    return torch.cat(distances)
+
+
+def _right(engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, change: Change) -> Tensor:
+    """Whether the model gives each changed record its label: (m,) bool on the CPU."""
+    rows = rows.to(x.device)
+    outputs = engine.outputs(model, change(gather(x, rows).float())).cpu()
+    return outputs.argmax(dim=1) == y[rows.to(y.device)].cpu()
+
+
+def _same(inputs: Tensor) -> Tensor:
+    return inputs
+
+
+@dataclass(frozen=True)
+class _Translation:
+    down: int
+    right: int
+
+    def __call__(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        moved = torch.zeros_like(images)
+        to_rows, from_rows = _overlap(self.down, height)
+        to_columns, from_columns = _overlap(self.right, width)
+        moved[:, :, to_rows, to_columns] = images[:, :, from_rows, from_columns]
+        return moved
+
+
+def _overlap(by: int, size: int) -> tuple[slice, slice]:
+    """Where what stays inside goes to, and where it comes from."""
+    kept = max(0, size - abs(by))
+    to, begin = max(0, by), max(0, -by)
+    return slice(to, to + kept), slice(begin, begin + kept)
+
+
+@dataclass(frozen=True)
+class _Rotation:
+    degrees: float
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return rotate(images, torch.full((len(images),), self.degrees, device=images.device))
+
+
+@dataclass(frozen=True)
+class _Noise:
+    stream: Stream
+    deviation: float
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        noise = torch.randn(inputs.shape[1:], generator=self.stream.generator())
+        return inputs + self.deviation * noise.to(inputs.device)

@@ -1,0 +1,185 @@
+"""Shadow models: models that the server trains on examples of its own, so that it knows their members.
+
+Source: Shokri et al. 2017, arXiv:1610.05820, section V-C; IFCA-MIR, Algorithm 2, lines 1 to 6, which trains each of
+them on one pool of examples. Shokri et al. ask for shadow models trained like the target: see `shadow_federations`.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shoal.attacks.membership import Records, ReferenceModels
+from shoal.attacks.queries.shadow_federations import ShadowFederation, split_between_owners, train_shadow_federations
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.settings import Flag, Positive, settings
+from shoal.data.federation import Federation
+from shoal.data.shards import Shards
+from shoal.engine import Engine, LocalSGD, State
+
+LOG = logging.getLogger(__name__)
+
+
+@settings
+class ShadowModels:
+    """The training of shadow models. All of one estimate are trained together, as clients of the engine.
+
+    Each shadow model of a cluster samples twice its size from the shadow set, without replacement; it is trained on one
+    half, and the other half are its non-members.
+
+    Args:
+        number: shadow models per model of the federation (IFCA-MIR: 3).
+        size: examples that each is trained on; "cluster": as many as the cluster's clients have together (at least as
+            many as an average client has), since the estimated risk could not depend on the cluster's size otherwise.
+            At most half the shadow set either way.
+        epochs: passes over these examples, with "federated" training in each round; "round": as many as a client makes
+            in a round.
+        warm_start: start from the federation's model; otherwise from random parameters. Of "pooled" training.
+        training: "pooled": the shadow model is trained on all its examples for one round, as one client (IFCA-MIR);
+            "federated": they are split between as many owners as the cluster has clients, who train it from random
+            parameters by federated averaging for as many rounds as the run has done, all of them in each. That costs as
+            much as the rounds of the run so far, times the number of shadow models, for every estimate.
+
+    Source: Shokri et al. 2017, arXiv:1610.05820, section V-C; IFCA-MIR, Algorithm 2, lines 1 to 6, which trains each of
+    them on one pool of examples.
+
+    Example:
+        >>> import shoal
+        >>> one, shadow = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]] * 10, [0, 1] * 10)
+        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one, shadow=shadow)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> state = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1).state
+        >>> [shoal.ShadowModels(size=size).size_of(state, federation, 0) for size in ("cluster", 4, 50)]
+        [6, 4, 10]
+    """
+
+    number: Annotated[Positive, Field(alias="shadow_models")] = 3
+    size: Annotated[Positive | Literal["cluster"], Field(alias="shadow_size")] = "cluster"
+    epochs: Annotated[Positive | Literal["round"], Field(alias="shadow_epochs")] = "round"
+    warm_start: Flag = True
+    training: Annotated[Literal["pooled", "federated"], Field(alias="shadow_training")] = "pooled"
+
+    def __post_init__(self) -> None:
+        require(self.number > 1 or self.size != 1, "a single shadow model must train on at least 2 examples; got 1")
+
+    def records(
+        self,
+        state: State,
+        federation: Federation,
+        engine: Engine,
+        local: tuple[LocalSGD, ...],
+        stream: Stream,
+        *,
+        keep_models: bool = False,
+    ) -> list[Records]:
+        """Train shadow models of each of the K models of ``state``, and record their outputs: K records.
+
+        With ``keep_models`` the shadow models are in `Records.reference`, and outputs are those of an evaluation on the
+        whole shadow set, which may differ in the last bits. Otherwise a model is dropped once its outputs are recorded.
+
+        Raises:
+            InputError: the shadow set has fewer than two examples.
+            DivergenceError: the training of a shadow model diverged.
+        """
+        shadow, labels, records, kept = federation.shadow, federation.shadow.y.cpu(), {}, {}
+        for owner, model, examples in self._trained(state, federation, engine, local, stream):
+            member = torch.arange(len(examples)) < len(examples) // 2
+            if keep_models:
+                whole = engine.outputs(model, shadow.x).cpu()
+                trained_on = torch.zeros(len(shadow), dtype=torch.bool)
+                trained_on[examples[member]] = True
+                kept[owner] = model.cpu(), trained_on, whole
+                outputs = whole[examples]
+            else:
+                outputs = engine.outputs_at(model, shadow.x, examples.to(shadow.y.device)).cpu()
+            number = torch.full((len(examples),), owner % self.number)
+            records[owner] = Records(outputs, labels[examples], member, number, examples, loss=engine.model.loss)
+        clusters = []
+        for k in range(len(state.models)):
+            owners = range(k * self.number, (k + 1) * self.number)
+            reference = None
+            if keep_models:
+                reference = ReferenceModels(*map(torch.stack, zip(*(kept[owner] for owner in owners), strict=True)))
+            clusters.append(Records.joined([records[owner] for owner in owners], reference))
+        return clusters
+
+    def _trained(
+        self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Train the ``K * number`` shadow models; with "pooled" training only a few are in memory at a time.
+
+        Yields:
+            The number of a shadow model among all, its parameters (P,), and the positions in the shadow set of the
+            examples that it sampled; on the first half of these it was trained.
+        """
+        shadow, clusters = federation.shadow, len(state.models)
+        require(len(shadow) >= 2, f"shadow models need a shadow set of at least 2 examples; got {len(shadow)}")
+        samples, inside = [], []
+        for k in range(clusters):
+            size = self.size_of(state, federation, k)
+            for r in range(self.number):
+                generator = stream("model", k, "shadow", r).generator()
+                samples.append(torch.randperm(len(shadow), generator=generator)[: 2 * size])
+                inside.append(samples[-1][:size])
+        owners = torch.arange(clusters * self.number)
+        if self.training == "federated":
+            ends = self._trained_federated(state, federation, engine, local, stream, inside)
+            yield from zip(owners.tolist(), ends, samples, strict=True)
+            return
+        shards = Shards.from_indices(
+            shadow.x, shadow.y, torch.cat(inside), torch.tensor([len(each) for each in inside])
+        )
+        if self.warm_start:
+            starts, which = state.models, owners // self.number
+        else:
+            starts, which = torch.stack([engine.model.init(stream("start", int(i))) for i in owners]), owners
+        largest = int(federation.clients.sizes.max())
+        # Clusters whose clients train in the same way are trained together; usually all.
+        for alike in [each for i, each in enumerate(local) if each not in local[:i]]:
+            some = owners[torch.tensor([local[k] == alike for k in (owners // self.number).tolist()])]
+            passes = alike.passes_of(largest) if self.epochs == "round" else self.epochs
+            training = replace(alike, epochs=passes, steps=None)
+            randomness = training.randomness(shards, owners, stream("batches")).of(some)
+            for trained, ends in engine.train(starts, which[some], shards.take(some), randomness, training):
+                for owner, end in zip(some[trained].tolist(), ends, strict=True):
+                    yield owner, end, samples[owner]
+
+    def _trained_federated(
+        self,
+        state: State,
+        federation: Federation,
+        engine: Engine,
+        local: tuple[LocalSGD, ...],
+        stream: Stream,
+        inside: list[Tensor],
+    ) -> Tensor:
+        """The shadow models (K * number, P), each trained by federated averaging on its examples ``inside``."""
+        sizes, federations = federation.clients.sizes, []
+        for s, examples in enumerate(inside):
+            k = s // self.number
+            of_cluster = sizes[state.assignment == k]
+            # An empty cluster is attacked as if one average client had joined it.
+            owners = split_between_owners(len(examples), of_cluster if len(of_cluster) else sizes[:1])
+            passes = local[k] if self.epochs == "round" else replace(local[k], epochs=self.epochs, steps=None)
+            start = engine.model.init(stream("start", s))
+            federations.append(ShadowFederation(start, examples, owners, passes))
+        return train_shadow_federations(federations, federation.shadow, state.round, engine, stream)
+
+    def size_of(self, state: State, federation: Federation, k: int) -> int:
+        """How many examples a shadow model of cluster k trains on: as many as the cluster's clients, where half the
+        shadow set is enough.
+        """
+        sizes = federation.clients.sizes
+        if self.size == "cluster":
+            wanted = max(int(sizes[state.assignment == k].sum()), round(float(sizes.double().mean())))
+        else:
+            wanted = self.size
+        most = len(federation.shadow) // 2
+        if wanted > most:
+            LOG.info("shadow models of cluster %d train on %d examples, half the shadow set, not %d", k, most, wanted)
+        return min(wanted, most)

@@ -1,0 +1,131 @@
+"""The loss-threshold attack and the gap attack; and the loss as a score.
+
+Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.attacks.membership import Needs, Query, Records, losses
+from shoal.attacks.reference_scores import ReferenceScores
+from shoal.core.randomness import Stream
+from shoal.core.settings import settings
+
+
+@settings
+class LossThreshold:
+    """Calls an example a member when the model's loss on it is below the mean loss of members.
+
+    Adversary 1 with that threshold. The mean is over the members of the shadow models, since an outsider knows no
+    others.
+
+    Args:
+        name: of this attack in a configuration.
+
+    Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import Query, Records
+        >>> outputs = torch.tensor([[4.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
+        >>> labels, member = torch.zeros(4, dtype=torch.int64), torch.tensor([True, True, False, False])
+        >>> records = Records(outputs, labels, member, shadow=labels, example=torch.arange(4))
+        >>> fitted = shoal.LossThreshold().fit(records, shoal.Stream(0))
+        >>> round(fitted.threshold, 3), fitted.score(Query(outputs, labels)) > fitted.threshold
+        (-0.073, array([ True, False, False, False]))
+    """
+
+    needs: ClassVar[Needs] = "records"
+    title: ClassVar[str] = "loss threshold"
+
+    name: Literal["loss-threshold"] = "loss-threshold"
+
+    def fit(self, records: Records, stream: Stream) -> "FittedLossThreshold":
+        """Set the threshold to minus the mean loss of the members in ``records``; infinite where there are none."""
+        del stream
+        of_members = losses(records.outputs, records.labels, records.loss)[records.member.numpy()]
+        return FittedLossThreshold(-float(of_members.mean()) if len(of_members) else np.inf)
+
+
+@dataclass(frozen=True)
+class FittedLossThreshold:
+    """Scores by minus the loss with which the model was trained; cross-entropy in nats."""
+
+    threshold: float
+
+    def score(self, query: Query) -> NDArray[np.float64]:
+        """Negative losses (M,)."""
+        return -losses(query.outputs, query.labels, query.loss)
+
+
+@settings
+class Gap:
+    """Calls an example a member when the model classifies it correctly; nothing has to be fitted.
+
+    Its balanced accuracy is 0.5 + (train accuracy - test accuracy) / 2.
+
+    Args:
+        name: of this attack in a configuration.
+
+    Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks import Query, Records
+        >>> fitted = shoal.Gap().fit(Records.none(), shoal.Stream(0))
+        >>> outputs, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
+        >>> fitted.score(Query(outputs, labels)) > fitted.threshold
+        array([ True, False])
+    """
+
+    needs: ClassVar[Needs] = "nothing"
+    title: ClassVar[str] = "gap"
+    needs_classes: ClassVar[bool] = True
+
+    name: Literal["gap"] = "gap"
+
+    def fit(self, records: Records, stream: Stream) -> "FittedGap":
+        """The same for all models."""
+        del records, stream
+        return FittedGap()
+
+
+@dataclass(frozen=True)
+class FittedGap:
+    """Scores by whether the model classifies an example correctly."""
+
+    threshold: float = 0.5
+
+    def score(self, query: Query) -> NDArray[np.float64]:
+        """1 for each of the M examples that is classified correctly, else 0."""
+        return (query.outputs.argmax(dim=1) == query.labels).double().numpy()
+
+
+@settings
+class LossScore:
+    """Minus the loss of the attacked model, log(1 + exp(-score)); needs no reference models.
+
+    The threshold is set by `shoal.audit.reference_thresholds`, not by the mean loss as in `LossThreshold`.
+
+    Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import ReferenceScores
+        >>> from shoal.attacks import LossScore
+        >>> score, none = np.log(np.array([0.9, 0.5]) / np.array([0.1, 0.5])), np.zeros((2, 0))
+        >>> records = ReferenceScores(score, np.array([True, False]), none, none > 0, np.zeros(2, dtype=np.int64))
+        >>> np.exp(LossScore().scores(records)).round(3)
+        array([0.9, 0.5])
+    """
+
+    name: ClassVar[str] = "loss"
+    title: ClassVar[str] = "loss"
+    least: ClassVar[int] = 0
+
+    def scores(self, records: ReferenceScores) -> NDArray[np.float64]:
+        """See `shoal.attacks.ReferenceAttack`. In nats, at most 0."""
+        return -np.logaddexp(0.0, -records.score)

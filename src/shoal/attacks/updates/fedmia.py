@@ -1,0 +1,116 @@
+"""FedMIA: a client's update against the other clients' updates of the same round, as a null distribution.
+
+Source: Zhu, Li, Fan, Yang, CVPR 2025, arXiv:2402.06289. "All for one": the other clients, who (mostly) did not train on
+a record, say how a model that did not train on it behaves, so no shadow model is needed.
+
+For client i, record x and round t, with m_k the measurement of client k's update on that same x,
+
+    score = mean over t of Phi((m_i - mu) / sigma),   mu, sigma^2 = mean and variance of m_k over k != i  (+ 1e-8)
+
+The variance is that of the population, as in the authors' code. Two things differ from it:
+
+- Their evaluation draws the non-members anew for every client, so a non-member's null is of different images while a
+  member's is of one. Here every null is of the same record.
+- The others are the clients that trained the same model in that round. With one model these are all; with several, a
+  client of another cluster would tell which cluster a record suits, not who trained on it.
+
+A record of another client has that client in its null, as a member: such non-members look less like members than those
+that nobody trained on, and `update_audit.py` reports the two apart.
+"""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.attacks.updates.update_scores import UpdateScores, mean_over_rounds
+from shoal.core.settings import Flag, settings
+
+LEAST_OTHERS = 2
+"""Clients in a null: one has no variance."""
+
+
+@settings
+class FedMIALoss:
+    """FedMIA-I: the measurement is minus the loss of the client's sent model on the record.
+
+    Args:
+        name: of this attack.
+
+    Source: Zhu, Li, Fan, Yang, CVPR 2025, arXiv:2402.06289.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import FedMIALoss, UpdateScores
+        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
+        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
+        >>> FedMIALoss().score(scores) > FedMIALoss.threshold
+        array([[ True, False, False, False],
+               [False,  True, False, False],
+               [False, False,  True, False],
+               [False, False, False,  True]])
+    """
+
+    title: ClassVar[str] = "FedMIA-I"
+    threshold: ClassVar[float] = 0.5
+
+    name: Literal["fedmia-i"] = "fedmia-i"
+
+    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+        """(N, M) in [0, 1]; NaN for a client with fewer than two others beside it in all of its rounds."""
+        return _percentiles(-scores.loss.astype(np.float64), scores.assignment)
+
+
+@settings
+class FedMIACosine:
+    """FedMIA-II: the measurement is the cosine of the record's gradient and the client's step.
+
+    Args:
+        name: of this attack.
+        drop_outliers: leave those out of a null that are more than three standard deviations above its mean, in one
+            pass (the paper's for clients with unlike data). Only one of at least eleven can be.
+
+    Source: Zhu, Li, Fan, Yang, CVPR 2025, arXiv:2402.06289.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import FedMIACosine, UpdateScores
+        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
+        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
+        >>> FedMIACosine().score(scores).argmax(axis=0)
+        array([0, 1, 2, 3])
+    """
+
+    title: ClassVar[str] = "FedMIA-II"
+    threshold: ClassVar[float] = 0.5
+
+    name: Literal["fedmia-ii"] = "fedmia-ii"
+    drop_outliers: Flag = False
+
+    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+        """(N, M) in [0, 1]; NaN for a client with fewer than two others beside it in all of its rounds."""
+        return _percentiles(scores.cosine.astype(np.float64), scores.assignment, drop_outliers=self.drop_outliers)
+
+
+def _percentiles(
+    values: NDArray[np.float64], assignment: NDArray[np.int64], *, drop_outliers: bool = False
+) -> NDArray[np.float64]:
+    """The mean over rounds (N, M) of where each client's values (T, N, M) lie among the others' of its cluster."""
+    from scipy.special import ndtr  # noqa: PLC0415 - scipy takes a while to import
+
+    found = np.full(values.shape, np.nan)
+    for t, clusters in enumerate(assignment):
+        for i in np.flatnonzero(clusters >= 0):
+            others = np.flatnonzero(clusters == clusters[i])
+            others = others[others != i]
+            if len(others) >= LEAST_OTHERS:
+                null = values[t, others]
+                kept = np.ones(null.shape, dtype=bool)
+                if drop_outliers:
+                    kept = null <= null.mean(axis=0) + 3 * null.std(axis=0)
+                mean = null.mean(axis=0, where=kept)
+                deviation = np.sqrt(null.var(axis=0, where=kept) + 1e-8)
+                found[t, i] = ndtr((values[t, i] - mean) / deviation)
+    return mean_over_rounds(found)

@@ -1,0 +1,284 @@
+"""Global model acquisition: sybils that obtain the models of all clusters from a server that sends a client only one.
+
+Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
+2023, Appendix A, on Sattler et al.'s CFL. A newcomer is sent the models of the splits on its way down the tree. The
+first sybil answers with honest updates; the next ones send antiparallel vectors, and so end up in other clusters. The
+paper leaves open in which order: here each sybil makes use of all that the ones before it were sent
+(`sybil_paths.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from shoal.attacks.updates.sybil_paths import Received, SybilPaths
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
+from shoal.core.settings import PositiveFloat, settings
+from shoal.data.shards import Shards
+from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors, Training
+from shoal.engine.engine import starts_of
+
+
+@dataclass(frozen=True, eq=False)
+class HarvestedModel:
+    """A cluster's model as a sybil was sent it.
+
+    Args:
+        round: its number.
+        sybil: which sybil, numbered from 1.
+        cluster: whose model it is; the attacker is not told.
+        model: (P,).
+
+    Example:
+        >>> from dataclasses import replace
+        >>> import torch, shoal
+        >>> from shoal.attacks import ModelAcquisition
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other] + [one] * 2, test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     local, algorithm = shoal.LocalSGD(steps=5, learning_rate=1.0), shoal.CFL(eps1=0.4, eps2=1.0)
+        ...     training = shoal.Training(federation, algorithm, local, engine, shoal.Stream(0))
+        ...     honest = replace(training, federation=federation.take(torch.arange(4)))
+        ...     *_, (state, _) = honest.rounds(honest.start(), 3)
+        ...     sybil = federation.clients.take(torch.tensor([4]))
+        ...     found = ModelAcquisition().acquire(training, state, sybil, rounds=6, every=2)
+        ...
+        >>> [(each.round, each.sybil, each.cluster) for each in found.harvest]
+        [(5, 1, 0), (6, 1, 0), (7, 1, 0), (7, 2, 1), (8, 1, 0), (8, 2, 1), (9, 1, 0), (9, 2, 1)]
+    """
+
+    round: int
+    sybil: int
+    cluster: int
+    model: Tensor
+    __repr__ = one_line
+
+
+@dataclass(frozen=True, eq=False)
+class Acquisition:
+    """What sybils obtained.
+
+    Args:
+        harvest: of the clusters that honest clients have, in order of rounds.
+        clusters: (K,) int64, the clusters that honest clients have in the end.
+        joined: the round in which each sybil joined.
+        received: all that the attacker saw, models of splits too.
+        state: of the federation, sybils included, after the last round.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> import torch, shoal
+        >>> from shoal.attacks import ModelAcquisition
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other] + [one] * 2, test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     local, algorithm = shoal.LocalSGD(steps=5, learning_rate=1.0), shoal.CFL(eps1=0.4, eps2=1.0)
+        ...     training = shoal.Training(federation, algorithm, local, engine, shoal.Stream(0))
+        ...     honest = replace(training, federation=federation.take(torch.arange(4)))
+        ...     *_, (state, _) = honest.rounds(honest.start(), 3)
+        ...     sybil = federation.clients.take(torch.tensor([4]))
+        ...     found = ModelAcquisition().acquire(training, state, sybil, rounds=6, every=2)
+        ...
+        >>> found.joined, found.clusters.tolist(), sorted(found.latest())
+        ((4, 6), [0, 1], [0, 1])
+    """
+
+    harvest: tuple[HarvestedModel, ...]
+    clusters: Tensor
+    joined: tuple[int, ...]
+    received: tuple[Received, ...]
+    state: State
+    __repr__ = one_line
+
+    def share(self, sybils: int | None = None, upto: int | None = None) -> float:
+        """The share of the clusters of which a model was obtained, by the first ``sybils`` and until round ``upto``."""
+        obtained = {
+            each.cluster
+            for each in self.harvest
+            if (sybils is None or each.sybil <= sybils) and (upto is None or each.round <= upto)
+        }
+        return len(obtained & set(self.clusters.tolist())) / len(self.clusters)
+
+    def latest(self) -> dict[int, HarvestedModel]:
+        """The last model that was obtained of each cluster."""
+        return {each.cluster: each for each in self.harvest if each.cluster in self.clusters.tolist()}
+
+
+@settings
+class ModelAcquisition:
+    """Sybils that join one after another and choose their updates by what all of them have been sent.
+
+    A sybil answers each model with one of ``replies``, which `SybilPaths.choice` chooses, and the same reply to the
+    same model is the same update:
+
+    - "honest": the update of local training on the attacker's examples;
+    - "antiparallel": its opposite, the paper's;
+    - "away": the opposite of the sum of the directions in which the models lie that replies to this one led to;
+    - "random": a random direction.
+
+    Args:
+        replies: in the order in which they are tried at a split; the first is sent to models that are new.
+        scale: of all updates, in norms of an honest one. Cosines do not depend on it, but a long update from a cluster
+            where it does not belong makes CFL divide that cluster, and the sybil is left with a model of its own. The
+            paper's is 1.
+
+    Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
+    2023, Appendix A, on Sattler et al.'s CFL.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> import torch, shoal
+        >>> from shoal.attacks import ModelAcquisition
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other] + [one] * 2, test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     local, algorithm = shoal.LocalSGD(steps=5, learning_rate=1.0), shoal.CFL(eps1=0.4, eps2=1.0)
+        ...     training = shoal.Training(federation, algorithm, local, engine, shoal.Stream(0))
+        ...     honest = replace(training, federation=federation.take(torch.arange(4)))
+        ...     *_, (state, _) = honest.rounds(honest.start(), 3)
+        ...     sybil = federation.clients.take(torch.tensor([4]))
+        ...     found = ModelAcquisition().acquire(training, state, sybil, rounds=6, every=2)
+        ...
+        >>> found.share(1), found.share(2)
+        (0.5, 1.0)
+    """
+
+    replies: Annotated[tuple[Literal["honest", "antiparallel", "away", "random"], ...], Field(min_length=1)] = (
+        "honest",
+        "antiparallel",
+    )
+    scale: PositiveFloat = 0.01
+
+    def reply(
+        self, received: Sequence[Received], number: int, model: Tensor, honest: Tensor, stream: Stream
+    ) -> tuple[int, Tensor]:
+        """What a sybil sends in round ``number``: which of the replies, and the update (P,).
+
+        Args:
+            received: what all sybils were sent until now.
+            number: of the round.
+            model: (P,) what it is sent.
+            honest: (P,) the update of local training from that model.
+            stream: of random directions.
+        """
+        paths = SybilPaths(received, len(self.replies))
+        chosen = paths.choice(model, number)
+        before = paths.sent(model, chosen)
+        if before is not None:
+            return chosen, before
+        kind, found = self.replies[chosen], paths.found(model)
+        if kind == "random":
+            direction = torch.randn(len(model), generator=stream("reply", chosen, len(received)).generator()).to(model)
+        elif kind == "away" and found:
+            direction = -normalize(torch.stack(found) - model, dim=1).sum(dim=0)
+        else:
+            direction = honest if kind == "honest" else -honest
+        return chosen, self.scale * honest.norm() * normalize(direction, dim=0)
+
+    def acquire(
+        self, training: Training, state: State, examples: Shards, *, rounds: int, every: int = 1
+    ) -> Acquisition:
+        """Let sybils join a federation, and play its rounds with them.
+
+        What they learn of it is the model that each is sent in a round, which comes from `Algorithm.plan` as for all
+        clients, and how clients train. Further sybils join until nothing is unknown to the attacker.
+
+        Args:
+            training: whose federation has the clients of ``state`` first, and then the sybils as they join. Their
+                examples are not read, but their number counts in averages.
+            state: before the first sybil joins.
+            examples: the attacker's, of one owner.
+            rounds: that are played.
+            every: rounds from one sybil's joining to the next; at least as many as there are splits on a way, one
+                more, and every sybil knows what became of the one before it.
+
+        Raises:
+            InputError: no rounds, no sybils, examples of several owners, or training diverged.
+        """
+        honest, stream = len(state.assignment), training.stream("sybils")
+        require(rounds >= 1 and every >= 1, f"'rounds' and 'every' must be at least 1; got {rounds} and {every}")
+        require(len(training.federation) > honest, f"needs sybils after the {honest} clients of the state; got none")
+        require(len(examples) == 1, f"'examples' must be of one owner; got {len(examples)}")
+        received, harvest, joined = list[Received](), list[HarvestedModel](), list[int]()
+        for played in range(rounds):
+            waiting = len(training.federation) - honest - len(joined)
+            if waiting and played % every == 0 and not SybilPaths(received, len(self.replies)).finished:
+                joined.append(state.round + 1)
+            present = training.federation.take(torch.arange(honest + len(joined)))
+            now = replace(training, federation=present)
+            state = now.joined(state) if len(present) > len(state.assignment) else state
+            updates = dict[int, Tensor]()
+            for client, model in _sent(now, state):
+                if client < honest:
+                    continue
+                update = _honest_update(now, state.round + 1, model, examples, stream)
+                sybil = int(present.ids[client])
+                chosen, update = self.reply(received, state.round + 1, model, update, stream)
+                received.append(Received(state.round + 1, sybil, model, chosen, update))
+                updates[sybil] = model + update
+                of_honest = state.assignment[:honest].unique().tolist()
+                harvest += [
+                    HarvestedModel(state.round + 1, client - honest + 1, k, model)
+                    for k in of_honest
+                    if k >= 0 and torch.equal(state.models[k], model)
+                ]
+            state, _ = replace(now, malicious_clients=_Prepared(updates)).round(state)
+        clusters = state.assignment[:honest].unique()
+        return Acquisition(tuple(harvest), clusters[clusters >= 0], tuple(joined), tuple(received), state)
+
+
+def _sent(training: Training, state: State) -> list[tuple[int, Tensor]]:
+    """The clients of the round after ``state``, positions in the federation, and the model (P,) that each is sent."""
+    cohort = training.cohort_of(state, training.cohort(state.round + 1))
+    if not len(cohort):
+        return []
+    plan = training.algorithm.plan(state, cohort)
+    (first, *_) = [each for each in plan.trainings if each.weights is not None]
+    return list(zip(cohort.clients.tolist(), starts_of(first.starts, first.start), strict=True))
+
+
+def _honest_update(training: Training, number: int, model: Tensor, examples: Shards, stream: Stream) -> Tensor:
+    """(P,), of local training from ``model``; the same again, whenever a sybil is sent that model."""
+    local, engine = training.local.at(number), training.engine
+    drawn = local.randomness(examples, torch.zeros(1, dtype=torch.int64), stream("batches"))
+    ((_, end),) = engine.train(model[None], torch.zeros(1, dtype=torch.int64), examples, drawn, local)
+    return end[0].cpu() - model
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Malicious clients whose ends (P,), by id, are known before the round."""
+
+    ends: Mapping[int, Tensor] = field(default_factory=dict)
+    __repr__ = one_line
+
+    @property
+    def clients(self) -> Tensor:
+        return torch.tensor(list(self.ends), dtype=torch.int64)
+
+    def start(self, state: State, stream: Stream) -> Tensors:
+        del state, stream
+        return {}
+
+    def train(
+        self,
+        state: State,
+        cluster: int,
+        client: int,
+        shards: Shards,
+        randomness: LocalRandomness,
+        local: LocalSGD,
+        engine: Engine,
+    ) -> tuple[Tensor, Tensors]:
+        del cluster, shards, randomness, local, engine
+        return self.ends[client], state.adversary

@@ -1,0 +1,188 @@
+"""Source inference, whose a record is that somebody trained on; and group inference, what a cluster says of a client.
+
+Source: Hu, Salcic, Sun, Dobbie, Zhang, "Source inference attacks in federated learning", ICDM 2021, arXiv:2109.05659:
+the client whose model has the smallest loss on the record, which is the best guess where all are equally likely.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.attacks.updates.update_scores import UpdateScores, mean_over_rounds
+from shoal.core.settings import settings
+from shoal.metrics import clopper_pearson
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """How often a guess was right.
+
+    Args:
+        right: number of right ones.
+        of: number of guesses.
+        chance: the accuracy of guessing without looking.
+        low, high: 95 % interval of the accuracy (Clopper-Pearson). It takes the guesses as independent, which those on
+            one client's records are not quite.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import Guesses
+        >>> guesses = Guesses.counted(np.array([True, True, False, True]), np.full(4, 0.25))
+        >>> guesses.accuracy, guesses.chance, guesses.low < guesses.chance
+        (0.75, 0.25, True)
+    """
+
+    right: int
+    of: int
+    chance: float
+    low: float
+    high: float
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction of right guesses; NaN without any."""
+        return self.right / self.of if self.of else float("nan")
+
+    @staticmethod
+    def counted(right: NDArray[np.bool_], chance: NDArray[np.float64]) -> "Guesses":
+        """Guesses (m,) that were right or not, and the chance of each."""
+        low, high = (float(end) for end in clopper_pearson(right.sum(), len(right)))
+        return Guesses(int(right.sum()), len(right), float(chance.mean()) if len(right) else float("nan"), low, high)
+
+
+@dataclass(frozen=True)
+class SourceGuesses:
+    """The outcome of source inference.
+
+    Args:
+        by_round: of each recorded round, on the records of the clients that took part in it.
+        averaged: by each client's loss on average over its recorded rounds.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import SourceInference, UpdateScores
+        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
+        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
+        >>> guesses = SourceInference().guess(scores)
+        >>> len(guesses.by_round), guesses.by_round[0].right == guesses.averaged.right
+        (1, True)
+    """
+
+    by_round: tuple[Guesses, ...]
+    averaged: Guesses
+
+
+@settings
+class SourceInference:
+    """Guesses the client whose sent model has the smallest loss on a record.
+
+    Args:
+        name: of this attack.
+        among: whose models are compared: those of all clients of the "federation", or those of the owner's "cluster",
+            which says what is left to guess once the cluster is known.
+
+    Source: Hu, Salcic, Sun, Dobbie, Zhang, "Source inference attacks in federated learning", ICDM 2021,
+    arXiv:2109.05659.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import SourceInference, UpdateScores
+        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
+        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
+        >>> guesses = SourceInference().guess(scores)
+        >>> guesses.averaged.right, guesses.averaged.of, guesses.averaged.chance
+        (4, 4, 0.25)
+    """
+
+    title: ClassVar[str] = "source inference"
+
+    name: Literal["source-inference"] = "source-inference"
+    among: Literal["federation", "cluster"] = "federation"
+
+    def guess(self, scores: UpdateScores) -> SourceGuesses:
+        """Guess the owner of every record that somebody trained on, by round and from all rounds together.
+
+        A record is guessed where its owner and at least one other client could have been the answer. From all rounds
+        together a client is in its last recorded round's cluster.
+        """
+        by_round = [
+            self._guesses(losses.astype(np.float64), assignment, scores.client)
+            for losses, assignment in zip(scores.loss, scores.assignment, strict=True)
+        ]
+        averaged = mean_over_rounds(scores.loss.astype(np.float64))
+        return SourceGuesses(tuple(by_round), self._guesses(averaged, last_assignment(scores), scores.client))
+
+    def _guesses(
+        self, losses: NDArray[np.float64], assignment: NDArray[np.int64], client: NDArray[np.int64]
+    ) -> Guesses:
+        """Of losses (N, M), where ``assignment`` (N,) is -1 for those who are not compared."""
+        right, chance = [np.zeros(0, dtype=bool)], [np.zeros(0)]
+        for own in np.flatnonzero(assignment >= 0):
+            asked = np.flatnonzero(assignment >= 0)
+            if self.among == "cluster":
+                asked = np.flatnonzero(assignment == assignment[own])
+            records = np.flatnonzero(client == own)
+            if len(asked) > 1:
+                right.append(asked[losses[np.ix_(asked, records)].argmin(axis=0)] == own)
+                chance.append(np.full(len(records), 1 / len(asked)))
+        return Guesses.counted(np.concatenate(right), np.concatenate(chance))
+
+
+@settings
+class GroupInference:
+    """Guesses that a client is of the group that most clients of its cluster are of.
+
+    Who knows the groups of most members of a cluster, as by asking a few, knows that much of the others. A client alone
+    in its cluster counts as guessed. The chance is the largest group's share.
+
+    Args:
+        name: of this attack.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import GroupInference, UpdateScores
+        >>> values, clusters, groups = np.zeros((1, 4, 4)), np.array([[0, 0, 1, 1]]), np.array([0, 0, 1, 1])
+        >>> four, labels = np.arange(4), np.zeros(4, dtype=np.int64)
+        >>> scores = UpdateScores(
+        ...     np.array([1]), four, clusters, values, values, values, labels, four, groups, ("north", "south")
+        ... )
+        >>> guesses = GroupInference().guess(scores)
+        >>> guesses.accuracy, guesses.chance
+        (1.0, 0.5)
+    """
+
+    title: ClassVar[str] = "group inference"
+
+    name: Literal["group-inference"] = "group-inference"
+
+    def guess(self, scores: UpdateScores) -> Guesses:
+        """Guess the group of every client with records, from the cluster of its last recorded round."""
+        assignment, of_client = last_assignment(scores), client_groups(scores)
+        known = np.flatnonzero((assignment >= 0) & (of_client >= 0))
+        group, cluster = of_client[known], assignment[known]
+        guessed = np.array([_most(group[cluster == each]) for each in cluster], dtype=np.int64)
+        share = float(np.bincount(group).max() / len(group)) if len(known) else float("nan")
+        return Guesses.counted(guessed == group, np.full(len(group), share))
+
+
+def last_assignment(scores: UpdateScores) -> NDArray[np.int64]:
+    """(N,), the cluster of each client in its last recorded round; -1 for one in none."""
+    last = np.full(len(scores.clients), -1, dtype=np.int64)
+    for assignment in scores.assignment:
+        last = np.where(assignment >= 0, assignment, last)
+    return last
+
+
+def client_groups(scores: UpdateScores) -> NDArray[np.int64]:
+    """(N,), the group that most records of each client are of; -1 for one without records."""
+    own = [scores.group[scores.client == i] for i in range(len(scores.clients))]
+    return np.array([_most(each) if len(each) else -1 for each in own], dtype=np.int64)
+
+
+def _most(values: NDArray[np.int64]) -> int:
+    """The most frequent of some numbers, the smallest of several such."""
+    return int(np.bincount(values).argmax())

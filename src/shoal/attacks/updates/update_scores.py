@@ -1,0 +1,293 @@
+"""What an honest-but-curious server computes of every record from clients' updates, for its membership attacks.
+
+The server has the model that it sent, w, and receives each client's w_k. A client that trained on a record x moved
+against the gradient of its loss, so the record's loss at w_k is low, and grad l(w; x) points along w - w_k. The attacks
+on these values (`fedmia.py`, `gradient_alignment.py`, `source_inference.py`) need neither shadow models nor further
+training, and as the values are computed from recorded updates, no framework but only its record.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.core.errors import InputError, require
+from shoal.core.representation import one_line
+from shoal.data.federation import Federation
+from shoal.engine import Engine, RoundUpdates
+
+NOBODY = -1
+"""The client of a record that nobody trained on."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedRecords:
+    """M records, and which client trained on each.
+
+    Args:
+        x: inputs (M, ...).
+        y: (M,) int64, labels; of a regression (M, d) float32, targets.
+        client: (M,) int64, ids of clients; -1 where nobody trained on the record.
+        group: (M,) int64, the group whose distribution each record follows.
+        groups: names of the groups.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.attacks import OwnedRecords
+        >>> federation = shoal.Federation.from_tensors([([[0.0], [1.0]], [0, 1]), ([[2.0]], [0])], test=([[3.0]], [1]))
+        >>> records = OwnedRecords.of(federation)
+        >>> records.client, records.x.flatten()
+        (tensor([ 0,  0,  1, -1]), tensor([0., 1., 2., 3.]))
+    """
+
+    x: Tensor
+    y: Tensor
+    client: Tensor
+    group: Tensor
+    groups: tuple[str, ...]
+    __repr__ = one_line
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def label(self) -> Tensor:
+        """(M,) int64, the class of each record; 0 in a regression, where targets are no classes."""
+        return torch.zeros(len(self), dtype=torch.int64) if self.y.is_floating_point() else self.y.cpu()
+
+    @staticmethod
+    def of(federation: Federation) -> "OwnedRecords":
+        """The training examples of all clients, then the test examples, which nobody trained on.
+
+        What a property attack's victim trains on changes from round to round; here it owns all its examples.
+        """
+        shards, owners, test = federation.clients, federation.clients.owners(), federation.test
+        return OwnedRecords(
+            x=torch.cat([shards.x[shards.indices.to(shards.x.device)], test.x]),
+            y=torch.cat([shards.y[shards.indices.to(shards.y.device)], test.y]),
+            client=torch.cat([federation.ids[owners], torch.full((len(test),), NOBODY)]),
+            group=torch.cat([federation.group[owners], test.group]),
+            groups=federation.groups,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateScores:
+    """The values of T recorded rounds, N clients and M records; NaN where a client did not take part in a round.
+
+    Args:
+        rounds: (T,) int64, numbers of the rounds.
+        clients: (N,) int64, ids of the clients, in order.
+        assignment: (T, N) int64, the cluster whose model each client trained; -1: it did not take part.
+        loss: (T, N, M) float32, the loss of each client's sent model on each record.
+        cosine: (T, N, M) float32, the cosine of grad l(w; x) and w - w_k, w the model of the client's cluster; 0 where
+            one of them is zero.
+        difference: (T, N, M) float32, ``|D|^2 - |D - g|^2 = 2 <D, g> - |g|^2`` of D = w - w_k and g = grad l(w; x).
+        label: (M,) int64, each record's class; 0 in a regression.
+        client: (M,) int64, the position in ``clients`` of who trained on each record; -1: nobody did.
+        group: (M,) int64, each record's group.
+        groups: names of the groups.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks.updates import update_scores
+        >>> from shoal.attacks import OwnedRecords
+        >>> draw = shoal.Stream(0).generator()
+        >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
+        >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=50, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(*setting, record_every=1)
+        ...     _, report = training.round(training.start())
+        ...     scores = update_scores([report.updates], OwnedRecords.of(federation), engine)
+        ...
+        >>> own = scores.client == scores.clients[:, None]
+        >>> bool(scores.cosine[0][own].mean() > 3 * abs(scores.cosine[0][~own].mean()))
+        True
+    """
+
+    rounds: NDArray[np.int64]
+    clients: NDArray[np.int64]
+    assignment: NDArray[np.int64]
+    loss: NDArray[np.float32]
+    cosine: NDArray[np.float32]
+    difference: NDArray[np.float32]
+    label: NDArray[np.int64]
+    client: NDArray[np.int64]
+    group: NDArray[np.int64]
+    groups: tuple[str, ...]
+    __repr__ = one_line
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """(T, N), whether each client took part in each round."""
+        return self.assignment >= 0
+
+
+@runtime_checkable
+class UpdateAttack(Protocol):
+    """A membership attack of the server on single clients: a frozen dataclass of its settings.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from typing import ClassVar
+        >>> import numpy as np
+        >>> from shoal.attacks import UpdateAttack, UpdateScores
+        >>> @dataclass(frozen=True)
+        ... class LowestLoss:
+        ...     name: str = "lowest-loss"
+        ...     title: ClassVar[str] = "lowest loss"
+        ...     threshold: ClassVar[float] = -0.5
+        ...     def score(self, scores):
+        ...         return -np.nanmean(scores.loss, axis=0)
+        ...
+        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
+        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
+        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
+        >>> attack: UpdateAttack = LowestLoss()
+        >>> attack.score(scores).argmax(axis=0)
+        array([0, 1, 2, 3])
+    """
+
+    @property
+    def name(self) -> str:
+        """Its key in audit.json."""
+        ...
+
+    title: ClassVar[str]
+    threshold: ClassVar[float]
+    """The largest score of a non-member."""
+
+    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+        """(N, M), higher where a record is more likely one of that client's; NaN where nothing was seen of it."""
+        ...
+
+
+def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine: Engine) -> UpdateScores:
+    """The values of every record, by client and recorded round.
+
+    Only one round's updates and a batch of gradients are in memory at a time, beside the values themselves (12 bytes a
+    record, client and round).
+
+    Args:
+        rounds: recorded updates; taken one after another.
+        records: to be attacked.
+        engine: of the model that was trained; in float32, or the losses are those of bfloat16.
+
+    Raises:
+        InputError: no record, no recorded round, a client that sent two updates in one, or updates or models of another
+            size or not finite.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.attacks.updates import update_scores
+        >>> from shoal.attacks import OwnedRecords
+        >>> draw = shoal.Stream(0).generator()
+        >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
+        >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=50, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     training = shoal.Training(*setting, record_every=1)
+        ...     _, report = training.round(training.start())
+        ...     scores = update_scores([report.updates], OwnedRecords.of(federation), engine)
+        ...
+        >>> scores.cosine.shape, scores.client.tolist()[:6]
+        ((1, 5, 40), [0, 0, 0, 0, 1, 1])
+        >>> bool(scores.loss[0, 0, :4].mean() < scores.loss[0, 1:, :4].mean())
+        True
+    """
+    require(len(records) > 0, "there are no records to attack")
+    owners = records.client[records.client != NOBODY].unique().tolist()
+    seen: list[tuple[int, list[int], NDArray[np.int64], dict[str, Tensor]]] = []
+    for each in rounds:
+        try:
+            check_updates(each, engine.model.layout.size)
+        except InputError as error:
+            raise InputError(f"round {each.round}: {error}") from error
+        values = {"loss": _losses(each, records, engine), **_gradient_values(each, records, engine)}
+        seen.append((each.round, each.clients.tolist(), each.assignment.numpy(), values))
+    require(bool(seen), "no round's updates were recorded")
+    clients = sorted({*owners, *(client for _, senders, _, _ in seen for client in senders)})
+    position = {client: i for i, client in enumerate(clients)}
+    shape = (len(seen), len(clients), len(records))
+    joined = {name: np.full(shape, np.nan, dtype=np.float32) for name in ("loss", "cosine", "difference")}
+    assignment = np.full(shape[:2], NOBODY, dtype=np.int64)
+    for t, (_, senders, clusters, values) in enumerate(seen):
+        columns = [position[client] for client in senders]
+        assignment[t, columns] = clusters
+        for name, matrix in joined.items():
+            matrix[t, columns] = values.pop(name).numpy()
+    return UpdateScores(
+        rounds=np.array([number for number, _, _, _ in seen], dtype=np.int64),
+        clients=np.array(clients, dtype=np.int64),
+        assignment=assignment,
+        **joined,
+        label=records.label.numpy(),
+        client=np.array([position.get(client, NOBODY) for client in records.client.tolist()], dtype=np.int64),
+        group=records.group.numpy(),
+        groups=records.groups,
+    )
+
+
+def check_updates(given: RoundUpdates, size: int) -> None:
+    """Raise `InputError` unless a round's updates can be attacked, for a network of ``size`` numbers."""
+    for name, rows, count in (("models", given.models, None), ("updates", given.updates, len(given))):
+        shape = tuple(rows.shape)
+        fits = len(shape) == 2 and shape[1] == size and count in (None, shape[0])
+        require(fits, f"'{name}' must have shape ({count or 'K'}, {size}) for this network; got {shape}")
+        require(bool(torch.isfinite(rows).all()), f"'{name}' must be finite numbers; some are NaN or infinite")
+    inside = given.assignment.shape == given.clients.shape and bool(
+        ((given.assignment >= 0) & (given.assignment < len(given.models))).all()
+    )
+    require(inside, f"'assignment' must have one of the {len(given.models)} models, from 0, for each client")
+    ids, counts = given.clients.unique(return_counts=True)
+    if bool((counts > 1).any()):
+        raise InputError(
+            f"'clients' must be different clients, since the attacks on updates take one update from each; "
+            f"client {int(ids[counts > 1][0])} has {int(counts.max())}"
+        )
+
+
+def _losses(given: RoundUpdates, records: OwnedRecords, engine: Engine) -> Tensor:
+    """(n, M) float32, of the models that the n clients sent."""
+    losses = torch.empty(len(given), len(records))
+    for i, (cluster, update) in enumerate(zip(given.assignment.tolist(), given.updates, strict=True)):
+        outputs = engine.outputs(given.models[cluster] + update, records.x)
+        losses[i] = engine.model.loss(outputs, records.y.to(outputs.device)).cpu()
+    return losses
+
+
+def _gradient_values(given: RoundUpdates, records: OwnedRecords, engine: Engine) -> dict[str, Tensor]:
+    """The values "cosine" and "difference", (n, M) float32 each."""
+    cosine, difference = torch.empty(len(given), len(records)), torch.empty(len(given), len(records))
+    for cluster in given.assignment.unique().tolist():
+        senders = torch.nonzero(given.assignment == cluster).flatten()
+        # What is not trained, such as the averages of batch norm, has no gradient.
+        moved = -given.updates[senders, : engine.model.layout.trainable].to(engine.device)
+        values = partial(_compared, moved)
+        batches = list(engine.example_gradients_into(values, given.models[cluster], records.x, records.y))
+        cosine[senders] = torch.cat([each for each, _ in batches], dim=1)
+        difference[senders] = torch.cat([each for _, each in batches], dim=1)
+    return {"cosine": cosine, "difference": difference}
+
+
+def _compared(moved: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and difference (n, B) of steps (n, p) and gradients (B, p)."""
+    inner, squares = moved @ gradients.T, gradients.square().sum(dim=1)
+    lengths = moved.norm(dim=1)[:, None] * squares.sqrt()
+    return torch.where(lengths > 0, inner / lengths.clamp(min=1e-30), 0).cpu(), (2 * inner - squares).cpu()
+
+
+def mean_over_rounds(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean (N, M) of values (T, N, M) over the rounds in which they are known; NaN where they never are."""
+    known = ~np.isnan(values)
+    count = known.sum(axis=0)
+    total = np.where(known, values, 0.0).sum(axis=0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

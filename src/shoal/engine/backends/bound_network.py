@@ -1,0 +1,199 @@
+"""A network whose parameters are views of one flat vector; each worker thread has one."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.engine.backends.client_optimizer import client_optimizer, trained_names
+from shoal.engine.backends.gradient_clipping import PerExampleClipper
+from shoal.engine.local_sgd import GradientPrivacy, LocalSGD
+from shoal.engine.step_protocols import Forward
+from shoal.models.dropout import seeded_dropouts
+from shoal.models.model import Model
+
+LONE_EXAMPLE = (
+    "a client's last batch has one example, which batch norm cannot train on; choose a batch_size that leaves "
+    "no client a rest of one, or a network without batch norm"
+)
+
+
+class BoundNetwork:
+    """A network bound to a row of numbers: writing the row changes the network, training it changes the row.
+
+    With a ``dtype`` below float32 the row stays float32 (the master copy that small steps add up in) and the
+    network computes on a copy of it in ``dtype``.
+
+    A network that says ``onednn_layout = True`` is given its inputs in oneDNN's own layout, where there is one: on a
+    CPU, in float32. All its layers must know it.
+    """
+
+    def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
+        layout = model.layout
+        self.model = model
+        self.dtype = dtype
+        self.row = torch.zeros(layout.size, device=device)
+        self._computed = self.row if dtype == torch.float32 else self.row.to(dtype)
+        self.network = model.network().to(device)
+        self._dropouts = seeded_dropouts(self.network)
+        self._rates = [layer.p for layer in self._dropouts]
+        self._clippers: dict[frozenset[str] | None, PerExampleClipper] = {}
+        self._trainable: dict[str, nn.Parameter] = {}
+        self._trained: list[nn.Parameter] = []
+        self._tensors: frozenset[str] | None = None
+        self._names: list[str] = []
+        self._buffers: list[Tensor] = []
+        self._master = layout.views(self.row)
+        self._onednn = (
+            getattr(self.network, "onednn_layout", False)
+            and device.type == "cpu"
+            and dtype == torch.float32
+            and torch.backends.mkldnn.is_available()
+        )
+        # A tensor that layers share has several names and one place in the row.
+        given = dict(self.network.named_parameters(remove_duplicate=False))
+        places = {id(parameter): [name for name in given if given[name] is parameter] for parameter in given.values()}
+        for slot, (name, view) in zip(layout.slots, layout.views(self._computed).items(), strict=True):
+            if name not in given:
+                owner, _, leaf = name.rpartition(".")
+                self.network.get_submodule(owner).register_buffer(leaf, view)
+                self._buffers.append(view)
+                continue
+            parameter = nn.Parameter(view, requires_grad=slot.start < layout.trainable)
+            if parameter.requires_grad:
+                self._trainable[name] = parameter
+            for place in places[id(given[name])]:
+                owner, _, leaf = place.rpartition(".")
+                setattr(self.network.get_submodule(owner), leaf, parameter)
+
+    def load(self, row: Tensor) -> None:
+        """Copy a row (P,) into the network."""
+        self.row.copy_(row)
+        if self._computed is not self.row:
+            self._computed.copy_(self.row)
+
+    def begin(self, row: Tensor, local: LocalSGD, term: tuple[Tensor, Tensor] | None, seed: int) -> None:
+        """Start the local training of a client.
+
+        Args:
+            row: (P,), where it starts.
+            local: at the learning rate of the round.
+            term: as `client_optimizer` takes it.
+            seed: of the masks of dropout.
+        """
+        self.load(row)
+        self.network.train()
+        self._names = trained_names(local, self.model.layout)
+        self._tensors, self._trained = local.tensors, [self._trainable[name] for name in self._names]
+        for name, parameter in self._trainable.items():
+            parameter.requires_grad_(local.tensors is None or name in local.tensors)
+        weights = [self._master[name] for name in self._names]
+        self._optimizer = client_optimizer(local, self.row, weights, self.model.layout, term)
+        if self._dropouts:
+            generator = Stream(seed, ("dropout",)).generator()
+            for layer, rate in zip(self._dropouts, self._rates, strict=True):
+                layer.generator = generator
+                layer.p = rate if local.dropout is None else local.dropout
+
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None = None,
+        objective: Callable[[Forward, Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        """One step on the mean loss of a batch, each example's times its weight, or on what ``objective`` makes of the
+        network, inputs and labels.
+        """
+        self._optimizer.step(self._gradients(x, y, weights, objective))
+        self._synchronise()
+
+    def gradient(
+        self,
+        row: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None = None,
+        objective: Callable[[Forward, Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """The gradient (P,) at ``row`` (P,) of what `step` would descend; 0 where nothing is trained."""
+        self.load(row)
+        flat = torch.zeros_like(self.row)
+        views = self.model.layout.views(flat)
+        for name, gradient in zip(self._names, self._gradients(x, y, weights, objective), strict=True):
+            views[name].copy_(gradient)
+        return flat
+
+    def _gradients(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None,
+        objective: Callable[[Forward, Tensor, Tensor], Tensor] | None,
+    ) -> Sequence[Tensor]:
+        """By trained tensor."""
+        try:
+            value = self._mean_loss(x, y, weights) if objective is None else objective(self._forward, x, y)
+        except ValueError as error:
+            # Batch norm has no variance to divide by.
+            require("more than 1 value per channel" not in str(error), LONE_EXAMPLE)
+            raise
+        # Neither an optimizer nor `.grad`: gradients are used once and need no place of their own.
+        return torch.autograd.grad(value, self._trained, materialize_grads=True)
+
+    def private_step(self, x: Tensor, y: Tensor, expected: int, rule: GradientPrivacy, noise: torch.Generator) -> None:
+        """One step on clipped gradients with noise.
+
+        Args:
+            x: inputs (B, ...); B may be 0, and then the step is noise alone.
+            y: labels (B,).
+            expected: number of examples that the sum of gradients and noise is divided by.
+            rule: bound and noise.
+            noise: the client's.
+
+        Raises:
+            InputError: the network has batch norm, or changes other buffers in training.
+        """
+        layout, before = self.model.layout, [each.clone() for each in self._buffers]
+        # One for each choice of tensors: it knows the layers of those that are trained now.
+        clipper = self._clippers.get(self._tensors)
+        if clipper is None:
+            clipper = self._clippers[self._tensors] = PerExampleClipper(self.network, self.model.loss, self.dtype)
+        total = torch.zeros_like(self.row)
+        views = layout.views(total)
+        if len(y):
+            for name, gradient in clipper(self._forward, x, y, rule.max_grad_norm).items():
+                views[name].copy_(gradient)
+        if rule.noise_multiplier:
+            drawn = torch.randn(layout.trainable, generator=noise).to(total.device)
+            total[: layout.trainable].add_(drawn, alpha=rule.noise_multiplier * rule.max_grad_norm)
+        require(
+            all(map(torch.equal, self._buffers, before)),
+            "the network changes buffers in training, which would be sent without noise, so DP-SGD cannot train it",
+        )
+        self._optimizer.step([views[name] for name in self._names], expected)
+        self._synchronise()
+
+    def _synchronise(self) -> None:
+        """Copy the parameters to those that the network computes with, and the network's buffers back."""
+        if self._computed is not self.row:
+            trainable, buffers = slice(self.model.layout.trainable), slice(self.model.layout.trainable, None)
+            self.row[buffers] = self._computed[buffers].float()
+            self._computed[trainable].copy_(self.row[trainable])
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The network's outputs (B, C) in float32 for inputs x, in evaluation mode."""
+        self.network.eval()
+        with torch.inference_mode():
+            return self._forward(x)
+
+    def _mean_loss(self, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        losses = self.model.loss(self._forward(x), y)
+        return losses.mean() if weights is None else (losses * weights).mean()
+
+    def _forward(self, x: Tensor) -> Tensor:
+        if self._onednn:
+            return self.network(x.to_mkldnn()).to_dense()
+        return self.network(x).float()

@@ -1,0 +1,184 @@
+"""Sums of clipped per-example gradients, as DP-SGD needs them.
+
+The fast way needs every layer's inputs and its outputs' gradients alone (`ghost_norms`). Networks with other layers,
+and those that use a parameter in more than one place, compute the gradients example by example.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from shoal.core.errors import require
+from shoal.engine.backends.ghost_norms import ParameterGradients, formula
+from shoal.models.dropout import seeded_dropouts
+from shoal.models.model import Loss
+
+Forward = Callable[[Tensor], Tensor]
+
+
+def require_per_example_gradients(network: nn.Module) -> None:
+    """Raise `InputError` where a network has a batch norm, by which every example moves the outputs of the others.
+
+    Example:
+        >>> from torch import nn
+        >>> from shoal.engine import require_per_example_gradients
+        >>> require_per_example_gradients(nn.Sequential(nn.Linear(2, 4), nn.GroupNorm(2, 4)))
+        >>> require_per_example_gradients(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: layer '1' (BatchNorm1d) mixes the examples of a batch, so no ...
+    """
+    for name, module in network.named_modules():
+        require(
+            not isinstance(module, nn.modules.batchnorm._NormBase),
+            f"layer '{name}' ({type(module).__name__}) mixes the examples of a batch, so no example's gradient can be "
+            "clipped and DP-SGD cannot train it; use group norm (norm = 'group' for the VGGs)",
+        )
+
+
+class PerExampleClipper:
+    """Sums of clipped gradients of one network, which one thread uses.
+
+    Args:
+        network: in training mode when it is used; with no batch norm.
+        loss: per-example loss.
+        dtype: that the network computes in; sums are float32.
+
+    Raises:
+        InputError: the network has batch norm.
+    """
+
+    def __init__(self, network: nn.Module, loss: Loss, dtype: torch.dtype) -> None:
+        require_per_example_gradients(network)
+        self._network, self._loss, self._dtype = network, loss, dtype
+        self._named = {name: each for name, each in network.named_parameters() if each.requires_grad}
+        self._layers = _known(network, self._named.values())
+        self._checked = False
+        self._dropouts = seeded_dropouts(network)
+        self._batched = not self._dropouts
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor, bound: float) -> dict[str, Tensor]:
+        """By parameter, in float32: the sum over a batch of ``gradient * min(1, bound / norm of gradient)``.
+
+        Args:
+            forward: runs the network: inputs to float32 outputs (B, C).
+            x: inputs (B, ...), at least one.
+            y: labels (B,).
+            bound: on the L2 norm of one example's gradient; may be infinite.
+        """
+        parts = None
+        if self._layers is not None:
+            before = [each.generator.get_state() for each in self._dropouts[:1] if each.generator is not None]
+            parts = self._parts(self._layers, forward, x, y)
+            if parts is None:
+                # Masks must not depend on which thread finds out first; all layers share a generator.
+                for each, state in zip(self._dropouts, before, strict=False):
+                    assert each.generator is not None
+                    each.generator.set_state(state)
+        if parts is None:
+            self._layers = None
+            return self._each(forward, x, y, bound)
+        factors = _factors(torch.stack([part.squares for part in parts]).sum(dim=0), bound)
+        return {name: part.weighted(factors) for name, part in zip(self._named, parts, strict=True)}
+
+    def _parts(
+        self, layers: Sequence[nn.Module], forward: Forward, x: Tensor, y: Tensor
+    ) -> list[ParameterGradients] | None:
+        """The parts of all parameters, in order; None where the network is found to be of another kind."""
+        seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+        def keep(layer: nn.Module, given: tuple[Tensor, ...], outputs: Tensor) -> None:
+            seen.append((layer, given[0], outputs))
+
+        hooks = [layer.register_forward_hook(keep) for layer in layers]
+        try:
+            losses = self._loss(forward(x), y)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        once = len(seen) == len(layers) and {id(layer) for layer, _, _ in seen} == set(map(id, layers))
+        if not once or any(len(a) != len(x) or len(z) != len(x) for _, a, z in seen):
+            return None
+        gradients = torch.autograd.grad(
+            losses.sum(), [z for _, _, z in seen], retain_graph=not self._checked, materialize_grads=True
+        )
+        of: dict[int, ParameterGradients] = {}
+        with torch.no_grad():
+            for (layer, a, _), gradient in zip(seen, gradients, strict=True):
+                rule = formula(layer)
+                assert rule is not None
+                of |= {id(part.parameter): part for part in rule(layer, _plain(a), _plain(gradient))}
+        parts = [of[id(parameter)] for parameter in self._named.values()]
+        if not self._checked:
+            error, size = self._error(parts, losses)
+            if error > (0.05 if self._dtype != torch.float32 else 1e-3) * size:
+                return None
+            self._checked = size > 0
+        return parts
+
+    def _error(self, parts: list[ParameterGradients], losses: Tensor) -> tuple[float, float]:
+        """How far a sum of these parts is from the gradient that it should be, and how large that is.
+
+        A ``forward`` may use a layer's parameters without calling it, or mix examples, which no hook sees.
+        """
+        weights = torch.linspace(0.5, 1.5, len(losses), device=losses.device)
+        true = torch.autograd.grad((losses * weights).sum(), list(self._named.values()), materialize_grads=True)
+        found = [part.weighted(weights) for part in parts]
+        size = max(float(each.float().norm()) for each in true)
+        error = max(float((one - each.float()).norm()) for one, each in zip(found, true, strict=True))
+        return error, size
+
+    def _each(self, forward: Forward, x: Tensor, y: Tensor, bound: float) -> dict[str, Tensor]:
+        """As `__call__`, by the gradients of all examples from vmap, or of one after another."""
+        gradients = self._by_vmap(x, y)
+        if gradients is None:
+            given = list(self._named.values())
+            alone = [
+                torch.autograd.grad(self._loss(forward(one), label).sum(), given, materialize_grads=True)
+                for one, label in zip(x.split(1), y.split(1), strict=True)
+            ]
+            gradients = dict(zip(self._named, map(torch.stack, zip(*alone, strict=True)), strict=True))
+        flat = {name: each.float().flatten(1) for name, each in gradients.items()}
+        factors = _factors(torch.stack([each.square().sum(dim=1) for each in flat.values()]).sum(dim=0), bound)
+        return {name: (factors @ each).view(self._named[name].shape) for name, each in flat.items()}
+
+    def _by_vmap(self, x: Tensor, y: Tensor) -> dict[str, Tensor] | None:
+        """Each example's gradient (B, ...), by parameter; None where the network cannot be batched so."""
+        if not self._batched:
+            return None
+
+        def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return self._loss(functional_call(self._network, weights, (x[None],)).float(), y[None]).sum()
+
+        # Every example has weights of its own, without which recurrent layers fail.
+        weights = {name: each.detach().expand(len(x), *each.shape) for name, each in self._named.items()}
+        try:
+            return vmap(grad(loss))(weights, x, y)
+        except RuntimeError:
+            self._batched = False
+            return None
+
+
+def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Module] | None:
+    """The layers with trained parameters, where each has a formula and shares none of them with another."""
+    layers = [
+        module
+        for module in network.modules()
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+    ]
+    given = [each for layer in layers for each in layer.parameters(recurse=False) if each.requires_grad]
+    alone = len(given) == len(trained)
+    return layers if alone and all(formula(layer) is not None for layer in layers) else None
+
+
+def _factors(squares: Tensor, bound: float) -> Tensor:
+    """The factors (B,) that bring gradients with these squared norms to at most ``bound``."""
+    return (bound / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A layer's tensor in PyTorch's own layout, numbers in float32."""
+    dense = tensor.detach().to_dense() if tensor.is_mkldnn else tensor.detach()
+    return dense.float() if dense.is_floating_point() else dense

@@ -1,0 +1,132 @@
+"""Many full-batch steps of networks whose input layer is linear, in the span of the inputs.
+
+A full batch is the same X (B, I) in every step, so the input layer's weight only ever moves by multiples of its rows:
+W = W0 + A'X, where A (B, H) adds up the gradients of the layer's outputs Z = XW' = Z0 + KA, with K = XX' (B, B). A step
+costs B*B*H multiplications there instead of 2*B*I*H; Z0, K and the last W cost 2*B*I*H + B*B*I, once. It is the same
+gradient descent, in another order of summation.
+"""
+
+import threading
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import require
+from shoal.core.layout import Layout
+from shoal.engine.backends.vmap_gradients import GradientInputs, VmapGradients, zero_labels
+from shoal.engine.local_sgd import LocalSGD
+from shoal.models.model import Model
+
+
+class GramTrainer:
+    """Trains owners many at a time, if their network says which of its layers is the input layer.
+
+    Args:
+        model: its network has ``input_layer``, the name of a `torch.nn.Linear` that alone sees the inputs, flattened,
+            and sees them once.
+    """
+
+    def __init__(self, model: Model) -> None:
+        network = model.network()
+        self._layer: str = network.input_layer  # pyright: ignore[reportAttributeAccessIssue, reportAssignmentType]
+        layer = network.get_submodule(self._layer)
+        require(isinstance(layer, nn.Linear), f"the input layer '{self._layer}' must be a torch.nn.Linear")
+        assert isinstance(layer, nn.Linear)
+        self._inputs, self._outputs = layer.in_features, layer.out_features
+        self._weight, self._z = f"{self._layer}.weight", f"{self._layer}.z"
+        self._model = model
+        self._layout: Layout = model.layout
+        self._gradients = VmapGradients(self._without_input_layer, model.loss, torch.float32)
+        self._networks = threading.local()
+
+    def pays(self, examples: int, steps: int) -> bool:
+        """Whether ``steps`` on a batch of ``examples`` take fewer multiplications this way."""
+        once = 2 * self._inputs * self._outputs + examples * self._inputs
+        return once + steps * examples * self._outputs < 2 * steps * self._inputs * self._outputs
+
+    def expect(self, shape: torch.Size, steps: int, labels: Tensor, device: torch.device) -> None:
+        """As `VmapGradients.expect`, for owners' stored inputs of a shape (n, B, ...) with labels like these."""
+
+        def example() -> GradientInputs:
+            rows = torch.zeros(shape[0], self._layout.size, device=device)
+            weights, rest = self._tensors(rows)
+            weights[self._z] = torch.zeros(*shape[:2], self._outputs, device=device)
+            y = zero_labels(shape, labels, device)
+            return weights, rest, torch.zeros(shape, device=device), y, torch.zeros(shape[:2], device=device)
+
+        self._gradients.expect(shape, (*self._names(), self._z), steps, example)
+
+    def train(self, rows: Tensor, x: Tensor, y: Tensor, share: Tensor, steps: int, local: LocalSGD) -> None:
+        """Train n owners for ``steps`` full-batch steps.
+
+        Args:
+            rows: (n, P), where they start; changed in place to where they end.
+            x: stored inputs (n, B, ...) float32.
+            y: labels (n, B).
+            share: of each example in its owner's mean loss (n, B).
+            steps: of every owner.
+            local: learning rate and weight decay.
+        """
+        flat = x.flatten(2)
+        start = self._layout.views(rows)[self._weight]
+        z0, kernel = torch.bmm(flat, start.transpose(1, 2)), torch.bmm(flat, flat.transpose(1, 2))
+        moved = torch.zeros_like(z0)
+        weights, rest = self._tensors(rows)
+        kept, shrink = 1.0, 1 - local.learning_rate * local.weight_decay
+        for _ in range(steps):
+            weights[self._z] = torch.baddbmm(z0, kernel, moved, beta=kept)
+            gradients = self._gradients(self._network(), weights, rest, x, y, share)
+            if local.weight_decay:
+                kept *= shrink
+                moved.mul_(shrink)
+            moved.sub_(gradients.pop(self._z), alpha=local.learning_rate)
+            for name, gradient in gradients.items():
+                weights[name].mul_(shrink).sub_(gradient, alpha=local.learning_rate)
+        start.baddbmm_(moved.transpose(1, 2), flat, beta=kept)
+
+    def _tensors(self, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The views of rows (n, P) that train step by step, and the others, both without the input layer's weight."""
+        rest = self._layout.views(rows)
+        del rest[self._weight]
+        return {name: rest.pop(name) for name in self._names()}, rest
+
+    def _names(self) -> list[str]:
+        """The tensors that train step by step."""
+        trainable = [slot.name for slot in self._layout.slots if slot.start < self._layout.trainable]
+        return [name for name in trainable if name != self._weight]
+
+    def _without_input_layer(self) -> nn.Module:
+        network = self._model.network()
+        owner, _, leaf = self._layer.rpartition(".")
+        bias = network.get_submodule(self._layer).bias
+        setattr(network.get_submodule(owner), leaf, _Outputs(bias if isinstance(bias, nn.Parameter) else None))
+        return network
+
+    def _network(self) -> nn.Module:
+        """This thread's network, for its structure."""
+        if not hasattr(self._networks, "network"):
+            self._networks.network = self._without_input_layer().train()
+        return self._networks.network
+
+
+class _Outputs(nn.Module):
+    """Stands where the input layer stood and gives ``z``, which somebody else computed, plus the bias."""
+
+    z: Tensor
+    bias: nn.Parameter | None
+
+    def __init__(self, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.bias = bias
+        self.register_buffer("z", torch.empty(0))
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.z if self.bias is None else self.z + self.bias
+
+
+def gram_trainer(model: Model, dtype: torch.dtype) -> GramTrainer | None:
+    """What trains full batches of ``model`` in the span of their inputs; None where nothing can."""
+    network, layout = model.network(), model.layout
+    name = getattr(network, "input_layer", None)
+    trains = any(slot.name == f"{name}.weight" and slot.start < layout.trainable for slot in layout.slots)
+    return GramTrainer(model) if trains and dtype == torch.float32 else None

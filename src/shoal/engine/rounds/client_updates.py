@@ -1,0 +1,66 @@
+"""What the server received of one client in a round, computed once more."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shoal.data.shards import Shards
+from shoal.engine.rounds.round_outcome import RoundReport
+from shoal.engine.rounds.round_plan import RoundPlan
+from shoal.engine.rounds.training import Training
+from shoal.engine.state import State
+
+
+def client_updates(
+    training: Training, before: State, report: RoundReport, client: int, examples: Shards | None = None
+) -> Iterator[tuple[int, float, Tensor]]:
+    """What the server received of a client in a round, computed once more; nothing where it took no part.
+
+    Args:
+        training: of the federation.
+        before: the state before the round.
+        report: of the round.
+        client: its id.
+        examples: what it would have received if the client had trained the same models on these (one owner), with
+            other randomness and equal weights; None: on those of the round.
+
+    Yields:
+        The cluster whose model it moved, its aggregation weight, and its update (P,).
+
+    Example:
+        >>> import shoal
+        >>> from shoal.engine import client_updates
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     before = training.start()
+        ...     after, report = training.round(before)
+        ...     sent = [list(client_updates(training, before, report, client)) for client in (0, 1)]
+        ...
+        >>> [(cluster, weight) for ((cluster, weight, _),) in sent]
+        [(0, 0.5), (0, 0.5)]
+        >>> mean = sum(weight * update for ((_, weight, update),) in sent)
+        >>> (after.models[0] - before.models[0]).allclose(mean)
+        True
+    """
+    layout = training.engine.model.layout
+    sizes = training.federation.clients_in_round(before.round + 1).sizes[report.cohort]
+    for position in torch.nonzero(training.federation.ids[report.cohort] == client).flatten():
+        one = position[None]
+        for index, local in enumerate(report.plan.trainings):
+            if local.weights is None or not (local.trains is None or bool(local.trains[position])):
+                continue
+            alone = replace(local.of(one, sizes), keep=lambda update: update, trains=None)
+            cluster = report.plan.clusters(index)[one]
+            trainer = training.trainer(before, report.cohort[one])
+            if examples is not None:
+                alone = replace(alone, example_weights=None)
+                trainer = replace(trainer, shards=examples, batches=training.batches(before)("other examples"))
+            update = trainer.train(before, RoundPlan(cluster, (alone,)), index)[0].kept[0]
+            assert update is not None
+            k = int(cluster)
+            yield k, float(local.weights[k, position]), local.sent_part(update, layout)[0]

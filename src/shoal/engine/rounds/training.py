@@ -1,0 +1,425 @@
+"""The rounds of a federation: offer, choose, train, merge."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from shoal.core.client_vectors import BLOCK, ClientVectors
+from shoal.core.errors import InputError, require
+from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
+from shoal.core.settings import plain
+from shoal.data.federation import Federation
+from shoal.data.shards import Shards
+from shoal.engine.cohort import Cohort
+from shoal.engine.engine import DivergenceError, Engine
+from shoal.engine.local_sgd import LocalSGD
+from shoal.engine.personal_models import PersonalModels
+from shoal.engine.protocols import (
+    Algorithm,
+    ClusterRound,
+    Coordinator,
+    LocalDefense,
+    MaliciousClients,
+    RiskEstimator,
+    UpdateFilter,
+)
+from shoal.engine.rounds.client_trainings import require_counted
+from shoal.engine.rounds.cohort_trainer import CohortTrainer
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport
+from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
+from shoal.engine.rounds.round_updates import UpdateCollector
+from shoal.engine.state import State, Tensors
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A federation being trained: whose data, by which algorithm, on which engine, from which random streams.
+
+    Args:
+        federation: the clients.
+        algorithm: who trains which model, and how models move.
+        local: local training before any defence.
+        engine: computes it; its data should have been prepared (`Engine.prepare`).
+        stream: the root of the run's random streams.
+        participation: fraction of the clients that take part in a round, in [0, 1].
+        risk_estimator: estimates risks; None: nobody does.
+        update_filter: applied by the server to every update; None: none.
+        client_filter: applied by every honest client to its update before it sends it; None: none.
+        defenses: change local training, in order, anew for each cluster in each round.
+        malicious_clients: train in their own way; None: nobody does.
+        coordinator: turns risks into directives, after each estimate; None: nobody does.
+        record_every: rounds from one whose report has the updates that the server received to the next; 0: none has.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), shoal.LocalSGD(), engine, shoal.Stream(0))
+        ...     state = training.start()
+        ...     for state, report in training.rounds(state, 3):
+        ...         print(state.round, report.assignment.tolist())
+        ...
+        1 [0, 0, 1, 1]
+        2 [0, 0, 1, 1]
+        3 [0, 0, 1, 1]
+    """
+
+    federation: Federation
+    algorithm: Algorithm
+    local: LocalSGD
+    engine: Engine
+    stream: Stream
+    participation: float = 1.0
+    risk_estimator: RiskEstimator | None = None
+    update_filter: UpdateFilter | None = None
+    client_filter: UpdateFilter | None = None
+    defenses: tuple[LocalDefense, ...] = ()
+    malicious_clients: MaliciousClients | None = None
+    coordinator: Coordinator | None = None
+    record_every: int = 0
+    __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "participation", plain(self.participation))
+        number = isinstance(self.participation, int | float)
+        require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
+        require(0 <= self.participation <= 1, f"'participation' must be in [0, 1]; got {self.participation:g}")
+
+    def start(self) -> State:
+        """The state before the first round."""
+        state = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
+        state = replace(state, personal=self.engine.stored(state.personal))
+        if self.coordinator is not None:
+            state = self.coordinator.start(state, self.federation, self.engine, self.stream("coordinator", 0))
+        if self.malicious_clients is None:
+            return state
+        return replace(state, adversary=self.malicious_clients.start(state, self.stream("insider")))
+
+    def joined(self, state: State) -> State:
+        """``state`` of the federation's first n clients, in which the others are newcomers.
+
+        Of the newcomers it says what the algorithm's first state says of them.
+
+        Raises:
+            InputError: the state has more clients than the federation, or knows of them what the first state does not.
+        """
+        had, now = len(state.assignment), len(self.federation)
+        require(had <= now, f"a state of {had} clients needs a federation of at least as many; this one has {now}")
+        first = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
+        unknown = sorted((*(state.clients.keys() - first.clients), *(state.personal.keys() - first.personal)))
+        require(
+            not unknown, f"the algorithm's first state must say of newcomers what this one says of clients: {unknown}"
+        )
+        never = torch.zeros(now - had, state.trained.shape[1], dtype=torch.int64)
+        clients = {name: torch.cat([rows, first.clients[name][had:].to(rows)]) for name, rows in state.clients.items()}
+        old = torch.arange(had)
+        personal = {name: first.personal[name].replaced(old, rows.tensor()) for name, rows in state.personal.items()}
+        return replace(
+            state,
+            assignment=torch.cat([state.assignment, torch.full((now - had,), -1)]),
+            clients=clients,
+            personal=self.engine.stored(personal),
+            trained=torch.cat([state.trained, never]) if state.trained.numel() else state.trained,
+        )
+
+    def rounds(self, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
+        """Train from ``state`` until ``upto`` rounds are done; yields each round's state and report."""
+        while state.round < upto:
+            state, report = self.round(state)
+            yield state, report
+
+    def round(self, state: State) -> tuple[State, RoundReport]:
+        """One round; ``state`` is left as it is.
+
+        Raises:
+            InputError: training diverged; the sentence names round, client and learning rate.
+        """
+        number = state.round + 1
+        clients = self.cohort(number)
+        seconds = {"choose": 0.0, "train": 0.0, "red_team": 0.0}
+        plan, after = RoundPlan(torch.empty(0, dtype=torch.int64), ()), replace(state, round=number)
+        collector = self._collector(state, clients, plan)
+        if len(clients):
+            began = time.perf_counter()
+            cohort = self.cohort_of(state, clients)
+            plan = self.algorithm.plan(state, cohort)
+            planned = time.perf_counter()
+            collector = self._collector(state, clients, plan)
+            after = self._train(state, cohort, plan, collector)
+            seconds["choose"], seconds["train"] = planned - began, time.perf_counter() - planned
+
+        began = time.perf_counter()
+        after, due = self.estimated(after)
+        seconds["red_team"] = time.perf_counter() - began if due else 0.0
+        updates = None if collector is None else collector.updates(number)
+        return after, RoundReport(clients, plan, due, seconds, updates)
+
+    def estimated(self, after: State) -> tuple[State, bool]:
+        """``after`` a round with new risks and directives, where they are due in it; and whether they were."""
+        estimator, number = self.risk_estimator, after.round
+        if estimator is None or estimator.every == 0 or number % estimator.every:
+            return after, False
+        stream = self.stream("red team", number)
+        try:
+            local = self.local_of_clusters(after)
+            estimate = estimator.estimate(after, self.federation, self.engine, local, stream)
+            after = replace(after, risks=estimate.risks, risk_intervals=estimate.intervals)
+            if self.coordinator is not None:
+                stream = self.stream("coordinator", number)
+                after = self.coordinator.update(after, self.federation, self.engine, stream)
+        except DivergenceError:
+            LOG.warning("round %d: a shadow model's loss became NaN; risks stay what they were", number)
+        return after, True
+
+    def cohort(self, number: int) -> Tensor:
+        """Positions (n,) of a round's clients, ordered by id; perhaps none.
+
+        Which clients take part depends on their ids, not on their positions.
+        """
+        by_id = self._by_id
+        count = round(self.participation * len(by_id))
+        if count == len(by_id):
+            return by_id
+        drawn = torch.randperm(len(by_id), generator=self.stream("round", number, "cohort").generator())[:count]
+        return by_id[drawn.sort().values]
+
+    @cached_property
+    def _by_id(self) -> Tensor:
+        """Positions (N,) of the clients, ordered by id."""
+        return torch.argsort(self.federation.ids)
+
+    def cohort_of(self, state: State, clients: Tensor) -> Cohort:
+        """The clients at ``clients`` (n,) in the round after ``state``, as the algorithm sees them."""
+        shards, ids = self.federation.clients_in_round(state.round + 1).take(clients), self.federation.ids[clients]
+
+        def scores(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
+            if examples == "all":
+                return self._losses(models, shards, clients, state.round + 1)
+            first = self.local.first_batch(shards, ids, self.batches(state))
+            return self._losses(models, first, clients, state.round + 1)
+
+        return self._cohort(state, clients, shards, scores, state.round + 1)
+
+    def final_cohort(self, state: State) -> Cohort:
+        """All clients with all their examples, after the last round."""
+        clients, everyone = self.federation.clients, torch.arange(len(self.federation))
+        given = state.models
+
+        @cache
+        def losses() -> Tensor:
+            return self._losses(given, clients, everyone, state.round)
+
+        def scores(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
+            del examples
+            return losses() if models is given else self._losses(models, clients, everyone, state.round)
+
+        return self._cohort(state, everyone, clients, scores, state.round)
+
+    def deployed(self, state: State) -> tuple[Deployed, Tensor]:
+        """What every client uses after the last round, and its loss (N,) on all its own examples, float64."""
+        cohort = self.final_cohort(state)
+        deployed = self.algorithm.deployed(state, cohort)
+        if deployed.fine_tuning:
+            deployed = self._fine_tuned(state, deployed)
+        if deployed.models is state.models:
+            return deployed, cohort.losses(state.models)[torch.arange(len(cohort)), deployed.model]
+        losses = torch.empty(len(cohort), dtype=torch.float64)
+        for s in deployed.model.unique().tolist():
+            users = torch.nonzero(deployed.model == s).flatten()
+            shards = self.federation.clients.take(users)
+            losses[users] = self._losses(deployed.models[s][None], shards, users, state.round)[:, 0]
+        return deployed, losses
+
+    def local_of(self, state: State, cluster: int, local: LocalSGD | None = None) -> LocalSGD:
+        """Local training of a cluster's clients in the round after ``state``, with all defences, at its learning rate.
+
+        Args:
+            state: before the round.
+            cluster: its index.
+            local: what the defences change; None: the run's local training.
+        """
+        directive = {name: float(values[cluster]) for name, values in state.directives.items()}
+        at = ClusterRound(state.round + 1, cluster, float(state.risks[cluster]), directive)
+        changed = self.local if local is None else local
+        for defense in self.defenses:
+            changed = defense.local(changed, at)
+        return changed.at(state.round + 1)
+
+    def local_of_clusters(self, state: State) -> tuple[LocalSGD, ...]:
+        """Local training of each of the K clusters in the last round, with all defences; for shadow models."""
+        last = replace(state, round=max(0, state.round - 1))
+        return tuple(self.local_of(last, k) for k in range(len(state.models)))
+
+    def batches(self, state: State) -> Stream:
+        """The stream of the batches of the round after ``state``."""
+        return self.stream("round", state.round + 1, "batches")
+
+    def _fine_tuned(self, state: State, deployed: Deployed) -> Deployed:
+        """``deployed`` with a model of its own for every client, after the trainings that it asks for."""
+        models, model = deployed.models, deployed.model
+        if any(each.private for each in self.local_of_clusters(state)):
+            require_counted(self.algorithm, self.local, [deployed.fine_tuning], final=True)
+        for index, local in enumerate(deployed.fine_tuning):
+            models, model = self._trained_once(state, replace(deployed, models=models, model=model), local, index)
+        return replace(deployed, models=models, model=model)
+
+    def _trained_once(
+        self, state: State, deployed: Deployed, local: LocalSGD | None, index: int
+    ) -> tuple[PersonalModels, Tensor]:
+        """What one training makes of every client's model, and the index (N,) of each, some clients at a time."""
+        everyone, width = torch.arange(len(self.federation)), state.models.shape[1]
+        rows = self.engine.stored({"fine-tuned": ClientVectors.same(state.models[0], len(everyone))})["fine-tuned"]
+        # All examples, as `final_cohort`, also where a round has only some of a client's.
+        batches = self.stream("deployed", state.round, "batches")
+        for some in everyone.split(max(1, BLOCK // width)):
+            starts, which = deployed.models, deployed.model[some]
+            if isinstance(starts, PersonalModels):
+                starts, which = starts.rows(which), torch.arange(len(some))
+            shards = self.federation.clients.take(some)
+            trainer = replace(self.trainer(state, some), shards=shards, batches=batches)
+            training = LocalTraining(starts, which, keep=lambda update: update, local=local)
+            try:
+                aggregate, _ = trainer.train(state, RoundPlan(deployed.assignment[some], (training,)), index)
+            except DivergenceError as diverged:
+                client = int(some[diverged.owner])
+                rate = self.local_of(state, int(deployed.assignment[client]), local).learning_rate
+                raise InputError(
+                    f"the loss became NaN in the fine-tuning after round {state.round} at client "
+                    f"{int(self.federation.ids[client])} with learning rate {rate:g}; lower 'learning_rate'"
+                ) from diverged
+            (update,) = aggregate.kept
+            assert update is not None
+            rows = rows.replaced(some, starts[which] + update)
+        return PersonalModels.of(rows, everyone), everyone
+
+    def _collector(self, state: State, clients: Tensor, plan: RoundPlan) -> UpdateCollector | None:
+        """What copies the updates of the round after ``state``; None where they are not recorded."""
+        if not self.record_every or (state.round + 1) % self.record_every:
+            return None
+        sent = [plan.clusters(index) for index, each in enumerate(plan.trainings) if each.weights is not None]
+        return UpdateCollector(state.models, self.federation.ids[clients], sent)
+
+    def _train(self, state: State, cohort: Cohort, plan: RoundPlan, collector: UpdateCollector | None) -> State:
+        """The state after the trainings of a plan and the server's update."""
+        try:
+            aggregate, adversary = self.trainer(state, cohort.clients, collector).train(state, plan)
+        except DivergenceError as diverged:
+            raise self._diverged(cohort.round, cohort.clients[diverged.owner]) from diverged
+        if any(self.local_of(state, k).private for k in plan.assignment.unique().tolist()):
+            require_counted(self.algorithm, self.local, plan.trainings_of_clients())
+        return self.merged(state, cohort, plan, aggregate, adversary)
+
+    def merged(
+        self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, adversary: Tensors | None = None
+    ) -> State:
+        """The state after a round whose trainings are done: the server's part of it.
+
+        Args:
+            state: before the round.
+            cohort: the n clients that trained.
+            plan: what they did.
+            aggregate: what came of it.
+            adversary: `State.adversary` after it; None: as it was.
+        """
+        assignment = state.assignment.clone()
+        assignment[cohort.clients] = plan.assignment
+        trained = _trained(state, cohort, plan)
+        now = replace(
+            state,
+            round=cohort.round,
+            assignment=assignment,
+            adversary=state.adversary if adversary is None else adversary,
+            trained=trained,
+        )
+        after = self.algorithm.server_update(now, cohort, plan, aggregate)
+        if after.trained.shape[1] == len(after.models):
+            return after
+        # K changed: whose data the new models hold is known of this round's clients only.
+        trained = torch.zeros(len(after.assignment), len(after.models), dtype=torch.int64)
+        trained[cohort.clients, after.assignment[cohort.clients]] = cohort.round
+        return replace(after, trained=trained)
+
+    def trainer(self, state: State, clients: Tensor, collector: UpdateCollector | None = None) -> CohortTrainer:
+        """What trains the clients at ``clients`` (n,) in the round after ``state``."""
+        return CohortTrainer(
+            engine=self.engine,
+            shards=self.federation.clients_in_round(state.round + 1).take(clients),
+            ids=self.federation.ids[clients],
+            local_of=lambda cluster, local: self.local_of(state, cluster, local),
+            batches=self.batches(state),
+            update_filter=self.update_filter,
+            client_filter=self.client_filter,
+            malicious_clients=self.malicious_clients,
+            collector=collector,
+        )
+
+    def _cohort(
+        self,
+        state: State,
+        clients: Tensor,
+        shards: Shards,
+        scores: Callable[[Tensor, Literal["all", "batch"]], Tensor],
+        number: int,
+    ) -> Cohort:
+        """The cohort after ``state``; ``number`` is the round that errors name."""
+        given, labels = self.federation.preferences, shards.y[shards.indices.to(shards.y.device)].cpu()
+
+        def example_scores(models: Tensor) -> Tensor:
+            losses = self.engine.example_losses(models, shards)
+            self._require_finite(losses, clients[shards.owners()], number)
+            return losses
+
+        return Cohort(
+            round=state.round + 1,
+            clients=clients,
+            sizes=shards.sizes,
+            preferences=given.take(clients),
+            local=self.local.at(state.round + 1),
+            layout=self.engine.model.layout,
+            scores=scores,
+            stream=self.stream("round", state.round + 1, "server"),
+            example_scores=example_scores,
+            labels=labels,
+        )
+
+    def _losses(self, models: Tensor, shards: Shards, clients: Tensor, number: int) -> Tensor:
+        losses = self.engine.losses(models, shards)
+        self._require_finite(losses, clients, number)
+        return losses
+
+    def _require_finite(self, losses: Tensor, clients: Tensor, number: int) -> None:
+        """Raise the error of a round in which ``losses`` (m, K) of ``clients``, a row of each in (m,), are none."""
+        unusable = ~torch.isfinite(losses).all(dim=1)
+        if bool(unusable.any()):
+            raise self._diverged(number, clients[unusable][0])
+
+    def _diverged(self, number: int, position: Tensor) -> InputError:
+        """The error of a round in which the training of the client at ``position`` diverged."""
+        return InputError(
+            f"the loss became NaN in round {number} at client {int(self.federation.ids[position])} with learning rate "
+            f"{self.local.at(number).learning_rate:g}; lower 'learning_rate'"
+        )
+
+
+def _trained(state: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
+    """`State.trained` after a round: clients with a weight in a model's aggregation have trained it."""
+    trained = state.trained.clone()
+    if trained.shape != (len(state.assignment), len(state.models)):
+        trained = torch.zeros(len(state.assignment), len(state.models), dtype=torch.int64)
+    for training in plan.trainings:
+        if training.weights is not None:
+            row = trained[cohort.clients]
+            row[(training.weights != 0).T] = cohort.round
+            trained[cohort.clients] = row
+    return trained

@@ -1,0 +1,196 @@
+"""An active property attacker: a malicious client whose training makes the models encode the property.
+
+Source: Melis et al. 2019, arXiv:1805.04049, section V-B (multi-task loss); Kim et al., RAID 2023, equation 1 and
+Algorithm 2, line 6 (scale-up).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
+from shoal.data.federation import Federation
+from shoal.data.shards import Shards
+from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors
+from shoal.models.model import Loss, Model, cross_entropy
+from shoal.property.simulated_updates import schedule_of
+
+HEAD_OUTPUTS = 2
+"""Outputs for the property: without it, and with it."""
+
+
+@dataclass(frozen=True, eq=False)
+class ActivePropertyAttacker:
+    """A malicious client that trains on the main task and the property, and scales its update.
+
+    Implements the engine's protocol `MaliciousClients`. Of the weights, the client sends
+    ``start + gamma * (end - start)``.
+
+    The last layer has `HEAD_OUTPUTS` further outputs, the property head. One head per model stays with the attacker; it
+    is trained from round to round (in Melis et al.'s published code it keeps its initial weights, as with
+    ``train_head`` = False).
+
+    Args:
+        client: its id.
+        model: the network with the head, and the loss on both tasks; see `active_property_attacker`.
+        plain: the federation's model.
+        labels: (M,) int64, of every training example of the clients: the main label, plus the number of classes where
+            the example has the property.
+        gamma: scale of the update, above 0; 1 leaves it as it is (the paper: 5 or 10).
+        train_head: whether the head is trained.
+
+    Raises:
+        InputError: a value outside its range.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.engine import State
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4)
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
+        >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
+        >>> model = shoal.create_model("logistic", shoal.Shape(1, 8, 8, 10))
+        >>> attacker = shoal.active_property_attacker(model, federation, alpha=0.9, gamma=5.0)
+        >>> state = State.initial(torch.zeros(2, model.parameters), clients=4)
+        >>> attacker.clients, attacker.start(state, shoal.Stream(0))["head"].shape
+        (tensor([0]), torch.Size([2, 130]))
+    """
+
+    client: int
+    model: Model
+    plain: Model
+    labels: Tensor
+    gamma: float = 1.0
+    train_head: bool = True
+    __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        require(self.gamma > 0, f"'gamma' must be above 0; got {self.gamma:g}")
+
+    @property
+    def clients(self) -> Tensor:
+        """The attacker's id, (1,) int64."""
+        return torch.tensor([self.client])
+
+    def start(self, state: State, stream: Stream) -> Tensors:
+        """The initial heads, one per model: "head" (K, H)."""
+        initial = (self.model.layout.views(self.model.init(stream("head", k))) for k in range(len(state.models)))
+        return {"head": torch.stack([self._head(named) for named in initial])}
+
+    def train(
+        self,
+        state: State,
+        cluster: int,
+        client: int,
+        shards: Shards,
+        randomness: LocalRandomness,
+        local: LocalSGD,
+        engine: Engine,
+    ) -> tuple[Tensor, Tensors]:
+        """See `shoal.engine.MaliciousClients.train`."""
+        del client
+        start, heads = state.models[cluster], state.adversary["head"].clone()
+        require(len(heads) == len(state.models), "an active property attack needs a constant number of models")
+        both = replace(shards, y=self.labels.to(shards.y.device))
+        # The attacker minimises a loss of its own, whatever the others are asked to minimise.
+        own = replace(local, objective=None)
+        end = engine.train_other_model(self.model, self._with_head(start, heads[cluster]), both, randomness, own)
+        named = self.model.layout.views(end)
+        if self.train_head:
+            heads[cluster] = self._head(named)
+        for name in self._extended():
+            named[name] = named[name][:-HEAD_OUTPUTS]
+        update = self.plain.layout.pack(named) - start
+        # Weights alone: scaled running variances of batch norm could become negative.
+        update[: self.plain.layout.trainable] *= self.gamma
+        return start + update, {"head": heads}
+
+    def _with_head(self, plain: Tensor, head: Tensor) -> Tensor:
+        """The parameters (P',) of `model` from those of `plain` (P,) and a head (H,)."""
+        named = self.plain.layout.views(plain)
+        parts = head.split([HEAD_OUTPUTS * named[name][0].numel() for name in self._extended()])
+        for name, part in zip(self._extended(), parts, strict=True):
+            named[name] = torch.cat([named[name], part.reshape(HEAD_OUTPUTS, *named[name].shape[1:])])
+        return self.model.layout.pack(named)
+
+    def _head(self, named: dict[str, Tensor]) -> Tensor:
+        return torch.cat([named[name][-HEAD_OUTPUTS:].flatten() for name in self._extended()])
+
+    def _extended(self) -> list[str]:
+        """Names of the tensors that the head makes larger: the last layer's weight and bias."""
+        plain = {slot.name: slot.shape for slot in self.plain.layout.slots}
+        return [slot.name for slot in self.model.layout.slots if slot.shape != plain[slot.name]]
+
+
+def active_property_attacker(
+    model: Model, federation: Federation, *, alpha: float, gamma: float, train_head: bool = True
+) -> ActivePropertyAttacker:
+    """The active attacker of a federation, which minimises ``alpha * main loss + (1 - alpha) * property loss``.
+
+    Args:
+        model: the federation's.
+        federation: with a property schedule.
+        alpha: the weight of the main loss, in [0, 1] (the paper: 0.9; Melis et al.'s alpha is 1 minus this).
+        gamma, train_head: see `ActivePropertyAttacker`.
+
+    Raises:
+        InputError: no client holds a property, the network has no linear layer, or a value is outside its range.
+
+    Source: Melis et al. 2019, arXiv:1805.04049, section V-B (multi-task loss); Kim et al., RAID 2023, equation 1 and
+    Algorithm 2, line 6 (scale-up).
+
+    Example:
+        >>> import shoal
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4)
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
+        >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
+        >>> model = shoal.create_model("logistic", shoal.Shape(1, 8, 8, 10))
+        >>> attacker = shoal.active_property_attacker(model, federation, alpha=0.9, gamma=5.0)
+        >>> model.network().output.out_features, attacker.model.network().output.out_features
+        (10, 12)
+        >>> int(attacker.labels.max())
+        19
+    """
+    require(0 <= alpha <= 1, f"'alpha' must be in [0, 1]; got {alpha:g}")
+    schedule = schedule_of(federation)
+    require(federation.classes is not None, "an active property attack needs classes; a regression has none")
+    classes = _last_layer(model.network()).out_features
+    return ActivePropertyAttacker(
+        client=schedule.attacker,
+        model=replace(
+            model,
+            build=partial(_build_with_head, model.build),
+            loss=partial(_multi_task_loss, model.loss, classes, alpha),
+        ),
+        plain=model,
+        labels=federation.clients.y.cpu() + classes * schedule.has_property.long(),
+        gamma=gamma,
+        train_head=train_head,
+    )
+
+
+def _multi_task_loss(loss: Loss, classes: int, alpha: float, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The loss (B,) of outputs (B, C + HEAD_OUTPUTS) and labels (B,) as in `ActivePropertyAttacker.labels`."""
+    main = loss(outputs[:, :classes], labels % classes)
+    return alpha * main + (1 - alpha) * cross_entropy(outputs[:, classes:], labels // classes)
+
+
+def _last_layer(network: nn.Module) -> nn.Linear:
+    layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    require(bool(layers), "an active property attack needs a network whose last layer is a torch.nn.Linear")
+    return layers[-1]
+
+
+def _build_with_head(build: Callable[[], nn.Module]) -> nn.Module:
+    network = build()
+    last = _last_layer(network)
+    larger = nn.Linear(last.in_features, last.out_features + HEAD_OUTPUTS, bias=last.bias is not None)
+    # In place, to keep the hooks that the layer has (dropout).
+    last.out_features, last.weight, last.bias = larger.out_features, larger.weight, larger.bias
+    return network

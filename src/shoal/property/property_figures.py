@@ -1,0 +1,206 @@
+"""A run's figures of a property attack: its AUC over rounds, cosines of consecutive updates, and t-SNE maps."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as MplFigure
+from matplotlib.lines import Line2D
+
+from shoal.property.property_metrics import auc
+from shoal.reports.curves import Curve, fit_rounds, round_axes
+from shoal.reports.formats import DASH
+from shoal.reports.plotting import CHANCE_LINE, OVER, WITHIN, Figure, LineStyle, cluster_style, draw_figure, legend
+from shoal.reports.run.run_curves import guess_key, round_panels
+
+CHECKPOINTS = 100
+"""Rounds at which an AUC over rounds is computed; a figure is about 400 pixels wide."""
+
+WITHOUT, WITH = LineStyle(WITHIN, "", "o"), LineStyle(OVER, "", "^")
+"""How updates without the property and with it are drawn: they differ in shape and in colour."""
+
+MOST = 1200
+"""Points that a panel shows; beyond, they hide each other and the page grows for nothing."""
+
+SAMPLE = f"A panel shows at most {MOST:,} updates, the same share of either kind."
+
+MEAN = "#222222"
+"""The colour of rolling means."""
+
+
+def auc_over_rounds(updates: pd.DataFrame) -> Figure | None:
+    """The attack's AUC on the updates up to each round, of all models and of each; None where it is never defined."""
+    pooled = Curve("all models", running_auc(updates), LineStyle("#000000", "-", ""))
+    if pooled.values.empty:
+        return None
+    each = [Curve(f"cluster {k}", running_auc(own), cluster_style(k)) for k, own in by_cluster(updates).items()]
+    each = each if len(each) > 1 else []
+    control = Curve("shuffled labels", control_auc_over_rounds(updates), LineStyle("#999999", (0, (5, 2)), ""))
+    curves = [curve for curve in (pooled, *each, control) if len(curve.values)]
+
+    def draw(figure: MplFigure) -> None:
+        axes = round_axes(figure, "AUC up to the round")
+        axes.axhline(0.5, **CHANCE_LINE)
+        for curve in curves:
+            curve.draw(axes)
+        axes.set_ylim(-0.02, 1.02)
+        fit_rounds(axes, updates["round"])
+        legend(figure, [*(curve.key() for curve in curves), guess_key()])
+
+    caption = (
+        "How often the attacker is surer of an update with the property than of one without it, among all updates up "
+        "to a round. It judges them after the last round, with everything that it simulated by then; a line begins "
+        "where there have been updates of both kinds. Grey: the same by attackers that learned from shuffled labels, "
+        "a control: the AUC of knowing nothing."
+    )
+    never = [curve.label for curve in each if curve.values.empty]
+    if never:
+        caption += f" The updates of {', '.join(never)} are of one kind alone, which leaves no AUC."
+    alt = f"AUC of the property attack over rounds. At the end: {', '.join(curve.end for curve in curves)}."
+    return draw_figure("property-auc", "Property inference over rounds", caption, alt, draw)
+
+
+def cosines(updates: pd.DataFrame) -> Figure | None:
+    """Cosines of a model's consecutive updates, one panel per cluster; None where no two follow each other."""
+    panels = {k: own for k, own in by_cluster(updates).items() if own["cosine"].notna().any()}
+    if not panels:
+        return None
+    spreads = {f"cluster {k}": mean_and_sd(own) for k, own in panels.items()}
+    half = half_window(updates["round"].max())
+
+    def draw(figure: MplFigure) -> None:
+        titles = [f"{name}: {spread}" for name, spread in spreads.items()]
+        for axes, own in zip(round_panels(figure, titles, "cosine"), panels.values(), strict=True):
+            draw_points(axes, own, "round", "cosine")
+            means = rolling_mean(own.groupby("round")["cosine"].mean(), half)
+            axes.axhline(0, **CHANCE_LINE)
+            axes.plot(means.index, means, color=MEAN, linewidth=1.5)
+            axes.set_ylim(-1.08, 1.08)
+            fit_rounds(axes, updates["round"])
+        mean = Line2D([], [], color=MEAN, linewidth=1.5, label=f"mean over {2 * half + 1} rounds")
+        legend(figure, [*kind_keys(), mean], columns=2)
+
+    caption = (
+        "A point: the cosine of the angle between a model's aggregated update and the one before. 1: the same "
+        "direction; 0: unrelated; -1: the opposite direction. Kim et al. (RAID 2023) hold that updates which keep "
+        f"their direction give more away. Line: mean over {2 * half + 1} rounds around. Above each panel: mean ± "
+        f"standard deviation. {SAMPLE}"
+    )
+    ends = "; ".join(f"{name} {spread}" for name, spread in spreads.items())
+    alt = f"Cosines of consecutive updates over rounds: {ends}."
+    return draw_figure("property-cosine", "Direction of consecutive updates", caption, alt, draw)
+
+
+def maps(updates: pd.DataFrame, models: int) -> Figure | None:
+    """t-SNE maps of the updates of the first rounds and of all; None where there were too few."""
+    panels = tsne_maps(updates)
+    if not panels:
+        return None
+
+    def draw(figure: MplFigure) -> None:
+        cells = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (title, points) in zip(cells, panels.items(), strict=True):
+            draw_map(axes, points)
+            axes.set_title(title)
+        legend(figure, kind_keys())
+
+    caption = (
+        "A point is an aggregated update; t-SNE puts updates near each other whose features are alike. Only "
+        "neighbourhoods mean something: directions and distances have no unit. Where triangles lie apart from circles "
+        f"the property is easy to infer; different models lie apart too. {SAMPLE}"
+    )
+    if list(panels) == ["all rounds"]:
+        caption += " The first fifth of the rounds has too few updates for a map of its own."
+    whose = "FL, one model" if models == 1 else f"CFL, {models} models"
+    counts = ", ".join(f"{title}: {len(points)}" for title, points in panels.items())
+    alt = f"Maps of updates by t-SNE ({whose}); {counts}."
+    return draw_figure("property-maps", f"t-SNE maps of updates ({whose})", caption, alt, draw, height=3.2)
+
+
+def mean_and_sd(updates: pd.DataFrame, digits: int = 3) -> str:
+    """Mean and standard deviation of the cosines, in words."""
+    values = updates["cosine"].agg(["mean", "std"])
+    return " ± ".join(DASH if pd.isna(value) else f"{value:.{digits}f}" for value in values)
+
+
+def draw_map(axes: Axes, points: pd.DataFrame) -> None:
+    """Updates at their coordinates ``x`` and ``y``; those with the property last, so that nothing hides them."""
+    draw_points(axes, points, "x", "y")
+    axes.set(xticks=[], yticks=[], xlabel="t-SNE axis 1", ylabel="t-SNE axis 2")
+    axes.margins(0.06)
+
+
+def draw_points(axes: Axes, updates: pd.DataFrame, x: str, y: str) -> None:
+    """Updates as points by kind, the same share of either, so that densities can be compared."""
+    for kind, style in ((0, WITHOUT), (1, WITH)):
+        points = updates[updates["present"] == kind].sample(frac=min(1.0, MOST / len(updates)), random_state=0)
+        axes.plot(
+            points[x], points[y], linestyle="", marker=style.marker, color=style.color,
+            markersize=3.0 + 1.5 * kind, alpha=0.5 + 0.35 * kind, markeredgewidth=0,
+        )  # fmt: skip
+
+
+def kind_keys() -> list[Line2D]:
+    """The legend of the points."""
+    kinds = ((WITHOUT, "without the property"), (WITH, "with the property"))
+    return [Line2D([], [], color=style.color, linestyle="", marker=style.marker, label=name) for style, name in kinds]
+
+
+def by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:
+    """The updates of each model."""
+    return {k: updates[updates["cluster"] == k] for k in np.unique(updates["cluster"]).tolist()}
+
+
+def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
+    """The AUC of all updates up to a round, by round; empty where one kind of updates never occurs.
+
+    It begins with the first round by which there are both kinds, and has at most `CHECKPOINTS` values.
+
+    Args:
+        updates: the rows of property.csv, in any order.
+        score: the column to judge.
+
+    >>> frame = pd.DataFrame({"round": [1, 2, 3], "present": [1, 0, 0], "score": [0.5, 0.5, 0.1]})
+    >>> running_auc(frame).to_dict()
+    {2: 0.5, 3: 0.75}
+    """
+    known = updates.dropna(subset=[score]) if score in updates else updates.head(0)
+    begins = known.groupby("present")["round"].min()
+    if len(begins) < 2:
+        return pd.Series(dtype=float)
+    rounds = np.unique(known["round"])
+    rounds = rounds[rounds >= begins.max()]
+    some = np.unique(np.linspace(0, len(rounds) - 1, CHECKPOINTS).round().astype(int))
+    past = {number: known[known["round"] <= number] for number in rounds[some].tolist()}
+    return pd.Series({n: auc(each["present"].to_numpy(bool), each[score].to_numpy()) for n, each in past.items()})
+
+
+def control_auc_over_rounds(updates: pd.DataFrame) -> pd.Series:
+    """The mean of `running_auc` over the classifiers that learned from shuffled labels."""
+    controls = [running_auc(updates, name) for name in updates.columns if name.startswith("control.")]
+    return pd.concat(controls, axis=1).mean(axis=1) if controls else pd.Series(dtype=float)
+
+
+def half_window(rounds: int) -> int:
+    """Rounds to either side that `rolling_mean` takes, in a training of so many."""
+    return max(2, rounds // 50)
+
+
+def rolling_mean(values: pd.Series, half: int) -> pd.Series:
+    """The mean of the values, by round, at most ``half`` rounds away; NaN where there are none.
+
+    >>> rolling_mean(pd.Series({1: 0.0, 2: 1.0, 3: None, 9: None}), 1).tolist()
+    [0.5, 0.5, 1.0, nan]
+    """
+    every = values.astype(float).reindex(range(values.index.min(), values.index.max() + 1))
+    return every.rolling(2 * half + 1, center=True, min_periods=1).mean()[values.index]
+
+
+def tsne_maps(updates: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The updates that have t-SNE coordinates, as columns ``x`` and ``y``, by the rounds that the map is of."""
+    maps = {}
+    for name, title in (("early", "first fifth of the rounds"), ("all", "all rounds")):
+        coordinates = {f"{name}_x": "x", f"{name}_y": "y"}
+        if set(coordinates) <= set(updates):
+            points = updates.dropna(subset=list(coordinates)).rename(columns=coordinates)
+            maps |= {title: points} if len(points) else {}
+    return maps

@@ -1,0 +1,228 @@
+"""Partition a data set over a federation in which one client, the victim, has examples with a property.
+
+Source: Kim et al., RAID 2023, section 4.1.1; label skew as `skew_labels_balanced`.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shoal.core.errors import InputError, require
+from shoal.core.randomness import Stream
+from shoal.core.settings import OpenFraction, Positive, settings
+from shoal.data.datasets import LabelledDataset
+from shoal.data.federation import Federation
+from shoal.data.label_skew import skew_labels_balanced
+from shoal.data.partition import (
+    DEFAULT_STREAM,
+    Partition,
+    PartitionIndices,
+    disjoint,
+    partitioned,
+    shuffled_indices,
+)
+from shoal.data.preferences import Preferences, all_alike
+from shoal.data.shifts import Group
+from shoal.property.property_schedule import PropertySchedule
+
+ATTACKER, VICTIM = 0, 1
+"""Ids of the two clients; any would do, since examples are assigned to clients at random."""
+
+_ATTEMPTS = 1_000
+_GROUPS = (Group("all", 1.0),)
+
+
+@settings
+class PropertyPartition:
+    """How examples with and without a property are partitioned.
+
+    The training examples are ``clients * examples_per_client``, drawn as for any federation. Those with the property go
+    to the attacker and the victim, those without to all clients, with label skew by ``dirichlet_alpha``, from which the
+    victim may be exempt.
+
+    Args:
+        partition: how many examples go where.
+        attacker_share: fraction of the property's training examples that the attacker gets; the victim gets the rest
+            (paper: 0.5; its authors' code: 0.3).
+        period: rounds from one in which the victim trains on the property to the next.
+        min_examples: fewest examples of each kind that a client trains on, usually a batch.
+        victim_labels: of the victim's examples without the property: "natural", drawn at random before label skew, as
+            many as it has with the property or as are left (the authors' code); or "skewed" as those of the others.
+
+    Raises:
+        InputError: fewer than three clients, or a value outside its range.
+
+    Source: Kim et al., RAID 2023, section 4.1.1.
+
+    Example:
+        >>> import shoal
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), attacker_share=0.5, min_examples=4)
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
+        >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
+        >>> federation.clients.sizes.tolist()
+        [50, 48, 31, 31]
+        >>> schedule, owner = federation.property_schedule, federation.clients.owners()
+        >>> [int(schedule.has_property[owner == i].sum()) for i in range(4)]
+        [18, 17, 0, 0]
+    """
+
+    partition: Partition
+    attacker_share: OpenFraction = 0.5
+    period: Annotated[int, Field(ge=2, strict=True)] = 5
+    min_examples: Positive = 32
+    victim_labels: Literal["natural", "skewed"] = "natural"
+
+    def __post_init__(self) -> None:
+        require(
+            self.partition.clients >= 3,
+            "a property attack needs an attacker, a victim and at least one further client, so 'clients' must be at "
+            f"least 3; got {self.partition.clients}",
+        )
+
+
+def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, stream: Stream) -> PartitionIndices:
+    """Draw which examples go where.
+
+    Raises:
+        InputError: too few examples, a task without a property, a property that no or every example has, fewer
+            examples with it than ``min_examples``, or label skew that leaves a client fewer than that.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.data import draw_property_partition
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4)
+        >>> indices = draw_property_partition(digits, plan, shoal.Stream(0))
+        >>> [int(digits.has_property[each].sum()) for each in indices.clients]
+        [18, 17, 0, 0]
+    """
+    has_property = _has_property(dataset).numpy()
+    partition = plan.partition
+    per_client = partition.examples_per_client + partition.holdout_examples
+    needed = partition.clients * per_client + partition.shadow_examples + partition.test_examples
+    require(
+        needed <= len(has_property),
+        f"the partition needs {needed:,} examples ({partition.clients} clients x {per_client} + "
+        f"{partition.shadow_examples:,} shadow + {partition.test_examples:,} test), but {dataset.name} has "
+        f"{len(has_property):,}",
+    )
+    order = shuffled_indices(dataset, stream("split").numpy())
+    training, *others = disjoint(partition, order, _GROUPS)
+    with_property, without = training[has_property[training]], training[~has_property[training]]
+    cut = round(plan.attacker_share * len(with_property))
+    for name, count in (("attacker", cut), ("victim", len(with_property) - cut)):
+        require(
+            count >= plan.min_examples,
+            f"the {name} gets {count} training examples with the property, fewer than a batch of "
+            f"{plan.min_examples}; raise 'examples_per_client', lower the batch size, or change 'attacker_share'",
+        )
+    owners = _owners_without_property(dataset.labels.numpy()[without], len(with_property) - cut, plan, stream)
+    clients = [without[owners == client] for client in range(partition.clients)]
+    clients[ATTACKER] = np.concatenate([with_property[:cut], clients[ATTACKER]])
+    clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
+    holdout, shadow, test = map(torch.from_numpy, others)
+    own = [torch.from_numpy(indices) for indices in clients]
+    return PartitionIndices(own, _equal_parts(holdout, partition.clients), shadow, test)
+
+
+def partition_by_property(
+    dataset: LabelledDataset,
+    plan: PropertyPartition,
+    preferences: Preferences | None = None,
+    stream: Stream = DEFAULT_STREAM,
+) -> Federation:
+    """The federation of a data set partitioned by property, with one group; raises as `draw_property_partition`.
+
+    ``preferences`` and ``stream`` are those of `partition_dataset`.
+
+    Example:
+        >>> import shoal
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4, period=3)
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
+        >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
+        >>> victim = federation.property_schedule.victim
+        >>> [int(federation.clients_in_round(number).sizes[victim]) for number in (1, 2, 3)]
+        [31, 31, 17]
+    """
+    if preferences is None:
+        preferences = all_alike(plan.partition.clients)
+    return federation_of(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
+
+
+def _equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
+    """``indices`` in as many parts of one length, in order."""
+    return list(indices.reshape(clients, -1))
+
+
+def federation_of(
+    dataset: LabelledDataset, plan: PropertyPartition, drawn: PartitionIndices, preferences: Preferences, stream: Stream
+) -> Federation:
+    """The federation of a data set whose partition by property is ``drawn`` already."""
+    has_property = _has_property(dataset)
+    schedule = PropertySchedule(
+        has_property[torch.cat(drawn.clients)],
+        has_property[drawn.test],
+        victim=VICTIM,
+        attacker=ATTACKER,
+        period=plan.period,
+    )
+    federation = partitioned(dataset, _GROUPS, drawn, preferences, stream)
+    return replace(federation, property_schedule=schedule)
+
+
+def _has_property(dataset: LabelledDataset) -> Tensor:
+    """(M,) bool, which examples have the property; neither all nor none."""
+    has_property = dataset.has_property
+    if has_property is None:
+        raise InputError(
+            "a property attack needs a 'task' with a property, such as \"smiling/sunglasses\" of faces; "
+            f"the task of {dataset.name} names none"
+        )
+    count = int(has_property.sum())
+    require(
+        0 < count < len(has_property),
+        f"{'every one' if count else 'none'} of the {len(has_property):,} examples of {dataset.name} has the property, "
+        "so that an AUC is undefined; choose another 'task'",
+    )
+    return has_property
+
+
+def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyPartition, stream: Stream) -> np.ndarray:
+    """The client of each example without the property: (M,).
+
+    Args:
+        labels: (M,) of these examples.
+        of_victim: number of examples with the property that the victim has.
+        plan: how they are partitioned.
+        stream: of the partition.
+    """
+    clients, alpha = plan.partition.clients, plan.partition.dirichlet_alpha
+    require(
+        len(labels) >= clients * plan.min_examples,
+        f"there are {len(labels):,} training examples without the property, fewer than a batch of "
+        f"{plan.min_examples} for each of {clients} clients; raise 'examples_per_client' or lower the batch size",
+    )
+    skew = stream("skew").numpy()
+    if alpha is None:
+        return skew.permutation(np.arange(len(labels)) % clients)
+    owners, others, left = np.full(len(labels), VICTIM), clients, np.arange(len(labels))
+    if plan.victim_labels == "natural":
+        # Enough are left for the others to have a batch each.
+        count = min(max(of_victim, plan.min_examples), len(labels) - (clients - 1) * plan.min_examples)
+        others, left = clients - 1, stream("victim").numpy().permutation(len(labels))[count:]
+    for _ in range(_ATTEMPTS):
+        drawn = skew_labels_balanced(labels[left], others, alpha, skew)
+        if np.bincount(drawn, minlength=others).min() >= plan.min_examples:
+            # With a natural victim, the others are all clients but this one.
+            owners[left] = drawn if others == clients else drawn + (drawn >= VICTIM)
+            return owners
+    raise InputError(
+        f"'dirichlet_alpha' = {alpha:g} leaves a client fewer than {plan.min_examples} of {len(labels):,} examples "
+        f"without the property in each of {_ATTEMPTS:,} draws; raise it, or 'examples_per_client'"
+    )

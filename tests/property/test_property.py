@@ -1,0 +1,384 @@
+"""Property inference: what is simulated, what is seen, what the forest makes of it, and who is not disturbed by it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal.algorithms import CFL, IFCA, IFCAMIR, FedAvg
+from shoal.attacks import (
+    LossThreshold,
+    PropertyAttack,
+    ShadowModels,
+    active_property_attacker,
+    classify_updates,
+    extract_features,
+)
+from shoal.audit import RedTeam
+from shoal.core.errors import InputError
+from shoal.core.layout import Layout
+from shoal.core.randomness import Stream
+from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, partition_by_property
+from shoal.defenses import NormClipping
+from shoal.engine import Engine, LocalSGD, Training
+from shoal.models import Model
+from shoal.property.property_metrics import property_summary
+from shoal.property.simulated_updates import Auxiliary, aggregated_updates, local_updates
+from shoal.runs.simulate import simulate
+
+LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
+ALGORITHMS = [FedAvg(), IFCA(2, choose_by="batch"), IFCAMIR(IFCA(2))]
+RED_TEAM = RedTeam(every=3, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
+
+
+def images_with_corners(count=900):
+    """Images whose class is a bright row; those with the property have a bright corner."""
+    generator = np.random.default_rng(3)
+    labels = torch.from_numpy(generator.integers(0, 3, count))
+    holds = torch.from_numpy(generator.random(count) < 0.3)
+    pixels = torch.from_numpy(generator.integers(0, 80, (count, 1, 6, 6)))
+    for i, label in enumerate(labels.tolist()):
+        pixels[i, 0, 1 + 2 * label] += 150
+    pixels[holds, 0, 0, 2:] = 255
+    return ImageDataset("corners", pixels.to(torch.uint8), 255, labels, count, 3, holds)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    split = Partition(6, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
+    preferences = Preferences(torch.full((6,), 0.5).double(), torch.full((6,), 0.3).double())
+    return partition_by_property(
+        images_with_corners(), PropertyPartition(split, period=3, min_examples=8), preferences, Stream(1)
+    )
+
+
+def played(model, federation, algorithm, *, attack=None, malicious_clients=None, rounds=6, threads=2, local=LOCAL):
+    """The states of all rounds, and what the attack saw."""
+    with Engine(model, threads=threads) as engine:
+        training = Training(
+            engine.prepare(federation),
+            algorithm,
+            local,
+            engine,
+            Stream(5),
+            risk_estimator=RED_TEAM,
+            malicious_clients=malicious_clients,
+        )
+        states, observations = [training.start()], []
+        last = torch.zeros_like(states[0].models)
+        auxiliary = None if attack is None else attack.auxiliary_examples(training.federation)
+        for state, report in training.rounds(states[0], rounds):
+            if attack is not None:
+                observation, last = attack.observe(states[-1], state, report, last, auxiliary, training)
+                observations.append(observation)
+            states.append(state)
+    return states, observations
+
+
+def same(one, other):
+    return all(
+        torch.equal(a.models, b.models) and torch.equal(a.assignment, b.assignment)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+def test_watching_changes_nothing(model, federation, algorithm):
+    alone, _ = played(model, federation, algorithm)
+    watched, observations = played(model, federation, algorithm, attack=PropertyAttack(simulated_clients=3))
+    assert same(alone, watched)
+    assert sum(len(each.features) for each in observations) > 0
+
+
+def test_where_the_number_of_models_changes_nothing_is_seen_in_that_round(mlp, federation):
+    states, observations = played(mlp, federation, CFL(eps1=9.0, eps2=0.01, warm_up=2), attack=PropertyAttack())
+    counts = [len(each.models) for each in states]
+    assert counts[2] < counts[3], "nothing was divided"
+    for before, after, each in zip(counts, counts[1:], observations, strict=False):
+        assert (len(each.clusters) == 0) == (before != after)
+
+
+def test_threads_change_no_bit_of_what_is_seen(cnn, federation):
+    one, two = (played(cnn, federation, IFCA(2), attack=PropertyAttack(), threads=n)[1] for n in (1, 2))
+    for a, b in zip(one, two, strict=True):
+        assert all(
+            torch.equal(x, y) for x, y in zip(list(vars(a).values())[1:-1], list(vars(b).values())[1:-1], strict=True)
+        )
+
+
+def test_what_is_seen_is_the_difference_of_models(mlp, federation):
+    attack = PropertyAttack(remove_own_update=False)
+    states, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack)
+    for before, after, each in zip(states, states[1:], observations, strict=False):
+        updates = (after.models - before.models)[each.clusters]
+        assert torch.equal(each.features, extract_features(mlp.layout, updates))
+    both = [each for each in observations if len(each.clusters) == 2]
+    earlier, later = both[0], next(each for each in both if each.round == both[0].round + 1)
+    moves = [states[e.round].models - states[e.round - 1].models for e in (earlier, later)]
+    expected = nn.functional.cosine_similarity(moves[0].double(), moves[1].double())
+    assert torch.allclose(later.cosine, expected)
+
+
+def test_the_truth_is_the_victims_round_and_model(mlp, federation):
+    states, observations = played(mlp, federation, IFCA(3, choose_by="batch"), attack=PropertyAttack(), rounds=9)
+    victim, attacker = federation.property_schedule.victim, federation.property_schedule.attacker
+    for after, each in zip(states[1:], observations, strict=True):
+        chosen = after.assignment
+        for k, present, clients in zip(each.clusters, each.has_property, each.clients, strict=True):
+            assert bool(present) == (after.round % 3 == 0 and chosen[victim] == k)
+            assert int(clients) == int((chosen == k).sum())
+        trained_by_others = chosen[torch.arange(6) != attacker].unique()
+        assert torch.equal(each.clusters, trained_by_others)
+
+
+def test_a_client_that_sees_only_its_own_model_sees_no_other(mlp, federation):
+    states, observations = played(mlp, federation, IFCA(2), attack=PropertyAttack(visible_models="own"))
+    for after, each in zip(states[1:], observations, strict=True):
+        own = int(after.assignment[federation.property_schedule.attacker])
+        assert set(each.simulated_clusters.tolist()) == {own}
+        assert set(each.clusters.tolist()) <= {own}
+
+
+def test_simulations_come_every_so_many_rounds_after_the_warm_up(mlp, federation):
+    attack = PropertyAttack(simulate_every=2, warm_up=1, simulated_updates=5)
+    _, observations = played(mlp, federation, FedAvg(), attack=attack)
+    assert [len(each.simulated_features) for each in observations] == [0, 10, 0, 10, 0, 10]
+    assert [len(each.features) for each in observations] == [0, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("clients", "models", "size"), [(10, 1, 9), (10, 3, 2), (20, 3, 5), (3, 3, 1)])
+def test_an_aggregate_has_as_many_updates_as_other_clients_train_a_model_on_average(clients, models, size):
+    assert PropertyAttack().aggregate_size(clients, models) == size
+    assert PropertyAttack(aggregate_of=4).aggregate_size(clients, models) == 4
+
+
+def test_a_simulated_update_is_what_sgd_makes_of_its_batch(mlp, federation):
+    auxiliary = Auxiliary.of_attacker(federation)
+    row = mlp.init(Stream(2))
+    with Engine(mlp) as engine:
+        updates = local_updates(row, auxiliary, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
+    generator = Stream(9)("examples").generator()
+    network = mlp.network()
+    for update, pool in zip(updates, (auxiliary.with_property, auxiliary.without_property), strict=True):
+        rows = pool[torch.randperm(len(pool), generator=generator)[:8]]
+        network.load_state_dict(mlp.state_dict(row))
+        network.zero_grad()
+        nn.functional.cross_entropy(network(federation.clients.x[rows]), federation.clients.y[rows]).backward()
+        gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
+        assert torch.allclose(update, -0.1 * mlp.layout.pack(gradients), atol=1e-6)
+
+
+def test_a_simulated_client_has_examples_of_both_kinds(mlp, federation):
+    auxiliary = Auxiliary.of_attacker(federation)
+    with Engine(mlp) as engine:
+        args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
+        few = replace(auxiliary, without_property=auxiliary.with_property)
+        mixed = local_updates(mlp.init(Stream(2)), auxiliary, [0.5], **args)
+        alone = local_updates(mlp.init(Stream(2)), few, [0.5], **args)
+    assert not torch.equal(mixed, alone), "half of the batch comes from the examples without the property"
+
+
+def test_an_aggregated_update_is_a_mean_with_one_holder_or_none():
+    held, others = torch.eye(3, 8), torch.eye(5, 8).roll(3, dims=1)
+    made = aggregated_updates(held, others, size=4, count=6, stream=Stream(0))
+    assert torch.allclose(made.sum(dim=1), torch.ones(12))
+    assert torch.equal((made > 0).sum(dim=1), torch.full((12,), 4))
+    assert torch.equal((made[:, :3] > 0).sum(dim=1), torch.tensor([1] * 6 + [0] * 6))
+    assert torch.equal(made[:3, :3].argmax(dim=1), torch.arange(3)), "each holder takes part"
+
+
+def test_features_are_the_largest_changes_of_rows_and_kernels():
+    shapes = {
+        "kernels": (4, 3, 2, 2),
+        "many kernels": (80, 64, 1, 1),
+        "matrix": (5, 6),
+        "wide matrix": (2, 2_501),
+        "bias": (7,),
+    }
+    named = {
+        name: torch.randn(shape, generator=torch.Generator().manual_seed(i))
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    layout = Layout.from_tensors(named, {"mean": torch.ones(9, 9)})
+    row = layout.pack(named | {"mean": torch.ones(9, 9)})
+    expected = torch.cat(
+        [
+            named["kernels"].abs().amax(dim=(2, 3)).flatten(),
+            named["matrix"].abs().flatten(),
+            named["wide matrix"].abs().amax(dim=1),
+        ]
+    )
+    features = extract_features(layout, torch.stack([row, -5 * row, 0 * row])).float()
+    assert torch.allclose(features[0], expected / expected.norm(), atol=1e-3)
+    assert torch.equal(features[0], features[1]), "size and sign of a step say nothing"
+    assert not features[2].any()
+
+
+def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation):
+    attack = PropertyAttack(simulated_updates=8)
+    _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack, rounds=45)
+    figures = property_summary(classify_updates(attack, observations, Stream(1))).overall
+    assert figures["property.positives"] == 15
+    # 15 updates with the property among 90 or fewer: an AUC of guessing has a standard deviation of 0.08.
+    assert figures["property.auc"] > 0.5 + 3 * 0.08
+    assert figures["property.auc_control"] == pytest.approx(0.5, abs=3 * 0.08)
+
+
+def test_a_forest_for_each_cluster(mlp, federation):
+    single, own = PropertyAttack(trees=20), PropertyAttack(trees=20, forests="per-cluster")
+    _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=single, rounds=30)
+    scored = [classify_updates(attack, observations, Stream(1)) for attack in (single, own)]
+    assert scored[0]["present"].equals(scored[1]["present"])
+    assert not scored[0]["score"].equals(scored[1]["score"])
+    one_model = [
+        replace(
+            each,
+            **{
+                name: tensor[each.simulated_clusters == 0]
+                for name, tensor in vars(each).items()
+                if name.startswith("simulated_")
+            },
+        )
+        for each in observations
+    ]
+    blind = classify_updates(own, one_model, Stream(1))
+    assert bool(blind.loc[blind["cluster"] == 1, "score"].isna().all()), "nothing was learned of model 1"
+    known = blind["cluster"] == 0
+    assert blind.loc[known, "score"].notna().all()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:2], ids=repr)
+def test_active_with_all_weight_on_the_main_task_is_passive(model, federation, algorithm):
+    malicious_client = active_property_attacker(model, federation, alpha=1.0, gamma=1.0)
+    passive, active = (
+        played(model, federation, algorithm, malicious_clients=each)[0] for each in (None, malicious_client)
+    )
+    assert torch.allclose(passive[-1].models, active[-1].models, atol=1e-5)
+
+
+def test_an_active_attacker_changes_training_and_remembers(mlp, federation):
+    malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=1.0)
+    honest, active = (played(mlp, federation, IFCA(2), malicious_clients=each)[0] for each in (None, malicious_client))
+    assert not torch.allclose(honest[1].models, active[1].models)
+    trained = active[1].assignment[federation.property_schedule.attacker]
+    moved = (active[1].adversary["head"] != active[0].adversary["head"]).any(dim=1)
+    assert moved.tolist() == [k == trained for k in range(2)]
+
+
+def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
+    """Equation 1, against a network with two heads by hand."""
+    malicious_client = active_property_attacker(mlp, federation, alpha=0.7, gamma=3.0)
+    schedule = federation.property_schedule
+    with Engine(mlp) as engine:
+        training = Training(
+            engine.prepare(federation), FedAvg(), LOCAL, engine, Stream(5), malicious_clients=malicious_client
+        )
+        state = training.start()
+        shards = federation.clients.take(torch.tensor([schedule.attacker]))
+        randomness = LOCAL.randomness(shards, torch.tensor([schedule.attacker]), Stream(4))
+        sent, adversary = malicious_client.train(state, 0, malicious_client.client, shards, randomness, LOCAL, engine)
+    rows = shards.owned(0)[randomness.orders[0, 0, :8]]
+    network = mlp.network()
+    network.load_state_dict(mlp.state_dict(state.models[0]))
+    head = nn.Linear(8, 2)
+    initial = state.adversary["head"][0]
+    weight, bias = initial[:16].reshape(2, 8), initial[16:]
+    head.load_state_dict({"weight": weight, "bias": bias})
+    hidden = torch.relu(network.hidden(federation.clients.x[rows].flatten(1)))
+    main = nn.functional.cross_entropy(network.output(hidden), federation.clients.y[rows])
+    head_loss = nn.functional.cross_entropy(head(hidden), schedule.has_property[rows].long())
+    (0.7 * main + 0.3 * head_loss).backward()
+    gradients = mlp.layout.pack({name: parameter.grad for name, parameter in network.named_parameters()})
+    assert torch.allclose(sent, state.models[0] - 3.0 * 0.1 * gradients, atol=1e-5)
+    learned = torch.cat([(weight - 0.1 * head.weight.grad).flatten(), bias - 0.1 * head.bias.grad])
+    assert torch.allclose(adversary["head"][0], learned, atol=1e-6)
+
+
+def test_a_head_that_is_not_trained_stays_as_initialised(mlp, federation):
+    malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=1.0, train_head=False)
+    states, _ = played(mlp, federation, FedAvg(), malicious_clients=malicious_client)
+    assert torch.equal(states[0].adversary["head"], states[-1].adversary["head"])
+
+
+def test_the_order_of_clients_means_nothing_to_an_active_attack(mlp, federation):
+    malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=5.0)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    plain, _ = played(mlp, federation, IFCA(2), malicious_clients=malicious_client)
+    permuted, _ = played(mlp, federation.permuted(order), IFCA(2), malicious_clients=malicious_client)
+    assert torch.allclose(plain[-1].models, permuted[-1].models, atol=1e-6)
+    assert torch.equal(plain[-1].assignment[order], permuted[-1].assignment)
+
+
+def test_test_examples_can_be_known_too(federation):
+    own, more = (
+        PropertyAttack().auxiliary_examples(federation),
+        PropertyAttack(auxiliary="attacker+test").auxiliary_examples(federation),
+    )
+    test = federation.property_schedule.test_has_property
+    assert len(more.with_property) == len(own.with_property) + int(test.sum())
+    assert len(more.without_property) == int((~test).sum())
+    for given in (own, more):
+        corner = given.x[:, 0, 0, 4]
+        assert bool((corner[given.with_property] == 1).all())
+        assert bool((corner[given.without_property] < 1).all())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"simulate_every": 0}, "'simulate_every' must be at least 1; got 0"),
+        ({"property_fractions": (0.0,)}, "'property_fractions' must be above 0"),
+        ({"property_fractions": (0.5, 1.5)}, "'property_fractions' must be at most 1"),
+        ({"property_fractions": ()}, "'property_fractions' must be not empty"),
+        ({"aggregate_of": 0}, "'aggregate_of' must be at least 1 or 'cluster'; got 0"),
+        ({"warm_up": -1}, "'warm_up' must be at least 0; got -1"),
+        ({"visible_models": "some"}, "'visible_models' must be 'all' or 'own'; got 'some'"),
+        ({"trees": 0}, "'trees' must be at least 1; got 0"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(wrong, sentence):
+    with pytest.raises(InputError, match=sentence):
+        PropertyAttack(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "sentence"),
+    [
+        (1.5, 1.0, r"'alpha' must be in \[0, 1\]; got 1.5"),
+        (-0.1, 1.0, r"'alpha' must be in \[0, 1\]; got -0.1"),
+        (0.5, 0.0, "'gamma' must be above 0; got 0"),
+    ],
+)
+def test_wrong_weights_are_one_sentence(mlp, federation, alpha, gamma, sentence):
+    with pytest.raises(InputError, match=sentence):
+        active_property_attacker(mlp, federation, alpha=alpha, gamma=gamma)
+
+
+def test_without_a_holder_there_is_nothing_to_attack(mlp, build):
+    with pytest.raises(InputError, match="a client holds a property"):
+        PropertyAttack().auxiliary_examples(build())
+    with pytest.raises(InputError, match="a client holds a property"):
+        active_property_attacker(mlp, build(), alpha=0.5, gamma=1.0)
+    with pytest.raises(InputError, match=r"whose last layer is a torch.nn.Linear"):
+        active_property_attacker(
+            Model(lambda: nn.Conv2d(1, 1, 1)), replace(build(), property_schedule=object()), alpha=0.5, gamma=1.0
+        )
+
+
+def test_in_memory_as_on_disk(mlp, federation):
+    """`simulate` takes the attack and the malicious clients, and its defences apply to both."""
+    result = simulate(
+        federation,
+        mlp,
+        IFCA(2, choose_by="batch"),
+        LOCAL,
+        rounds=12,
+        property_attack=PropertyAttack(trees=10),
+        malicious_clients=active_property_attacker(mlp, federation, alpha=0.5, gamma=5.0),
+        defenses=[NormClipping(0.05)],
+    )
+    assert result.updates is not None
+    assert result.summary.overall["property.updates"] == len(result.updates)
+    assert 0 <= result.summary.overall["property.auc"] <= 1

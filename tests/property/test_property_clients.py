@@ -1,0 +1,454 @@
+"""A property attack among clients that are absent, defended or of another kind of network, and what a client knows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from shoal.algorithms import IFCA, IFCAMIR, EarlyStopping, FedAvg, FedOpt, FedSoft
+from shoal.attacks import LossThreshold, PropertyAttack, ShadowModels, active_property_attacker, extract_features
+from shoal.audit import RedTeam
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, TextDataset, partition_by_property
+from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, defended
+from shoal.engine import Engine, LocalSGD, Training, client_updates
+from shoal.metrics.summary import flatten
+from shoal.models import Model
+from shoal.models.networks import FacesCNN
+from shoal.models.recurrent import ReviewGRU
+from shoal.property.property_metrics import property_summary
+from shoal.property.property_schedule import PropertySchedule
+from shoal.property.simulated_updates import Auxiliary, local_updates
+from shoal.runs.simulate import simulate
+
+LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
+CLIENTS = 6
+
+
+class FixedAssignment(IFCA):
+    """IFCA whose clients train the models that they are told to."""
+
+    def __init__(self, assignment):
+        super().__init__(2)
+        object.__setattr__(self, "fixed", assignment)
+
+    def plan(self, state, cohort):
+        return self.plan_of(self.fixed, None, state, cohort)
+
+
+class Normed(nn.Module):
+    """A convolution with batch norm, and log-probabilities, as the VGGs have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.output = nn.Linear(4 * 3 * 3, 3)
+
+    def forward(self, images):
+        features = torch.relu(torch.max_pool2d(self.norm(self.convolution(images)), 2))
+        return self.output(features.flatten(1)).log_softmax(dim=1)
+
+
+def dealt(given):
+    split = Partition(CLIENTS, 90, shadow_examples=60, test_examples=120, dirichlet_alpha=1.0)
+    preferences = Preferences(torch.full((CLIENTS,), 0.5).double(), torch.full((CLIENTS,), 0.3).double())
+    return partition_by_property(given, PropertyPartition(split, period=3, min_examples=8), preferences, Stream(1))
+
+
+def labels_and_holders(count=900):
+    generator = np.random.default_rng(3)
+    return torch.from_numpy(generator.integers(0, 3, count)), torch.from_numpy(generator.random(count) < 0.3)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    labels, holds = labels_and_holders()
+    pixels = torch.from_numpy(np.random.default_rng(4).integers(0, 80, (900, 1, 6, 6))).to(torch.uint8)
+    pixels[torch.arange(900), 0, 1 + labels] += 150
+    pixels[holds, 0, 0, 2:] = 255
+    return dealt(ImageDataset("corners", pixels, 255, labels, 900, 3, holds))
+
+
+@pytest.fixture(scope="module")
+def texts():
+    labels, holds = labels_and_holders()
+    words = torch.from_numpy(np.random.default_rng(4).integers(9, 50, (900, 7)))
+    words[:, 0] = 1 + labels
+    words[holds, 1] = 8
+    return dealt(TextDataset("corners", words, 50, labels, 900, 3, holds))
+
+
+def played(model, federation, algorithm, *, attack=None, rounds=6, local=LOCAL, precision="fp32", **settings):
+    """The training, its states, its reports, and what the attack saw."""
+    with Engine(model, precision=precision) as engine:
+        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **settings)
+        states, reports, observations = [training.start()], [], []
+        last = torch.zeros_like(states[0].models)
+        auxiliary = None if attack is None else attack.auxiliary_examples(training.federation)
+        for state, report in training.rounds(states[0], rounds):
+            if attack is not None:
+                observation, last = attack.observe(states[-1], state, report, last, auxiliary, training)
+                observations.append(observation)
+            states.append(state)
+            reports.append(report)
+    return states, reports, observations
+
+
+@pytest.mark.parametrize("participation", [0.17, 0.5])
+@pytest.mark.parametrize("visible_models", ["all", "own"])
+def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federation, participation, visible_models):
+    attack, algorithm = PropertyAttack(visible_models=visible_models, simulated_clients=2), IFCA(2, choose_by="batch")
+    settings = {"rounds": 24, "participation": participation}
+    alone, _, _ = played(mlp, federation, algorithm, **settings)
+    states, reports, observations = played(mlp, federation, algorithm, attack=attack, **settings)
+    assert torch.equal(alone[-1].models, states[-1].models)
+    absent = {"attacker": 0, "victim": 0}
+    for report, each in zip(reports, observations, strict=True):
+        ids = federation.ids[report.cohort].tolist()
+        chosen = dict(zip(ids, report.assignment.tolist(), strict=True))
+        attacker, victim = (
+            chosen.pop(federation.property_schedule.attacker, None),
+            chosen.get(federation.property_schedule.victim),
+        )
+        visible = {0, 1} if visible_models == "all" else {attacker}
+        assert set(each.clusters.tolist()) == visible & set(chosen.values())
+        assert each.has_property.tolist() == [each.round % 3 == 0 and k == victim for k in each.clusters.tolist()]
+        absent["attacker"] += attacker is None
+        absent["victim"] += victim is None and each.round % 3 == 0
+    assert min(absent.values()) > 0
+
+
+def test_an_active_attacker_that_is_absent_remembers(mlp, federation):
+    malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=5.0)
+    settings = {"participation": 0.17, "rounds": 24}
+    states, reports, _ = played(mlp, federation, IFCA(2), malicious_clients=malicious_client, **settings)
+    there = [federation.property_schedule.attacker in federation.ids[report.cohort].tolist() for report in reports]
+    assert 0 < sum(there) < 24
+    for before, after, present in zip(states, states[1:], there, strict=False):
+        assert torch.equal(before.adversary["head"], after.adversary["head"]) != present
+
+
+def test_simulated_aggregates_are_of_as_many_as_take_part(mlp, federation, monkeypatch):
+    calls = []
+
+    def aggregate_size(attack, clients, models):
+        calls.append((attack.aggregate_of, clients, models))
+        return 1
+
+    monkeypatch.setattr(PropertyAttack, "aggregate_size", aggregate_size)
+    played(mlp, federation, IFCA(2), attack=PropertyAttack(), rounds=1, participation=0.5)
+    assert calls == [("cluster", 3, 2)] * 2
+
+
+def test_what_others_have_changes_no_simulation(mlp, federation):
+    """The attacker's own number of examples is all that it can simulate by."""
+    local = LocalSGD(epochs=1, batch_size=8, learning_rate=0.1)
+    attacker = int(torch.nonzero(federation.ids == federation.property_schedule.attacker))
+    kept = [federation.clients.owned(i) if i == attacker else federation.clients.owned(i)[::2] for i in range(CLIENTS)]
+    halved = type(federation.clients).from_indices(
+        federation.clients.x, federation.clients.y, torch.cat(kept), torch.tensor([len(each) for each in kept])
+    )
+    first, second = (
+        played(mlp, given, FedAvg(), attack=PropertyAttack(), rounds=1, local=local)[2][0]
+        for given in (federation, replace(federation, clients=halved))
+    )
+    assert torch.equal(first.simulated_features, second.simulated_features)
+    assert not torch.equal(first.features, second.features)
+
+
+@pytest.mark.parametrize("kind", ["plain", "bf16", "batch norm", "dropout", "clipped", "texts", "filtered"])
+def test_an_active_attacker_with_all_weight_on_the_main_task_is_any_other_client(mlp, federation, texts, kind):
+    model, given, settings = mlp, federation, {"participation": 0.7}
+    match kind:
+        case "bf16":
+            settings["precision"] = "bf16"
+        case "batch norm":
+            model = Model(Normed)
+        case "dropout":
+            model = Dropout(0.5).to(mlp)
+        case "clipped":
+            settings["defenses"] = defended(TrainingSetup(mlp, LOCAL), [DPSGD(0.5)]).defenses
+        case "texts":
+            model, given = Model(lambda: ReviewGRU(50, 3)), texts
+        case "filtered":
+            settings["update_filter"] = NormClipping(0.05)
+    malicious_client = active_property_attacker(model, given, alpha=1.0, gamma=1.0)
+    honest, active = (
+        played(model, given, IFCA(2, choose_by="batch"), malicious_clients=each, **settings)[0]
+        for each in (None, malicious_client)
+    )
+    near = {"atol": 2e-3, "rtol": 0.05} if kind == "bf16" else {"atol": 1e-5, "rtol": 1e-4}
+    torch.testing.assert_close(honest[-1].models, active[-1].models, **near)
+
+
+def test_scaling_leaves_statistics_where_they_can_be(federation):
+    """Running variances scaled like weights become negative."""
+    model, local = Model(Normed), replace(LOCAL, steps=8, learning_rate=1e-3)
+    malicious_client = active_property_attacker(model, federation, alpha=0.9, gamma=20.0)
+    plain = replace(malicious_client, gamma=1.0)
+    (start, scaled), (_, once) = (
+        played(model, federation, FedAvg(), malicious_clients=each, rounds=1, local=local)[0]
+        for each in (malicious_client, plain)
+    )
+    trained = model.layout.trainable
+    torch.testing.assert_close(scaled.models[:, trained:], once.models[:, trained:])
+    assert (model.layout.views(scaled.models[0])["norm.running_var"] > 0).all()
+    assert (scaled.models - start.models)[:, :trained].norm() > 2 * (once.models - start.models)[:, :trained].norm()
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), IFCA(2), IFCA(2, averaging="gradient")], ids=repr)
+@pytest.mark.parametrize(
+    "settings", [{}, {"participation": 0.5}, {"update_filter": NormClipping(0.05)}, {"malicious_clients": 3.0}]
+)
+def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings):
+    if "malicious_clients" in settings:
+        settings = {"malicious_clients": active_property_attacker(mlp, federation, alpha=0.5, gamma=3.0)}
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(federation), algorithm, LOCAL, engine, Stream(5), **settings)
+        before = training.start()
+        for after, report in training.rounds(before, 3):
+            total = torch.zeros_like(after.models)
+            for client in range(CLIENTS):
+                for k, share, update in client_updates(training, before, report, client):
+                    total[k] += share * update
+            torch.testing.assert_close(total, after.models - before.models, atol=1e-6, rtol=1e-3)
+            before = after
+
+
+def test_without_its_own_part_an_update_is_that_of_the_others(mlp, federation):
+    attack = PropertyAttack(remove_own_update=True)
+    attacker = federation.property_schedule.attacker
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
+        before = training.start()
+        after, report = training.round(before)
+        observation, last = attack.observe(
+            before, after, report, torch.zeros_like(before.models), attack.auxiliary_examples(federation), training
+        )
+        others = torch.zeros_like(before.models)
+        for client in set(range(CLIENTS)) - {attacker}:
+            for k, share, update in client_updates(training, before, report, client):
+                others[k] += share * update
+    # Features have norm 1, so that by how much the others' shares fall short of 1 means nothing.
+    expected = extract_features(mlp.layout, others[observation.clusters])
+    torch.testing.assert_close(observation.features, expected, atol=2e-3, rtol=0)
+    assert not torch.equal(observation.features, extract_features(mlp.layout, last[observation.clusters]))
+    assert torch.equal(last, after.models - before.models)
+
+
+@pytest.mark.parametrize("remove_own_update", [False, True])
+def test_a_swapped_update_is_that_of_the_round_with_the_victims_other_examples(mlp, federation, remove_own_update):
+    """By playing the round again on a federation whose victim's schedule is the other way round."""
+
+    class Swapped(PropertySchedule):
+        def present(self, number):
+            return not super().present(number)
+
+    attack, algorithm = PropertyAttack(remove_own_update=remove_own_update), IFCA(2)
+    schedule = federation.property_schedule
+    other = replace(federation, property_schedule=Swapped(**vars(schedule)))
+    # All a client's examples in one batch, so that no order is drawn.
+    local = replace(LOCAL, batch_size="all")
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5))
+        before = training.start()
+        for _ in range(3):
+            after, report = training.round(before)
+            last = torch.zeros_like(before.models)
+            found, _ = attack.observe(before, after, report, last, attack.auxiliary_examples(federation), training)
+            again = Training(engine.prepare(other), FixedAssignment(report.assignment), local, engine, Stream(5))
+            changed, its = again.round(before)
+            expected, _ = attack.observe(before, changed, its, last, attack.auxiliary_examples(other), again)
+            (k,) = found.swapped.tolist()
+            victim = report.assignment[federation.ids[report.cohort] == schedule.victim]
+            assert found.clusters[k] == victim
+            torch.testing.assert_close(found.swapped_features[0], expected.features[k], atol=2e-3, rtol=0)
+            assert not torch.allclose(found.swapped_features[0], found.features[k], atol=2e-3)
+            before = after
+
+
+def test_noise_is_drawn_anew_for_a_swapped_update(mlp, federation):
+    """The attacker does not know the noise: pairs that shared it would tell more than it can see."""
+    private = DPSGD(max_grad_norm=1e-6, noise_multiplier=1e5)
+    with Engine(mlp) as engine:
+        training = Training(
+            engine.prepare(federation), FedAvg("equal"), replace(LOCAL, gradient_privacy=private), engine, Stream(5)
+        )
+        before = training.start()
+        _, report = training.round(before)
+        schedule = federation.property_schedule
+        same = federation.clients.take(torch.nonzero(federation.ids == schedule.victim).flatten())
+        ((_, _, own),) = client_updates(training, before, report, schedule.victim)
+        ((_, _, again),) = client_updates(training, before, report, schedule.victim, same)
+    assert abs(float(nn.functional.cosine_similarity(own, again, dim=0))) < 0.2
+
+
+def test_pairs_cancel_whose_examples_they_are():
+    """A score that tells rounds and models apart, and not the property, has no counterfactual AUC."""
+    rounds = np.repeat(np.arange(20), 2)
+    updates = pd.DataFrame({
+        "round": rounds, "cluster": np.tile([0, 1], 20), "clients": 3, "cosine": 0.1,
+        "present": ((rounds % 5 == 0) & (np.tile([0, 1], 20) == 1)).astype(int),
+        "score": np.where(rounds % 5 == 0, 0.9, 0.1),
+    })  # fmt: skip
+    blind = updates.assign(swapped=updates["score"].where(updates["cluster"] == 1))
+    metrics = property_summary(blind).overall
+    assert metrics["property.auc_within"] == 1
+    assert (metrics["property.pairs"], metrics["property.auc_counterfactual"]) == (20, 0.5)
+    assert metrics["property.auc_swapped"] == 0.5
+    # A score that sees it, by less than rounds differ.
+    seen = np.where(updates["present"] == 1, -0.01, 0.01)
+    metrics = property_summary(blind.assign(swapped=blind["swapped"] + seen)).overall
+    assert metrics["property.auc_counterfactual"] == 1
+    assert 0.5 < metrics["property.auc_swapped"] < 0.9
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg("equal"), IFCA(2)])
+def test_simulated_updates_without_the_property_are_not_all_of_the_same_clients(mlp, federation, algorithm):
+    attack = PropertyAttack(simulated_clients=2, simulated_updates=8)
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(federation), algorithm, LOCAL, engine, Stream(5))
+        before = training.start()
+        after, report = training.round(before)
+        found, _ = attack.observe(
+            before, after, report, torch.zeros_like(before.models), attack.auxiliary_examples(federation), training
+        )
+    for k in found.simulated_clusters.unique():
+        without = found.simulated_features[(found.simulated_clusters == k) & ~found.simulated_has_property]
+        assert len(without.float().unique(dim=0)) >= 4
+
+
+def test_matched_examples_have_each_label_as_often_with_the_property_as_without():
+    y = torch.tensor([0, 0, 0, 1, 1, 2, 0, 1, 1, 1, 3])
+    given = Auxiliary(torch.zeros(11, 1), y, torch.arange(6), torch.arange(6, 11))
+    made = given.matched()
+    assert y[made.with_property].tolist() == y[made.without_property].tolist() == [0, 1, 1]
+    assert set(made.with_property.tolist()) <= set(range(6))
+    assert set(made.without_property.tolist()) <= set(range(6, 11))
+
+
+@pytest.mark.parametrize("known", ["attacker", "attacker+test"])
+def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known):
+    made = PropertyAttack(auxiliary=known, match_labels=True).auxiliary_examples(federation)
+    counts = [
+        torch.bincount(made.y[rows], minlength=3).tolist() for rows in (made.with_property, made.without_property)
+    ]
+    assert counts[0] == counts[1]
+    assert min(counts[0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "named"), [(FedOpt(IFCA(2)), "FedOpt"), (EarlyStopping(FedSoft(2), 2), "FedSoft")], ids=repr
+)
+def test_a_server_that_moves_models_by_more_than_the_mean_is_refused(mlp, federation, algorithm, named):
+    with pytest.raises(InputError, match=rf"by which a model moves, and {named} moves models otherwise"):
+        simulate(federation, mlp, algorithm, LOCAL, rounds=1, property_attack=PropertyAttack())
+
+
+def test_an_attacker_with_one_kind_of_example_is_refused(federation):
+    schedule = federation.property_schedule
+    test = replace(schedule, test_has_property=torch.ones_like(schedule.test_has_property))
+    with pytest.raises(InputError, match=r"with the property and without it; the attacker has \d+ and 0"):
+        PropertyAttack(auxiliary="attacker+test").auxiliary_examples(replace(federation, property_schedule=test))
+    apart = replace(federation.clients, y=federation.property_schedule.has_property.long())
+    with pytest.raises(InputError, match="some label both with and without the property"):
+        PropertyAttack(match_labels=True).auxiliary_examples(replace(federation, clients=apart))
+
+
+def test_fewer_examples_than_a_batch_make_smaller_batches_and_small_fractions_keep_one(mlp, federation):
+    own = Auxiliary.of_attacker(federation)
+    few = replace(own, with_property=own.with_property[:3], without_property=own.without_property[:5])
+    with Engine(mlp) as engine:
+        made = local_updates(mlp.init(Stream(2)), few, [1.0, 0.0], size=8, local=LOCAL, engine=engine, stream=Stream(9))
+        args = {"size": 8, "local": LOCAL, "engine": engine, "stream": Stream(9)}
+        little = local_updates(mlp.init(Stream(2)), own, [0.01], **args)
+        none = local_updates(mlp.init(Stream(2)), own, [0.0], **args)
+    network = mlp.network()
+    for update, rows in zip(made, (few.with_property, few.without_property), strict=True):
+        network.load_state_dict(mlp.state_dict(mlp.init(Stream(2))))
+        network.zero_grad()
+        nn.functional.cross_entropy(network(federation.clients.x[rows]), federation.clients.y[rows]).backward()
+        gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
+        assert torch.allclose(update, -0.1 * mlp.layout.pack(gradients), atol=1e-6)
+    assert not torch.equal(little, none), "an update that is said to have the property has an example of it"
+
+
+def test_a_simulation_that_diverges_is_left_out(mlp, federation, caplog):
+    with Engine(mlp) as engine:
+        training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
+        before = training.start()
+        after, report = training.round(before)
+        attack = PropertyAttack()
+        known = attack.auxiliary_examples(federation)
+        broken = replace(known, x=known.x * torch.inf)
+        observation, _ = attack.observe(before, after, report, torch.zeros_like(before.models), broken, training)
+    assert (
+        len(observation.simulated_features)
+        == len(observation.simulated_clusters)
+        == len(observation.simulated_has_property)
+        == 0
+    )
+    assert len(observation.features) > 0
+    assert "round 1: simulated updates of model 0 became NaN" in caplog.text
+
+
+def test_watching_changes_nothing_whatever_defends(federation, mlp):
+    setup = defended(TrainingSetup(mlp, LOCAL), [Dropout(0.3), DPSGD(1.0, 0.5, sampling="poisson"), NormClipping(0.5)])
+    risk_estimator = RedTeam(every=2, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
+    malicious_client = active_property_attacker(setup.model, federation, alpha=0.5, gamma=5.0)
+    alone, watched = (
+        played(
+            setup.model,
+            federation,
+            IFCAMIR(IFCA(2)),
+            attack=attack,
+            local=setup.local,
+            update_filter=setup.update_filter,
+            defenses=setup.defenses,
+            malicious_clients=malicious_client,
+            risk_estimator=risk_estimator,
+            participation=0.8,
+        )[0]
+        for attack in (None, PropertyAttack(remove_own_update=True, property_fractions=(1.0, 0.5)))
+    )
+    for one, other in zip(alone, watched, strict=True):
+        assert torch.equal(one.models, other.models)
+        assert torch.equal(one.adversary["head"], other.adversary["head"])
+        assert torch.equal(one.risks, other.risks)
+
+
+@pytest.mark.parametrize(
+    ("network", "count"), [(lambda: FacesCNN(3, 62, 47, 2), 2_912), (lambda: ReviewGRU(3_000, 5), 4_409)]
+)
+def test_the_papers_networks_give_as_many_features_as_counted_by_hand(network, count):
+    """Faces: 3 * 32 + 32 * 64, nothing of 64 * 128 kernels, 256 rows, 2 * 256. Reviews: 3,001 words, 384 rows of each
+    matrix of the GRU, 5 * 128."""
+    layout = Model(network).layout
+    assert extract_features(layout, torch.zeros(1, layout.size)).shape[1] == count
+
+
+def test_figures_within_models_and_over_rounds():
+    """Model 1 always scores higher and has the victim: the AUC over all updates rewards that, the other two do not."""
+    updates = pd.DataFrame(
+        {
+            "round": [1, 1, 2, 2, 3, 3, 4, 4],
+            "cluster": [0, 1] * 4,
+            "clients": 3,
+            "present": [0, 1, 0, 0, 0, 1, 0, 0],
+            "cosine": 0.5,
+            "score": [0.1, 0.9, 0.2, 0.8, 0.3, 0.7, 0.4, 0.6],
+            "control.0": 0.5,
+        }
+    )
+    figures = flatten(property_summary(updates))
+    assert figures["property.auc"] == pytest.approx(11 / 12)
+    assert figures["property.auc_within"] == figures["clusters.1.property_auc"] == pytest.approx(0.75)
+    assert "clusters.0.property_auc" not in figures
+    # Ranks of rounds 1 to 4: 1, 0.75, 0.75 (of model 0) and 1 (of model 0).
+    assert figures["property.auc_rounds"] == pytest.approx((0.5 + 1 + 0 + 0.5) / 4)
+    assert figures["property.auc_control"] == 0.5

@@ -1,0 +1,196 @@
+"""Partitions by property, and the rounds in which the victim trains on it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.core.errors import InputError
+from shoal.core.randomness import Stream
+from shoal.data import (
+    ImageDataset,
+    Partition,
+    PropertyPartition,
+    TextDataset,
+    draw_preferences,
+    draw_property_partition,
+    partition_by_property,
+)
+from shoal.property.property_partition import ATTACKER, VICTIM
+
+STREAM = Stream(7, ("data",))
+
+
+def images(count=1_200, classes=3, share=0.25):
+    rng = np.random.default_rng(0)
+    labels = torch.from_numpy(rng.integers(0, classes, count))
+    has_property = torch.from_numpy(rng.random(count) < share)
+    pixels = torch.arange(count).reshape(count, 1, 1, 1).expand(count, 1, 2, 2)
+    return ImageDataset("made", (pixels % 256).to(torch.uint8), 255, labels, count, classes, has_property)
+
+
+def settings(clients=6, examples=150, alpha=0.5, **changes):
+    partition = Partition(
+        clients, examples, shadow_examples=20, test_examples=200, holdout_examples=3, dirichlet_alpha=alpha
+    )
+    return PropertyPartition(partition, **{"min_examples": 10, **changes})
+
+
+def federation_of(dataset, settings):
+    preferences = draw_preferences(settings.partition.clients, (0.5, 0.8), 0.0, STREAM)
+    return partition_by_property(dataset, settings, preferences, STREAM)
+
+
+def test_every_example_goes_to_one_part_and_the_property_to_two_clients():
+    dataset = images()
+    partition = draw_property_partition(dataset, settings(), STREAM)
+    everything = torch.cat([*partition.clients, *partition.holdout, partition.shadow, partition.test])
+    assert len(everything.unique()) == len(everything)
+    assert sum(len(indices) for indices in partition.clients) == 6 * 150
+    with_property = [int(dataset.has_property[indices].sum()) for indices in partition.clients]
+    assert with_property[2:] == [0, 0, 0, 0]
+    assert abs(with_property[ATTACKER] - with_property[VICTIM]) <= 1
+    assert len(partition.test) == 200
+    assert 0 < dataset.has_property[partition.test].sum() < 200
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_the_attacker_gets_its_share_of_the_property(share):
+    dataset = images()
+    partition = draw_property_partition(dataset, settings(attacker_share=share), STREAM)
+    attacker, victim = (int(dataset.has_property[partition.clients[who]].sum()) for who in (ATTACKER, VICTIM))
+    assert attacker == round(share * (attacker + victim))
+
+
+def test_skew_leaves_each_client_a_batch_and_no_skew_leaves_equal_parts():
+    dataset = images()
+    skewed, even = (draw_property_partition(dataset, settings(alpha=alpha), STREAM).clients for alpha in (0.2, None))
+
+    def others(indices):
+        return dataset.labels[indices[~dataset.has_property[indices]]]
+
+    shares = torch.stack([torch.bincount(others(indices), minlength=3) / len(others(indices)) for indices in skewed])
+    assert min(len(others(indices)) for indices in skewed) >= 10
+    assert shares.max() > 0.75, "a small alpha gives clients of nearly one class"
+    sizes = [len(others(indices)) for indices in even]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_natural_victims_labels_are_those_of_all_and_the_others_are_skewed(seed):
+    """In rounds with the property and in the others, so that an attack on its labels finds nothing."""
+    dataset = images(count=6_000)
+    common = torch.bincount(dataset.labels).double() / 6_000
+
+    def distance(victim_labels, client):
+        asked = settings(examples=700, alpha=0.3, victim_labels=victim_labels)
+        own = draw_property_partition(dataset, asked, Stream(seed)).clients[client]
+        labels = dataset.labels[own[~dataset.has_property[own]]]
+        return float((torch.bincount(labels, minlength=3).double() / len(labels) - common).abs().max())
+
+    assert distance("natural", VICTIM) < 0.08
+    assert max(distance("natural", client) for client in range(6) if client != VICTIM) > 0.2
+    assert sum(distance("skewed", client) for client in range(6)) / 6 > 0.15
+
+
+def test_a_natural_victim_has_as_many_examples_of_each_kind():
+    dataset = images()
+    own = draw_property_partition(dataset, settings(), STREAM).clients[VICTIM]
+    assert 2 * int(dataset.has_property[own].sum()) == len(own)
+    everything = torch.cat(draw_property_partition(dataset, settings(), STREAM).clients)
+    assert len(everything.unique()) == 6 * 150
+
+
+def test_a_seed_gives_the_same_partition_and_another_seed_another():
+    first, again, other = (
+        draw_property_partition(images(), settings(), stream) for stream in (STREAM, STREAM, Stream(8, ("data",)))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first.clients, again.clients, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.clients, other.clients, strict=True))
+
+
+def test_the_federation_has_the_examples_that_were_drawn():
+    dataset = images()
+    federation = federation_of(dataset, settings())
+    partition = draw_property_partition(dataset, settings(), STREAM)
+    indices = torch.cat(partition.clients)
+    assert torch.equal(federation.clients.y, dataset.labels[indices])
+    assert torch.equal((federation.clients.x[:, 0, 0, 0] * 255).round().long(), indices % 256)
+    assert torch.equal(federation.property_schedule.has_property, dataset.has_property[indices])
+    assert torch.equal(federation.property_schedule.test_has_property, dataset.has_property[partition.test])
+
+
+def test_texts_are_partitioned_unchanged():
+    dataset = images()
+    words = torch.randint(1, 50, (1_200, 8))
+    texts = TextDataset("made", words, 50, dataset.labels, 1_200, 3, dataset.has_property)
+    federation = federation_of(texts, settings())
+    assert federation.clients.x.dtype == torch.int64
+    assert torch.equal(
+        federation.clients.x, words[torch.cat(draw_property_partition(texts, settings(), STREAM).clients)]
+    )
+
+
+def test_only_the_victim_alternates_between_its_examples():
+    federation = federation_of(images(), settings(period=4))
+    has_property, schedule = federation.property_schedule.has_property, federation.property_schedule
+    for number in range(1, 9):
+        shards = federation.clients_in_round(number)
+        for client in range(len(federation)):
+            if client == VICTIM:
+                expected = federation.clients.owned(client)
+                assert torch.equal(shards.owned(client), expected[has_property[expected] == (number % 4 == 0)])
+            else:
+                assert torch.equal(shards.owned(client), federation.clients.owned(client))
+        assert schedule.present(number) == (number % 4 == 0)
+
+
+def test_the_schedule_follows_the_victim_into_another_order():
+    federation = federation_of(images(), settings(period=2))
+    order = torch.tensor([4, 1, 5, 0, 3, 2])
+    permuted = federation.permuted(order).clients_in_round(2)
+    for place, client in enumerate(order.tolist()):
+        assert torch.equal(permuted.owned(place), federation.clients_in_round(2).owned(client))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "make_settings", "sentence"),
+    [
+        (replace(images(), has_property=None), settings, "needs a 'task' with a property"),
+        (
+            replace(images(), has_property=torch.zeros(1_200, dtype=torch.bool)),
+            settings,
+            "none of the 1,200 examples of made has the property",
+        ),
+        (replace(images(), has_property=torch.ones(1_200, dtype=torch.bool)), settings, "AUC is undefined"),
+        (images(), lambda: settings(clients=2), "'clients' must be at least 3; got 2"),
+        (images(), lambda: settings(examples=400), r"needs 2,638 examples .* but made has 1,200"),
+        (images(), lambda: settings(min_examples=150), "the attacker gets 11[0-9] training examples with the property"),
+        (images(), lambda: settings(attacker_share=0.97), "the victim gets 7 training examples"),
+        (
+            images(),
+            lambda: settings(12, 60, 0.01, min_examples=30),
+            "'dirichlet_alpha' = 0.01 leaves a client fewer than 30",
+        ),
+        (
+            images(share=0.9),
+            lambda: settings(alpha=None, min_examples=20),
+            r"there are \d\d training examples without the property, fewer than a batch of 20 for each of 6 clients",
+        ),
+        (images(), lambda: settings(attacker_share=1.0), "'attacker_share' must be below 1.*; got 1.0"),
+        (images(), lambda: settings(period=1), "'period' must be at least 2; got 1"),
+    ],
+)
+def test_what_cannot_be_partitioned_is_one_sentence(dataset, make_settings, sentence):
+    with pytest.raises(InputError, match=sentence) as error:
+        draw_property_partition(dataset, make_settings(), STREAM)
+    assert "\n" not in str(error.value)
+
+
+def test_by_default_clients_are_all_alike_and_the_stream_is_that_of_a_run_with_seed_0():
+    found = partition_by_property(images(), settings())
+    same = partition_by_property(images(), settings(), found.preferences, Stream(0, ("data",)))
+    assert torch.equal(found.clients.x, same.clients.x)
+    assert found.preferences.threshold.tolist() == [0.65] * 6
+    assert found.preferences.beta.tolist() == [0.5] * 6
