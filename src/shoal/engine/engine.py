@@ -15,7 +15,6 @@ from torch import Tensor
 from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, described, require, require_instance, whole
 from shoal.core.representation import shortened
-from shoal.core.vectors_on_disk import VectorsOnDisk
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
@@ -227,12 +226,7 @@ class Engine:
         """
         if self.personal_models == "memory":
             return {name: rows.in_memory() for name, rows in personal.items()}
-        return {
-            name: rows
-            if isinstance(rows, VectorsOnDisk) and rows.folder == folder
-            else VectorsOnDisk.of(rows, name, folder)
-            for name, rows in personal.items()
-        }
+        return {name: rows.on_disk(name, folder) for name, rows in personal.items()}
 
     def train(
         self,
