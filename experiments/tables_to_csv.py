@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from shoal.core.atomic_files import write_text
+from shoal.reports.formats import DASH
 
 SPREAD = re.compile(r"^(?P<mean>[-+]?[\d.]+%?) (?:±|\+-) (?P<std>[\d.]+)$")
 
@@ -48,13 +49,13 @@ def tables(text: str) -> list[tuple[str, list[list[str]]]]:
 def with_spreads_apart(rows: list[list[str]]) -> list[list[str]]:
     """The rows with a column for the mean and one for the standard deviation, where cells have both.
 
-    >>> with_spreads_apart([["", "accuracy"], ["IFCA", "0.91 ± 0.02"], ["local", "–"]])
+    >>> with_spreads_apart([["", "accuracy"], ["IFCA", "0.91 ± 0.02"], ["local", ""]])
     [['', 'accuracy', 'accuracy std'], ['IFCA', '0.91', '0.02'], ['local', '', '']]
     """
     columns: list[list[str]] = []
     for head, *values in zip(*rows, strict=True):
         found = [SPREAD.match(value) for value in values]
-        if any(found) and all(each or value in ("", "–") for each, value in zip(found, values, strict=True)):
+        if any(found) and all(each or value in ("", DASH) for each, value in zip(found, values, strict=True)):
             columns.append([head, *(each["mean"] if each else "" for each in found)])
             columns.append([f"{head} std".strip(), *(each["std"] if each else "" for each in found)])
         else:

@@ -3,8 +3,8 @@
     shoal sweep experiments/attacks/digits.toml --jobs 1
     python experiments/attacks/every_attack.py runs/digits docs/results/attacks/digits --references 4
 
-Reference federations that are trained already are not trained again, so a killed audit goes on. Written: OUT/attacks.csv
-(a row for each run and key) and OUT/attacks.md (mean and standard deviation over seeds, a column for each setting).
+Reference federations that are trained already are not trained again: a killed audit resumes. Written: OUT/attacks.csv
+(one row per run and key) and OUT/attacks.md (mean and standard deviation over seeds, one column per setting).
 """
 
 import argparse
