@@ -135,9 +135,7 @@ def test_another_run_s_updates_are_not_mixed_in(watched, toy_config):
 
 def test_what_takes_too_much_room_is_refused_before_anything_is_written(toy_config, tmp_path):
     wide = {"model": {"name": "mlp", "hidden": 5000}, "record__updates": 1}
-    with pytest.raises(
-        InputError, match=r"\\[record\\]: the recorded updates take 60 MB, but 'max_megabytes' is 59; record"
-    ):
+    with pytest.raises(InputError, match=r"\[record\]: .* updates take 60 MB, but 'max_megabytes' is 59; record"):
         run(toy_config(**wide, record__max_megabytes=59), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     _, simulation = build(toy_config(**wide))
@@ -192,7 +190,7 @@ class Personal:
         (sent,) = plan.trainings
         halves = 0.5 * state.models.repeat(2, 1)
         own = LocalTraining(halves, torch.zeros(len(cohort), dtype=torch.int64))
-        other = LocalTraining(halves, sent.start, weights=torch.zeros_like(sent.weights))
+        other = LocalTraining(halves, sent.init_index, weights=torch.zeros_like(sent.weights))
         return RoundPlan(plan.assignment, (own, sent, other))
 
 

@@ -30,7 +30,7 @@ from shoal.config.schema import Config
 from shoal.config.settings_tables import in_table
 from shoal.core.errors import described, path_of, require, require_instance, whole
 from shoal.core.representation import one_line
-from shoal.data import ClientDataset, Federation, LabelledDataset
+from shoal.data import Federation, SourceData
 from shoal.data.fingerprint import fingerprint
 from shoal.defenses import Defense
 from shoal.engine import Algorithm, Engine, LocalSGD
@@ -263,7 +263,7 @@ def run(
     *,
     resume: bool = False,
     data_dir: Path | None = None,
-    dataset: LabelledDataset | ClientDataset | None = None,
+    dataset: SourceData | None = None,
     watch: Watch | None = None,
     watch_references: AuditWatch | None = None,
 ) -> Path:
@@ -301,7 +301,7 @@ def run(
     """
     require_instance("config", config, Config, "such as read_config('run.toml') gives")
     out = path_of("out", out)
-    loaded = dataset is None or isinstance(dataset, LabelledDataset | ClientDataset)
+    loaded = dataset is None or isinstance(dataset, SourceData)
     require(loaded, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
         raise taken(out)
