@@ -473,7 +473,7 @@ def test_names_are_those_of_files():
 def test_each_random_part_of_a_federation_is_drawn_once(monkeypatch):
     """A configuration is resolved once, and its simulation made of what that found."""
     calls = []
-    for name in ("draw_preferences", "draw_property_partition", "load_dataset", "check_backend", "defended"):
+    for name in ("draw_preferences", "draw_property_partition", "load_dataset"):
         original = getattr(building, name)
 
         def counted(*given, original=original, name=name, **named):
@@ -483,7 +483,7 @@ def test_each_random_part_of_a_federation_is_drawn_once(monkeypatch):
         monkeypatch.setattr(building, name, counted)
     data = DATA | {"task": "class/thick", "clients": 3, "examples_per_client": 200}
     build(config_of(data=data, property_attack={"mode": "active", "period": 2}))
-    assert sorted(calls) == ["check_backend", "defended", "draw_preferences", "draw_property_partition", "load_dataset"]
+    assert sorted(calls) == ["draw_preferences", "draw_property_partition", "load_dataset"]
 
 
 def test_resolving_copies_no_example():

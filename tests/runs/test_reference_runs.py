@@ -171,7 +171,7 @@ def test_a_comparison_says_that_the_attacks_are_others(plain, judged):
                 "data__groups": None,
                 "red_team__attack": "gap",
             },
-            r"\[evaluation\]: 'reference_federations' above 0 needs at least two training examples",
+            r"'reference_federations' above 0 needs at least two training examples",
         ),
     ],
 )

@@ -258,7 +258,5 @@ def test_a_metric_of_a_classification_keeps_fairness_and_loses_the_gap(tmp_path)
     page = own.report(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Probability by cluster" in page
     assert "Demographic parity" in page
-    # Directories of a classification say nothing of a metric, as before there were others.
-    assert "metric" not in plain.description.settings
     assert plain.description.metric == "accuracy"
     assert json.loads((plain.save(tmp_path / "p") / "summary.json").read_text())["gap.all"] > 0
