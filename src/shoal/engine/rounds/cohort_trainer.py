@@ -289,7 +289,7 @@ class _Receiver:
             self._kept.append((clients, kept))
 
     def kept(self, count: int) -> Tensor | None:
-        """The kept part of the updates of all ``count`` clients (count, d), 0 without training; None: nothing is kept."""
+        """The kept part of all ``count`` clients' updates (count, d), 0 without training; None: nothing is kept."""
         if not self._kept:
             return None
         rows = self._kept[0][1].new_zeros(count, *self._kept[0][1].shape[1:])
