@@ -8,7 +8,7 @@ import torch
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation, MislabelledCanaries
-from shoal.data.fingerprint import fingerprint
+from shoal.data.content import fingerprint
 from shoal.data.shards import Shards
 from shoal.property.property_schedule import PropertySchedule
 

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.representation import shortened
-from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.preferences import Preferences
-from shoal.data.shards import Shards
+from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.user.arrays import Arrays, Columns, Examples, Table, Task
 from shoal.data.user.from_table import parts_of_table
 from shoal.data.user.from_tensors import FederationParts, parts_of_tensors
