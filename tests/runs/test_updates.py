@@ -191,7 +191,7 @@ class Personal:
         (sent,) = plan.trainings
         halves = 0.5 * state.models.repeat(2, 1)
         own = LocalTraining(halves, torch.zeros(len(cohort), dtype=torch.int64))
-        other = LocalTraining(halves, sent.start, weights=torch.zeros_like(sent.weights))
+        other = LocalTraining(halves, sent.init_index, weights=torch.zeros_like(sent.weights))
         return RoundPlan(plan.assignment, (own, sent, other))
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, described, require, require_instance, whole
 from shoal.core.representation import shortened
-from shoal.core.vectors_on_disk import VectorsOnDisk
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
@@ -82,9 +81,9 @@ class DivergenceError(InputError):
         self.owner = owner
 
 
-def starts_of(starts: Tensor, which: Tensor) -> Tensor:
-    """What owners start from: starts (S, P), by index (u,) or as mixtures (u, S) -> (u, P), a new tensor."""
-    return starts[which] if which.dim() == 1 else which.to(starts) @ starts
+def gather_params(params: Tensor, index: Tensor) -> Tensor:
+    """Rows of ``params`` (S, P) by index (u,), or mixtures of them by weights (u, S): (u, P), a new tensor."""
+    return params[index] if index.dim() == 1 else index.to(params) @ params
 
 
 class Engine:
@@ -227,12 +226,7 @@ class Engine:
         """
         if self.personal_models == "memory":
             return {name: rows.in_memory() for name, rows in personal.items()}
-        return {
-            name: rows
-            if isinstance(rows, VectorsOnDisk) and rows.folder == folder
-            else VectorsOnDisk.of(rows, name, folder)
-            for name, rows in personal.items()
-        }
+        return {name: rows.on_disk(name, folder) for name, rows in personal.items()}
 
     def train(
         self,
@@ -250,7 +244,7 @@ class Engine:
             which: (n,) int64, the index of each owner's start; or (n, S) float, the weights of a mixture of starts.
             shards: the n owners' examples.
             randomness: from `LocalSGD.randomness`.
-            local: local training at the learning rate of the round (`LocalSGD.at`).
+            local: local training at the learning rate of the round (`LocalSGD.at_round`).
             term: one further linear term in every step; None: none.
 
         Yields:
@@ -292,7 +286,7 @@ class Engine:
         trainer = self._trainer_for(local)
 
         def work(owners: Tensor) -> _Result:
-            ends = starts_of(starts, which[owners]).to(self.device)
+            ends = gather_params(starts, which[owners]).to(self.device)
             for drawn, each in ((randomness, local), *then):
                 trainer.train(self._bound(), ends, shards, owners, drawn, each, term, rule=rule)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.

@@ -33,15 +33,15 @@ class LinearTerm:
     anchor: Tensor | None = None
     offset: Tensor | None = None
 
-    def of(self, clients: Tensor) -> "LinearTerm":
-        """The term of some of the clients (u,)."""
+    def take(self, clients: Tensor) -> "LinearTerm":
+        """The term of ``clients`` (u,)."""
         anchor = clients if self.anchor is None else self.anchor[clients]
         offset = None if self.offset is None else self.offset[clients]
         return LinearTerm(self.strength[clients], self.anchors, anchor, offset)
 
     def constants(self, clients: Tensor) -> tuple[Tensor, Tensor]:
         """The term as ``strength * theta - constant``: strength (u, 1) and constant (u, P) of the clients (u,)."""
-        some = self.of(clients)
+        some = self.take(clients)
         strength = some.strength[:, None].to(self.anchors)
         constant = strength * self.anchors[some.anchor]
         return strength, constant if some.offset is None else constant - some.offset.to(constant)

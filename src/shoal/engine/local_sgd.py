@@ -78,15 +78,15 @@ class LocalRandomness:
         >>> randomness.orders.shape
         torch.Size([2, 3, 2])
         >>> alone = local.randomness(federation.clients.take(torch.tensor([1])), torch.tensor([1]), shoal.Stream(0))
-        >>> alone.orders.equal(randomness.of(torch.tensor([1])).orders)
+        >>> alone.orders.equal(randomness.take(torch.tensor([1])).orders)
         True
     """
 
     orders: Tensor
     seeds: Tensor
 
-    def of(self, owners: Tensor) -> "LocalRandomness":
-        """That of some of the owners (u,)."""
+    def take(self, owners: Tensor) -> "LocalRandomness":
+        """The randomness of ``owners`` (u,)."""
         return LocalRandomness(self.orders[owners], self.seeds[owners])
 
 
@@ -114,8 +114,8 @@ class LocalSGD:
         share: of the steps, in (0, 1], how many are taken, at least one (a defence sets it).
         tensors: names of those that are trained, at least one; the gradients of the others are neither computed nor
             clipped (an algorithm sets it, as `TrainingPhase`). None: all of them.
-        round_decay: the factor by which the learning rate came down in each round before this one (`at` sets it).
-        rounds_done: rounds before this one (`at` sets it).
+        round_decay: the factor by which the learning rate came down in each round before this one (`at_round` sets it).
+        rounds_done: rounds before this one (`at_round` sets it).
 
     Raises:
         InputError: a value outside its range, both ``epochs`` and ``steps``, momentum beside an optimizer, or an
@@ -181,19 +181,19 @@ class LocalSGD:
         rule = self.gradient_privacy
         return rule is not None and (rule.poisson or rule.noise_multiplier > 0 or rule.max_grad_norm < math.inf)
 
-    def at(self, round_number: int) -> "LocalSGD":
-        """What a client does in one round, at that round's learning rate; rounds count from 1.
+    def at_round(self, number: int) -> "LocalSGD":
+        """The settings of one round, with its learning rate; rounds count from 1.
 
-        >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at(3).learning_rate
+        >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at_round(3).learning_rate
         0.05
         """
-        rate = self.learning_rate * self.decay ** (round_number - 1)
-        return replace(self, learning_rate=rate, decay=1.0, round_decay=self.decay, rounds_done=round_number - 1)
+        rate = self.learning_rate * self.decay ** (number - 1)
+        return replace(self, learning_rate=rate, decay=1.0, round_decay=self.decay, rounds_done=number - 1)
 
-    def before(self, rounds: int) -> "LocalSGD":
-        """Of what `at` gave: the same so many rounds earlier, at the learning rate of then.
+    def rounds_earlier(self, rounds: int) -> "LocalSGD":
+        """The settings of `at_round`, moved ``rounds`` back, with the learning rate of that round.
 
-        >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at(3).before(2).learning_rate
+        >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at_round(3).rounds_earlier(2).learning_rate
         0.2
         """
         earlier = max(0, self.rounds_done - rounds)

@@ -88,14 +88,14 @@ class FeSEM:
         if not bool(new.any()):
             return RoundPlan(assignment, (members,))
         newcomers = LocalTraining(
-            starts=state.server[_INITIAL][None],
-            start=torch.zeros_like(assignment),
+            initial_params=state.server[_INITIAL][None],
+            init_index=torch.zeros_like(assignment),
             weights=torch.zeros_like(weights),
             keep=lambda update: update,
             local=self.local,
-            trains=new,
+            participates=new,
         )
-        return RoundPlan(assignment, (replace(members, trains=~new), newcomers))
+        return RoundPlan(assignment, (replace(members, participates=~new), newcomers))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """Clients go to their nearest centers, and centers to the means of their clients."""
@@ -114,8 +114,8 @@ class FeSEM:
         for training, update in zip(plan.trainings, aggregate.kept, strict=True):
             if update is None:
                 continue
-            who = torch.arange(len(cohort)) if training.trains is None else torch.nonzero(training.trains).flatten()
-            ends = training.starts[training.start[who]].double() + update[who].double()
+            who = torch.nonzero(training.participants()).flatten()
+            ends = training.initial_params[training.init_index[who]].double() + update[who].double()
             cluster[who] = torch.cdist(ends, centers.double()).argmin(dim=1)
             came[who] = True
             if training.weights is not None and bool(training.weights.any()):

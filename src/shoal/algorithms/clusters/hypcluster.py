@@ -108,7 +108,7 @@ class HypCluster:
             return self._base.server_update(state, cohort, plan, aggregate)
         ((update,), (training,)) = aggregate.kept, plan.trainings
         assert update is not None
-        trains = torch.ones(len(cohort), dtype=torch.bool) if training.trains is None else training.trains
+        trains = training.participants()
         candidates = torch.nonzero(trains).flatten()
         ends = state.models[0] + update.to(state.models)[candidates]
 
@@ -136,7 +136,7 @@ class HypCluster:
         plan = FedAvg().plan(state, cohort)
         weights = averaging_weights(plan.assignment, cohort.sizes * trains, self.clusters)
         (training,) = plan.trainings
-        kept = replace(training, weights=weights, keep=lambda update: update, trains=trains)
+        kept = replace(training, weights=weights, keep=lambda update: update, participates=trains)
         return replace(plan, trainings=(kept,))
 
     def _starts(self, state: State) -> bool:

@@ -87,17 +87,17 @@ class OneShotClustering:
         cluster, clusters = state.clients[_CLUSTER][cohort.clients], len(state.models)
         new, assignment = cluster < 0, cluster.clamp(min=0)
         weights = averaging_weights(assignment, cohort.sizes * ~new, clusters)
-        members = LocalTraining(state.models, assignment, weights, trains=~new if bool(new.any()) else None)
+        members = LocalTraining(state.models, assignment, weights, participates=~new if bool(new.any()) else None)
         if not bool(new.any()):
             return RoundPlan(assignment, (members,))
         moves = (state.server[_MEANS] - state.server[_INITIAL]).clone()
         newcomers = LocalTraining(
-            starts=state.server[_INITIAL][None],
-            start=torch.zeros_like(assignment),
+            initial_params=state.server[_INITIAL][None],
+            init_index=torch.zeros_like(assignment),
             weights=torch.zeros_like(weights),
             keep=lambda update: torch.cdist(update, moves.to(update)),
             local=self.local,
-            trains=new,
+            participates=new,
         )
         return RoundPlan(assignment, (members, newcomers))
 
@@ -112,8 +112,8 @@ class OneShotClustering:
             return _joined(after, cohort, cluster, torch.ones_like(cluster, dtype=torch.bool))
         after = replace(state, models=aggregate.models)
         for training, distances in zip(plan.trainings, aggregate.kept, strict=True):
-            if distances is not None and training.trains is not None:
-                return _joined(after, cohort, distances.argmin(dim=1), training.trains)
+            if distances is not None and training.participates is not None:
+                return _joined(after, cohort, distances.argmin(dim=1), training.participates)
         return after
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:

@@ -84,7 +84,7 @@ class PerFedAvg:
         """Everybody trains the one model by such steps."""
         plan = FedAvg(self.weighting).plan(state, cohort)
         (training,) = plan.trainings
-        return replace(plan, trainings=(replace(training, rule=_Adapted(self.alpha)),))
+        return replace(plan, trainings=(replace(training, step_rule=_Adapted(self.alpha)),))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The average is the new model."""

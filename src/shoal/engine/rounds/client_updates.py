@@ -52,9 +52,9 @@ def client_updates(
     for position in torch.nonzero(training.federation.ids[report.cohort] == client).flatten():
         one = position[None]
         for index, local in enumerate(report.plan.trainings):
-            if local.weights is None or not (local.trains is None or bool(local.trains[position])):
+            if local.weights is None or not (bool(local.participants()[position])):
                 continue
-            alone = replace(local.of(one, sizes), keep=lambda update: update, trains=None)
+            alone = replace(local.take(one, sizes), keep=lambda update: update, participates=None)
             cluster = report.plan.clusters(index)[one]
             trainer = training.trainer(before, report.cohort[one])
             if examples is not None:
@@ -63,4 +63,4 @@ def client_updates(
             update = trainer.train(before, RoundPlan(cluster, (alone,)), index)[0].kept[0]
             assert update is not None
             k = int(cluster)
-            yield k, float(local.weights[k, position]), local.sent_part(update, layout)[0]
+            yield k, float(local.weights[k, position]), local.shared_part(update, layout)[0]

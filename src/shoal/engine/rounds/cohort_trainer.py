@@ -10,7 +10,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data.shards import Shards
 from shoal.engine.backends.loop_backend import parts_of
-from shoal.engine.engine import DivergenceError, Engine, starts_of
+from shoal.engine.engine import DivergenceError, Engine, gather_params
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.protocols import MaliciousClients, UpdateFilter
 from shoal.engine.rounds.aggregation import Aggregator, PartialSum
@@ -64,7 +64,7 @@ class CohortTrainer:
             stream = self.batches if index == 0 else self.batches("training", index)
             clusters = plan.clusters(index - first)
             kept_back = self._kept_back(state, clusters, training)
-            size = None if training.rule is None else state.models.shape[1]
+            size = None if training.step_rule is None else state.models.shape[1]
             receiver = _Receiver(training, aggregator, column, self.update_filter, self.collector, kept_back, size)
             state = self._train_one(state, clusters, training, stream, receiver)
             kept.append(receiver.kept(len(self.ids)))
@@ -109,17 +109,17 @@ class CohortTrainer:
             some = clients[owners]
             return receiver.received(some, ends, randomness.seeds[some], self.client_filter)
 
-        term = None if training.term is None else training.term.of(clients)
+        term = None if training.linear_term is None else training.linear_term.take(clients)
         updates = self.engine.train_into(
             finish,
-            training.starts,
-            training.start[clients],
+            training.initial_params,
+            training.init_index[clients],
             shards.take(clients),
-            randomness.of(clients),
+            randomness.take(clients),
             local,
             term,
-            then=[(drawn.of(clients), each) for drawn, each in later],
-            rule=training.rule,
+            then=[(drawn.take(clients), each) for drawn, each in later],
+            rule=training.step_rule,
         )
         try:
             for update in updates:
@@ -138,7 +138,7 @@ class CohortTrainer:
         receiver: "_Receiver",
     ) -> State:
         assert self.malicious_clients is not None
-        client, own = int(self.ids[one]), randomness.of(one)
+        client, own = int(self.ids[one]), randomness.take(one)
         end, adversary = self.malicious_clients.train(state, cluster, client, shards.take(one), own, local, self.engine)
         if not bool(torch.isfinite(end).all()):
             raise DivergenceError(int(one), f"the update of the malicious client {client} is not finite")
@@ -158,13 +158,13 @@ class CohortTrainer:
 
     def _kept_back(self, state: State, clusters: Tensor, training: LocalTraining) -> "_KeptBack | None":
         """What stands in the place of tensors that are not sent; None where all are."""
-        if training.sent is None or training.weights is None:
+        if training.shared is None or training.weights is None:
             return None
-        return _KeptBack(training.kept_places(self.engine.model.layout), state.models, clusters)
+        return _KeptBack(training.personal_slices(self.engine.model.layout), state.models, clusters)
 
     def _by_local(self, clusters: Tensor, training: LocalTraining) -> Iterator[tuple[LocalSGD, Tensor]]:
         """The clients (u,) that train in the same way in their ``clusters`` (n,), in order; usually all of them."""
-        trains = torch.ones(len(self.ids), dtype=torch.bool) if training.trains is None else training.trains
+        trains = training.participants()
         present = clusters[trains].unique().tolist()
         locals_ = [self.local_of(k, training.local) for k in present]
         different = [each for i, each in enumerate(locals_) if each not in locals_[:i]]
@@ -289,7 +289,7 @@ class _Receiver:
 
     def _starts(self, clients: Tensor, like: Tensor) -> Tensor:
         """(u, P), or (u, R) of a rule: what clients started from."""
-        return starts_of(self._training.starts, self._training.start[clients]).to(like)
+        return gather_params(self._training.initial_params, self._training.init_index[clients]).to(like)
 
     def _filtered(self, each: UpdateFilter, clients: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
         """What a filter makes of ``ends`` (u, P)."""

@@ -3,7 +3,7 @@
 Flower starts a program for each message, which loads PyTorch and Shoal anew: seconds a round on a machine that is not
 idle. Beside ``flower-supernode --isolation process --port PORT``, on the same machine, run
 
-    python -m shoal.deployment.task_worker 127.0.0.1:PORT
+    python -m shoal.deployment.loopback.task_worker 127.0.0.1:PORT
 
 Each message still has a process of its own, and the next one does not wait for it: Flower tries for two hours to get
 the contents of a message whose run has ended. It needs `os.fork`, so Linux or macOS.
@@ -26,7 +26,7 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-import shoal.deployment.client_app  # noqa: F401
+import shoal.deployment.client.client_app  # noqa: F401
 
 _POLL = 0.1
 """Seconds from one look for a message to the next."""

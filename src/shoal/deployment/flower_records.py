@@ -12,8 +12,8 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.data import Standardizer
+from shoal.deployment.client.node_settings import CLIENT_NAME
 from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError, check_update, reject_unless
-from shoal.deployment.node import CLIENT_NAME
 from shoal.engine import ClientUpdate
 
 _HEADER = 4096

@@ -1,6 +1,6 @@
 """A federation on this machine by one command: a SuperLink, SuperNodes, a few rounds, the report, and their end.
 
-    python -m shoal.deployment.federation --out runs/federation
+    python -m shoal.deployment.loopback.local_federation --out runs/federation
 
 Run it in the repository: the app that Flower is given is the one of its pyproject.toml.
 """
@@ -24,7 +24,7 @@ from rich.text import Text
 
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError, ShoalError, require
-from shoal.deployment.processes import Loopback, Programs
+from shoal.deployment.loopback.processes import Loopback, Programs
 
 _LIMIT = 900.0
 """Seconds after which something is wrong."""

@@ -8,7 +8,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from shoal.deployment.exchange import Answer, Question
+from shoal.deployment.server.exchange import Answer, Question
 
 _KINDS: Mapping[Question, str] = {
     "identify": f"{MessageType.QUERY}.identify",

@@ -1,4 +1,4 @@
-"""The ServerApp: Flower's grid and run configuration to `shoal.deployment.server_run`."""
+"""The ServerApp: Flower's grid and run configuration to `shoal.deployment.server.server_run`."""
 
 import json
 import logging
@@ -7,10 +7,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from shoal.core.atomic_files import write_text
-from shoal.deployment.flower_exchange import FlowerExchange
-from shoal.deployment.run_settings import RunSettings
-from shoal.deployment.server import Progress
-from shoal.deployment.server_run import serve
+from shoal.deployment.server.flower_exchange import FlowerExchange
+from shoal.deployment.server.run_settings import RunSettings
+from shoal.deployment.server.server_rounds import Progress
+from shoal.deployment.server.server_run import serve
 
 LOG = logging.getLogger("shoal")
 app = ServerApp()

@@ -25,11 +25,11 @@ from shoal.core.atomic_files import write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD
-from shoal.deployment.client_memory import ClientMemory, remembered
-from shoal.deployment.ledger import Ledger
+from shoal.deployment.client.client_memory import ClientMemory, remembered
+from shoal.deployment.client.ledger import Ledger
+from shoal.deployment.client.node_data import Client, open_client
+from shoal.deployment.client.node_settings import NodeSettings
 from shoal.deployment.messages import Offer, Refusal
-from shoal.deployment.node import NodeSettings
-from shoal.deployment.node_data import Client, open_client
 from shoal.deployment.supported import at_client, choice_of
 from shoal.engine import ClientUpdate, Engine, State, Training, client_round, client_trainings
 

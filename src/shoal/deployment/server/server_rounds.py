@@ -12,12 +12,12 @@ from torch import Tensor
 
 from shoal.core.errors import InputError
 from shoal.data import Standardizer
-from shoal.deployment.events import Events
-from shoal.deployment.exchange import Answer, Exchange
+from shoal.deployment.flower_records import pack_offer, unpack_identity, unpack_reply
 from shoal.deployment.messages import Offer, Refusal, RejectedReplyError
-from shoal.deployment.records import pack_offer, unpack_identity, unpack_reply
-from shoal.deployment.roster import Member, Roster
-from shoal.deployment.run_settings import RunSettings
+from shoal.deployment.server.events import Events
+from shoal.deployment.server.exchange import Answer, Exchange
+from shoal.deployment.server.roster import Member, Roster
+from shoal.deployment.server.run_settings import RunSettings
 from shoal.deployment.supported import Choice
 from shoal.engine import ClientUpdate, Received, RoundPlan, State, Training, server_plan, server_round
 
@@ -218,8 +218,8 @@ class Server:
         plan = server_plan(training, state, some, count, torch.ones(len(some), len(state.models), dtype=torch.int64))
         (sent,) = plan.trainings
         return {
-            i: (sent.starts[start][None], cluster[None])
-            for i, start, cluster in zip(cohort, sent.start, plan.assignment, strict=True)
+            i: (sent.initial_params[start][None], cluster[None])
+            for i, start, cluster in zip(cohort, sent.init_index, plan.assignment, strict=True)
         }
 
     def _offer(self, state: State, member: Member, models: Tensor, clusters: Tensor) -> Offer:

@@ -262,7 +262,7 @@ class Loopback:
             name, ["flower-supernode", *security, *where, *isolation, "--node-config", node_config(config)]
         )
         if apps == "forks":
-            worker = ["python", "-m", "shoal.deployment.task_worker", f"127.0.0.1:{port}"]
+            worker = ["python", "-m", "shoal.deployment.loopback.task_worker", f"127.0.0.1:{port}"]
             self.programs.start(f"{name}-worker", worker)
         return f"127.0.0.1:{port}"
 

@@ -15,13 +15,13 @@ from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
-from shoal.deployment.events import Events
-from shoal.deployment.exchange import Exchange
-from shoal.deployment.remote_feedback import RemoteCoordinator, RemoteHistograms
-from shoal.deployment.roster import Roster
-from shoal.deployment.round_rows import client_frame, round_rows, summary_of
-from shoal.deployment.run_settings import RunSettings
-from shoal.deployment.server import Progress, Server
+from shoal.deployment.server.events import Events
+from shoal.deployment.server.exchange import Exchange
+from shoal.deployment.server.remote_feedback import RemoteCoordinator, RemoteHistograms
+from shoal.deployment.server.roster import Roster
+from shoal.deployment.server.round_rows import client_frame, round_rows, summary_of
+from shoal.deployment.server.run_settings import RunSettings
+from shoal.deployment.server.server_rounds import Progress, Server
 from shoal.deployment.supported import at_server, choice_of
 from shoal.engine import Engine, Training
 from shoal.reports.deployment_page import deployment_page

@@ -1,4 +1,4 @@
-"""The ClientApp: Flower's messages to `shoal.deployment.client` and back.
+"""The ClientApp: Flower's messages to `shoal.deployment.client.client_round` and back.
 
 What goes wrong is said in the node's own log: sentences about its data, paths or budget are not the server's business.
 """
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from shoal.deployment.client import respond, respond_histograms, respond_vote
+from shoal.deployment.client.client_round import respond, respond_histograms, respond_vote
+from shoal.deployment.client.node_settings import NodeSettings
+from shoal.deployment.flower_records import pack_answer, pack_counts, pack_identity, pack_reply, unpack_offer
 from shoal.deployment.messages import Refusal
-from shoal.deployment.node import NodeSettings
-from shoal.deployment.records import pack_answer, pack_counts, pack_identity, pack_reply, unpack_offer
 
 LOG = logging.getLogger("shoal")
 app = ClientApp()

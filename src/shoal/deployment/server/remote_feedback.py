@@ -15,10 +15,10 @@ from shoal.control import Coordinator
 from shoal.control.feedback import shares_of_answers, utilities
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.deployment.exchange import Question
+from shoal.deployment.flower_records import pack_offer, unpack_answer, unpack_counts
 from shoal.deployment.messages import RejectedReplyError
-from shoal.deployment.records import pack_offer, unpack_answer, unpack_counts
-from shoal.deployment.server import Server
+from shoal.deployment.server.exchange import Question
+from shoal.deployment.server.server_rounds import Server
 from shoal.engine import Engine, LocalSGD, RiskEstimate, State
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from shoal.deployment.roster import Roster
+from shoal.deployment.server.roster import Roster
 from shoal.engine import RoundPlan, State, Training
 from shoal.simulation.round_metrics import Row, directive_columns, group_means, metric_values, risk_columns
 

@@ -16,7 +16,7 @@ from shoal.data import ClientDataset, Federation, Preferences, Standardizer, dra
 from shoal.data.memory_format import gather
 from shoal.data.shards import Shards
 from shoal.defenses import TrainingSetup, defended
-from shoal.deployment.node import NodeSettings
+from shoal.deployment.client.node_settings import NodeSettings
 from shoal.models import Model, Shape, VectorShape
 from shoal.simulation.coordination import check_coordinator
 
