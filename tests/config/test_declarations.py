@@ -341,13 +341,6 @@ def test_keys_of_other_algorithms_and_attacks_are_left_out():
         ({"local": {"optimizer": "Adam"}}, "'local.optimizer' must be a table; got 'Adam'"),
         ({"algorithm": {"rounds": 2}}, "the key 'algorithm.name' is missing"),
         ({"algorithm": {"name": 5, "rounds": 2}}, "'algorithm.name' must be 'fedavg', "),
-        ({"property_attack": {"every": 3}}, "unknown key 'property_attack.every'; it is now 'period'"),
-        ({"property_attack": {"sees": "own"}}, "unknown key 'property_attack.sees'; it is now 'visible_models'"),
-        ({"property_attack": {"mixes": [1.0]}}, "unknown key 'property_attack.mixes'; it is now 'property_fractions'"),
-        ({"property_attack": {"maps": True}}, "unknown key 'property_attack.maps'; it is now 'tsne'"),
-        ({"property_attack": {"matches_labels": True}}, "it is now 'match_labels'"),
-        ({"property_attack": {"removes_own": True}}, "it is now 'remove_own_update'"),
-        ({"property_attack": {"teaches_head": True}}, "it is now 'train_head'"),
     ],
     ids=str,
 )

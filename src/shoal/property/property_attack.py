@@ -25,11 +25,11 @@ from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Flag, Positive, settings
 from shoal.data import Federation
 from shoal.engine import Algorithm, DivergenceError, RoundReport, State, Tensors, Training, client_updates
-from shoal.property.property_federation import schedule_of
 from shoal.metrics.summary import Summary
+from shoal.property.property_federation import schedule_of
 from shoal.property.simulated_updates import Auxiliary, aggregated_updates, extract_features, local_updates
 from shoal.property.update_classifier import RoundObservation
-from shoal.property.update_table import property_summary, updates_table
+from shoal.property.update_table import PROPERTY_COLUMNS, property_summary, updates_table
 
 LOG = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ class PropertyAttack:
     """
 
     name: ClassVar[str] = "property"
+    columns: ClassVar[tuple[str, ...]] = PROPERTY_COLUMNS
 
     visible_models: Literal["all", "own"] = "all"
     simulate_every: Positive = 1

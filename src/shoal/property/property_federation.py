@@ -96,11 +96,11 @@ def schedule_of(federation: Federation) -> PropertySchedule:
     Raises:
         InputError: it has none.
     """
-    if federation.property_schedule is None:
+    if not isinstance(federation.schedule, PropertySchedule):
         raise InputError(
-            "a property attack needs a federation in which a client holds a property (Federation.property_schedule)"
+            "a property attack needs a federation in which a client holds a property (Federation.schedule)"
         )
-    return federation.property_schedule
+    return federation.schedule
 
 
 @settings
@@ -131,7 +131,7 @@ class PropertyPartition:
         >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
         >>> federation.clients.sizes.tolist()
         [50, 48, 31, 31]
-        >>> schedule, owner = federation.property_schedule, federation.clients.owners()
+        >>> schedule, owner = federation.schedule, federation.clients.owners()
         >>> [int(schedule.has_property[owner == i].sum()) for i in range(4)]
         [18, 17, 0, 0]
     """
@@ -211,13 +211,13 @@ def partition_by_property(
         >>> digits = shoal.load_dataset("digits", task="class/thick")
         >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
         >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
-        >>> victim = federation.property_schedule.victim
+        >>> victim = federation.schedule.victim
         >>> [int(federation.clients_in_round(number).sizes[victim]) for number in (1, 2, 3)]
         [31, 31, 17]
     """
     if preferences is None:
         preferences = all_alike(plan.partition.clients)
-    return federation_of(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
+    return partitioned_federation(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
 
 
 def _equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
@@ -225,7 +225,7 @@ def _equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
     return list(indices.reshape(clients, -1))
 
 
-def federation_of(
+def partitioned_federation(
     dataset: LabelledDataset, plan: PropertyPartition, drawn: PartitionIndices, preferences: Preferences, stream: Stream
 ) -> Federation:
     """The federation of a data set whose partition by property is ``drawn`` already."""
@@ -238,7 +238,7 @@ def federation_of(
         period=plan.period,
     )
     federation = partitioned(dataset, _GROUPS, drawn, preferences, stream)
-    return replace(federation, property_schedule=schedule)
+    return replace(federation, schedule=schedule)
 
 
 def _has_property(dataset: LabelledDataset) -> Tensor:

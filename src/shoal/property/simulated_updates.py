@@ -21,7 +21,6 @@ from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalSGD
 from shoal.property.property_federation import schedule_of
 
-
 MAX_PER_WEIGHT = 5_000
 """The largest number of features that one weight gives."""
 

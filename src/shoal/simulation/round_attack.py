@@ -1,24 +1,27 @@
 """The door of an attack that observes every round, such as property inference (`shoal.property`)."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import pandas as pd
 
-from shoal.audit.summary import Summary
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import Algorithm, RoundReport, State, Tensors, Training
+from shoal.metrics.summary import Summary
 
 
+@runtime_checkable
 class RoundAttack(Protocol):
     """An attack that observes each round of a training, and is measured after the last. It changes no bit of training.
 
     It is a value: what it remembers from one round to the next are tensors, kept in checkpoints.
     """
 
-    name: str
+    name: ClassVar[str]
     """Of its table ``NAME.csv`` and its wall time ``seconds.NAME_attack``."""
+    columns: ClassVar[tuple[str, ...]]
+    """Columns that its table always has."""
 
     def check(self, federation: Federation, algorithm: Algorithm) -> None:
         """Raise `InputError` where it cannot observe this algorithm on this federation."""
