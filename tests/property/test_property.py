@@ -362,15 +362,13 @@ def test_wrong_weights_are_one_sentence(mlp, federation, alpha, gamma, sentence)
         active_property_attacker(mlp, federation, alpha=alpha, gamma=gamma)
 
 
-def test_without_a_holder_there_is_nothing_to_attack(mlp, build):
+def test_without_a_holder_there_is_nothing_to_attack(mlp, build, federation):
     with pytest.raises(InputError, match="a client holds a property"):
         PropertyAttack().auxiliary_examples(build())
     with pytest.raises(InputError, match="a client holds a property"):
         active_property_attacker(mlp, build(), alpha=0.5, gamma=1.0)
     with pytest.raises(InputError, match=r"whose last layer is a torch.nn.Linear"):
-        active_property_attacker(
-            Model(lambda: nn.Conv2d(1, 1, 1)), replace(build(), schedule=object()), alpha=0.5, gamma=1.0
-        )
+        active_property_attacker(Model(lambda: nn.Conv2d(1, 1, 1)), federation, alpha=0.5, gamma=1.0)
 
 
 def test_in_memory_as_on_disk(mlp, federation):
@@ -381,7 +379,7 @@ def test_in_memory_as_on_disk(mlp, federation):
         IFCA(2, choose_by="batch"),
         LOCAL,
         rounds=12,
-        property_attack=PropertyAttack(trees=10),
+        round_attack=PropertyAttack(trees=10),
         malicious_clients=active_property_attacker(mlp, federation, alpha=0.5, gamma=5.0),
         defenses=[NormClipping(0.05)],
     )

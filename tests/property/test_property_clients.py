@@ -356,7 +356,7 @@ def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known)
 )
 def test_a_server_that_moves_models_by_more_than_the_mean_is_refused(mlp, federation, algorithm, named):
     with pytest.raises(InputError, match=rf"by which a model moves, and {named} moves models otherwise"):
-        simulate(federation, mlp, algorithm, LOCAL, rounds=1, property_attack=PropertyAttack())
+        simulate(federation, mlp, algorithm, LOCAL, rounds=1, round_attack=PropertyAttack())
 
 
 def test_an_attacker_with_one_kind_of_example_is_refused(federation):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from shoal.config.schema import PropertyAttackSection
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.property_figures import auc_over_rounds, cosines, maps
 from shoal.property.update_table import control_auc
