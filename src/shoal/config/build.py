@@ -391,10 +391,6 @@ def _partition(config: Config) -> Partition:
     assert config.data.partition is not None
     return config.data.partition
 
-    section, partition = config.property_attack, _partition(config)
-    assert section is not None
-    least = config.local.batch(partition.examples_per_client)
-
 
 def _check_tables(config: Config, data: SourceData, indices: PartitionIndices | None) -> None:
     """Raise `InputError` where keys of several tables contradict each other."""
