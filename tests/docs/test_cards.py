@@ -13,7 +13,7 @@ from shoal.algorithms import Algorithms
 from shoal.attacks import MembershipAttacks
 from shoal.config.schema import DefensesSection
 from shoal.config.settings_tables import names_of
-from shoal.reports.audit.attack_titles import TITLES
+from shoal.reports.attack_titles import TITLES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
