@@ -1,7 +1,7 @@
 """Audits the runs of a sweep, and compares the attacks by their number of reference federations.
 
     shoal sweep experiments/audit/mlp.toml --jobs 2
-    python experiments/audit/attacks.py runs/mlp docs/audit/mlp
+    python experiments/audit/attacks.py runs/mlp docs/results/audit/mlp
 
 Reference federations that are trained already are not trained again, so a killed audit goes on. Written:
 OUT/attacks.csv (a row for each run, number of references, group and attack), OUT/violations.csv (a row for each run)

@@ -445,7 +445,7 @@ def test_a_name_that_leads_nowhere_is_one_sentence(own, name, sentence):
         ({"defenses": {"custom": {"a": {"l2": 1.0}}}}, "the key 'defenses.custom.a.name' is missing"),
         (
             {"data": DATA | {"source": "own:nothing"}},
-            "[data]: 'own:nothing' must return an ImageDataset or a TextDataset",
+            "[data]: the inputs of 'own:nothing' must be numbers; got None",
         ),
         (
             {"data": DATA | {"source": "os:getcwd"}},
