@@ -39,6 +39,7 @@ class Metric:
         interval: whether the ends of its 95 % interval are reported beside it.
 
     Example:
+        >>> from shoal.metrics import Metric
         >>> calibration = Metric("calibration_error", "calibration error", better="lower")
         >>> calibration.text(0.04321)
         '0.043'
@@ -111,10 +112,12 @@ def metric_of(
         own: the metrics of the user's measurements, by key.
         attack_title: the title of an attack, from its name in audit.json.
 
-    >>> metric_of("mia_low").name, metric_of("mia_against_few").name, metric_of("directive.shorter_training").name
-    ('MIA accuracy, lower end', 'MIA accuracy against few', 'directive shorter training')
-    >>> metric_of("accuracy", measured="R2").text(-12.5), metric_of("mine").name
-    ('-12.5', 'mine')
+    Example:
+        >>> from shoal.metrics import metric_of
+        >>> metric_of("mia_low").name, metric_of("mia_against_few").name, metric_of("directive.shorter_training").name
+        ('MIA accuracy, lower end', 'MIA accuracy against few', 'directive shorter training')
+        >>> metric_of("accuracy", measured="R2").text(-12.5), metric_of("mine").name
+        ('-12.5', 'mine')
     """
     if own and key in own:
         return own[key]
