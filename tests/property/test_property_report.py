@@ -29,6 +29,7 @@ from run_of_any_shape import (
 from shoal.config.schema import Config
 from shoal.config.toml_files import parse
 from shoal.core.errors import InputError
+from shoal.core.formats import DASH
 from shoal.metrics.summary import Summary, flatten, parse_summary
 from shoal.property import PropertyAttackSection
 from shoal.property.property_figures import (
@@ -46,7 +47,6 @@ from shoal.property.property_figures import (
 )
 from shoal.property.property_section import PropertySection, property_section
 from shoal.property.update_table import property_summary
-from shoal.reports.formats import DASH
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_tables import overall, seconds
