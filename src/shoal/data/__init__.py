@@ -18,8 +18,6 @@ from shoal.data.user.arrays import Columns, Examples
 from shoal.data.user.client_dataset import ClientDataset, ClientSplit, SourceData, federation_of_clients
 from shoal.data.user.packed_arrays import ClientArrays
 from shoal.data.user.standardizer import Standardizer
-from shoal.property.property_partition import PropertyPartition, draw_property_partition, partition_by_property
-from shoal.property.property_schedule import PropertySchedule
 
 __all__ = [
     "Canaries",
@@ -37,8 +35,6 @@ __all__ = [
     "Partition",
     "PictureFormat",
     "Preferences",
-    "PropertyPartition",
-    "PropertySchedule",
     "Shards",
     "SourceData",
     "Standardizer",
@@ -46,11 +42,9 @@ __all__ = [
     "TextDataset",
     "availability",
     "draw_preferences",
-    "draw_property_partition",
     "federation_of_clients",
     "load_dataset",
     "load_folder",
     "load_table",
-    "partition_by_property",
     "partition_dataset",
 ]

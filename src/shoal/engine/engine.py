@@ -18,14 +18,13 @@ from shoal.core.representation import shortened
 from shoal.data.federation import Federation
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import GroupedExamples, Shards
-from shoal.engine.backends.backend import Backend, check_backend, needs_loop, resolve_backend
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
 from shoal.engine.backends.loop_backend import LoopBackend
+from shoal.engine.backends.selection import Backend, check_backend, loop_reason, resolve_backend
 from shoal.engine.backends.vmap_backend import VmapBackend
-from shoal.engine.linear_term import LinearTerm
-from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.step_rule import StepRule, require_plain_sgd
+from shoal.engine.local_sgd import LocalRandomness, LocalSGD, require_plain_sgd
+from shoal.engine.steps import LinearTerm, StepRule
 from shoal.engine.worker_pool import WorkerPool
 from shoal.models.model import Model
 
@@ -97,8 +96,8 @@ class Engine:
         device: "cpu" or "cuda".
         threads: worker threads on the CPU.
         precision: "fp32", or "bf16" for computing (parameters stay float32).
-        backend: "loop", "vmap", or None for the rule of `vmap_backend.prefers_vmap`. Under vmap, local trainings that
-            only the loop can do (`backend.needs_loop`) are looped.
+        backend: "loop", "vmap", or None for the rule of `selection.prefers_vmap`. Under vmap, local trainings that
+            only the loop can do (`selection.loop_reason`) are looped.
         personal_models: where the clients' own models and other vectors as long (`State.personal`) are kept between
             rounds, "memory" or "disk"; results are the same.
 
@@ -307,7 +306,7 @@ class Engine:
         """The backend for ``local``: what vmap cannot do is looped, since directives may ask for it in one cluster and
         round alone, and all other trainings must stay what they were, bit for bit.
         """
-        if isinstance(self._trainer, LoopBackend) or not needs_loop(local):
+        if isinstance(self._trainer, LoopBackend) or loop_reason(local) is None:
             return self._trainer
         if local.optimizer is not None:  # Which no directive asks for.
             check_backend(self._requested, self.model, local)

@@ -32,9 +32,8 @@ from shoal.engine.protocols import (
 )
 from shoal.engine.rounds.client_trainings import require_counted
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
-from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport, UpdateCollector
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
-from shoal.engine.rounds.round_updates import UpdateCollector
 from shoal.engine.state import State, Tensors
 
 LOG = logging.getLogger(__name__)
