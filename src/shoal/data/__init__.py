@@ -19,8 +19,6 @@ from shoal.data.sources.table import load_table
 from shoal.data.user.arrays import Columns, Examples
 from shoal.data.user.packed_arrays import ClientArrays
 from shoal.data.user.standardizer import Standardizer
-from shoal.property.property_partition import PropertyPartition, draw_property_partition, partition_by_property
-from shoal.property.property_schedule import PropertySchedule
 
 __all__ = [
     "Canaries",
@@ -38,8 +36,6 @@ __all__ = [
     "Partition",
     "PictureFormat",
     "Preferences",
-    "PropertyPartition",
-    "PropertySchedule",
     "Shards",
     "SourceData",
     "Standardizer",
@@ -47,11 +43,9 @@ __all__ = [
     "TextDataset",
     "availability",
     "draw_preferences",
-    "draw_property_partition",
     "federation_of_clients",
     "load_dataset",
     "load_folder",
     "load_table",
-    "partition_by_property",
     "partition_dataset",
 ]

@@ -103,7 +103,7 @@ class AttackedRun:
                 can be paired.
         """
         require(
-            simulation.property_attack is None and simulation.malicious_clients is None,
+            simulation.round_attack is None and simulation.malicious_clients is None,
             "reference federations cannot replay a run with a property attack; audit a run without [property_attack]",
         )
         root, shadow = Stream(simulation.seed), simulation.federation.shadow

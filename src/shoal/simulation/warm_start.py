@@ -59,7 +59,7 @@ def require_known(simulation: "Simulation") -> None:
             f"the result itself, {how}"
         )
     require(
-        start.simulation.property_attack is None and start.simulation.malicious_clients is None,
+        start.simulation.round_attack is None and start.simulation.malicious_clients is None,
         "reference federations must begin before 'start', which had a property attack or malicious clients and cannot "
         "be replayed",
     )
