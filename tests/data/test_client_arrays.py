@@ -268,7 +268,7 @@ def test_outputs_in_parts_are_the_outputs_bit_for_bit(monkeypatch):
     with Engine(model, backend="vmap") as engine:
         row = model.layout.pack(dict(model.network().named_parameters())).detach()
         parts = list(engine.outputs_in_parts(row, X, rows))
-        whole = engine.outputs_at(row, X, rows)
+        whole = engine.outputs(row, X, rows)
     assert [(where.start, where.stop) for where, _ in parts] == [(0, 4), (4, 8), (8, 11)]
     assert torch.equal(torch.cat([outputs for _, outputs in parts]), whole)
 

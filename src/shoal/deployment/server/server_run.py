@@ -87,12 +87,12 @@ def _one_round(
     training = _training(server, simulation, base, engine)
     if progress is None:
         progress = SimulationState(training.start())
-    state, seconds = training.joined(progress.state), dict(progress.seconds)
+    state, seconds = training.with_newcomers(progress.state), dict(progress.seconds)
     began = time.perf_counter()
     state, plan = server.round(training, state)
     trained = time.perf_counter()
     training = _training(server, simulation, base, engine)
-    state, due = training.estimated(state)
+    state, due = training.with_risks(state)
     seconds["train"] += trained - began
     seconds["red_team"] += time.perf_counter() - trained if due else 0.0
     last = state.round == config.algorithm.rounds
