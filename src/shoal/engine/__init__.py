@@ -26,7 +26,16 @@ from shoal.engine.protocols import (
 from shoal.engine.rounds.aggregation import Aggregator, averaging_weights
 from shoal.engine.rounds.client_trainings import ClientTrainings, TrainsOtherwise, client_trainings
 from shoal.engine.rounds.client_updates import client_updates
-from shoal.engine.rounds.remote import ClientUpdate, Received, client_round, server_plan, server_round
+from shoal.engine.rounds.remote import (
+    ClientUpdate,
+    Received,
+    RemoteRounds,
+    RunsRemotely,
+    client_round,
+    remote_rounds,
+    server_plan,
+    server_round,
+)
 from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan, TrainingPhase
 from shoal.engine.rounds.round_updates import RoundUpdates
@@ -63,11 +72,13 @@ __all__ = [
     "PersonalModels",
     "Precision",
     "Received",
+    "RemoteRounds",
     "RiskEstimate",
     "RiskEstimator",
     "RoundPlan",
     "RoundReport",
     "RoundUpdates",
+    "RunsRemotely",
     "ScalableDefense",
     "State",
     "StepRule",
@@ -84,6 +95,7 @@ __all__ = [
     "client_round",
     "client_trainings",
     "client_updates",
+    "remote_rounds",
     "require_per_example_gradients",
     "require_plain_sgd",
     "resolve_backend",
