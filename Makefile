@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo federation test coverage docs lint format bench
+.PHONY: help install demo federation test coverage docs lint format bench mutants
 
 help:  ## Show what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ demo: install  ## Run IFCA, IFCA-MIR, and IFCA-MIR with DP-SGD on handwritten di
 	@$(BIN)/shoal compare runs/demo-$(STAMP)/ifca runs/demo-$(STAMP)/ifca-mir runs/demo-$(STAMP)/private
 
 federation: install  ## Run IFCA-MIR on a Flower SuperLink and three SuperNodes of this machine (under three minutes)
-	$(BIN)/python -m shoal.deployment.federation --out runs/federation-$(STAMP)
+	$(BIN)/python -m shoal.deployment.loopback.local_federation --out runs/federation-$(STAMP)
 
 test: lint  ## Run everything that CI runs: linters, type checker, import rules, tests, doctests
 	$(BIN)/python -m pytest
@@ -56,3 +56,10 @@ format: install  ## Format the code and mend what ruff can mend
 bench: install  ## Compare the engine's speed with pfl's, Flower's and plain PyTorch's (an hour; docs/performance.md)
 	$(BIN)/python benchmarks/backends.py
 	$(BIN)/python benchmarks/bench.py
+
+mutants: .venv/mutants  ## Inject 300 small faults drawn by seed, each against its room's tests (an hour; resumes)
+	$(BIN)/python benchmarks/mutants.py build/mutants
+
+.venv/mutants: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'
+	touch $@

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.config.build import build, engine_of
 from shoal.config.schema import Config, read_config
-from shoal.simulation.reference_federations import AttackedRun
+from shoal.replay.reference_federations import AttackedRun
 from shoal.simulation.simulation import initial_state, measure_final, move_to_engine, run_rounds
 
 DEMO = Path(__file__).parents[1] / "experiments" / "demo" / "digits.toml"

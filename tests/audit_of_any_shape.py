@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shoal.simulation.audit import ATTACK_COLUMNS, METRICS, RECORD_COLUMNS, Audit
+from shoal.audit.audit import ATTACK_COLUMNS, METRICS, RECORD_COLUMNS, Audit
 
 ACCURACY = {"lira": 0.72, "rmia": 0.70, "other-clusters": 0.61, "posterior": 0.55, "gap": 0.58, "my-attack": 0.52}
 """Balanced accuracy of each attack on the more exposed group."""

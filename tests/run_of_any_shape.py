@@ -9,11 +9,11 @@ import pandas as pd
 from safetensors.numpy import save_file
 
 from shoal.config.schema import Config, parse_config
+from shoal.metrics.summary import parse_summary
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
 from shoal.runs.result import report_of
 from shoal.simulation.outcome import CLIENT_COLUMNS
-from shoal.simulation.summary import parse_summary
 
 ROUNDS = 4
 

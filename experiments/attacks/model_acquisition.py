@@ -179,7 +179,7 @@ def _own_model(training: Training, state: State) -> Tensor:
     """(N,) bool, who is sent its cluster's model in the next round, and not that of a split."""
     everyone = torch.arange(len(training.federation))
     (plan,) = training.algorithm.plan(state, training.cohort_of(state, everyone)).trainings
-    return (plan.starts[plan.start] == state.models[state.assignment]).all(dim=1)
+    return (plan.initial_params[plan.init_index] == state.models[state.assignment]).all(dim=1)
 
 
 def membership(ready: Settled, found: Acquisition, group: int) -> list[dict[str, Any]]:

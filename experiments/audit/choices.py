@@ -1,6 +1,6 @@
 """What an observer of released models and of who trained which learns of clients: their group, strictness and update.
 
-    python experiments/audit/choices.py experiments/audit/choices.toml docs/audit/choices
+    python experiments/audit/choices.py experiments/audit/choices.toml docs/results/audit/choices
 
 trains the runs of a sweep in memory with every round recorded, bit for bit as the sweep does. OUT/choices.csv has a row
 for each run; OUT/choices.md means and standard deviations over seeds, and what is above chance or the baseline with its
@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from shoal.attacks import ClusterIdentity, PreferenceInference, audit_reconstruction
+from shoal.attacks import ClusterIdentity, PreferenceInference
+from shoal.audit import audit_reconstruction
 from shoal.config.build import build, engine_of
 from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text

@@ -41,8 +41,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from shoal.attacks import one_run_audit
-from shoal.attacks.one_run_audit import default_guesses, epsilon_lower_bound
+from shoal.audit import one_run_audit
+from shoal.audit.one_run_audit import default_guesses, epsilon_lower_bound
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
@@ -157,7 +157,7 @@ class CoinEstimates:
     def add(self, model: Tensor, update: Tensor, engine: Engine, number: int) -> None:
         """Take in a round's update (P,) of the client, from the model (P,) that it was sent in round ``number``."""
         gradients = self._clipped(engine, model)
-        shown = -update[: gradients.shape[1]] * self.local.batch(self.size) / self.local.at(number).learning_rate
+        shown = -update[: gradients.shape[1]] * self.local.batch(self.size) / self.local.at_round(number).learning_rate
         left = shown - self.rate * gradients[len(self.own) :].sum(dim=0)
         power = float(left.double().square().sum()), left.numel()
         self.seen.append(((gradients @ gradients.T).double(), (gradients @ left).double(), *power))

@@ -27,23 +27,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shoal.attacks import record_exposure
+from shoal.audit import record_exposure
+from shoal.audit.attack_metrics import attacks_on_records
+from shoal.audit.audit import audit_records
+from shoal.audit.exposure import exposure_of_clients
+from shoal.audit.members import Membership
+from shoal.audit.records import AttackedRecords, AuditRecords
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
+from shoal.replay.reference_federations import AttackedRun
+from shoal.replay.run_records import records_of_run
+from shoal.replay.trajectory_attack import trajectory_attack
 from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.findings import findings
-from shoal.simulation.attack_metrics import attacks_on_records
-from shoal.simulation.attacked_records import AttackedRecords, AuditRecords
-from shoal.simulation.audit import audit_records
-from shoal.simulation.exposure import exposure_of_clients
-from shoal.simulation.membership import Membership
-from shoal.simulation.reference_federations import AttackedRun
-from shoal.simulation.run_records import records_of_run
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
-from shoal.simulation.trajectory import trajectory_attack
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paired_differences import table

@@ -16,9 +16,9 @@ from shoal import Engine, read_config
 from shoal.config.build import build
 from shoal.core.atomic_files import write_text
 from shoal.engine import State
+from shoal.metrics.summary import flatten
 from shoal.simulation.measurement import measure
 from shoal.simulation.simulation import move_to_engine
-from shoal.simulation.summary import flatten
 
 
 def again(run: Path) -> dict:

@@ -27,16 +27,17 @@ import pandas as pd
 import torch
 from scipy.stats import spearmanr
 
-from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModels
+from shoal.attacks import Gap, LossThreshold, ShadowModels
+from shoal.audit import RedTeam
+from shoal.audit.audit import audit_records
 from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
 from shoal.data import Federation, Shards
 from shoal.engine import Engine, State, Training
-from shoal.simulation.audit import audit_records
-from shoal.simulation.reference_federations import AttackedRun
-from shoal.simulation.run_records import records_of_run
+from shoal.replay.reference_federations import AttackedRun
+from shoal.replay.run_records import records_of_run
 from shoal.simulation.simulation import Simulation, initial_state, move_to_engine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

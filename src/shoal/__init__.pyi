@@ -42,13 +42,15 @@ from .attacks import (
     LossThreshold,
     Population,
     PropertyAttack,
-    RedTeam,
     ReferenceScores,
     ShadowModelAttack,
     ShadowModels,
     active_property_attacker,
     logit_confidence,
 )
+from .audit import RedTeam
+from .audit.audit import Audit, audit_records
+from .audit.records import AuditRecords
 from .config.schema import Config, read_config
 from .control import Coordinator, Knob, RiskPrediction
 from .core.errors import InputError, ShoalError
@@ -65,6 +67,7 @@ from .data import (
     Preferences,
     PropertyPartition,
     PropertySchedule,
+    TableDataset,
     TextDataset,
     draw_preferences,
     load_dataset,
@@ -87,14 +90,12 @@ from .defenses import (
 )
 from .engine import Engine, LocalSGD, TorchOptimizer, Training
 from .models import Model, Shape, TextShape, VectorShape, create_model, squared_error
-from .runs.audit import audit_run, audit_scores, audit_trace
+from .runs.audits import audit_run, audit_scores, audit_trace
 from .runs.comparison import Comparison, compare
 from .runs.measuring import MeasurementError
 from .runs.result import Result, load
 from .runs.run import run
 from .runs.simulate import simulate
-from .simulation.attacked_records import AuditRecords
-from .simulation.audit import Audit, audit_records
 
 __version__: str
 
@@ -181,6 +182,7 @@ __all__ = [
     "ShoalError",
     "ShorterTraining",
     "Stream",
+    "TableDataset",
     "TextDataset",
     "TextShape",
     "TorchOptimizer",

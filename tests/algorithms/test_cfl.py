@@ -104,7 +104,9 @@ def test_a_newcomer_walks_the_tree_and_moves_nothing_on_its_way(four):
             training = Training(federation, SPLITS, FULL, engine, Stream(3))
             plan = SPLITS.plan(new, training.cohort_of(new, torch.arange(12)))
         (local,) = plan.trainings
-        assert torch.equal(local.starts[local.start[client]], ParameterTree.from_tensors(settled.server).models[0])
+        assert torch.equal(
+            local.initial_params[local.init_index[client]], ParameterTree.from_tensors(settled.server).models[0]
+        )
         assert local.weights[:, client].tolist() == [0.0] * 4
         assert int(states[1].trained[client].max()) == settled.round, "walking is no training of any model"
 
@@ -118,7 +120,7 @@ def sent_to_a_newcomer(four: list[State], group: int, algorithm: CFL, rounds: in
         assert states[0].trained.shape == (13, 4)
         for _ in range(rounds):
             (planned,) = algorithm.plan(states[-1], training.cohort_of(states[-1], torch.arange(13))).trainings
-            sent.append(planned.starts[planned.start[12]])
+            sent.append(planned.initial_params[planned.init_index[12]])
             states.append(training.round(states[-1])[0])
     return sent, states
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning
+from shoal.audit.members import Membership
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
@@ -12,7 +13,6 @@ from shoal.defenses import NormClipping, ShorterTraining
 from shoal.engine import Deployed, Engine, LocalSGD, State, Training
 from shoal.engine.rounds import training as engine_rounds
 from shoal.models import Model
-from shoal.simulation.membership import Membership
 
 STEPS, RATE = 3, 0.1
 LOCAL = LocalSGD(steps=STEPS, batch_size="all", learning_rate=RATE, decay=0.5)

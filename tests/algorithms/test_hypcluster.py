@@ -59,7 +59,7 @@ def test_candidates_alone_train_and_models_without_one_stay(play):
     algorithm = HypCluster(3, start="farthest-first", candidates=2)
     (first, begun, after), (start, _) = play(algorithm, rounds=2)
     (training,) = start.plan.trainings
-    assert int(training.trains.sum()) == 2
+    assert int(training.participates.sum()) == 2
     assert begun.trained.sum(dim=0).tolist() == [1, 1, 0]
     assert torch.equal(begun.models[2], first.models[2])
     assert not torch.equal(begun.models[:2], first.models[:2])

@@ -36,7 +36,7 @@ def sent(federation, algorithm, state, report) -> torch.Tensor:
         ends = []
         for i in range(len(federation)):
             update = next(client_updates(training, state, report, i))[2]
-            ends.append(starts[0].starts[starts[0].start[i]] + update)
+            ends.append(starts[0].initial_params[starts[0].init_index[i]] + update)
     return torch.stack(ends)
 
 
@@ -71,7 +71,7 @@ def test_newcomers_go_to_the_nearest_and_move_nothing(algorithm):
         training = Training(federation, algorithm, FULL, engine, Stream(3))
         after, report = training.round(state)
     _, newcomers = report.plan.trainings
-    assert newcomers.trains.tolist() == (ALL == 3).tolist()
+    assert newcomers.participates.tolist() == (ALL == 3).tolist()
     assert not bool(newcomers.weights.any())
     assert torch.equal(after.clients[name], settled.clients[name])
     assert after.assignment[3] == settled.assignment[3]

@@ -83,7 +83,7 @@ class SecondTraining(LocalOnly):
 
     def plan(self, state, cohort):
         plan = super().plan(state, cohort)
-        nobody = LocalTraining(state.models, plan.assignment, trains=torch.zeros(len(cohort), dtype=torch.bool))
+        nobody = LocalTraining(state.models, plan.assignment, participates=torch.zeros(len(cohort), dtype=torch.bool))
         return replace(plan, trainings=(nobody, *plan.trainings))
 
     def server_update(self, state, cohort, plan, aggregate):

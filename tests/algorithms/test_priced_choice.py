@@ -44,7 +44,7 @@ def test_clients_add_the_price_to_the_loss_in_training_and_after_it(ask, base, p
     ):
         plan, deployed = ask(algorithm, **directives)
         assert plan.assignment.tolist() == deployed.model.tolist() == choice * 2
-        assert plan.trainings[0].start.tolist() == choice * 2
+        assert plan.trainings[0].init_index.tolist() == choice * 2
         assert plan.losses is LOSSES, "what is recorded has no price"
 
 

@@ -76,7 +76,7 @@ def test_starts_weights_and_assignment_follow_the_moves(play, ifca, wrapped):
     (training,) = report.plan.trainings
     assert torch.bincount(report.assignment, minlength=3).tolist() == [2, 2, 2]
     assert not torch.equal(report.assignment, chosen.assignment)
-    assert torch.equal(training.start, report.assignment)
+    assert torch.equal(training.init_index, report.assignment)
     sizes = torch.tensor([9, 12, 7, 12, 5, 10]) if ifca.weighting == "examples" else torch.ones(6)
     assert torch.equal(training.weights, averaging_weights(report.assignment, sizes, 3))
     torch.testing.assert_close(training.weights.sum(dim=1), torch.ones(3).double())

@@ -150,7 +150,7 @@ def test_a_cluster_that_wins_no_example_of_fedsoft_counts_as_the_smoother(mlp, b
         plan = FedSoft(2, smoother=0.25).plan(state, replace(cohort, example_scores=lambda _: none))
     (training_,) = plan.trainings
     # 1 + 0.25, not normalised again; and every cluster's weights are the shares of examples.
-    assert training_.term.strength.tolist() == pytest.approx([0.1 * 1.25] * 6)
+    assert training_.linear_term.strength.tolist() == pytest.approx([0.1 * 1.25] * 6)
     torch.testing.assert_close(training_.weights[1], cohort.sizes.double() / cohort.sizes.sum())
     assert plan.losses.tolist() == [[0.0, 1.0]] * 6
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from shoal.algorithms import IFCA
-from shoal.attacks import Gap, LossHistograms, RedTeam, ShadowModels
+from shoal.attacks import Gap, LossHistograms, ShadowModels
 from shoal.attacks.membership import losses
 from shoal.attacks.queries import loss_histograms
 from shoal.attacks.queries.loss_histograms import cross_fitted_accuracy, discrete_laplace
+from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Shards

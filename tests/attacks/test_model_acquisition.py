@@ -100,7 +100,7 @@ class Watched:
     def plan(self, state, cohort):
         plan = self.base.plan(state, cohort)
         (training,) = plan.trainings
-        models = training.starts[training.start]
+        models = training.initial_params[training.init_index]
         self.sent[cohort.round] = dict(zip(cohort.clients.tolist(), models, strict=True))
         return plan
 

@@ -7,7 +7,8 @@ import torch
 
 from calibrated_confidence import CalibratedConfidence, FittedCalibratedConfidence
 from shoal.algorithms import IFCA
-from shoal.attacks import Gap, LossThreshold, Query, RedTeam, ShadowModels, evaluate_models
+from shoal.attacks import Gap, LossThreshold, Query, ShadowModels
+from shoal.audit import RedTeam, evaluate_models
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import LocalSGD

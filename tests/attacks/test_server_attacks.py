@@ -16,8 +16,8 @@ from shoal.attacks import (
     SourceInference,
     UpdateAttack,
     UpdateScores,
-    audit_updates,
 )
+from shoal.audit import audit_updates
 
 ATTACKS = [FedMIALoss(), FedMIACosine(), FedMIACosine(drop_outliers=True), GradCosine(), GradDifference()]
 

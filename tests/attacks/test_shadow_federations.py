@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from shoal.algorithms import IFCA
-from shoal.attacks import LossThreshold, Query, RedTeam, ShadowModels
+from shoal.attacks import LossThreshold, Query, ShadowModels
 from shoal.attacks.queries.shadow_federations import ShadowFederation, split_between_owners, train_shadow_federations
+from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Shards
@@ -42,7 +43,7 @@ def test_earlier_rounds_have_their_own_learning_rate(clustered):
     decaying = replace(FULL, learning_rate=0.8, decay=0.5)
     shadow, inside = federation.shadow, torch.arange(20)
     starts = engine.model.init(Stream(3))[None]
-    one = ShadowFederation(starts[0], inside, torch.tensor([20]), decaying.at(3))
+    one = ShadowFederation(starts[0], inside, torch.tensor([20]), decaying.at_round(3))
     ends = train_shadow_federations([one], shadow, 3, engine, Stream(0))
     expected, shards = starts, Shards.from_indices(shadow.x, shadow.y, inside, torch.tensor([20]))
     for rate in (0.8, 0.4, 0.2):

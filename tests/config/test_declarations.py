@@ -8,7 +8,8 @@ from typing import Any, get_args
 import pytest
 
 from shoal.algorithms import IFCA, Algorithms, FedAvg, FedProx
-from shoal.attacks import MembershipAttacks, RedTeam
+from shoal.attacks import MembershipAttacks
+from shoal.audit import RedTeam
 from shoal.config import build as building
 from shoal.config import reference
 from shoal.config.build import build, load_data, resolve
@@ -447,7 +448,7 @@ def test_a_name_that_leads_nowhere_is_one_sentence(own, name, sentence):
         ({"defenses": {"custom": {"a": {"l2": 1.0}}}}, "the key 'defenses.custom.a.name' is missing"),
         (
             {"data": DATA | {"source": "own:nothing"}},
-            "[data]: 'own:nothing' must return an ImageDataset or a TextDataset",
+            "[data]: the inputs of 'own:nothing' must be numbers; got None",
         ),
         (
             {"data": DATA | {"source": "os:getcwd"}},

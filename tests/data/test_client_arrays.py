@@ -23,7 +23,8 @@ from shoal import (
     Training,
     simulate,
 )
-from shoal.attacks import audit, model_outputs
+from shoal.audit import membership_audit as audit
+from shoal.audit import model_outputs
 from shoal.data import Shards, fingerprint
 from shoal.engine import engine as engine_module
 

@@ -164,7 +164,7 @@ def test_passes_are_counted_over_the_whole_training(build, mlp):
 
     def found(local, number):
         numbers.clear()
-        federation, at = build((8,) * 3), replace(local, objective=Recorded(0.1)).at(number)
+        federation, at = build((8,) * 3), replace(local, objective=Recorded(0.1)).at_round(number)
         one = replace(federation, clients=federation.clients.take(torch.tensor([0])), ids=federation.ids[:1])
         with Engine(mlp) as engine:
             randomness = at.randomness(one.clients, one.ids, Stream(2))
@@ -178,8 +178,8 @@ def test_passes_are_counted_over_the_whole_training(build, mlp):
     assert found(replace(one, epochs=3), 2) == [3, 3, 4, 4, 5, 5]
     assert found(replace(one, epochs=None, steps=3), 2) == [2, 2, 3]
     assert found(replace(one, batch_size="all", epochs=2), 3) == [4, 5]
-    assert one.at(5).before(3).rounds_done == 1
-    assert one.at(2).before(3).rounds_done == 0
+    assert one.at_round(5).rounds_earlier(3).rounds_done == 1
+    assert one.at_round(2).rounds_earlier(3).rounds_done == 0
 
 
 def test_what_a_client_draws_is_its_own(mlp, build):

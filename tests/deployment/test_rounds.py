@@ -64,7 +64,7 @@ def by_messages(algorithm, federation: Federation, local: LocalSGD, engine: Engi
             offered, risks = state.models, state.risks
             if plan is not None:
                 (sent,) = plan.trainings
-                cluster[i], offered = plan.assignment[i], sent.starts[sent.start[i]][None]
+                cluster[i], offered = plan.assignment[i], sent.initial_params[sent.init_index[i]][None]
                 risks = state.risks[plan.assignment[i]][None]
             own = training(one, at_client(algorithm))
             first = replace(own, federation=one.take(torch.zeros(len(offered), dtype=torch.int64))).start()

@@ -49,7 +49,8 @@ class Absent(Halves):
         trains = cohort.clients != 1
         weights = plan.trainings[0].weights * trains
         return replace(
-            plan, trainings=(replace(plan.trainings[0], weights=weights, trains=trains, keep=lambda update: update),)
+            plan,
+            trainings=(replace(plan.trainings[0], weights=weights, participates=trains, keep=lambda update: update),),
         )
 
     def server_update(self, state, cohort, plan, aggregate):

@@ -156,9 +156,9 @@ def bounds_of(training: Training, state: State, plan: RoundPlan) -> Iterator[Ten
             continue
         found = []
         for i, k in enumerate(plan.clusters(index).tolist()):
-            if each.trains is None or bool(each.trains[i]):
+            if each.participates is None or bool(each.participates[i]):
                 local = training.local_of(state, k, each.local)
-                passes = sum(phase.epochs for phase in each.phases if phase.tensors & each.sent) or local.epochs
+                passes = sum(phase.epochs for phase in each.phases if phase.tensors & each.shared) or local.epochs
                 found.append(passes * local.learning_rate * CLIP / local.batch(SIZES[i]))
         yield torch.tensor(found)
 
@@ -248,7 +248,7 @@ class StartedByLoss(Faulty):
 
 class PulledByLoss(Faulty):
     def changed(self, training, losses, state):
-        return replace(training, term=LinearTerm(torch.ones(len(losses)), state.models + losses))
+        return replace(training, linear_term=LinearTerm(torch.ones(len(losses)), state.models + losses))
 
 
 class SteppedByLoss(Faulty):

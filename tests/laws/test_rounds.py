@@ -27,7 +27,8 @@ from shoal.algorithms import (
     Scaffold,
 )
 from shoal.algorithms.wrapper import with_bases
-from shoal.attacks import Gap, LossThreshold, RedTeam, ShadowModelAttack, ShadowModels
+from shoal.attacks import Gap, LossThreshold, ShadowModelAttack, ShadowModels
+from shoal.audit import RedTeam
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Preferences
 from shoal.engine import Aggregator, Algorithm, Engine, LocalSGD, State, Training, averaging_weights, client_updates

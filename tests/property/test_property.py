@@ -11,12 +11,12 @@ from shoal.algorithms import CFL, IFCA, IFCAMIR, FedAvg
 from shoal.attacks import (
     LossThreshold,
     PropertyAttack,
-    RedTeam,
     ShadowModels,
     active_property_attacker,
     classify_updates,
     extract_features,
 )
+from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream

@@ -9,19 +9,14 @@ import torch
 from torch import nn
 
 from shoal.algorithms import IFCA, IFCAMIR, EarlyStopping, FedAvg, FedOpt, FedSoft
-from shoal.attacks import (
-    LossThreshold,
-    PropertyAttack,
-    RedTeam,
-    ShadowModels,
-    active_property_attacker,
-    extract_features,
-)
+from shoal.attacks import LossThreshold, PropertyAttack, ShadowModels, active_property_attacker, extract_features
+from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, TextDataset, partition_by_property
 from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, Training, client_updates
+from shoal.metrics.summary import flatten
 from shoal.models import Model
 from shoal.models.networks import FacesCNN
 from shoal.models.recurrent import ReviewGRU
@@ -29,7 +24,6 @@ from shoal.property.property_metrics import property_summary
 from shoal.property.property_schedule import PropertySchedule
 from shoal.property.simulated_updates import Auxiliary, local_updates
 from shoal.runs.simulate import simulate
-from shoal.simulation.summary import flatten
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 CLIENTS = 6

@@ -29,6 +29,7 @@ from run_of_any_shape import (
 from shoal.config.schema import Config, PropertyAttackSection
 from shoal.config.toml_files import parse
 from shoal.core.errors import InputError
+from shoal.metrics.summary import Summary, flatten, parse_summary
 from shoal.property.property_figures import (
     CHECKPOINTS,
     MOST,
@@ -50,7 +51,6 @@ from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_tables import overall, seconds
 from shoal.reports.run.run_verdict import verdict
 from shoal.runs.result import report_of
-from shoal.simulation.summary import Summary, flatten, parse_summary
 
 GROUPS = ["a", "b"]
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from audit_of_any_shape import ACCURACY, attack_row, audit_of, records_frame
 from html_page import PNG, Page, figures_on, page_of
+from shoal.audit.audit import Audit
 from shoal.core.errors import InputError
 from shoal.reports.audit.audit_figures import chance_exposure, chance_share, drawn_groups, exposure_of_records
 from shoal.reports.audit.audit_page import audit_page
@@ -18,7 +19,6 @@ from shoal.reports.audit.audit_tables import by_model
 from shoal.reports.audit.findings import findings
 from shoal.reports.formats import DASH
 from shoal.reports.plotting import group_style
-from shoal.simulation.audit import Audit
 from unrendered import unrendered_figures
 
 ORDER = ["reading", "by-group", "figures", "by-model", "by-client", "records", "epsilon", "not-tested"]
@@ -184,7 +184,8 @@ def test_members_alone_are_in_the_figure_of_exposure() -> None:
 @pytest.mark.parametrize("spread", [0.0, 0.4])
 def test_chance_gives_at_most_what_the_formula_says_where_no_record_is_exposed(references: int, spread: float) -> None:
     """Scores that do not depend on membership, of records that differ in their deviation; each in half the models."""
-    from shoal.attacks import ReferenceScores, record_exposure  # noqa: PLC0415 - of this test alone
+    from shoal.attacks import ReferenceScores  # noqa: PLC0415 - of this test alone
+    from shoal.audit import record_exposure  # noqa: PLC0415 - of this test alone
     from shoal.core.randomness import Stream  # noqa: PLC0415
 
     generator, count = np.random.default_rng(0), 4_000

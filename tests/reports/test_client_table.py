@@ -8,6 +8,7 @@ import pytest
 
 from html_page import page_of
 from run_of_any_shape import clients_of, config_of, finished, frames_of, report_text, summary_of
+from shoal.metrics.summary import flatten, parse_summary
 from shoal.reports.formats import DASH
 from shoal.reports.run.client_table import ClientTable, client_table
 from shoal.reports.run.description import RunDescription
@@ -15,7 +16,6 @@ from shoal.reports.run.limits import with_limits
 from shoal.reports.run.privacy_figures import violations
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_verdict import limits
-from shoal.simulation.summary import flatten, parse_summary
 
 GROUPS = ["a", "b"]
 

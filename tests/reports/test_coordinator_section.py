@@ -8,12 +8,12 @@ from html_page import page_of
 from run_of_any_shape import config_of, frames_of, samples_of, summary_of
 from shoal.config.schema import Config, parse_config
 from shoal.control import Coordinator
+from shoal.metrics.summary import flatten, parse_summary, split_key
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_verdict import verdict
 from shoal.reports.sweep.labels import Labels
-from shoal.simulation.summary import flatten, parse_summary, split_key
 from unrendered import unrendered_figures
 
 LAW = Coordinator(target=0.1, max_cost=0.01, audit_factor=2.0)

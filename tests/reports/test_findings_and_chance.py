@@ -9,8 +9,11 @@ import pytest
 from scipy import stats
 
 from audit_of_any_shape import audit_of
+from shoal.audit.attack_metrics import strongest
+from shoal.audit.audit import attack_row
 from shoal.metrics import MembershipMetrics, membership_metrics
 from shoal.metrics.roc import roc_with_auc
+from shoal.metrics.summary import Summary
 from shoal.reports.audit.audit_verdict import verdict as audit_verdict
 from shoal.reports.audit.findings import findings
 from shoal.reports.estimate import Estimate
@@ -20,9 +23,6 @@ from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import ReportSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics
 from shoal.runs.comparison import describe_difference
-from shoal.simulation.attack_metrics import strongest
-from shoal.simulation.audit import attack_row
-from shoal.simulation.summary import Summary
 
 RUNS = 100
 GROUPS = {"few": 60, "many": 400}

@@ -20,14 +20,14 @@ from run_of_any_shape import (
     summary_of,
     usual_page,
 )
-from shoal.attacks.queries.red_team import Estimator
+from shoal.audit.red_team import Estimator
 from shoal.core.errors import InputError
+from shoal.metrics.summary import Summary, parse_summary
 from shoal.reports.formats import DASH
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_curves import ESTIMATORS, accuracy_by_group, risk
 from shoal.reports.run.run_page import run_page
 from shoal.runs.result import report_of
-from shoal.simulation.summary import Summary, parse_summary
 from unrendered import unrendered_figures
 
 NASTY = "<b>&"

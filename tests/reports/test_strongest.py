@@ -4,6 +4,7 @@ import pytest
 
 from run_of_any_shape import clients_of, config_of, frames_of, samples_of, summary_of, usual_page
 from shoal.config.schema import parse_config
+from shoal.metrics.summary import parse_summary
 from shoal.reports.formats import DASH
 from shoal.reports.run import run_tables
 from shoal.reports.run.description import RunDescription
@@ -11,7 +12,6 @@ from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_verdict import verdict
 from shoal.reports.strongest import strongest_attacks
 from shoal.reports.sweep.labels import Labels, decimals_of
-from shoal.simulation.summary import parse_summary
 from unrendered import unrendered_figures
 
 FOUND = {"mia_by_gap.a": 0.52, "mia_by_rmia.a": 0.5625, "mia_by_rmia.b": 0.51, "mia_by_lira_offline.b": 0.5635,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from run_of_any_shape import summary_of
+from shoal.metrics.summary import parse_summary
 from shoal.reports.run.run_verdict import verdict
-from shoal.simulation.summary import parse_summary
 
 GROUPS = ["a", "b"]
 

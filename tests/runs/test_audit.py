@@ -13,7 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning, LocalOnly
-from shoal.attacks import Gap, RedTeam, ReferenceScores
+from shoal.attacks import Gap, ReferenceScores
+from shoal.audit import RedTeam
+from shoal.audit.audit import audit_records
+from shoal.audit.records import AuditRecords
+from shoal.audit.score_file import read_scores
 from shoal.cli.app import main
 from shoal.config.build import build
 from shoal.core.errors import InputError
@@ -21,14 +25,11 @@ from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import LocalSGD
 from shoal.models import Model
-from shoal.runs.audit import audit_run, audit_scores, audit_trace
+from shoal.replay.reference_federations import AttackedRun
+from shoal.runs.audits import audit_run, audit_scores, audit_trace
 from shoal.runs.result import load
 from shoal.runs.run import run
-from shoal.runs.score_file import read_scores
 from shoal.runs.simulate import simulate
-from shoal.simulation.attacked_records import AuditRecords
-from shoal.simulation.audit import audit_records
-from shoal.simulation.reference_federations import AttackedRun
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
 ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "gap"} | {
@@ -221,7 +222,7 @@ def test_without_reference_federations_the_other_attacks_remain(finished, tmp_pa
 def test_the_distance_of_large_images_to_the_boundary_is_not_asked_and_the_page_can_say_why(
     finished, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("shoal.simulation.attacks_without_references.MOST_INPUTS", 63)
+    monkeypatch.setattr("shoal.replay.attacks_without_references.MOST_INPUTS", 63)
     found = audit_run(finished, references=0, out=tmp_path).audit
     attacks = set(found.attacks["attack"])
     assert "label-only" in attacks

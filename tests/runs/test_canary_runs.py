@@ -10,13 +10,13 @@ import torch
 
 from html_page import page_of
 from shoal import DPSGD, Ditto, FedAvg, InputError, LocalSGD, MislabelledCanaries, Model, Stream, load, simulate
-from shoal.attacks.one_run_audit import one_run_audit
+from shoal.audit.canary_metrics import CANARY_COLUMNS, canary_summary
+from shoal.audit.one_run_audit import one_run_audit
 from shoal.config.build import build, load_data, resolve
 from shoal.config.schema import parse_config
 from shoal.data.fingerprint import fingerprint
 from shoal.runs.result import report_of
 from shoal.runs.run import run
-from shoal.simulation.canary_metrics import CANARY_COLUMNS, canary_summary
 
 
 @pytest.fixture(scope="module")

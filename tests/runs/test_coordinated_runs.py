@@ -10,7 +10,7 @@ import torch
 import shoal
 from run_files import content
 from shoal.control import RecordedDirectives
-from shoal.runs.audit import audit_run
+from shoal.runs.audits import audit_run
 from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary
 from shoal.runs.record import read_description

@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 
 from shoal import IFCA, Ditto, FedAvg, Federation, LocalSGD, LossThreshold, RedTeam, ShadowModels, simulate
 from shoal.core.errors import InputError
-from shoal.runs.audit import audit_run
+from shoal.metrics.summary import flatten, parse_summary
+from shoal.replay.reference_federations import AttackedRun
+from shoal.runs.audits import audit_run
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary
 from shoal.runs.record import read_description
 from shoal.runs.run import run
-from shoal.simulation.reference_federations import AttackedRun
-from shoal.simulation.summary import flatten, parse_summary
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1)
 TEAM = RedTeam(every=0, attack=LossThreshold(), shadow_models=ShadowModels(number=2))

@@ -8,7 +8,7 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import InputError
-from shoal.simulation.reference_federations import AttackedRun
+from shoal.replay.reference_federations import AttackedRun
 
 ROWS = torch.rand(84, 16, generator=torch.Generator().manual_seed(0))
 LABELS = (ROWS[:, 0] > 0.5).long()

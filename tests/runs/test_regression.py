@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.attacks import LossThreshold
+from shoal.metrics.summary import flatten
 from shoal.models import squared_error
 from shoal.runs.comparison import compare
 from shoal.simulation.simulation import LOSS_AT_THE_END
-from shoal.simulation.summary import flatten
 
 SLOPES = {"up": 1.0, "down": -1.0}
 NAMES = ["up", "down"] * 3

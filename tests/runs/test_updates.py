@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from html_page import page_of
 from run_files import content
 from shoal.algorithms import FedAvg
-from shoal.attacks import FedMIACosine, FedMIALoss, GradCosine, SourceInference, audit_updates
+from shoal.attacks import FedMIACosine, FedMIALoss, GradCosine, SourceInference
+from shoal.audit import audit_updates
 from shoal.config.build import build
 from shoal.config.schema import parse_config, read_config
 from shoal.core.errors import InputError
@@ -190,7 +191,7 @@ class Personal:
         (sent,) = plan.trainings
         halves = 0.5 * state.models.repeat(2, 1)
         own = LocalTraining(halves, torch.zeros(len(cohort), dtype=torch.int64))
-        other = LocalTraining(halves, sent.start, weights=torch.zeros_like(sent.weights))
+        other = LocalTraining(halves, sent.init_index, weights=torch.zeros_like(sent.weights))
         return RoundPlan(plan.assignment, (own, sent, other))
 
 

@@ -14,11 +14,11 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from shoal.config.build import build
 from shoal.config.schema import parse_config, read_config
 from shoal.engine import Engine
+from shoal.metrics.summary import parse_summary
 from shoal.runs.comparison import compare
 from shoal.runs.result import report_of
 from shoal.runs.run import run
 from shoal.simulation.simulation import initial_state, measure_final, run_rounds
-from shoal.simulation.summary import parse_summary
 
 GROUPS = {
     "few": {"share": 0.2, "rotation": [0, 20]},

@@ -8,7 +8,7 @@ import torch
 
 import shoal
 from shoal.metrics import roc_auc
-from shoal.simulation.reference_federations import AttackedRun
+from shoal.replay.reference_federations import AttackedRun
 from shoal.simulation.simulation import move_to_engine
 
 CLIENTS, OWN = 12, 20

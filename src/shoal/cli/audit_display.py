@@ -4,10 +4,10 @@ from math import isnan
 
 from rich.console import Console
 
+from shoal.audit.audit import Audit
 from shoal.reports.estimate import null_size
 from shoal.reports.formats import decimal, percent
 from shoal.runs.progress import LiveBar
-from shoal.simulation.audit import Audit
 
 
 class AuditDisplay(LiveBar):
@@ -17,7 +17,7 @@ class AuditDisplay(LiveBar):
         super().__init__(console, "reference federation", refresh_per_second=4)
 
     def __call__(self, done: int, count: int) -> None:
-        """Show where the audit stands; the signature is `shoal.runs.audit.AuditWatch`."""
+        """Show where the audit stands; the signature is `shoal.runs.audits.AuditWatch`."""
         self.reference_federations(done, count)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.audit.gate import gates_of
 from shoal.cli.audit_display import AuditDisplay, in_words
 from shoal.cli.sweep_display import SweepDisplay
 from shoal.config.build import load_data, resolve
@@ -22,10 +23,9 @@ from shoal.data.paired_records import Duplicates
 from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
 from shoal.reports.run.run_verdict import verdict
-from shoal.runs.audit import audit_run, audit_scores, audit_trace
+from shoal.runs.audits import audit_run, audit_scores, audit_trace
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
-from shoal.runs.gate import gates_of
 from shoal.runs.progress import Display
 from shoal.runs.record import read_description
 from shoal.runs.result import report_of

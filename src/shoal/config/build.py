@@ -12,8 +12,18 @@ from torch import Tensor
 from shoal.algorithms.personal.fedrep import FedRep
 from shoal.algorithms.wrapper import with_bases
 from shoal.algorithms.wrappers.shared_body import SharedBody, head_of
-from shoal.attacks import NEED_HOLDOUT, active_property_attacker
-from shoal.config.client_files import Reading, check_sizes, decided_data, draw_split, load_client_data, reading_of
+from shoal.attacks import active_property_attacker
+from shoal.audit import NEED_HOLDOUT
+from shoal.config.client_files import (
+    Reading,
+    check_sizes,
+    decided_data,
+    draw_split,
+    load_client_data,
+    own_data,
+    reading_of,
+    require_partition,
+)
 from shoal.config.kinds import load, name_of
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table, table_of
@@ -28,7 +38,9 @@ from shoal.data import (
     Partition,
     Preferences,
     PropertyPartition,
+    SourceData,
     Standardizer,
+    TableDataset,
     TextDataset,
     draw_preferences,
     draw_property_partition,
@@ -49,7 +61,7 @@ class Resolved:
     """A configuration that fits its data, with everything that was left open decided."""
 
     config: Config
-    data: LabelledDataset | ClientDataset
+    data: SourceData
     setup: TrainingSetup
     preferences: Preferences
     indices: PartitionIndices | None
@@ -125,6 +137,8 @@ class Resolved:
         partition = self.config.data.partition
         if partition is not None:
             return partition.clients * partition.examples_per_client
+        if isinstance(self.data, Federation):
+            return int(self.data.clients.sizes.sum())
         assert self.indices is not None
         return sum(map(len, self.indices.clients))
 
@@ -135,6 +149,9 @@ class Resolved:
         if isinstance(self.data, ClientDataset):
             yield from self.data.description()
             return
+        if isinstance(self.data, Federation):
+            yield str(self.data)
+            return
         yield f"{len(self.data.labels):,} {self.data.kind} in {self.data.classes} classes"
         if self.data.has_property is not None:
             count, name = int(self.data.has_property.sum()), (self.config.data.task or "").partition("/")[2]
@@ -143,6 +160,8 @@ class Resolved:
 
     def _federation(self) -> Federation:
         config, stream = self.config, Stream(self.config.seed, ("data",))
+        if isinstance(self.data, Federation):
+            return replace(self.data, preferences=self.preferences)
         if isinstance(self.data, ClientDataset):
             assert self.indices is not None
             return federation_of_clients(self.data, self.indices, self.preferences)
@@ -165,9 +184,7 @@ class Resolved:
             )
 
 
-def build(
-    config: Config, data_dir: Path | None = None, dataset: LabelledDataset | ClientDataset | None = None
-) -> tuple[Config, Simulation]:
+def build(config: Config, data_dir: Path | None = None, dataset: SourceData | None = None) -> tuple[Config, Simulation]:
     """The configuration with everything it left open decided, and the simulation that it describes.
 
     Args:
@@ -201,7 +218,7 @@ def engine_of(config: Config, model: Model) -> Engine:
         )
 
 
-def load_data(section: DataSection, data_dir: Path | None = None) -> LabelledDataset | ClientDataset:
+def load_data(section: DataSection, data_dir: Path | None = None) -> SourceData:
     """The examples of [data]; raises as `load_dataset`, `load_folder` and `load_table`."""
     return load_source(section.source, section.path, section.task, data_dir, reading_of(section))
 
@@ -212,24 +229,20 @@ def load_source(
     task: str | None = None,
     data_dir: Path | None = None,
     reading: Reading | None = None,
-) -> LabelledDataset | ClientDataset:
+) -> SourceData:
     """The examples of a shipped source, or of a user's own by ``module:Name``; see `load_data`.
 
     ``reading`` says how files are read of which each client has its own, and is None for other sources.
     """
     where = None if path is None else Path(path).expanduser()
     with in_table("data"):
-        if reading is not None:
+        if ":" not in source and reading is not None:
             return load_client_data(source, where, task, reading)
         if ":" not in source:
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
         function = load(source, "source")
         _require_source(function, source, where, task)
-        dataset = function(where, task)
-        if not isinstance(dataset, ImageDataset | TextDataset):
-            returned = type(dataset).__name__
-            raise InputError(f"'{source}' must return an ImageDataset or a TextDataset; got {returned}")
-        return dataset
+        return own_data(source, function(where, task), reading)
 
 
 def _require_source(function: Callable[..., object], source: str, path: Path | None, task: str | None) -> None:
@@ -245,25 +258,20 @@ def _require_source(function: Callable[..., object], source: str, path: Path | N
         pass
 
 
-def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
+def resolve(config: Config, data: SourceData) -> Resolved:
     """Check a configuration against its data, and decide what it leaves open; no example is copied.
 
     Raises:
         InputError: too few examples, or keys that contradict each other.
     """
+    require_partition(config.data, data)
     if isinstance(data, ClientDataset):
         data = data.with_at_least((config.data.split or ClientSplit()).min_examples)
-    largest, classes = int(data.labels.max()), config.model.classes or data.classes
-    require(
-        largest < classes,
-        f"{data.name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to "
-        f"{largest + 1} or more",
-    )
+    classes = _classes(config, data)
     network, stream = config.model.sized(classes), Stream(config.seed, ("data",))
     indices = draw_split(config, data) if isinstance(data, ClientDataset) else None
-    if indices is None and config.property_attack is None:
+    if isinstance(data, LabelledDataset) and config.property_attack is None:
         # Before anything is allocated by the number of clients, which may be any.
-        assert not isinstance(data, ClientDataset)
         with in_table("data"):
             _partition(config).check(data, [*config.data.groups.values()])
     with in_table("model"):
@@ -272,7 +280,7 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         setup = defended(TrainingSetup(model, config.local, kind=data.kind), config.defenses.all())
     _check_tables(config, data, indices)
     if config.property_attack is not None:
-        assert not isinstance(data, ClientDataset)
+        assert isinstance(data, LabelledDataset)
         with in_table("property_attack"):
             indices = draw_property_partition(data, _property_partition(config), stream)
     with in_table("engine"):
@@ -297,9 +305,8 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
             check_coordinator(config.coordinator.coordinator(), setup, steered, config.red_team.every)
     with in_table("privacy"):
         thresholds, beta = config.privacy.thresholds, config.privacy.beta
-        clients = len(data.client_names) if isinstance(data, ClientDataset) else _partition(config).clients
-        preferences = draw_preferences(clients, thresholds, beta, stream("preferences"))
-    section = decided_data(config.data, data) if isinstance(data, ClientDataset) else config.data
+        preferences = draw_preferences(_clients(config, data), thresholds, beta, stream("preferences"))
+    section = config.data if isinstance(data, LabelledDataset) else decided_data(config.data, data)
     path = section.path
     decided = replace(
         config,
@@ -313,27 +320,78 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
     return Resolved(decided, data, setup, preferences, indices)
 
 
-def _model(network: Network, data: LabelledDataset | ClientDataset, indices: PartitionIndices | None) -> Model:
+def _classes(config: Config, data: SourceData) -> int:
+    """The outputs of the network.
+
+    Raises:
+        InputError: a label that none of them is for, a regression, or a property in a federation of a user's own.
+    """
+    if not isinstance(data, Federation):
+        name, labels, known = data.name, data.labels, data.classes
+    else:
+        name, labels, known = f"'{config.data.source}'", data.clients.y, data.classes
+        require(config.property_attack is None, f"'property_attack' needs a source with a 'task'; {name} has none")
+    if known is None:
+        raise InputError(f"{name} is a regression; a configuration trains classifiers, and `shoal.simulate` both")
+    largest, classes = int(labels.max()), config.model.classes or known
+    require(
+        largest < classes,
+        f"{name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to {largest + 1} or "
+        "more",
+    )
+    return classes
+
+
+def _clients(config: Config, data: SourceData) -> int:
+    """N."""
+    if isinstance(data, LabelledDataset):
+        return _partition(config).clients
+    return len(data) if isinstance(data, Federation) else len(data.client_names)
+
+
+def _model(network: Network, data: SourceData, indices: PartitionIndices | None) -> Model:
     """The model of [model], fitted to the data."""
     assert network.classes is not None
-    if isinstance(data, TextDataset):
-        shape = TextShape(data.vocabulary, network.classes)
-    elif isinstance(data, ClientDataset) and indices is not None and (scale := data.input_scale(indices)) is not None:
-        shape = VectorShape(scale.width, network.classes)
+    scale = data.input_scale(indices) if isinstance(data, ClientDataset) and indices is not None else None
+    inputs = _inputs(data)
+    if data.kind == "texts":
+        shape = TextShape(data.vocabulary if isinstance(data, TextDataset) else _largest_word(data), network.classes)
+    elif data.kind == "rows":
+        shape = VectorShape(inputs.shape[1] if scale is None else scale.width, network.classes)
     else:
-        _, channels, height, width = (data.x if isinstance(data, ClientDataset) else data.pixels).shape
+        require(inputs.dim() == 4, f"inputs of shape {tuple(inputs.shape[1:])} are no images, rows or texts")
+        channels, height, width = inputs.shape[1:]
         shape = Shape(channels, height, width, network.classes)
     if ":" in network.name:
         return Model(partial(load(network.name, "name"), shape))
     return network.model(shape)
 
 
-def _first_examples(data: LabelledDataset | ClientDataset) -> tuple[Tensor, Tensor]:
+def _inputs(data: SourceData) -> Tensor:
+    """The inputs of all examples, not yet scaled."""
+    match data:
+        case Federation():
+            return data.clients.x
+        case ClientDataset():
+            return data.x
+        case TextDataset():
+            return data.words
+        case TableDataset():
+            return data.rows
+        case ImageDataset():
+            return data.pixels
+
+
+def _largest_word(data: SourceData) -> int:
+    assert isinstance(data, Federation)
+    parts = (data.clients, data.holdout, data.test, data.shadow)
+    return max(int(each.x.max()) for each in parts if each.x.numel())
+
+
+def _first_examples(data: SourceData) -> tuple[Tensor, Tensor]:
     """Inputs and labels of at most two examples, on which a network is tried."""
-    if isinstance(data, TextDataset):
-        return data.words[:2], data.labels[:2]
-    x = data.x[:2] if isinstance(data, ClientDataset) else data.pixels[:2]
-    return x.float() if x.is_floating_point() else x.float() / 255, data.labels[:2]
+    x, y = _inputs(data)[:2], data.clients.y[:2] if isinstance(data, Federation) else data.labels[:2]
+    return x.float() / 255 if x.dtype == torch.uint8 else x if data.kind == "texts" else x.float(), y
 
 
 def _partition(config: Config) -> Partition:
@@ -350,7 +408,7 @@ def _property_partition(config: Config) -> PropertyPartition:
     return PropertyPartition(partition, section.attacker_share, section.period, least, section.victim_labels)
 
 
-def _check_tables(config: Config, data: LabelledDataset | ClientDataset, indices: PartitionIndices | None) -> None:
+def _check_tables(config: Config, data: SourceData, indices: PartitionIndices | None) -> None:
     """Raise `InputError` where keys of several tables contradict each other."""
     references = config.evaluation.reference_federations
     require(
@@ -363,10 +421,10 @@ def _check_tables(config: Config, data: LabelledDataset | ClientDataset, indices
         max(table_of(each).get("clusters", 1) for each in with_bases(config.algorithm.value)),
     )
     shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
-    if isinstance(data, ClientDataset):
-        assert indices is not None
+    if not isinstance(data, LabelledDataset):
         check_sizes(config, data, indices, clusters, shadows=shadows)
-        sizes = torch.tensor([len(each) for each in indices.clients])
+        own = [] if indices is None else [len(each) for each in indices.clients]
+        sizes = data.clients.sizes if isinstance(data, Federation) else torch.tensor(own)
     else:
         _check_partition(config, clusters, shadows=shadows)
         # Under label skew each client has another number, which is known once they are drawn.

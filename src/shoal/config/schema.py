@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import tomli_w
 from pydantic import AfterValidator, Field
 
-from shoal.attacks import PropertyAttack, RedTeam
+from shoal.attacks import PropertyAttack
+from shoal.audit import RedTeam
 from shoal.config.coordinator_section import CoordinatorSection
 from shoal.config.kinds import name_of
 from shoal.config.settings_tables import names_of, table_of
@@ -52,7 +53,8 @@ _OF_CLIENTS = {"folder": (ClientSplit, PictureFormat), "table": (ClientSplit, Co
 
 
 def _kinds_of(source: str) -> tuple[type, ...]:
-    return _OF_CLIENTS.get(source, (Partition,))
+    """The settings of a source; a user's own may return a set, a table or a federation."""
+    return (Partition, ClientSplit, Columns) if ":" in source else _OF_CLIENTS.get(source, (Partition,))
 
 
 @settings
@@ -69,8 +71,9 @@ class DataSection:
         source: of images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``faces``
             (drawn, where there are no photographs) or ``idx`` (any folder in MNIST's format, given by ``path``); of
             texts: ``yelp`` or ``reviews`` (synthetic); of clients with their own: ``folder`` (pictures) or ``table``
-            (CSV or Parquet); or a function of yours, ``module:Name``. ``shoal data`` lists which of them are on this
-            machine.
+            (CSV or Parquet); or a function of yours, ``module:Name``, which returns a data set or a pair of inputs and
+            labels to be partitioned, a table with the keys of ``table``, or a federation. ``shoal data`` lists which of
+            them are on this machine.
         partition: how many examples go where; None where clients have their own.
         path: folder or archive of the source; by default it is looked for in ``--data-dir``, ``SHOAL_DATA``, the user's
             cache and Debian's folder. Of ``folder`` and ``table`` required.
@@ -97,7 +100,7 @@ class DataSection:
     def __post_init__(self) -> None:
         kinds = _kinds_of(self.source)
         for cls, value in zip(_KINDS, (self.partition, self.split, self.pictures, self.columns), strict=True):
-            needed = cls in (Partition, Columns) and cls in kinds
+            needed = cls in (Partition, Columns) and cls in kinds and ":" not in self.source
             require(value is not None or not needed, f"source '{self.source}' needs a {cls.__name__}")
             require(value is None or cls in kinds, f"source '{self.source}' takes no {cls.__name__}")
 
@@ -116,7 +119,7 @@ class DataSection:
                 hint = nearest(name, allowed) if others else ""
                 then = hint if hint.startswith("did you mean") else "leave it out"
                 raise InputError(f"the key 'data.{name}' is {of}; {then}")
-        for cls in set(kinds) & {Partition, Columns}:
+        for cls in set(kinds) & {Partition, Columns} if ":" not in source else ():
             first = names_of(cls)[0]
             require(bool(set(names_of(cls)) & set(table)), f"the key 'data.{first}' is missing")
 

@@ -5,8 +5,8 @@ May import `core`. To add a source: a file in `sources` that returns `ImageDatas
 """
 
 from shoal.data.canaries import Canaries, MislabelledCanaries
-from shoal.data.client_dataset import ClientDataset, ClientSplit, federation_of_clients
-from shoal.data.datasets import ImageDataset, LabelledDataset, TextDataset
+from shoal.data.client_dataset import ClientDataset, ClientSplit, SourceData, federation_of_clients
+from shoal.data.datasets import ImageDataset, LabelledDataset, TableDataset, TextDataset
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.partition import Partition, partition_dataset
@@ -41,7 +41,9 @@ __all__ = [
     "PropertyPartition",
     "PropertySchedule",
     "Shards",
+    "SourceData",
     "Standardizer",
+    "TableDataset",
     "TextDataset",
     "availability",
     "draw_preferences",

@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.core.errors import quoted, require
 from shoal.core.randomness import Stream
 from shoal.core.settings import OpenFraction, Positive, settings
+from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import EVERYBODY, require_group_names
@@ -193,6 +194,10 @@ class ClientDataset:
             yield f"inputs, standardised: {quoted(name for name in self.inputs if name not in of_words)}"
             if of_words:
                 yield f"inputs, one for each word: {quoted(of_words)}"
+
+
+SourceData = LabelledDataset | ClientDataset | Federation
+"""What a source returns: a set to be partitioned, clients with their own examples, or the federation itself."""
 
 
 def _listed(names: Sequence[str], counts: Sequence[int], *, numbers: bool) -> str:

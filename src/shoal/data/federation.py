@@ -80,6 +80,11 @@ class Federation:
         return torch.bincount(self.group, minlength=len(self.groups)).double() / max(1, len(self))
 
     @property
+    def shares(self) -> dict[str, float]:
+        """Each group's fraction of the clients, by name."""
+        return dict(zip(self.groups, self.group_fractions.tolist(), strict=True))
+
+    @property
     def groups_with_clients(self) -> list[int]:
         """Indices of the groups that have clients, in order; the others have test examples only."""
         return self.group.unique().tolist()

@@ -7,15 +7,13 @@ from dataclasses import fields, is_dataclass
 import torch
 from torch import Tensor
 
-from shoal.data.client_dataset import ClientDataset
-from shoal.data.datasets import LabelledDataset
-from shoal.data.federation import Federation
+from shoal.data.client_dataset import SourceData
 
 _BLOCK = 2**24
 """Numbers that are hashed in one go."""
 
 
-def fingerprint(data: Federation | LabelledDataset | ClientDataset) -> str:
+def fingerprint(data: SourceData) -> str:
     """64 hexadecimal digits that depend on every example, label, name, group, preference and schedule of ``data``."""
     return _hash(data).hexdigest()
 

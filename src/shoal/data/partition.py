@@ -5,7 +5,7 @@ With ``reuse_images`` an image may go to one client of each group; never to two 
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Flag, Positive, PositiveFloat, settings
-from shoal.data.datasets import LabelledDataset, TextDataset
+from shoal.data.datasets import ImageDataset, LabelledDataset, TableDataset
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.groups import require_unambiguous
@@ -24,6 +24,7 @@ from shoal.data.preferences import Preferences, all_alike
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group, shifted_inputs, shifted_labels
 from shoal.data.user.origins import at, official_example
+from shoal.data.user.standardizer import Standardizer
 
 
 @settings
@@ -87,8 +88,8 @@ class Partition:
         require_unambiguous([group.name for group in groups if group.share > 0])
         for group in groups:
             require(
-                not isinstance(dataset, TextDataset) or (group.rotation is None and group.brightness is None),
-                f"group '{group.name}' rotates or brightens images, but {dataset.name} has texts; leave "
+                isinstance(dataset, ImageDataset) or (group.rotation is None and group.brightness is None),
+                f"group '{group.name}' rotates or brightens images, but {dataset.name} has {dataset.kind}; leave "
                 "'rotation' and 'brightness' out",
             )
             require(
@@ -247,6 +248,9 @@ def _federation(
     name_of = (dataset.name + "[{}]").format
     if dataset.train_count < len(dataset.labels):
         name_of = partial(official_example, dataset.name, dataset.train_count)
+    if isinstance(dataset, TableDataset):
+        names, rows = tuple(map(str, range(dataset.rows.shape[1]))), dataset.rows.double()
+        dataset = replace(dataset, rows=Standardizer.of(names, rows[own[0]]).applied(rows))
 
     def shards(indices: Tensor, sizes: Tensor) -> Shards:
         owners = torch.repeat_interleave(ids, sizes)

@@ -43,7 +43,7 @@ class Cohort:
         ...     cohort = training.cohort_of(state, torch.tensor([0, 1]))
         ...     losses = cohort.losses(state.models)
         ...
-        >>> len(cohort), losses.shape, cohort.owners.tolist(), cohort.of(torch.tensor([1])).sizes
+        >>> len(cohort), losses.shape, cohort.owners.tolist(), cohort.take(torch.tensor([1])).sizes
         (2, torch.Size([2, 2]), [0, 0, 1], tensor([1]))
     """
 
@@ -85,15 +85,15 @@ class Cohort:
         total = torch.zeros(len(self), values.shape[1], dtype=torch.float64)
         return total.index_add_(0, self.owners, values.double()) / self.sizes[:, None]
 
-    def of(self, some: Tensor) -> "Cohort":
-        """The cohort as if only the clients at ``some`` (u,) had been asked."""
-        entries = entries_of(self.sizes, some)
+    def take(self, clients: Tensor) -> "Cohort":
+        """The cohort restricted to the clients at ``clients`` (u,)."""
+        entries = entries_of(self.sizes, clients)
         return replace(
             self,
-            clients=self.clients[some],
-            sizes=self.sizes[some],
-            preferences=self.preferences.take(some),
-            scores=lambda models, examples: self.scores(models, examples)[some],
+            clients=self.clients[clients],
+            sizes=self.sizes[clients],
+            preferences=self.preferences.take(clients),
+            scores=lambda models, examples: self.scores(models, examples)[clients],
             example_scores=lambda models: self.example_scores(models)[entries],
             labels=self.labels[entries],
         )

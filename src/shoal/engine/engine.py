@@ -15,19 +15,17 @@ from torch import Tensor
 from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, described, require, require_instance, whole
 from shoal.core.representation import shortened
-from shoal.core.vectors_on_disk import VectorsOnDisk
 from shoal.data.federation import Federation
 from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
 from shoal.data.shards import Shards
-from shoal.engine.backends.backend import Backend, check_backend, needs_loop, resolve_backend
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
 from shoal.engine.backends.loop_backend import LoopBackend
+from shoal.engine.backends.selection import Backend, check_backend, loop_reason, resolve_backend
 from shoal.engine.backends.vmap_backend import VmapBackend
-from shoal.engine.linear_term import LinearTerm
-from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.step_rule import StepRule, require_plain_sgd
+from shoal.engine.local_sgd import LocalRandomness, LocalSGD, require_plain_sgd
+from shoal.engine.steps import LinearTerm, StepRule
 from shoal.engine.worker_pool import WorkerPool
 from shoal.models.model import Model
 
@@ -82,9 +80,9 @@ class DivergenceError(InputError):
         self.owner = owner
 
 
-def starts_of(starts: Tensor, which: Tensor) -> Tensor:
-    """What owners start from: starts (S, P), by index (u,) or as mixtures (u, S) -> (u, P), a new tensor."""
-    return starts[which] if which.dim() == 1 else which.to(starts) @ starts
+def gather_params(params: Tensor, index: Tensor) -> Tensor:
+    """Rows of ``params`` (S, P) by index (u,), or mixtures of them by weights (u, S): (u, P), a new tensor."""
+    return params[index] if index.dim() == 1 else index.to(params) @ params
 
 
 class Engine:
@@ -99,8 +97,8 @@ class Engine:
         device: "cpu" or "cuda".
         threads: worker threads on the CPU.
         precision: "fp32", or "bf16" for computing (parameters stay float32).
-        backend: "loop", "vmap", or None for the rule of `vmap_backend.prefers_vmap`. Under vmap, local trainings that
-            only the loop can do (`backend.needs_loop`) are looped.
+        backend: "loop", "vmap", or None for the rule of `selection.prefers_vmap`. Under vmap, local trainings that
+            only the loop can do (`selection.loop_reason`) are looped.
         personal_models: where the clients' own models and other vectors as long (`State.personal`) are kept between
             rounds, "memory" or "disk"; results are the same.
 
@@ -227,12 +225,7 @@ class Engine:
         """
         if self.personal_models == "memory":
             return {name: rows.in_memory() for name, rows in personal.items()}
-        return {
-            name: rows
-            if isinstance(rows, VectorsOnDisk) and rows.folder == folder
-            else VectorsOnDisk.of(rows, name, folder)
-            for name, rows in personal.items()
-        }
+        return {name: rows.on_disk(name, folder) for name, rows in personal.items()}
 
     def train(
         self,
@@ -250,7 +243,7 @@ class Engine:
             which: (n,) int64, the index of each owner's start; or (n, S) float, the weights of a mixture of starts.
             shards: the n owners' examples.
             randomness: from `LocalSGD.randomness`.
-            local: local training at the learning rate of the round (`LocalSGD.at`).
+            local: local training at the learning rate of the round (`LocalSGD.at_round`).
             term: one further linear term in every step; None: none.
 
         Yields:
@@ -292,7 +285,7 @@ class Engine:
         trainer = self._trainer_for(local)
 
         def work(owners: Tensor) -> _Result:
-            ends = starts_of(starts, which[owners]).to(self.device)
+            ends = gather_params(starts, which[owners]).to(self.device)
             for drawn, each in ((randomness, local), *then):
                 trainer.train(self._bound(), ends, shards, owners, drawn, each, term, rule=rule)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
@@ -314,7 +307,7 @@ class Engine:
         """The backend for ``local``: what vmap cannot do is looped, since directives may ask for it in one cluster and
         round alone, and all other trainings must stay what they were, bit for bit.
         """
-        if isinstance(self._trainer, LoopBackend) or not needs_loop(local):
+        if isinstance(self._trainer, LoopBackend) or loop_reason(local) is None:
             return self._trainer
         if local.optimizer is not None:  # Which no directive asks for.
             check_backend(self._requested, self.model, local)

@@ -12,8 +12,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Internal, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data.shards import Shards
-from shoal.engine.step_protocols import Augmentation, Objective
-from shoal.engine.torch_optimizer import TorchOptimizer
+from shoal.engine.steps import Augmentation, Objective, TorchOptimizer
 
 PRIVATE_OBJECTIVE = (
     "DP-SGD clips the gradient of each example's loss, so no other objective can be minimised with it; leave one out"
@@ -78,15 +77,15 @@ class LocalRandomness:
         >>> randomness.orders.shape
         torch.Size([2, 3, 2])
         >>> alone = local.randomness(federation.clients.take(torch.tensor([1])), torch.tensor([1]), shoal.Stream(0))
-        >>> alone.orders.equal(randomness.of(torch.tensor([1])).orders)
+        >>> alone.orders.equal(randomness.take(torch.tensor([1])).orders)
         True
     """
 
     orders: Tensor
     seeds: Tensor
 
-    def of(self, owners: Tensor) -> "LocalRandomness":
-        """That of some of the owners (u,)."""
+    def take(self, owners: Tensor) -> "LocalRandomness":
+        """The randomness of ``owners`` (u,)."""
         return LocalRandomness(self.orders[owners], self.seeds[owners])
 
 
@@ -114,8 +113,8 @@ class LocalSGD:
         share: of the steps, in (0, 1], how many are taken, at least one (a defence sets it).
         tensors: names of those that are trained, at least one; the gradients of the others are neither computed nor
             clipped (an algorithm sets it, as `TrainingPhase`). None: all of them.
-        round_decay: the factor by which the learning rate came down in each round before this one (`at` sets it).
-        rounds_done: rounds before this one (`at` sets it).
+        round_decay: the factor by which the learning rate came down in each round before this one (`at_round` sets it).
+        rounds_done: rounds before this one (`at_round` sets it).
 
     Raises:
         InputError: a value outside its range, both ``epochs`` and ``steps``, momentum beside an optimizer, or an
@@ -181,19 +180,19 @@ class LocalSGD:
         rule = self.gradient_privacy
         return rule is not None and (rule.poisson or rule.noise_multiplier > 0 or rule.max_grad_norm < math.inf)
 
-    def at(self, round_number: int) -> "LocalSGD":
-        """What a client does in one round, at that round's learning rate; rounds count from 1.
+    def at_round(self, number: int) -> "LocalSGD":
+        """The settings of one round, with its learning rate; rounds count from 1.
 
-        >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at(3).learning_rate
+        >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at_round(3).learning_rate
         0.05
         """
-        rate = self.learning_rate * self.decay ** (round_number - 1)
-        return replace(self, learning_rate=rate, decay=1.0, round_decay=self.decay, rounds_done=round_number - 1)
+        rate = self.learning_rate * self.decay ** (number - 1)
+        return replace(self, learning_rate=rate, decay=1.0, round_decay=self.decay, rounds_done=number - 1)
 
-    def before(self, rounds: int) -> "LocalSGD":
-        """Of what `at` gave: the same so many rounds earlier, at the learning rate of then.
+    def rounds_earlier(self, rounds: int) -> "LocalSGD":
+        """The settings of `at_round`, moved ``rounds`` back, with the learning rate of that round.
 
-        >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at(3).before(2).learning_rate
+        >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at_round(3).rounds_earlier(2).learning_rate
         0.2
         """
         earlier = max(0, self.rounds_done - rounds)
@@ -249,3 +248,22 @@ class LocalSGD:
         return Shards.from_indices(
             shards.x, shards.y, shards.indices[(shards.offsets[:-1, None] + order)[within]], batches
         )
+
+
+def require_plain_sgd(local: LocalSGD, what: str) -> None:
+    """Raise `InputError` where steps of ``local`` are more than ``theta <- theta - learning_rate * gradient``.
+
+    Example:
+        >>> from shoal import LocalSGD
+        >>> from shoal.engine import require_plain_sgd
+        >>> require_plain_sgd(LocalSGD(weight_decay=0.1), "SCAFFOLD")
+        >>> require_plain_sgd(LocalSGD(momentum=0.9), "SCAFFOLD")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: SCAFFOLD needs plain SGD in local training: without momentum, ...
+    """
+    plain = local.momentum == 0 and local.optimizer is None and local.clip_norm is None and local.tensors is None
+    require(
+        plain and not local.private,
+        f"{what} needs plain SGD in local training: without momentum, clipping, noise or an optimizer",
+    )

@@ -13,7 +13,7 @@ from shoal.attacks import PropertyAttack, RoundObservation, classify_updates
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.metrics import roc_auc
-from shoal.simulation.summary import Metrics, Summary
+from shoal.metrics.summary import Metrics, Summary
 
 Floats = NDArray[np.float64]
 

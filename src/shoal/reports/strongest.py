@@ -1,8 +1,8 @@
 """Which attack decides about a run's exposure, where reference federations were trained for it."""
 
+from shoal.audit.attack_metrics import accuracy_key
+from shoal.metrics.summary import Metrics, Summary
 from shoal.reports.audit.attack_titles import attack_title
-from shoal.simulation.attack_metrics import accuracy_key
-from shoal.simulation.summary import Metrics, Summary
 
 _PREFIX = accuracy_key("")
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.audit.audit import Audit
+from shoal.audit.gate import Gate
+from shoal.audit.records import AuditRecords
+from shoal.audit.score_file import write_scores
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
-from shoal.runs.gate import Gate
-from shoal.runs.score_file import write_scores
-from shoal.simulation.attacked_records import AuditRecords
-from shoal.simulation.audit import Audit
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,11 +21,9 @@ from torch import Tensor
 
 from shoal.attacks import RoundObservation
 from shoal.core.atomic_files import write_bytes
-from shoal.core.client_vectors import ClientVectors
+from shoal.core.client_vectors import ENDING, ClientVectors, VectorsOnDisk
 from shoal.core.errors import InputError, require
-from shoal.core.vectors_on_disk import ENDING, VectorsOnDisk
 from shoal.engine import State
-from shoal.runs.personal_rows import StoredRows, of_earlier_versions, read_rows, stored_rows
 from shoal.simulation.simulation import SimulationState
 
 LOG = logging.getLogger(__name__)
@@ -68,10 +66,12 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Seque
         tensors["updates"] = progress.updates.contiguous()
     for kind in _OWN:
         tensors |= {f"{kind}/{name}": tensor.contiguous() for name, tensor in getattr(state, kind).items()}
-    stored = stored_rows(state.personal, folder)
-    tensors |= stored.tensors
+    personal = {name: vectors.on_disk(name, folder) for name, vectors in state.personal.items()}
+    for name, vectors in personal.items():
+        vectors.sync()
+        tensors[f"personal/{name}"] = vectors.at
     about = {
-        "files": json.dumps(stored.files),
+        "files": json.dumps({name: vectors.stored_in for name, vectors in personal.items()}),
         "round": str(state.round),
         "columns": json.dumps(names),
         "whole": json.dumps([name for name in names if isinstance(progress.rows[0][name], int)]),
@@ -100,7 +100,7 @@ def _keep(folder: Path, count: int, personal: Mapping[str, ClientVectors]) -> No
     rows_there = list(folder.glob(f"*{ENDING}"))
     if not rows_there:
         return
-    used = {rows.file.path.name for rows in personal.values() if isinstance(rows, VectorsOnDisk) and rows.file.path}
+    used = {rows.path.name for rows in personal.values() if isinstance(rows, VectorsOnDisk) and rows.path}
     for path in checkpoints[:count]:
         with suppress(SafetensorError, ValueError), safe_open(path, framework="pt") as file:
             used |= {entry["file"] for entry in json.loads((file.metadata() or {}).get("files", "{}")).values()}
@@ -178,8 +178,10 @@ def _read(path: Path) -> SimulationState | None:
         kind: {name.partition("/")[2]: each for name, each in tensors.items() if name.startswith(f"{kind}/")}
         for kind in _OWN
     }
-    clients, formerly = of_earlier_versions(own["clients"])
-    personal = read_rows(StoredRows(tensors, json.loads(about.get("files", "{}"))), path.parent)
+    personal = {
+        name: VectorsOnDisk.opened(path.parent, name, tensors[f"personal/{name}"], file)
+        for name, file in json.loads(about["files"]).items()
+    }
     state = State(
         round=int(about["round"]),
         models=tensors["models"],
@@ -188,8 +190,8 @@ def _read(path: Path) -> SimulationState | None:
         risk_intervals=tensors.get("risk_intervals", torch.zeros(0, 2, dtype=torch.float64)),
         assignment=tensors["assignment"],
         server=own["server"],
-        clients=clients,
-        personal=formerly | personal,
+        clients=own["clients"],
+        personal={**personal},
         directives=own["directives"],
         adversary=own["adversary"],
         control=own["control"],

@@ -15,12 +15,12 @@ from shoal.config.schema import SIMULATION, parse_config
 from shoal.control import COLUMN
 from shoal.core.errors import described, path_of, require
 from shoal.core.representation import shortened
+from shoal.metrics.summary import Summary
 from shoal.reports.estimate import Estimate
 from shoal.reports.formats import ACCURACY, number
 from shoal.reports.run.run_verdict import of_groups
 from shoal.runs.hashes import decisive_settings
 from shoal.runs.result import Result, read_tables
-from shoal.simulation.summary import Summary
 
 OVERALL, BY_GROUP, BY_CLUSTER = "overall", "by group", "by cluster"
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file as load_tensors
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
-from shoal.simulation.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
+from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
 
 NEEDED = (*TEXT_KEYS, "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
 """Keys that every summary has."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal.attacks import RoundObservation
 from shoal.core.errors import InputError
 from shoal.engine import Engine
-from shoal.runs.reference_scores import AuditWatch, attack_with_references
+from shoal.replay.reference_store import AuditWatch, attack_with_references
 from shoal.runs.result import named_models, write_models
 from shoal.simulation.outcome import Outcome
 from shoal.simulation.simulation import Simulation, SimulationState, measure_final

@@ -46,7 +46,7 @@ class LiveBar:
             self._live.stop()
 
     def reference_federations(self, done: int, count: int) -> None:
-        """Show how many are trained, as `shoal.runs.reference_scores.AuditWatch`."""
+        """Show how many are trained, as `shoal.replay.reference_store.AuditWatch`."""
         if self._stored is None:
             # Those of an earlier run or audit took no time now, so they say nothing of the time left.
             self._began, self._stored = time.perf_counter(), done

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save as serialize
 from torch import Tensor
 
+from shoal.audit.audit import ATTACK_COLUMNS
+from shoal.audit.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
 from shoal.core.errors import InputError, path_of, require
 from shoal.core.representation import shortened
@@ -23,6 +25,7 @@ from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
 from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine, State
+from shoal.metrics.summary import Summary
 from shoal.models import Model
 from shoal.property.property_metrics import PROPERTY_COLUMNS
 from shoal.reports.run.description import RunDescription
@@ -32,17 +35,14 @@ from shoal.runs.files import read_models, read_samples, read_summary, read_table
 from shoal.runs.hashes import write_hashes
 from shoal.runs.record import read_description
 from shoal.runs.updates import recorded_in
-from shoal.simulation.audit import ATTACK_COLUMNS
-from shoal.simulation.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.simulation.outcome import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
 from shoal.simulation.simulation import Simulation
-from shoal.simulation.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from shoal.runs.reference_scores import AuditWatch
-    from shoal.simulation.audit import Audit
+    from shoal.audit.audit import Audit
+    from shoal.replay.reference_store import AuditWatch
 
 SAMPLES = 8
 """Images of each group in the report."""
@@ -193,7 +193,7 @@ class Result:
             InputError: the result was read from a directory, had a property attack, or began at models that it is not
                 known how to train again; or ``out`` cannot be written.
         """
-        from shoal.runs.audit import audit_result  # noqa: PLC0415
+        from shoal.runs.audits import audit_result  # noqa: PLC0415
 
         with TemporaryDirectory() if out is None else nullcontext(out) as folder:
             return audit_result(self, folder, references=references, duplicates=duplicates, watch=watch).audit

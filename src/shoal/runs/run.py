@@ -27,14 +27,14 @@ from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, path_of, require, require_instance
-from shoal.data import ClientDataset, LabelledDataset
+from shoal.data import SourceData
 from shoal.data.fingerprint import fingerprint
+from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train
 from shoal.runs.hashes import differences, require_same_examples, require_unchanged, write_hashes
 from shoal.runs.measuring import measured
-from shoal.runs.reference_scores import AuditWatch
 from shoal.runs.result import result_of
 from shoal.runs.updates import require_room
 from shoal.simulation.round_metrics import not_evaluated
@@ -60,7 +60,7 @@ def run(
     *,
     resume: bool = False,
     data_dir: Path | None = None,
-    dataset: LabelledDataset | ClientDataset | None = None,
+    dataset: SourceData | None = None,
     watch: Watch | None = None,
     watch_references: AuditWatch | None = None,
 ) -> Path:
@@ -100,7 +100,7 @@ def run(
     """
     require_instance("config", config, Config, "such as read_config('run.toml') gives")
     out = path_of("out", out)
-    given = dataset is None or isinstance(dataset, LabelledDataset | ClientDataset)
+    given = dataset is None or isinstance(dataset, SourceData)
     require(given, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
         raise taken(out)

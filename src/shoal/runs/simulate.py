@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from shoal.attacks import PropertyAttack, RedTeam, RoundObservation
+from shoal.attacks import PropertyAttack, RoundObservation
+from shoal.audit import RedTeam
 from shoal.control import Coordinator
 from shoal.core.errors import described, path_of, require, require_instance, whole
 from shoal.data import Canaries, Federation
@@ -29,6 +30,7 @@ from shoal.engine import (
 )
 from shoal.engine.state import UNKNOWN_RISK
 from shoal.models import Model
+from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
 from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train, warned
@@ -36,7 +38,6 @@ from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
 from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import record_of, require_same_simulation
-from shoal.runs.reference_scores import AuditWatch
 from shoal.runs.result import Result, load, result_of
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.simulation import (

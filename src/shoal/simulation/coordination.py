@@ -10,7 +10,7 @@ from shoal.core.errors import require
 from shoal.data.preferences import Preferences
 from shoal.defenses import TrainingSetup
 from shoal.engine import Algorithm, ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
-from shoal.simulation.summary import Summary
+from shoal.metrics.summary import Summary
 
 LOG = logging.getLogger(__name__)
 

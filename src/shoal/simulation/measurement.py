@@ -9,25 +9,24 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import MembershipAudit, RedTeam, one_group_mix
+from shoal.audit import MembershipAudit, RedTeam, canary_metrics, membership_metrics, one_group_mix
+from shoal.audit.attack_metrics import attacks_on_records
+from shoal.audit.exposure import exposure_of_clients
+from shoal.audit.final_attacks import attack_final_models
+from shoal.audit.members import Membership, is_personal
+from shoal.audit.predictions import Answers
+from shoal.audit.records import AttackedRecords
+from shoal.audit.repeated_attacks import refit_metrics
 from shoal.core.randomness import Stream
 from shoal.data import Canaries, Federation
 from shoal.defenses import accounting
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
+from shoal.metrics.summary import Metrics, Summary
 from shoal.models import Metric, accuracy
 from shoal.property import property_metrics
-from shoal.simulation import canary_metrics, membership_metrics
-from shoal.simulation.answers import Answers
-from shoal.simulation.attack_metrics import attacks_on_records
-from shoal.simulation.attacked_records import AttackedRecords
 from shoal.simulation.coordination import accountable_trainings, coordinator_summary
-from shoal.simulation.exposure import exposure_of_clients
-from shoal.simulation.final_attacks import attack_final_models
-from shoal.simulation.membership import Membership, is_personal
 from shoal.simulation.outcome import Outcome
-from shoal.simulation.refits import refit_metrics
-from shoal.simulation.summary import Metrics, Summary
 
 LOG = logging.getLogger(__name__)
 

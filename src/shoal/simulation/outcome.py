@@ -6,7 +6,7 @@ import pandas as pd
 
 from shoal.core.representation import one_line
 from shoal.engine import State
-from shoal.simulation.summary import Summary
+from shoal.metrics.summary import Summary
 
 CLIENT_COLUMNS = (
     "client", "group", "cluster", "examples", "threshold", "alpha", "beta", "loss", "accuracy", "mia", "violated",

@@ -11,15 +11,9 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.wrapper import with_bases
-from shoal.attacks import (
-    Gap,
-    LossThreshold,
-    MembershipAttacks,
-    PropertyAttack,
-    RedTeam,
-    RoundObservation,
-    needs_classes,
-)
+from shoal.attacks import Gap, LossThreshold, MembershipAttacks, PropertyAttack, RoundObservation, needs_classes
+from shoal.audit import RedTeam
+from shoal.audit.records import AttackedRecords
 from shoal.control import Coordinator
 from shoal.core.errors import described, require, require_instance, whole
 from shoal.core.randomness import Stream
@@ -39,14 +33,13 @@ from shoal.engine import (
     check_examples,
     client_trainings,
 )
+from shoal.metrics.summary import Summary
 from shoal.models.validation import require_fits
 from shoal.property.property_metrics import property_summary, updates_of
-from shoal.simulation.attacked_records import AttackedRecords
 from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
 from shoal.simulation.measurement import measure
 from shoal.simulation.outcome import Outcome
 from shoal.simulation.round_metrics import Row, round_metrics
-from shoal.simulation.summary import Summary
 from shoal.simulation.warm_start import Start, require_known, started
 
 LOG = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ import pandas as pd
 
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
+from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Metrics, parse_summary
 from shoal.reports.sweep.report_spec import Axes, Value
 from shoal.runs.files import read_run, read_table
 from shoal.simulation.outcome import CLIENT_COLUMNS
-from shoal.simulation.summary import TEXT_KEYS, FlatSummary, Metrics, parse_summary
 
 TIMES = "seconds."
 """Wall times differ from run to run of the same configuration, and would make results.csv differ with them."""

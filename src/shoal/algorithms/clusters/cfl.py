@@ -141,7 +141,7 @@ class CFL(Derived):
         where = node[cohort.clients]
         walks = tree.split_of(where) >= 0
         arrived = self._arrived(tree, where, kept[:, 1:])
-        trained = torch.ones_like(walks) if plan.trainings[0].trains is None else plan.trainings[0].trains
+        trained = plan.trainings[0].participants()
         parents = list(range(len(state.models)))
         for k in range(len(state.models)):
             inside = torch.nonzero(~walks & trained & (plan.assignment == k)).flatten()

@@ -102,23 +102,23 @@ class FedSoft:
         # The sum of the pulls is one pull, to the clusters' mean by importance.
         pull = LinearTerm(self.strength * importance.sum(dim=1).float(), share.to(state.models) @ state.models)
         training = LocalTraining(
-            starts=state.personal["fedsoft"][cohort.clients] if from_personal else state.models,
-            start=everybody if from_personal else share.float(),
+            initial_params=state.personal["fedsoft"][cohort.clients] if from_personal else state.models,
+            init_index=everybody if from_personal else share.float(),
             weights=weights,
             keep=lambda update: update,
             # Without a pull there is no term at all: even one of 0 could make the engine compute in another order.
-            term=pull if self.strength else None,
-            trains=trains,
+            linear_term=pull if self.strength else None,
+            participates=trains,
         )
         return RoundPlan(importance.argmax(dim=1), (training,), cohort.means(losses))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The clusters' models are the averages; those who trained keep what their models became."""
         ((training,), (update,)) = plan.trainings, aggregate.kept
-        trains = torch.ones(len(cohort), dtype=torch.bool) if training.trains is None else training.trains
+        trains = training.participants()
         if update is None or not bool(trains.any()):
             return state
-        starts = training.starts[training.start] if training.start.dim() == 1 else training.start @ training.starts
+        starts = training.initial_rows()
         personal = state.personal["fedsoft"].replaced(cohort.clients[trains], (starts + update.to(starts))[trains])
         return replace(state, models=aggregate.models, personal={**state.personal, "fedsoft": personal})
 

@@ -85,8 +85,8 @@ class FeSEM:
         for training, update in zip(plan.trainings, aggregate.kept, strict=True):
             if update is None:
                 continue
-            rows = torch.arange(len(cohort)) if training.trains is None else torch.nonzero(training.trains).flatten()
-            ends = training.starts[training.start[rows]].double() + update[rows].double()
+            rows = torch.nonzero(training.participants()).flatten()
+            ends = training.initial_params[training.init_index[rows]].double() + update[rows].double()
             cluster[rows] = torch.cdist(ends, centers.double()).argmin(dim=1)
             took_part[rows] = True
             if training.weights is not None and bool(training.weights.any()):

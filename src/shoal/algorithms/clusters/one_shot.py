@@ -77,16 +77,11 @@ class OneShotClustering:
         if not len(state.server[_MEANS]):
             return first_plan(state, cohort, self.local)
         initial, cluster = state.server[_INITIAL], state.clients[_CLUSTER][cohort.clients]
-        moves = state.server[_MEANS] - initial
-        return newcomers_plan(
-            state,
-            cluster,
-            cohort.sizes,
-            initial,
-            self.local,
-            None,
-            lambda update: torch.cdist(update, moves.to(update)),
-        )
+
+        def distances(update: Tensor) -> Tensor:
+            return torch.cdist(update, (state.server[_MEANS] - initial).to(update))
+
+        return newcomers_plan(state, cluster, cohort.sizes, initial, self.local, None, distances)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The averages are the new models, newcomers join a cluster; in the first round clusters are made."""
@@ -99,8 +94,8 @@ class OneShotClustering:
             return _joined(after, cohort, cluster, torch.ones_like(cluster, dtype=torch.bool))
         after = replace(state, models=aggregate.models)
         for training, distances in zip(plan.trainings, aggregate.kept, strict=True):
-            if distances is not None and training.trains is not None:
-                return _joined(after, cohort, distances.argmin(dim=1), training.trains)
+            if distances is not None and training.participates is not None:
+                return _joined(after, cohort, distances.argmin(dim=1), training.participates)
         return after
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
@@ -153,14 +148,14 @@ def newcomers_plan(
     if not bool(new.any()):
         return RoundPlan(assignment, (members,))
     newcomers = LocalTraining(
-        starts=initial[None],
-        start=torch.zeros_like(assignment),
+        initial_params=initial[None],
+        init_index=torch.zeros_like(assignment),
         weights=torch.zeros_like(weights),
         keep=keep_of_newcomers,
         local=local,
-        trains=new,
+        participates=new,
     )
-    return RoundPlan(assignment, (replace(members, trains=~new), newcomers))
+    return RoundPlan(assignment, (replace(members, participates=~new), newcomers))
 
 
 def grouped(

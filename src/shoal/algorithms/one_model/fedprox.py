@@ -52,7 +52,12 @@ class FedProx(Wrapper):
     def _pulled(self, training: LocalTraining) -> LocalTraining:
         if self.mu == 0:
             return training
-        require(training.term is None, "FedProx cannot wrap an algorithm whose local steps have a linear term already")
-        require(training.start.dim() == 1, "FedProx needs clients that start from one model each, not from mixtures")
-        strength = torch.full((len(training.start),), self.mu)
-        return replace(training, term=LinearTerm(strength, training.starts, training.start))
+        require(
+            training.linear_term is None,
+            "FedProx cannot wrap an algorithm whose local steps have a linear term already",
+        )
+        require(
+            training.init_index.dim() == 1, "FedProx needs clients that start from one model each, not from mixtures"
+        )
+        strength = torch.full((len(training.init_index),), self.mu)
+        return replace(training, linear_term=LinearTerm(strength, training.initial_params, training.init_index))

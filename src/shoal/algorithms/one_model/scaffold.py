@@ -73,7 +73,7 @@ class Scaffold(Derived):
         correction = state.server["scaffold.c"] - state.personal["scaffold"][cohort.clients]
         term = LinearTerm(torch.zeros(len(cohort)), state.models, plan.assignment, correction)
         (training,) = plan.trainings
-        return replace(plan, trainings=(replace(training, term=term, keep=lambda update: update),))
+        return replace(plan, trainings=(replace(training, linear_term=term, keep=lambda update: update),))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """Move the model, and all control variates."""

@@ -98,11 +98,11 @@ class APFL(Derived):
         size = state.models.shape[1]
         personal, alpha = state.personal["apfl"][cohort.clients], state.clients["apfl.alpha"][cohort.clients]
         pair = LocalTraining(
-            starts=torch.cat([state.models[0].expand(len(cohort), -1), personal, alpha[:, None]], dim=1),
-            start=torch.arange(len(cohort)),
+            initial_params=torch.cat([state.models[0].expand(len(cohort), -1), personal, alpha[:, None]], dim=1),
+            init_index=torch.arange(len(cohort)),
             weights=training.weights,
             keep=lambda update: update[:, size:],
-            rule=_Pair(self.adaptive),
+            step_rule=_Pair(self.adaptive),
         )
         return replace(plan, trainings=(pair,))
 

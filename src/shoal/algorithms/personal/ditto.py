@@ -81,10 +81,10 @@ class Ditto(Wrapper):
         # Without a pull there is no term at all: even one of 0 could make the engine compute in another order.
         pull = LinearTerm(torch.full((len(cohort),), self.strength), state.models, plan.assignment)
         training = LocalTraining(
-            starts=state.personal["ditto"][cohort.clients],
-            start=everybody,
+            initial_params=state.personal["ditto"][cohort.clients],
+            init_index=everybody,
             keep=lambda update: update,
-            term=pull if self.strength else None,
+            linear_term=pull if self.strength else None,
             local=self.local,
         )
         return replace(plan, trainings=(*plan.trainings, training))

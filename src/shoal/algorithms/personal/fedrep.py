@@ -99,15 +99,15 @@ class FedRep(Derived):
         assert cohort.local.epochs is not None
         (training,) = plan.trainings
         own = LocalTraining(
-            starts=self._own(state, cohort, everybody),
-            start=everybody,
+            initial_params=self._own(state, cohort, everybody),
+            init_index=everybody,
             weights=training.weights,
             keep=lambda update: update[:, head.to(update.device)],
             phases=(
                 TrainingPhase(cohort.local.epochs - self.body_epochs, theirs),
                 TrainingPhase(self.body_epochs, body),
             ),
-            sent=body,
+            shared=body,
         )
         return replace(plan, trainings=(own,))
 

@@ -63,8 +63,8 @@ class LocalOnly(Derived):
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody goes on with its own model, and keeps the outcome to itself."""
         training = LocalTraining(
-            starts=state.personal["local"][cohort.clients],
-            start=torch.arange(len(cohort)),
+            initial_params=state.personal["local"][cohort.clients],
+            init_index=torch.arange(len(cohort)),
             keep=lambda update: update,
         )
         return RoundPlan(torch.zeros(len(cohort), dtype=torch.int64), (training,))

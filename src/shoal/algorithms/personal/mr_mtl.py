@@ -52,7 +52,9 @@ class MRMTL(Derived):
         # Without a pull there is no term at all: even one of 0 could make the engine compute in another order.
         pull = LinearTerm(torch.full((len(cohort),), self.strength), state.models, plan.assignment)
         (training,) = plan.trainings
-        return replace(plan, trainings=(replace(training, weights=weights, term=pull if self.strength else None),))
+        return replace(
+            plan, trainings=(replace(training, weights=weights, linear_term=pull if self.strength else None),)
+        )
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The clients' own models move, and their mean with them."""

@@ -73,7 +73,7 @@ class PerFedAvg(Derived):
         """Everybody trains the one model by such steps."""
         plan = super().plan(state, cohort)
         (training,) = plan.trainings
-        return replace(plan, trainings=(replace(training, rule=_Adapted(self.alpha)),))
+        return replace(plan, trainings=(replace(training, step_rule=_Adapted(self.alpha)),))
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody takes one step of adaptation from the one model."""

@@ -74,19 +74,19 @@ class EarlyStopping(Wrapper):
 
 def _only(training: LocalTraining, trains: Tensor, stopped: Tensor) -> LocalTraining:
     """A local training in which only clients in ``trains`` (n,) bool take part, and no ``stopped`` (K,) model moves."""
-    together = trains if training.trains is None else training.trains & trains
+    together = training.participants() & trains
     weights = None if training.weights is None else training.weights * (trains & ~stopped[:, None])
-    return replace(training, weights=weights, trains=together)
+    return replace(training, weights=weights, participates=together)
 
 
 def _part(cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, some: Tensor) -> tuple[Cohort, RoundPlan, Aggregate]:
     """A round as if only the clients at ``some`` (u,) of the cohort had been asked."""
     trained = RoundPlan(
         plan.assignment[some],
-        tuple(each.of(some, cohort.sizes) for each in plan.trainings),
+        tuple(each.take(some, cohort.sizes) for each in plan.trainings),
         None if plan.losses is None else plan.losses[some],
     )
-    return cohort.of(some), trained, Aggregate(aggregate.models, tuple(_rows(each, some) for each in aggregate.kept))
+    return cohort.take(some), trained, Aggregate(aggregate.models, tuple(_rows(each, some) for each in aggregate.kept))
 
 
 def _rows(kept: Tensor | None, some: Tensor) -> Tensor | None:

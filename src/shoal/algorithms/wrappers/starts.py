@@ -212,7 +212,7 @@ class FarthestFirstStart(Start):
         trains[order[: self.candidates]] = True
         plan = FedAvg().plan(state, cohort)
         weights = averaging_weights(plan.assignment, cohort.sizes * trains, len(state.models))
-        kept = replace(plan.trainings[0], weights=weights, keep=lambda update: update, trains=trains)
+        kept = replace(plan.trainings[0], weights=weights, keep=lambda update: update, participates=trains)
         return replace(plan, trainings=(kept,))
 
     def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
@@ -220,8 +220,7 @@ class FarthestFirstStart(Start):
         del last
         ((update,), (training,)) = aggregate.kept, plan.trainings
         assert update is not None
-        trains = torch.ones(len(cohort), dtype=torch.bool) if training.trains is None else training.trains
-        candidates = torch.nonzero(trains).flatten()
+        candidates = torch.nonzero(training.participants()).flatten()
         ends = state.models[0] + update.to(state.models)[candidates]
 
         def losses(candidate: int) -> Tensor:

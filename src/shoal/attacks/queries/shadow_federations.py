@@ -89,7 +89,7 @@ def train_shadow_federations(
             engine=engine,
             shards=shards,
             ids=names,
-            local_of=lambda s, _, left=rounds - number: federations[s].local.before(left),
+            local_of=lambda s, _, left=rounds - number: federations[s].local.rounds_earlier(left),
             batches=stream("round", number, "batches"),
         )
         plan = RoundPlan(which, (LocalTraining(state.models, which, weights),))

@@ -144,7 +144,7 @@ class ShadowModels:
             some = owners[torch.tensor([local[k] == alike for k in (owners // self.number).tolist()])]
             passes = alike.passes_of(largest) if self.epochs == "round" else self.epochs
             training = replace(alike, epochs=passes, steps=None)
-            randomness = training.randomness(shards, owners, stream("batches")).of(some)
+            randomness = training.randomness(shards, owners, stream("batches")).take(some)
             for trained, ends in engine.train(starts, which[some], shards.take(some), randomness, training):
                 for owner, end in zip(some[trained].tolist(), ends, strict=True):
                     yield owner, end, samples[owner]

@@ -108,7 +108,7 @@ class FittedGap:
 class LossScore:
     """Minus the loss of the attacked model, log(1 + exp(-score)); needs no reference models.
 
-    The threshold is set by `shoal.attacks.reference_thresholds`, not by the mean loss as in `LossThreshold`.
+    The threshold is set by `shoal.audit.reference_thresholds`, not by the mean loss as in `LossThreshold`.
 
     Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
 

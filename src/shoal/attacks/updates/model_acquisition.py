@@ -23,7 +23,6 @@ from shoal.core.representation import one_line
 from shoal.core.settings import PositiveFloat, settings
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors, Training
-from shoal.engine.engine import starts_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,12 +243,12 @@ def _sent(training: Training, state: State) -> list[tuple[int, Tensor]]:
         return []
     plan = training.algorithm.plan(state, cohort)
     (first, *_) = [each for each in plan.trainings if each.weights is not None]
-    return list(zip(cohort.clients.tolist(), starts_of(first.starts, first.start), strict=True))
+    return list(zip(cohort.clients.tolist(), first.initial_rows(), strict=True))
 
 
 def _honest_update(training: Training, number: int, model: Tensor, examples: Shards, stream: Stream) -> Tensor:
     """(P,), of local training from ``model``; the same again, whenever a sybil is sent that model."""
-    local, engine = training.local.at(number), training.engine
+    local, engine = training.local.at_round(number), training.engine
     drawn = local.randomness(examples, torch.zeros(1, dtype=torch.int64), stream("batches"))
     ((_, end),) = engine.train(model[None], torch.zeros(1, dtype=torch.int64), examples, drawn, local)
     return end[0].cpu() - model

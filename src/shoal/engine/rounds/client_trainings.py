@@ -40,7 +40,7 @@ class ClientTrainings:
 
 
 @runtime_checkable
-class TrainsOtherwise(Protocol):
+class HasClientTrainings(Protocol):
     """An algorithm whose clients train otherwise than once a round by the run's local training.
 
     It says so here, beside its plan, for whoever counts what the rounds spend of privacy: a plan is gone after its
@@ -48,8 +48,8 @@ class TrainsOtherwise(Protocol):
 
     Example:
         >>> import shoal
-        >>> from shoal.engine import TrainsOtherwise
-        >>> [isinstance(each, TrainsOtherwise) for each in (shoal.Ditto(), shoal.RDPCFL(), shoal.IFCA())]
+        >>> from shoal.engine import HasClientTrainings
+        >>> [isinstance(each, HasClientTrainings) for each in (shoal.Ditto(), shoal.RDPCFL(), shoal.IFCA())]
         [True, True, False]
     """
 
@@ -61,7 +61,7 @@ class TrainsOtherwise(Protocol):
 def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
     """What a client of an algorithm trains in a run of local training ``local``.
 
-    An algorithm that says nothing of it (`TrainsOtherwise`) is as the one that it wraps, in a field of any name.
+    An algorithm that says nothing of it (`HasClientTrainings`) is as the one that it wraps, in a field of any name.
 
     Example:
         >>> import shoal
@@ -70,7 +70,7 @@ def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
         >>> len(tuned.rounds), tuned.first, len(tuned.final)
         (1, None, 1)
     """
-    if isinstance(algorithm, TrainsOtherwise):
+    if isinstance(algorithm, HasClientTrainings):
         return algorithm.client_trainings(local)
     for each in fields(algorithm) if is_dataclass(algorithm) else ():
         value = getattr(algorithm, each.name)
@@ -97,7 +97,7 @@ def require_counted(
         require(
             any(found <= some for some in allowed),
             f"with DP-SGD every local training must be counted, but {type(algorithm).__name__} has clients train what "
-            "its method 'client_trainings' does not say (see shoal.engine.TrainsOtherwise)",
+            "its method 'client_trainings' does not say (see shoal.engine.HasClientTrainings)",
         )
 
 

@@ -272,7 +272,7 @@ def _cohort(training: Training, state: State, clients: Tensor, sizes: Tensor, be
         clients=clients,
         sizes=sizes,
         preferences=Preferences(torch.ones(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)),
-        local=training.local.at(state.round + 1),
+        local=training.local.at_round(state.round + 1),
         layout=training.engine.model.layout,
         scores=losses,
         stream=training.stream("round", state.round + 1, "server"),

@@ -10,9 +10,9 @@ from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.representation import one_line
 from shoal.data.shards import entries_of
-from shoal.engine.linear_term import LinearTerm
+from shoal.engine.engine import gather_params
 from shoal.engine.local_sgd import LocalSGD
-from shoal.engine.step_rule import StepRule
+from shoal.engine.steps import LinearTerm, StepRule
 
 
 @dataclass(frozen=True)
@@ -47,83 +47,93 @@ class TrainingPhase:
 
 @dataclass(frozen=True, eq=False)
 class LocalTraining:
-    """One local training of every client of a cohort.
+    """One local training of the n clients of a cohort.
 
     Args:
-        starts: (S, P) parameter vectors to start from; usually the models.
-        start: (n,) int64, the index of each client's start; or (n, S) float, the weights of a mixture of starts.
+        initial_params: (S, P) parameter vectors that clients start from; usually the models.
+        init_index: (n,) int64, the index of each client's initial parameters; or (n, S) float, the weights of a mixture
+            of them.
         weights: W (K, n), the aggregation weights of the clients' results; None: nothing is sent to the server.
-        keep: maps updates (u, P) to what is kept of them (u, d); None: nothing is kept. With ``weights`` the server
-            keeps it, without the client does.
-        term: one further linear term in every local step; None: none.
-        local: local training; None: the run's.
-        trains: (n,) bool, who takes part; None: everybody. The others do not train and send nothing: their ``weights``
-            must be 0, and what is kept of them is 0.
-        example_weights: (m,) at least 0, of all the clients' examples, client by client: a step minimises the mean over
-            its batch of weight times loss; None: all weigh 1. DP-SGD and defences that change what is minimised are
-            refused beside them.
-        phases: parts of the local training, one after another, whose epochs are together those of ``local``; none: it
-            is one, of all tensors.
-        sent: names of the tensors that are sent; None: all of them. Of the others the server receives the model of the
-            client's cluster as it was, and ``keep`` is given what the client made of them.
-        rule: what a local step does with gradients; None: it follows one, with ``term``. The rows of ``starts`` are
-            then the rule's (S, R): of what a client ends with the first P numbers are sent, and ``keep`` is given all.
+        keep: maps updates (u, P) to what is kept of them (u, d); None: nothing is kept. The server keeps it where there
+            are ``weights``, otherwise the client.
+        linear_term: added to the gradient of every local step; None: none.
+        local: settings of local training; None: the run's.
+        participates: (n,) bool, the clients that train; None: all. The others send nothing: their ``weights`` must be
+            0, and 0 is kept of them.
+        example_weights: (m,) at least 0, of all clients' examples, client by client: a step minimises the mean over its
+            batch of weight times loss; None: all weigh 1. DP-SGD and defences that replace the loss are refused then.
+        phases: parts of the local training, in order, whose epochs add up to those of ``local``; empty: one part, which
+            trains all tensors.
+        shared: names of the tensors that are sent; None: all. The others are personal: the server receives the values
+            of its own model in their place, and ``keep`` is given the client's.
+        step_rule: what a local step does with gradients; None: gradient descent, with ``linear_term``. With a rule,
+            rows of ``initial_params`` are the rule's (S, R); a client sends the first P of its R elements, and ``keep``
+            is given all.
 
     Raises:
-        InputError: a rule beside a term or phases.
+        InputError: a step rule beside a linear term or phases.
 
     Example:
         >>> import torch
         >>> from shoal.engine import LocalTraining, averaging_weights
         >>> models, assignment = torch.zeros(2, 5), torch.tensor([0, 1, 1])
         >>> weights = averaging_weights(assignment, torch.ones(3), clusters=2)
-        >>> training = LocalTraining(starts=models, start=assignment, weights=weights)
+        >>> training = LocalTraining(models, assignment, weights)
         >>> training.weights
         tensor([[1.0000, 0.0000, 0.0000],
                 [0.0000, 0.5000, 0.5000]], dtype=torch.float64)
-        >>> training.of(torch.tensor([2]), sizes=torch.tensor([4, 4, 4])).start
+        >>> training.take(torch.tensor([2]), sizes=torch.tensor([4, 4, 4])).init_index
         tensor([1])
     """
 
-    starts: Tensor
-    start: Tensor
+    initial_params: Tensor
+    init_index: Tensor
     weights: Tensor | None = None
     keep: Callable[[Tensor], Tensor] | None = None
-    term: LinearTerm | None = None
+    linear_term: LinearTerm | None = None
     local: LocalSGD | None = None
-    trains: Tensor | None = None
+    participates: Tensor | None = None
     example_weights: Tensor | None = None
     phases: tuple[TrainingPhase, ...] = ()
-    sent: frozenset[str] | None = None
-    rule: StepRule | None = None
+    shared: frozenset[str] | None = None
+    step_rule: StepRule | None = None
     __repr__ = one_line
 
     def __post_init__(self) -> None:
         require(
-            self.rule is None or (self.term is None and not self.phases),
-            "local steps by a rule of their own, as APFL's and Per-FedAvg's, take no linear term and no phases",
+            self.step_rule is None or (self.linear_term is None and not self.phases),
+            "a step rule, as APFL's and Per-FedAvg's, takes no linear term and no phases",
         )
 
-    def of(self, some: Tensor, sizes: Tensor) -> "LocalTraining":
-        """That of the clients at ``some`` (u,) of n, of whom each has ``sizes`` (n,) examples."""
+    def participants(self) -> Tensor:
+        """(n,) bool, the clients that train."""
+        everyone = torch.ones(len(self.init_index), dtype=torch.bool)
+        return everyone if self.participates is None else self.participates
+
+    def initial_rows(self) -> Tensor:
+        """(n, P), the parameters that each client starts from; (n, R) with a step rule."""
+        return gather_params(self.initial_params, self.init_index)
+
+    def take(self, clients: Tensor, sizes: Tensor) -> "LocalTraining":
+        """The training of the clients at ``clients`` (u,); all n have ``sizes`` (n,) examples."""
         weights = self.example_weights
         return replace(
             self,
-            start=self.start[some],
-            weights=None if self.weights is None else self.weights[:, some],
-            term=None if self.term is None else self.term.of(some),
-            trains=None if self.trains is None else self.trains[some],
-            example_weights=None if weights is None else weights[entries_of(sizes, some)],
+            init_index=self.init_index[clients],
+            weights=None if self.weights is None else self.weights[:, clients],
+            linear_term=None if self.linear_term is None else self.linear_term.take(clients),
+            participates=None if self.participates is None else self.participates[clients],
+            example_weights=None if weights is None else weights[entries_of(sizes, clients)],
         )
 
-    def kept_places(self, layout: Layout) -> list[slice]:
-        """The places in a vector (P,) of the tensors that clients do not send."""
-        return [] if self.sent is None else layout.slices({slot.name for slot in layout.slots} - self.sent)
+    def personal_slices(self, layout: Layout) -> list[slice]:
+        """The places in a vector (P,) of the tensors that are not shared."""
+        return [] if self.shared is None else layout.slices({slot.name for slot in layout.slots} - self.shared)
 
-    def sent_part(self, rows: Tensor, layout: Layout) -> Tensor:
-        """Of ``rows`` (u, P), or (u, R) of a rule, what clients send (u, P): 0 in the tensors that they keep."""
+    def shared_part(self, rows: Tensor, layout: Layout) -> Tensor:
+        """The part (u, P) of ``rows`` (u, P), or (u, R) with a step rule, that is sent; 0 in personal tensors."""
         part = rows[:, : layout.size].clone()
-        for place in self.kept_places(layout):
+        for place in self.personal_slices(layout):
             part[:, place] = 0
         return part
 
@@ -154,11 +164,13 @@ class RoundPlan:
     __repr__ = one_line
 
     def trainings_of_clients(self) -> list[list[LocalSGD | None]]:
-        """What one client after another trains, as `LocalTraining.local` says, without repetitions."""
-        everybody = torch.ones(len(self.assignment), dtype=torch.bool)
-        trains = [everybody if each.trains is None else each.trains for each in self.trainings]
-        kinds = torch.stack(trains, dim=1).unique(dim=0).tolist() if trains else []
-        return [[each.local for each, mine in zip(self.trainings, kind, strict=True) if mine] for kind in kinds]
+        """The distinct sequences of local trainings that clients take, as `LocalTraining.local`."""
+        participants = [each.participants() for each in self.trainings]
+        sequences = torch.stack(participants, dim=1).unique(dim=0).tolist() if participants else []
+        return [
+            [each.local for each, takes_part in zip(self.trainings, sequence, strict=True) if takes_part]
+            for sequence in sequences
+        ]
 
     def clusters(self, index: int) -> Tensor:
         """(n,) int64, the cluster whose model each client moves in one of the trainings; its directives count there.

@@ -32,9 +32,8 @@ from shoal.engine.protocols import (
 )
 from shoal.engine.rounds.client_trainings import require_counted
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
-from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport, UpdateCollector
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
-from shoal.engine.rounds.round_updates import UpdateCollector
 from shoal.engine.state import State, Tensors
 
 LOG = logging.getLogger(__name__)
@@ -254,7 +253,7 @@ class Training:
         changed = self.local if local is None else local
         for defense in self.defenses:
             changed = defense.local(changed, at)
-        return changed.at(state.round + 1)
+        return changed.at_round(state.round + 1)
 
     def local_of_clusters(self, state: State) -> tuple[LocalSGD, ...]:
         """Local training of each of the K clusters in the last round, with all defences; for shadow models."""
@@ -385,7 +384,7 @@ class Training:
             clients=clients,
             sizes=shards.sizes,
             preferences=given.take(clients),
-            local=self.local.at(state.round + 1),
+            local=self.local.at_round(state.round + 1),
             layout=self.engine.model.layout,
             scores=scores,
             stream=self.stream("round", state.round + 1, "server"),
@@ -408,7 +407,7 @@ class Training:
         """The error of a round in which the training of the client at ``position`` diverged."""
         return InputError(
             f"the loss became NaN in round {number} at client {int(self.federation.ids[position])} with learning rate "
-            f"{self.local.at(number).learning_rate:g}; lower 'learning_rate'"
+            f"{self.local.at_round(number).learning_rate:g}; lower 'learning_rate'"
         )
 
 

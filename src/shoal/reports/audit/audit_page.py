@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.audit.audit import Audit
 from shoal.core.errors import require
 from shoal.reports.audit.attack_titles import ATTACKERS, attack_title
 from shoal.reports.audit.audit_figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
@@ -34,7 +35,6 @@ from shoal.reports.estimate import null_size
 from shoal.reports.formats import DASH, count, decimal
 from shoal.reports.html import render
 from shoal.reports.plotting import png
-from shoal.simulation.audit import Audit
 
 NOT_ASKED = (
     "Active attackers, who send manipulated updates or models to make members easier to tell.",

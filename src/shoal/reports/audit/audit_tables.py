@@ -6,11 +6,11 @@ from math import isnan
 
 import pandas as pd
 
+from shoal.audit.records import SERVER
+from shoal.audit.server_audit import OTHERS
 from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Finding, measured
 from shoal.reports.estimate import Estimate
 from shoal.reports.formats import DASH, count, decimal
-from shoal.simulation.attacked_records import SERVER
-from shoal.simulation.server_audit import OTHERS
 
 MOST_ROWS = 20
 """The most groups, models, clients and records that are listed."""

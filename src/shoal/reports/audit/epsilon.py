@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from math import isinf, isnan, log
 
+from shoal.audit.audit import Audit
 from shoal.reports.formats import DASH
-from shoal.simulation.audit import Audit
 
 
 def epsilon_text(value: float) -> str:

@@ -6,9 +6,9 @@ from math import isnan
 import pandas as pd
 
 from shoal.metrics import auc_interval, median_interval
+from shoal.metrics.summary import Metrics
 from shoal.reports.formats import DASH, count, decimal, percent
 from shoal.reports.run.run_tables import Format, Table, TableRow, cell
-from shoal.simulation.summary import Metrics
 
 _RATES = (
     ("canaries.found", "TPR without false positives", "Trained canaries that score above every one that was left out."),

@@ -8,11 +8,11 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from shoal.metrics.summary import Summary
 from shoal.reports.curves import over_rounds
 from shoal.reports.formats import ACCURACY
 from shoal.reports.plotting import CHANCE_LINE, WIDTH, styled
 from shoal.reports.run.run_curves import curves_by_cluster
-from shoal.simulation.summary import Summary
 
 
 def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) -> NDArray[Any]:

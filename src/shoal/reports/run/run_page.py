@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shoal.data import Group
+from shoal.metrics.summary import Summary
 from shoal.property.property_section import property_section
 from shoal.reports.audit.attack_titles import attack_title
 from shoal.reports.estimate import null_size
@@ -35,7 +36,6 @@ from shoal.reports.run.run_audit import RunAudit
 from shoal.reports.run.run_tables import cell
 from shoal.reports.run.run_verdict import of_groups, verdict
 from shoal.reports.strongest import reference_federations, strongest_attacks
-from shoal.simulation.summary import Summary
 
 ATTACKS = {
     "shadow": "an attack model, trained on the answers of shadow models: copies that the server trains on images of "

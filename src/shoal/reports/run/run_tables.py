@@ -8,6 +8,7 @@ import pandas as pd
 
 from shoal.metrics import least_non_members
 from shoal.metrics.membership import FALSE_POSITIVES
+from shoal.metrics.summary import Metrics, Summary
 from shoal.reports.formats import (
     ACCURACY,
     DASH,
@@ -21,7 +22,6 @@ from shoal.reports.formats import (
 )
 from shoal.reports.run.limits import has_intervals
 from shoal.reports.strongest import accuracies_by_attack, reference_federations, strongest_attacks
-from shoal.simulation.summary import Metrics, Summary
 
 Format = Callable[[float], str]
 

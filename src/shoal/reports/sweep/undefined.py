@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable
 from itertools import permutations
 
 from shoal.core.errors import InputError, nearest, require
+from shoal.metrics import summary
 from shoal.reports.sweep.labels import FAMILIES, KEYS, split_key
 from shoal.reports.sweep.report_spec import FigureSpec, ReportSpec, said_of
-from shoal.simulation import summary
 
 _TPR = tuple(name for name in FAMILIES if name.startswith("tpr_at_fpr_"))
 _OF_BOTH = ("accuracy", "train_accuracy", "gap", "mia", "mia_auc", "mia_population", "mia_population_auc", *_TPR)

@@ -1,0 +1,38 @@
+"""What attacks find out about models, updates and records whose truth is known.
+
+Attacks give scores; here they are turned into rates with intervals. Everything here scores a finished model or a table
+of records; nothing here trains a federation. May import `attacks` and below.
+"""
+
+from shoal.audit.audit import Audit, audit_records
+from shoal.audit.membership_audit import MembershipAudit, one_group_mix
+from shoal.audit.model_outputs import ModelOutputs, evaluate_models
+from shoal.audit.one_run_audit import OneRunAudit, one_run_audit
+from shoal.audit.reconstruction_audit import ReconstructionAudit, audit_reconstruction
+from shoal.audit.record_exposure import record_exposure
+from shoal.audit.records import AuditRecords
+from shoal.audit.red_team import NEED_HOLDOUT, RedTeam
+from shoal.audit.thresholds import leave_one_out_scores, median_threshold, reference_thresholds
+from shoal.audit.update_audit import UpdateAudit, audit_updates
+
+__all__ = [
+    "NEED_HOLDOUT",
+    "Audit",
+    "AuditRecords",
+    "MembershipAudit",
+    "ModelOutputs",
+    "OneRunAudit",
+    "ReconstructionAudit",
+    "RedTeam",
+    "UpdateAudit",
+    "audit_reconstruction",
+    "audit_records",
+    "audit_updates",
+    "evaluate_models",
+    "leave_one_out_scores",
+    "median_threshold",
+    "one_group_mix",
+    "one_run_audit",
+    "record_exposure",
+    "reference_thresholds",
+]

@@ -1,0 +1,229 @@
+"""What attackers find in a trained federation: every attack's metrics, overall, by group, by model and by client."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from shoal.attacks import ReferenceAttack
+from shoal.audit.attack_metrics import strongest
+from shoal.audit.record_exposure import record_exposure
+from shoal.audit.records import (
+    REFERENCE_ATTACKS,
+    AttackedRecords,
+    AttackScores,
+    AuditRecords,
+    Bools,
+)
+from shoal.core.errors import require_instance
+from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
+from shoal.metrics import MembershipMetrics, empirical_epsilon
+
+METRICS = {
+    "auc": ("auc", "auc_low", "auc_high"),
+    "accuracy": ("accuracy", "low", "high"),
+    "tpr_at_fpr_0.01": ("tpr_at_1_percent_fpr", "tpr_at_1_percent_fpr_low", "tpr_at_1_percent_fpr_high"),
+    "tpr_at_fpr_0.001": ("tpr_at_01_percent_fpr", "tpr_at_01_percent_fpr_low", "tpr_at_01_percent_fpr_high"),
+}
+"""The metrics of an audit by name, each with the fields of `MembershipMetrics` that hold it and its interval."""
+
+ATTACK_COLUMNS = (
+    "attacker", "attack", "scope", "name", "members", "non_members",
+    *(column for metric in METRICS for column in (metric, f"{metric}.low", f"{metric}.high")),
+    "accuracy.null_high", "chosen", "strongest",
+)  # fmt: skip
+"""The columns of `Audit.attacks`."""
+
+RECORD_COLUMNS = ("record", "client", "group", "member", "score", "exposure", "exposure.low")
+"""The columns of `Audit.records`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """What attackers find.
+
+    Args:
+        attacks: one row per attack and scope, with `ATTACK_COLUMNS`: "all", each "group", each attacked "model" and
+            each "client", by the strongest attack only. NaN: not measured, such as a TPR with too few non-members.
+            "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "chosen": whether the
+            attack was chosen beforehand, without the attacked model's members; "strongest": whether it decides how
+            exposed the scope's records are. See `Audit.strongest`.
+        records: one row per record with `RECORD_COLUMNS`, the most exposed first: the score of the strongest attack,
+            and the record's exposure over reference models with its lower end (`record_exposure`).
+        references: R, the number of reference models.
+        members, non_members: how many records of each kind.
+        empirical_epsilon: a lower bound, at 95 % confidence, on the epsilon of (epsilon, delta)-differential privacy of
+            a record, by the attack that was chosen beforehand; as if the records of one run were independent.
+        delta: of that epsilon.
+        omitted: attacks that were not computed, and why.
+        guesses: further keys and values of audit.json: what the server guesses beside membership.
+        notes: what must be known of the records, in sentences without a full stop.
+
+    Example:
+        >>> import numpy as np
+        >>> import shoal
+        >>> member, none, one_model = np.arange(40) < 20, np.zeros((40, 0)), np.zeros(40, dtype=np.int64)
+        >>> scores = shoal.ReferenceScores(2.0 * member, member, none, none > 0, one_model)
+        >>> record, client = np.arange(40).astype(object), np.array(["a", "b"] * 20, dtype=object)
+        >>> audit = shoal.audit_records(shoal.AuditRecords(scores, record, client, client), shoal.Stream(0))
+        >>> audit.strongest()["attack"], audit.flat()["attacks.loss.a.accuracy"], audit.omitted["lira"]
+        ('loss', 1.0, 'needs 3 reference models; there are 0')
+    """
+
+    attacks: pd.DataFrame
+    records: pd.DataFrame
+    references: int
+    members: int
+    non_members: int
+    empirical_epsilon: float
+    delta: float
+    omitted: Mapping[str, str] = field(default_factory=dict)
+    guesses: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    __repr__ = one_line
+
+    def _repr_html_(self) -> str:
+        rows = pd.DataFrame([self.strongest(*scope) for scope in self._scopes().values()])
+        shown = rows[["name", "attacker", "attack", "members", "non_members", *METRICS, "accuracy.null_high"]]
+        return shown.to_html(float_format="{:.3f}".format, na_rep="", index=False)
+
+    def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
+        """The row of the attack that decides in a scope; its figures are NaN where one kind of records lacks.
+
+        It is the attack that finds most where each reference model in turn is attacked with the others as its
+        references, so the attacked model's members do not choose it (with fewer than three reference models: RMIA,
+        offline RMIA, difficulty calibration or the loss, the first that could be asked). Another attack decides only
+        where it is certain to be stronger, by an interval that all attacks keep at once.
+        """
+        rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]
+        return rows[rows["strongest"].astype(bool)].to_dict("records")[0]
+
+    @property
+    def groups(self) -> list[str]:
+        """The names of the groups that have records."""
+        return self.attacks.loc[self.attacks["scope"] == "group", "name"].unique().tolist()
+
+    def flat(self) -> dict[str, float | str]:
+        """The keys and values of audit.json; what was not measured is left out."""
+        flat: dict[str, float | str] = {}
+        shown = self.attacks[self.attacks["scope"].isin(["all", "group"])]
+        for row in shown.to_dict("records"):
+            key = f"attacks.{row['attack']}.{row['name']}"
+            for metric in METRICS:
+                values = {"": row[metric], ".low": row[f"{metric}.low"], ".high": row[f"{metric}.high"]}
+                if metric == "accuracy":
+                    values[".null_high"] = row["accuracy.null_high"]
+                flat |= {f"{key}.{metric}{end}": value for end, value in values.items() if not np.isnan(value)}
+        best = {name: self.strongest(*scope) for name, scope in self._scopes().items()}
+        flat |= {f"strongest.{name}": str(row["attack"]) for name, row in best.items() if not np.isnan(row["accuracy"])}
+        flat |= {"references": self.references, "members": self.members, "non_members": self.non_members}
+        if not np.isnan(self.empirical_epsilon):
+            flat |= {"empirical_epsilon": self.empirical_epsilon, "empirical_epsilon.delta": self.delta}
+        return {**flat, **self.guesses}
+
+    def _scopes(self) -> dict[str, tuple[str, str]]:
+        return {"all": ("all", "all"), **{name: ("group", name) for name in self.groups}}
+
+
+def audit_records(
+    records: AuditRecords,
+    stream: Stream,
+    *,
+    attacks: Sequence[ReferenceAttack] = REFERENCE_ATTACKS,
+    delta: float = 1e-5,
+) -> Audit:
+    """Attack ``records`` with every attack that their scores allow.
+
+    Thresholds come from the reference models, each attacked in turn with the others as its references, or call half of
+    the records members (`reference_thresholds`); so no attack knows the attacked model's members.
+
+    Args:
+        records: at least two members and two non-members.
+        stream: of the halves of the empirical epsilon, and of what no record exceeds by chance (`record_exposure`).
+        attacks: on the matrix of scores.
+        delta: of the empirical epsilon.
+
+    Raises:
+        InputError: too few members or non-members.
+
+    Example:
+        >>> import numpy as np
+        >>> import shoal
+        >>> draw, member, one_model = np.random.default_rng(0), np.arange(200) < 100, np.zeros(200, dtype=np.int64)
+        >>> trained = draw.random((200, 8)) < 0.5
+        >>> score, reference = draw.normal(2.0 * member), draw.normal(2.0 * trained)
+        >>> scores = shoal.ReferenceScores(score, member, reference, trained, one_model)
+        >>> names, all_of_one = np.arange(200).astype(object), np.full(200, "all", dtype=object)
+        >>> audit = shoal.audit_records(shoal.AuditRecords(scores, names, all_of_one, all_of_one), shoal.Stream(0))
+        >>> audit.references, audit.strongest()["accuracy"] > 0.7, audit.attacks["attack"].nunique()
+        (8, True, 7)
+    """
+    require_instance("records", records, AuditRecords, "such as AuditRecords(scores, record, client, group)")
+    attacked = AttackedRecords.of(records, attacks)
+    member, model = records.scores.member, records.scores.model.astype(str)
+    rows = _rows(attacked, "all", "all", np.ones(len(records), dtype=bool))
+    best = str(next(row["attack"] for row in rows if row["strongest"]))
+    for scope, label in (("group", records.group), ("model", model)):
+        for each in pd.unique(label):
+            rows += _rows(attacked, scope, str(each), label == each)
+    for each in pd.unique(records.client):
+        found = attacked.measured_by(best, records.client == each)
+        place = attacked.found[best].attacker, best, "client", str(each)
+        rows.append(attack_row(*place, found, chosen=best == attacked.headline, strongest=True))
+    beforehand = attacked.found[attacked.headline]
+    return Audit(
+        attacks=pd.DataFrame(rows, columns=[*ATTACK_COLUMNS]),
+        records=_records(records, attacked.found[best], stream("records")),
+        references=records.scores.references,
+        members=int(member.sum()),
+        non_members=int((~member).sum()),
+        empirical_epsilon=empirical_epsilon(beforehand.scores, member, stream("epsilon"), delta=delta),
+        delta=delta,
+        omitted=attacked.omitted,
+        notes=records.notes,
+    )
+
+
+def _records(records: AuditRecords, decides: AttackScores, stream: Stream) -> pd.DataFrame:
+    """`Audit.records`."""
+    exposure, low = record_exposure(records.scores, stream, pair=records.pair)
+    listed = pd.DataFrame(
+        {
+            "record": records.record,
+            "client": records.client,
+            "group": records.group,
+            "member": records.scores.member,
+            "score": decides.scores,
+            "exposure": exposure,
+            "exposure.low": low,
+        }
+    )
+    by = "score" if listed["exposure"].isna().all() else "exposure"
+    return listed.sort_values(by, ascending=False, kind="stable", ignore_index=True)
+
+
+def _rows(attacked: AttackedRecords, scope: str, of: str, which: Bools) -> list[dict[str, Any]]:
+    """A row for each attack on the records ``which`` (M,)."""
+    found = attacked.measured(which)
+    best, _ = strongest(found)
+    first = next((name for name, each in found.items() if not np.isnan(each.accuracy)), best)
+    return [
+        attack_row(each.attacker, name, scope, of, found[name], chosen=name == first, strongest=name == best)
+        for name, each in attacked.found.items()
+    ]
+
+
+def attack_row(
+    attacker: str, attack: str, scope: str, name: str, measured: MembershipMetrics, *, chosen: bool, strongest: bool
+) -> dict[str, Any]:
+    """A row of `Audit.attacks`."""
+    row: dict[str, Any] = {"attacker": attacker, "attack": attack, "scope": scope, "name": name}
+    row |= {"accuracy.null_high": measured.null_high, "chosen": chosen, "strongest": strongest}
+    row |= {"members": measured.members, "non_members": measured.non_members}
+    for metric, attributes in METRICS.items():
+        for end, attribute in zip(("", ".low", ".high"), attributes, strict=True):
+            row[f"{metric}{end}"] = getattr(measured, attribute)
+    return row

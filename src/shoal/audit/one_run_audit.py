@@ -1,0 +1,198 @@
+"""A lower bound on epsilon from one training run, by guessing which canaries were trained on.
+
+Source: Steinke, Nasr, Jagielski 2023, arXiv:2305.08846, Theorem 5.2 and Algorithm 1. The data of m canaries are
+included by independent fair coins. If training is (epsilon, delta)-DP towards adding or removing one of them, at least
+v of at most r guesses are right with probability at most
+
+    f(v) + 2 m delta max_{i = 1..m} (f(v - i) - f(v)) / i,    f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v].
+
+With delta = 0 it is f(v), which randomized response attains: it is exact. What `tests/attacks/test_one_run_audit.py`
+verifies of the other term: with it the bounds are those that the paper prints, and it is never below the exact
+probability for randomized response that also reveals a random set of coins now and then. Its proof is the paper's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.core.errors import require
+from shoal.core.representation import one_line
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_STEPS = 128
+"""Epsilons at which the probability is computed before the first crossing is refined."""
+
+_CELLS = 1 << 22
+"""Probabilities computed at a time, which limits the memory."""
+
+
+@dataclass(frozen=True)
+class OneRunAudit:
+    """What an audit found.
+
+    Args:
+        epsilon: lower bound, at least 0: with probability ``confidence`` training is not (e, delta)-DP for any e below.
+        delta: that was audited.
+        confidence: of the bound.
+        canaries: m, all canaries whose inclusion was drawn by a coin.
+        guesses: r, how many of them were guessed by the choice that gave the bound.
+        correct: v, how many of the guesses were right.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.audit import one_run_audit
+        >>> included = np.random.default_rng(0).random(1000) < 0.5
+        >>> perfect, blind = (one_run_audit(scores, included) for scores in (1.0 * included, np.zeros(1000)))
+        >>> perfect.correct == perfect.guesses, round(perfect.epsilon, 1), blind.epsilon
+        (True, 5.3, 0.0)
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    canaries: int
+    guesses: int
+    correct: int
+    __repr__ = one_line
+
+
+def one_run_audit(
+    scores: Floats,
+    included: Bools,
+    *,
+    delta: float = 0.0,
+    confidence: float = 0.95,
+    guesses: Sequence[tuple[int, int]] | None = None,
+) -> OneRunAudit:
+    """Bound epsilon from below by the scores of m canaries.
+
+    The highest scores are guessed "in", the lowest "out", and the rest is left open. Of several choices of how many
+    the best bound counts, each at its share of the error probability (Bonferroni), so that looking costs nothing. Where
+    scores are equal, ranks go against the auditor, since the order of the canaries may tell who is included.
+
+    Args:
+        scores: (m,), higher where a canary looks trained on; NaN: it is not guessed.
+        included: (m,) whether each was trained on, by independent fair coins.
+        delta: of the (epsilon, delta) that is tested, in [0, 1).
+        confidence: probability that the bound holds, in (0, 1).
+        guesses: choices (in, out) of how many to guess; None: those of `default_guesses`.
+
+    Raises:
+        InputError: shapes that differ, no canaries, or a number outside its range.
+
+    Source: Steinke, Nasr, Jagielski 2023, arXiv:2305.08846, Theorem 5.2 and Algorithm 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.audit import one_run_audit
+        >>> audit = one_run_audit(np.arange(100.0), np.arange(100) >= 50, guesses=[(50, 50)])
+        >>> audit.correct, round(audit.epsilon, 2)
+        (100, 3.49)
+    """
+    require(
+        scores.ndim == 1 and scores.shape == included.shape,
+        f"'scores' and 'included' must be of the same shape (m,); got {scores.shape} and {included.shape}",
+    )
+    count, choices = len(scores), default_guesses(len(scores)) if guesses is None else guesses
+    require(count > 0 and len(choices) > 0, f"an audit needs canaries and guesses; got {count} and {len(choices)}")
+    require(0 < confidence < 1, f"'confidence' must be above 0 and below 1; got {confidence:g}")
+    for high, low in choices:
+        fits = high >= 0 and low >= 0 and 1 <= high + low <= count
+        require(fits, f"'guesses' must be pairs (in, out) that sum to 1..{count} (canaries); got ({high}, {low})")
+    level = (1 - confidence) / len(choices)
+    found = []
+    for high, low in choices:
+        correct = correct_guesses(scores, included, high, low)
+        bound = epsilon_lower_bound(count, high + low, correct, delta, 1 - level)
+        found.append(OneRunAudit(bound, delta, confidence, count, high + low, correct))
+    return max(found, key=lambda each: each.epsilon)
+
+
+def default_guesses(canaries: int) -> list[tuple[int, int]]:
+    """Choices (in, out) for m canaries: two fifths, a fifth and a twentieth at each end.
+
+    Not a half, since coins do not include exactly a half, and the guesses in the middle would be wrong.
+
+    >>> default_guesses(40), default_guesses(1)
+    ([(16, 16), (8, 8), (2, 2)], [(1, 0)])
+    """
+    ends = [max(1, canaries * part // 20) for part in (8, 4, 1)]
+    return list(dict.fromkeys((each, min(each, canaries - each)) for each in ends))
+
+
+def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int:
+    """How many are right of guessing the ``high`` highest of scores (m,) in and the ``low`` lowest out.
+
+    Where fewer than that are not NaN, all of those are guessed, in the same proportion.
+    """
+    known = ~np.isnan(scores)
+    score, member = scores[known], included[known]
+    if high + low > len(score):
+        high = len(score) * high // (high + low)
+        low = len(score) - high
+    # Equal scores: first those for which the guess would be wrong.
+    highest, lowest = np.lexsort((member, -score))[:high], np.lexsort((~member, score))[:low]
+    return int(member[highest].sum() + (~member[lowest]).sum())
+
+
+def p_value(canaries: int, guesses: int, correct: int, epsilon: Floats, delta: float = 0.0) -> Floats:
+    """The largest probability of at least ``correct`` right of ``guesses`` about m ``canaries`` under (epsilon,
+    delta)-DP: epsilon (E,) -> (E,), at most 1. Theorem 5.2.
+
+    >>> p_value(100, 10, 9, np.array([0.0])).round(4)
+    array([0.0107])
+    """
+    from scipy import special, stats  # noqa: PLC0415 - takes half a second to import
+
+    rate = special.expit(epsilon)
+    tail = stats.binom.sf(correct - 1, guesses, rate)
+    if delta == 0 or correct == 0:
+        return np.minimum(tail, 1.0)
+    # f(v - i) - f(v) grows no more beyond i = v, and so falls when divided by i.
+    steps, largest = np.arange(1, correct + 1), np.zeros(len(rate))
+    for begin in range(0, len(rate), max(1, _CELLS // correct)):
+        some = slice(begin, begin + max(1, _CELLS // correct))
+        below = stats.binom.pmf(correct - steps, guesses, rate[some, None]).cumsum(axis=1)
+        largest[some] = (below / steps).max(axis=1)
+    return np.minimum(tail + 2 * canaries * delta * largest, 1.0)
+
+
+def epsilon_lower_bound(
+    canaries: int, guesses: int, correct: int, delta: float = 0.0, confidence: float = 0.95
+) -> float:
+    """The largest epsilon below which every epsilon is rejected by `p_value`; 0 where none is.
+
+    Raises:
+        InputError: not 0 <= correct <= guesses <= canaries, or a delta outside [0, 1).
+
+    >>> round(epsilon_lower_bound(1000, 100, 75, delta=1e-4), 3)
+    0.673
+    """
+    from scipy import special, stats  # noqa: PLC0415 - takes half a second to import
+
+    require(
+        0 <= correct <= guesses <= canaries,
+        f"'correct' <= 'guesses' <= 'canaries' must hold, from 0; got {correct}, {guesses} and {canaries}",
+    )
+    require(0 <= delta < 1, f"'delta' must be at least 0 and below 1; got {delta:g}")
+    level = 1 - confidence
+    # With delta = 0 this is the lower limit of Clopper and Pearson for the rate of right guesses.
+    rate = stats.beta.ppf(level, correct, guesses - correct + 1) if correct else 0.0
+    most = float(special.logit(rate)) if rate > 0.5 else 0.0
+    if delta == 0 or most == 0:
+        return most
+    low, high = 0.0, most
+    # Of several crossings the first counts. Three grids, each in a cell of the last: exact to a millionth of the range.
+    for _ in range(3):
+        grid = np.linspace(low, high, _STEPS)
+        over = np.flatnonzero(p_value(canaries, guesses, correct, grid, delta) > level)
+        if len(over) == 0:
+            return high
+        if over[0] == 0:
+            return low
+        low, high = float(grid[over[0] - 1]), float(grid[over[0]])
+    return low

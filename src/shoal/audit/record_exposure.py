@@ -1,0 +1,160 @@
+"""How exposed each single record is, over all models that did and did not train on it."""
+
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.attacks.reference_scores import Bools, Floats, ReferenceScores
+from shoal.core.randomness import Stream
+
+DRAWS = 399
+"""Assignments that are drawn anew: the bound is the 380th of 399 largest values, so that its level is exact."""
+
+LEAST_MODELS = 5
+"""Models, the attacked one too, from which on there are lower ends: a record's deviation has a freedom less by two."""
+
+
+def record_exposure(
+    scores: ReferenceScores,
+    stream: Stream,
+    *,
+    pair: NDArray[np.int64] | None = None,
+    confidence: float = 0.95,
+) -> tuple[Floats, Floats]:
+    """How well each record's membership can be told from the scores of models that did and did not train on it.
+
+    The balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d standard
+    deviations apart: the record's mean IN and mean OUT score over all models, the attacked one too, in units of the
+    record's standard deviation around these means. Below 0.5 where IN scores are lower. Records differ in this
+    deviation, and few scores hardly say it; so it is moderated: the posterior one, given an inverse-gamma distribution
+    of the variances that fits all records (Smyth 2004; at least four degrees of freedom more than the record's).
+
+    Of many records the most exposed also is the luckiest. So its lower end is one that all records keep at once with
+    probability ``confidence``: d - c e, with the standard error e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) of d at f
+    degrees of freedom (Hedges and Olkin 1985). c is the quantile of the largest d / e of a record where memberships are
+    drawn anew, as they are drawn where nothing is leaked: by a coin for each pair and model, or for each two
+    neighbouring models that always trained on opposite records; without pairs, by a permutation of each record's own
+    memberships. With few models c is so large that no record's lower end is above 0.5: nothing is certain of a single
+    record then. With fewer than `LEAST_MODELS` a record's deviation is not known at all, and there are no lower ends.
+
+    Args:
+        scores: of the attacked and of the reference models.
+        stream: of the assignments that are drawn.
+        pair: (M,) which pair each record is of; of a pair each model trained on one at most.
+        confidence: of all lower ends together.
+
+    Returns:
+        The exposures (M,) and their lower ends (M,); NaN where a record has scores of one kind only, where no record
+        has two of a kind, and lower ends with too few models.
+
+    Source: Smyth 2004, Statistical Applications in Genetics and Molecular Biology 3(1), article 3 (moderated t);
+    Westfall and Young 1993, Resampling-Based Multiple Testing (the largest statistic under permutation).
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import ReferenceScores, Stream
+        >>> from shoal.audit import record_exposure
+        >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
+        >>> trained, effect = draw.random((400, 32)) < 0.5, np.linspace(0.0, 6.0, 400)
+        >>> score, reference = draw.normal(effect * member), draw.normal(effect[:, None] * trained)
+        >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
+        >>> exposure, low = record_exposure(records, Stream(0))
+        >>> round(float(exposure[:100].mean()), 1), round(float(exposure[-100:].mean()), 1)
+        (0.6, 1.0)
+        >>> bool((low < exposure).all()), int((low[-100:] > 0.5).sum())
+        (True, 100)
+    """
+    from scipy.stats import norm  # noqa: PLC0415 - takes long to import
+
+    values = np.column_stack([scores.score, scores.reference])
+    inside = np.column_stack([scores.member, scores.reference_member])
+    # Around each record's mean, or squares of large scores would lose their last digits.
+    values = values - values.mean(axis=1, keepdims=True)
+    found = _Distances.of(values, inside)
+    if not found.prior[0] > 0:
+        return np.full(len(scores), nan), np.full(len(scores), nan)
+    exposure = norm.cdf(found.d / 2)
+    if values.shape[1] < LEAST_MODELS:
+        return exposure, np.full(len(scores), nan)
+    random, largest = stream("record exposure").numpy(), []
+    redrawn = _permuted if pair is None else _swapped
+    blocks = np.arange(values.shape[1]) if pair is None else _opposites(inside)
+    number = np.arange(len(scores)) if pair is None else np.unique(pair, return_inverse=True)[1]
+    for _ in range(DRAWS):
+        drawn = _Distances.of(values, redrawn(inside, number, blocks, random), found.prior)
+        largest.append(np.nanmax(drawn.d / drawn.error, initial=-np.inf))
+    c = np.sort(largest)[int(np.ceil(confidence * (len(largest) + 1))) - 1]
+    return exposure, norm.cdf((found.d - c * found.error) / 2)
+
+
+@dataclass(frozen=True, eq=False)
+class _Distances:
+    """Differences d (M,) of mean IN and OUT scores in standard deviations, and their standard errors (M,); NaN where a
+    record has scores of one kind only.
+
+    Args:
+        prior: mean and shape of the inverse-gamma distribution of the variances; the mean is NaN or 0 without any.
+    """
+
+    d: Floats
+    error: Floats
+    prior: tuple[float, float]
+
+    @staticmethod
+    def of(values: Floats, inside: Bools, prior: tuple[float, float] | None = None) -> "_Distances":
+        """Of scores (M, 1 + R), of each record around its mean.
+
+        The ``prior`` is that of the true memberships. With others, one record that is exposed would have a variance
+        that makes all others look alike.
+        """
+        count_in = inside.sum(axis=1).astype(np.float64)
+        count_out = values.shape[1] - count_in
+        both = (count_in > 0) & (count_out > 0)
+        sum_in = np.where(inside, values, 0.0).sum(axis=1)
+        sum_out = values.sum(axis=1) - sum_in
+        count_in, count_out = np.where(both, count_in, nan), np.where(both, count_out, nan)
+        mean_in, mean_out = sum_in / count_in, sum_out / count_out
+        squares = np.maximum(0.0, (values**2).sum(axis=1) - sum_in * mean_in - sum_out * mean_out)[both]
+        own = values.shape[1] - 2
+        pooled, shape = prior or _prior(squares, own)
+        freedom = own + 2 * shape
+        variance = np.full(len(values), nan)
+        variance[both] = (squares + 2 * (shape - 1) * pooled) / freedom
+        d = (mean_in - mean_out) / np.sqrt(variance)
+        return _Distances(d, np.sqrt(1 / count_in + 1 / count_out + d**2 / (2 * freedom)), (pooled, shape))
+
+
+def _prior(squares: Floats, freedom: int) -> tuple[float, float]:
+    """Mean and shape of the inverse-gamma distribution of variances that fits sums of squares (m,), by its moments.
+
+    A sample variance s of f degrees of freedom has E s^2 = E variance^2 (f + 2) / f; those of an inverse-gamma
+    distribution of shape a are E variance^2 = (E variance)^2 (1 + 1 / (a - 2)).
+    """
+    if freedom < 1 or not squares.sum() > 0:
+        return nan, nan
+    mean = float(squares.mean()) / freedom
+    spread = float(((squares / freedom) ** 2).mean()) / mean**2 * freedom / (freedom + 2) - 1
+    return mean, 2 + 1 / max(spread, 1e-3)
+
+
+def _opposites(inside: Bools) -> NDArray[np.int64]:
+    """(1 + R,) which columns of memberships are drawn by one coin: models 2 i and 2 i + 1 where always one trained."""
+    block = np.arange(inside.shape[1])
+    for first in range(1, inside.shape[1] - 1, 2):
+        if (inside[:, first] != inside[:, first + 1]).all():
+            block[first + 1] = first
+    return block
+
+
+def _swapped(inside: Bools, pair: NDArray[np.int64], blocks: NDArray[np.int64], random: np.random.Generator) -> Bools:
+    """Memberships where fair coins, one for each pair and block of models, swap the two records of the pair."""
+    heads = random.random((int(pair.max()) + 1, len(blocks))) < 0.5
+    return inside ^ heads[:, blocks][pair]
+
+
+def _permuted(inside: Bools, pair: NDArray[np.int64], blocks: NDArray[np.int64], random: np.random.Generator) -> Bools:
+    """Memberships of each record in another order of the models."""
+    del pair, blocks
+    return random.permuted(inside, axis=1)

@@ -1,0 +1,198 @@
+"""A run's metrics as a value, and as the flat keys of `summary.json`."""
+
+import re
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from math import isnan
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from shoal.core.representation import shortened
+
+Metrics = Mapping[str, float]
+"""Numbers by name; counts are ints."""
+
+FlatSummary = Mapping[str, float | int | str]
+"""What `summary.json` holds."""
+
+TEXT_KEYS = ("algorithm", "dataset")
+"""Keys of `summary.json` whose values are not numbers."""
+
+RUN_KEYS = (*TEXT_KEYS, "seed", "rounds")
+"""Keys that say which run it is."""
+
+_Owner = TypeVar("_Owner", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Summary(dict[str, float | int | str]):
+    """The metrics of a run, as a dict with the keys of `summary.json` too; two summaries are merged by ``|``.
+
+    A metric that is undefined, NaN, is left out: the exposure of a model that no client chose, for example.
+
+    Args:
+        run: which run it is, by `RUN_KEYS`; a simulation in memory knows neither "algorithm" nor "dataset".
+        overall: metrics of the whole run by their key in `summary.json`: "accuracy.overall", "migrated",
+            "seconds.total".
+        by_group: metrics of each group that has clients, such as ``by_group["minority"]["mia"]``.
+        by_cluster: metrics of each model and its clients, such as ``by_cluster[0]["mia"]``.
+
+    Example:
+        >>> import json
+        >>> from math import nan
+        >>> from shoal.metrics.summary import Summary
+        >>> summary = Summary(overall={"migrated": 2}, by_cluster={0: {"clients": 5, "mia": nan}})
+        >>> both = summary | Summary(by_cluster={0: {"risk": 0.6}, 1: {"clients": 3}})
+        >>> both.clients, both.by_cluster[0]
+        (8, {'clients': 5, 'risk': 0.6})
+        >>> json.dumps(both)
+        '{"clusters.0.risk": 0.6, "migrated": 2, "clusters.0.clients": 5, "clusters.1.clients": 3}'
+    """
+
+    run: Mapping[str, str | int] = field(default_factory=dict)
+    overall: Metrics = field(default_factory=dict)
+    by_group: Mapping[str, Metrics] = field(default_factory=dict)
+    by_cluster: Mapping[int, Metrics] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overall", _defined(self.overall))
+        object.__setattr__(self, "by_group", {name: _defined(each) for name, each in self.by_group.items()})
+        object.__setattr__(self, "by_cluster", {k: _defined(each) for k, each in self.by_cluster.items()})
+        self.update(flatten(self))
+
+    def __or__(self, other: "Summary") -> "Summary":  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Summary(
+            run={**self.run, **other.run},
+            overall={**self.overall, **other.overall},
+            by_group=_merged(self.by_group, other.by_group),
+            by_cluster=_merged(self.by_cluster, other.by_cluster),
+        )
+
+    # Another summary, where a dict would change.
+    __ior__ = __or__  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        known = [f"{name}={value}" for name, value in self.run.items()]
+        if "accuracy.overall" in self.overall:
+            known.append(f"accuracy={self.overall['accuracy.overall']:.3f}")
+        mia = [f"{name} {each['mia']:.3f}" for name, each in self.by_group.items() if "mia" in each]
+        return shortened(f"Summary({', '.join(known)}; mia: {', '.join(mia) or 'none'}; {len(self.by_cluster)} models)")
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return sum(int(each.get("clients", 0)) for each in self.by_cluster.values())
+
+
+def _defined(metrics: Metrics) -> Metrics:
+    return {name: value for name, value in metrics.items() if not isnan(value)}
+
+
+def _merged(first: Mapping[_Owner, Metrics], second: Mapping[_Owner, Metrics]) -> Mapping[_Owner, Metrics]:
+    return {owner: {**first.get(owner, {}), **second.get(owner, {})} for owner in {**first, **second}}
+
+
+_ORDER: tuple[tuple[Literal["overall", "group", "cluster"], str], ...] = (
+    ("overall", r"(train_)?accuracy\.overall"),
+    ("group", r"(train_)?accuracy|gap"),
+    ("overall", r"fairness\..*"),
+    ("overall", r"references"),
+    ("group", r"(mia|tpr|loss_threshold).*"),
+    ("cluster", r"(mia|tpr).*|risk"),
+    ("overall", r"(violations|exceeded)\.total|migrated|adjusted_rand_index"),
+    ("group", r"violations|exceeded|exposure"),
+    ("cluster", r"clients|examples|(train_)?accuracy|gap"),
+    ("cluster", r"over_limit|limit_unmet|directive\..*"),
+    ("overall", r"main\..*|epsilon|delta|property\.(updates|positives)|cosine\..*"),
+    ("cluster", r"cosine.*"),
+    ("overall", r"property\.auc(_control|_rounds)?"),
+    ("cluster", r".*"),
+    ("group", r".*"),
+    ("overall", r".*"),
+)
+"""The order of `summary.json`, in blocks: whose metrics, and which. A metric stands in the first block that fits."""
+
+
+def flatten(summary: Summary) -> dict[str, float | int | str]:
+    """The keys and values of `summary.json`, in its order; `parse_summary` is the inverse.
+
+    >>> flatten(Summary(overall={"migrated": 2}, by_group={"few": {"mia": 0.5}}, by_cluster={0: {"mia": 0.6}}))
+    {'mia.few': 0.5, 'clusters.0.mia': 0.6, 'migrated': 2}
+    """
+    owners = {
+        "overall": [("", "", summary.overall)],
+        "group": [("", f".{name}", each) for name, each in summary.by_group.items()],
+        "cluster": [(f"clusters.{k}.", "", each) for k, each in summary.by_cluster.items()],
+    }
+    flat: dict[str, float | int | str] = dict(summary.run)
+    for whose, names in _ORDER:
+        fits = re.compile(names, re.DOTALL).fullmatch
+        for before, after, metrics in owners[whose]:
+            # A key that stands in an earlier block keeps its place.
+            flat |= {f"{before}{name}{after}": value for name, value in metrics.items() if fits(name)}
+    return flat
+
+
+class MetricKey(NamedTuple):
+    """A key of `summary.json` taken apart: the metric, and the group or the cluster that it is of, if either."""
+
+    metric: str
+    group: str | None = None
+    cluster: int | None = None
+
+
+_CLUSTER = re.compile(r"clusters\.(\d+)\.(.+)")
+_OVERALL = re.compile(
+    r"[^.]*|(train_)?accuracy\.overall|(violations|exceeded)\.total|(fairness|main|property|cosine|seconds|canaries)\..*"
+)
+_AGAINST = re.compile(r"\w+_against_.*", re.DOTALL)
+_GROUP = re.compile(r"(tpr_at_fpr_0\.\d+(?:_population)?|\w+)\.(.*)", re.DOTALL)
+
+
+def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
+    """Take a key of `summary.json` apart.
+
+    Args:
+        key: of a metric.
+        groups: names of groups with clients. They are only needed for keys such as ``mia_against_few.many``, where
+            the names of two groups, with or without dots, follow each other.
+
+    >>> split_key("tpr_at_fpr_0.01.far.north")
+    MetricKey(metric='tpr_at_fpr_0.01', group='far.north', cluster=None)
+    >>> split_key("clusters.0.mia")
+    MetricKey(metric='mia', group=None, cluster=0)
+    >>> split_key("violations.total")
+    MetricKey(metric='violations.total', group=None, cluster=None)
+    """
+    of_cluster = _CLUSTER.fullmatch(key)
+    if of_cluster:
+        return MetricKey(of_cluster[2], cluster=int(of_cluster[1]))
+    if _OVERALL.fullmatch(key):
+        return MetricKey(key)
+    if _AGAINST.fullmatch(key):
+        group = max((each for each in groups if key.endswith(f".{each}")), key=len, default=key.rpartition(".")[2])
+        return MetricKey(key.removesuffix(f".{group}"), group)
+    of_group = _GROUP.fullmatch(key)
+    return MetricKey(of_group[1], of_group[2]) if of_group else MetricKey(key)
+
+
+def parse_summary(flat: FlatSummary) -> Summary:
+    """The summary that `flatten` made ``flat`` of."""
+    # Every group with clients has "violations", and where there are test examples of it "accuracy".
+    keys = map(split_key, flat)
+    groups = {each.group for each in keys if each.group is not None and each.metric in {"accuracy", "violations"}}
+    run: dict[str, Any] = {}
+    overall: dict[str, Any] = {}
+    by_group: dict[str, dict[str, Any]] = {}
+    by_cluster: dict[int, dict[str, Any]] = {}
+    for key, value in flat.items():
+        if key in RUN_KEYS:
+            run[key] = value
+            continue
+        metric, group, cluster = split_key(key, groups)
+        if cluster is not None:
+            by_cluster.setdefault(cluster, {})[metric] = value
+        elif group is not None:
+            by_group.setdefault(group, {})[metric] = value
+        else:
+            overall[metric] = value
+    return Summary(run, overall, by_group, by_cluster)

@@ -1,0 +1,298 @@
+"""Reference federations: the whole run again, clustering included, with other examples in the place of some.
+
+A membership-inference attack that compares a record's score with what models that did and did not train on it give
+(LiRA, RMIA) needs such models. Here each is the outcome of a federation like the attacked one, so that a record's score
+contains the choice of a cluster that the record causes. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
+centralised training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.attacks import Population, RecordedRisks, ReferenceScores, logit_confidence
+from shoal.audit.members import Membership, is_personal
+from shoal.control import RecordedDirectives
+from shoal.core.errors import require
+from shoal.core.randomness import Stream
+from shoal.data import GroupedExamples
+from shoal.data.paired_records import OTHER_CLIENTS, PairedRecords, pair_records
+from shoal.engine import Deployed, Engine, State
+from shoal.simulation.round_metrics import Row
+from shoal.simulation.simulation import Simulation, initial_state
+from shoal.simulation.stages import Stage, opened, recorded, stages_before, starts_before
+from shoal.simulation.warm_start import Start
+
+LOOKS = 8
+"""Rounds, at most, after which a trajectory has a score."""
+
+UNKNOWN_START = (
+    "how the models in 'start' were trained is not known, so records that count as non-members may have been trained "
+    "on there"
+)
+"""The note of a run that went on from a directory."""
+
+POPULATION = 1_000
+"""Examples of the shadow set, at most, that all models score too: no federation trains on them."""
+
+
+@dataclass(frozen=True, eq=False)
+class FederationScores:
+    """What the models of one trained federation say of 2 Q records and of Z further examples.
+
+    Args:
+        score: (2 Q,) float64, the logit-scaled confidence of the model that the record's client trained last; of the
+            one that it uses where it trained none.
+        member: (2 Q,) bool, whether that model was trained on the record.
+        model: (N,) int64, that model of each client.
+        population: (S, Z) float64, of every model; S is 0 where clients have models of their own, Z without a shadow
+            set.
+        trajectory: (T, 2 Q) float64, the score by that cluster's model after each of `AttackedRun.looks`; T is 0 where
+            clients have models of their own, where the number of models changed, or where nobody looked.
+    """
+
+    score: Tensor
+    member: Tensor
+    model: Tensor
+    population: Tensor
+    trajectory: Tensor
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients have models of their own."""
+        return len(self.population) == 0
+
+
+@dataclass(frozen=True, eq=False)
+class AttackedRun:
+    """A run whose members are attacked: what reference federations have in common with it, and where they differ.
+
+    Args:
+        simulation: that was run, with its data where the engine wants them (`move_to_engine`).
+        state: after its last round.
+        deployed: what its clients use then.
+        risks: that it published, by round.
+        directives: that its coordinator gave, by round; None without one.
+        records: whose membership is asked: of clients that are members of the model that they trained last. Of others
+            both records of a pair would count as non-members, of which one was trained on.
+        population: examples that nobody trained on.
+        notes: what must be known of the records, in sentences without a full stop.
+    """
+
+    simulation: Simulation
+    state: State
+    deployed: Deployed
+    risks: RecordedRisks
+    directives: RecordedDirectives | None
+    records: PairedRecords
+    population: GroupedExamples
+    notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(simulation: Simulation, state: State, rows: Sequence[Row], engine: Engine) -> "AttackedRun":
+        """That of a finished simulation; ``rows`` are those of `rounds.csv`.
+
+        Raises:
+            InputError: a property attack, whose victim's examples are not the same in every round, or no example that
+                can be paired.
+        """
+        require(
+            simulation.property_attack is None and simulation.malicious_clients is None,
+            "reference federations cannot replay a run with a property attack; audit a run without [property_attack]",
+        )
+        root, shadow = Stream(simulation.seed), simulation.federation.shadow
+        stream = root("audit")
+        drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
+        deployed, _ = simulation.on(engine).deployed(state)
+        member = Membership.of_deployed(state, deployed, simulation.member_rounds).latest >= 0
+        records = pair_records(simulation.federation, stream("records"), simulation.duplicates)
+        federation, notes = simulation.federation, list[str]()
+        if federation.own_inputs and records.within == "group":
+            notes.append(OTHER_CLIENTS)
+        if not bool(member.all()):
+            idle = f"{int((~member).sum())} of {len(member)} clients"
+            notes.append(f"{idle} did not train lately, and none of their records is asked about")
+        records = records.take(member[records.client[: len(records)]])
+        for start in starts_before(simulation):
+            if start.simulation is not None:
+                records = records.take(~records.trained_in(start.simulation.federation))
+            else:
+                notes.append(UNKNOWN_START)
+        risks, directives = recorded(simulation, rows)
+        return AttackedRun(
+            simulation=simulation,
+            state=state,
+            deployed=deployed,
+            risks=risks,
+            directives=directives,
+            records=records,
+            population=shadow.take(drawn.to(shadow.y.device)),
+            notes=tuple(notes),
+        )
+
+    @property
+    def stream(self) -> Stream:
+        """The root of all that is random in the attack."""
+        return Stream(self.simulation.seed)("audit")
+
+    def scores(self, engine: Engine) -> FederationScores:
+        """Those of the attacked models: the first of each pair was trained on."""
+        return self._scores(self.state, self.deployed, self._first, engine, self.simulation.member_rounds)
+
+    def all_models(self, engine: Engine) -> Tensor:
+        """(2 Q, K) float64, the logit-scaled confidence of every cluster's model on every record."""
+        return self._of_all(self.state.models, engine).T
+
+    def exchanged(self, number: int) -> Tensor:
+        """(Q,) bool, in which pairs reference federation ``number``, counted from 0, trains on the second record.
+
+        A fair coin for each pair. Federations 2 i and 2 i + 1 train on opposite records, so each record is in and out
+        of equally many of an even number of federations.
+        """
+        coins = self.stream("exchanged", number // 2)
+        heads = torch.rand(len(self.records), generator=coins.generator()) < 0.5
+        return heads if number % 2 == 0 else ~heads
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The simulations that led to the attacked models, in order: those that it went on from, and itself.
+
+        Raises:
+            InputError: it went on from models of which it is not known how they were trained.
+        """
+        own = Stage(self.simulation, None, self.risks, self.directives, self.records, torch.arange(len(self.records)))
+        return (*stages_before(self.simulation, self.records), own)
+
+    @cached_property
+    def looks(self) -> list[int]:
+        """The rounds after which models are scored for a trajectory: evenly spaced, the last one too."""
+        first, last = self.stages[0].simulation.first_round, self.simulation.rounds
+        return sorted({round(each) for each in np.linspace(first, last, LOOKS + 1)[1:]})
+
+    def replay(self, engine: Engine) -> FederationScores:
+        """The attacked run once more, bit for bit on the same machine, with the trajectory of its scores."""
+        nothing = torch.zeros(len(self.records), dtype=torch.bool)
+        return self._train(nothing, None, engine, self.simulation.member_rounds)
+
+    def train_reference(self, number: int, engine: Engine) -> FederationScores:
+        """Train reference federation ``number`` and score the records; nothing is evaluated on the way.
+
+        It begins with the same initial models, which every client of the attacked run was sent, before any training on
+        the clients' examples, and offers the same risks and directives in the same rounds. Cohorts, batches and noise
+        are drawn anew. A record that was trained on counts as such however long ago, since the model holds it.
+
+        Raises:
+            InputError: its training diverged, or `stages`.
+        """
+        stream = self.stream("reference federation", number)
+        return self._train(self.exchanged(number), stream, engine, self.simulation.rounds)
+
+    @property
+    def _first(self) -> Tensor:
+        """(2 Q,) bool, the first record of each pair."""
+        return torch.arange(2 * len(self.records)) < len(self.records)
+
+    def _train(self, exchange: Tensor, stream: Stream | None, engine: Engine, within: int) -> FederationScores:
+        """Replay all stages, with the second record of some pairs; ``stream`` None: as they were drawn."""
+        state, training, seen = None, None, list[Tensor]()
+        for stage in self.stages:
+            replay = replace(
+                stage.simulation, federation=stage.records.exchanged(exchange[stage.pair]), reference_federations=0
+            )
+            replay = replay if state is None else replace(replay, start=Start(state))
+            with opened(stage.engine, engine) as own:
+                training = replace(
+                    replay.on(own),
+                    stream=Stream(replay.seed) if stream is None else stream,
+                    risk_estimator=stage.risks,
+                    coordinator=stage.directives,
+                )
+                state = initial_state(replay, own).state
+                for after, _ in training.rounds(state, replay.rounds):
+                    state = after
+                    if state.round in self.looks:
+                        seen.append(self._of_all(state.models, engine))
+        assert state is not None
+        assert training is not None
+        deployed, _ = training.deployed(state)
+        scores = self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within)
+        if scores.personal or {len(each) for each in seen} != {len(state.models)}:
+            return scores
+        own = scores.model[self.records.client], torch.arange(2 * len(self.records))
+        return replace(scores, trajectory=torch.stack([each[own] for each in seen]))
+
+    def _scores(
+        self, state: State, deployed: Deployed, trained_on: Tensor, engine: Engine, within: int
+    ) -> FederationScores:
+        latest = Membership.of_deployed(state, deployed, within).latest
+        model = torch.where(latest >= 0, latest, deployed.model)
+        client, score = self.records.client, torch.empty(2 * len(self.records), dtype=torch.float64)
+        for s in model[client].unique().tolist():
+            inside = torch.nonzero(model[client] == s).flatten()
+            score[inside] = self._confidence(deployed.models[s], engine, inside)
+        models = () if is_personal(deployed) else deployed.models
+        x, y = self.population.x, self.population.y.cpu()
+        loss = engine.model.loss
+        population = [logit_confidence(engine.outputs(each, x).cpu(), y, loss) for each in models if len(y)]
+        none = torch.empty(len(models), 0, dtype=torch.float64)
+        return FederationScores(
+            score=score,
+            member=trained_on & (latest >= 0)[client],
+            model=model,
+            population=torch.stack(population) if population else none,
+            trajectory=torch.empty(0, 2 * len(self.records), dtype=torch.float64),
+        )
+
+    def _of_all(self, models: Tensor, engine: Engine) -> Tensor:
+        """(K, 2 Q)."""
+        return torch.stack([self._confidence(model, engine) for model in models])
+
+    def _confidence(self, model: Tensor, engine: Engine, which: Tensor | None = None) -> Tensor:
+        which = torch.arange(2 * len(self.records)) if which is None else which
+        outputs = engine.outputs_at(model, self.records.federation.clients.x, self.records.rows_on_device(which))
+        return logit_confidence(outputs.cpu(), self.records.labels[which], engine.model.loss)
+
+
+def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:
+    """The scores of the attacked and the R reference federations as one matrix.
+
+    Args:
+        attacked: scores of the attacked federation.
+        references: those of the reference federations.
+        client: (2 Q,) the client of each record.
+    """
+    return ReferenceScores(
+        score=attacked.score.numpy(),
+        member=attacked.member.numpy(),
+        reference=_columns([each.score for each in references], attacked.score),
+        reference_member=_columns([each.member for each in references], attacked.member),
+        model=attacked.model[client].numpy(),
+        population=_population(attacked, references),
+    )
+
+
+def _columns(columns: Sequence[Tensor], like: Tensor) -> NDArray[Any]:
+    """R vectors such as ``like`` (M,) as columns (M, R); R may be 0."""
+    return (torch.stack(list(columns), dim=1) if columns else like.new_empty(len(like), 0)).numpy()
+
+
+def _population(attacked: FederationScores, references: Sequence[FederationScores]) -> Population | None:
+    """The further examples on every attacked model that somebody uses, and on the model of each reference federation
+    that most of its clients use there.
+    """
+    if not attacked.population.numel():
+        return None
+    score, reference, model = [], [], []
+    for k in attacked.model.unique().tolist():
+        users = attacked.model == k
+        score.append(attacked.population[k])
+        same = [each.population[int(each.model[users].mode().values)] for each in references]
+        reference.append(_columns(same, score[-1]))
+        model.append(torch.full_like(score[-1], k, dtype=torch.int64))
+    return Population(torch.cat(score).numpy(), np.concatenate(reference), torch.cat(model).numpy())

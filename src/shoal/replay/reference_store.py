@@ -1,0 +1,206 @@
+"""Scores of reference federations in a folder: one file each, so that an audit or a run can be killed and resumed."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+
+from shoal.audit.records import AttackedRecords
+from shoal.core.atomic_files import remove_unfinished, write_bytes
+from shoal.core.errors import InputError
+from shoal.core.representation import one_line
+from shoal.data.fingerprint import tensors_fingerprint
+from shoal.engine import Engine
+from shoal.replay.reference_federations import AttackedRun, FederationScores
+from shoal.replay.run_records import records_of_run
+from shoal.simulation.simulation import Simulation, SimulationState
+
+LOG = logging.getLogger("shoal")
+
+AuditWatch = Callable[[int, int], None]
+"""Called with the number of reference federations that are done, and of all; first with those that an audit left."""
+
+_VERSION = 2
+"""Of what a reference federation is; scores of earlier versions are trained anew."""
+
+_FIELDS = ("score", "member", "model", "population", "trajectory")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredScores:
+    """The scores of a reference federation, and the seconds that training it took."""
+
+    scores: FederationScores
+    seconds: float
+    __repr__ = one_line
+
+
+def reference_scores(
+    attacked: AttackedRun,
+    target: FederationScores,
+    count: int,
+    engine: Engine,
+    *,
+    folder: Path | None,
+    watch: AuditWatch | None = None,
+) -> list[StoredScores]:
+    """The scores of the first ``count`` reference federations; those that are not in ``folder`` are trained.
+
+    Args:
+        attacked: the run that they replay.
+        target: its own scores.
+        count: R, their number.
+        engine: with its network.
+        folder: where they are; made where it is missing. None: they are kept in memory alone.
+        watch: called before the first that is trained, and after each.
+
+    Raises:
+        InputError: a folder that cannot be written, or training that diverged.
+    """
+    digest, numbers = _digest(attacked, target), range(count)
+    paths = [] if folder is None else [folder / f"{number:03d}.safetensors" for number in numbers]
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(folder)
+        found = {number: stored for number, path in enumerate(paths) if (stored := _read(path, digest)) is not None}
+        if watch is not None and count > 0:
+            watch(len(found), count)
+        for number in sorted({*numbers} - {*found}):
+            began = time.perf_counter()
+            scores = attacked.train_reference(number, engine)
+            found[number] = StoredScores(scores, time.perf_counter() - began)
+            if paths:
+                _write(paths[number], digest, found[number])
+            LOG.info("reference federation %d of %d: %.1f s", number + 1, count, found[number].seconds)
+            if watch is not None:
+                watch(len(found), count)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error.strerror}") from error
+    return [found[number] for number in numbers]
+
+
+def attack_with_references(
+    simulation: Simulation,
+    engine: Engine,
+    progress: SimulationState,
+    *,
+    folder: Path | None = None,
+    watch: AuditWatch | None = None,
+) -> tuple[SimulationState, AttackedRecords | None]:
+    """Train the reference federations of a simulation after its last round, and attack its members with their scores.
+
+    The simulation's own models, rounds and streams are left as they are.
+
+    Args:
+        simulation: with its data where the engine wants them.
+        engine: with its network.
+        progress: after the last round.
+        folder, watch: see `reference_scores`.
+
+    Returns:
+        ``progress`` with the seconds that it took, and the records with what each attack says; None where no reference
+        federation is asked for, or where hardly anybody trained, so that there are no members to tell.
+
+    Raises:
+        InputError: a folder that cannot be written, or training that diverged.
+    """
+    if simulation.reference_federations == 0:
+        return progress, None
+    attacked = AttackedRun.of(simulation, progress.state, progress.rows, engine)
+    warn_of_records(attacked)
+    target = attacked.scores(engine)
+    members = int(target.member.sum())
+    if members < 2:
+        LOG.warning(
+            "no reference federation is trained: an attack is measured on at least two members, and only %d of the "
+            "examples that could be exchanged was trained on lately", members,
+        )  # fmt: skip
+        return progress, None
+    stored = reference_scores(attacked, target, simulation.reference_federations, engine, folder=folder, watch=watch)
+    began = time.perf_counter()
+    records = records_of_run(attacked, target, [each.scores for each in stored], engine)
+    found = AttackedRecords.of(records)
+    attacking = time.perf_counter() - began
+    # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
+    spent = sum(each.seconds for each in stored)
+    LOG.info("reference federations: %d in %.1f s; attacks in %.1f s", len(stored), spent, attacking)
+    before = progress.seconds
+    seconds = {
+        "references": spent,
+        "measurement": before.get("measurement", 0.0) + attacking,
+        "total": before["total"] + spent + attacking,
+    }
+    return replace(progress, seconds=before | seconds), found
+
+
+def warn_of_records(attacked: AttackedRun) -> None:
+    """Say what must be known of the records that are attacked."""
+    for note in attacked.notes:
+        LOG.warning("%s", note)
+
+
+def replayed_scores(
+    attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path
+) -> FederationScores | None:
+    """The scores of the attacked run played once more, with their trajectory; None where it was not the same again.
+
+    Args:
+        attacked: the run.
+        target: its scores, which those of the run repeated must equal.
+        engine: with its network.
+        folder: where they are kept; made where it is missing.
+    """
+    digest, path = _digest(attacked, target), folder / "attacked.safetensors"
+    stored = _read(path, digest)
+    if stored is None:
+        began = time.perf_counter()
+        stored = StoredScores(attacked.replay(engine), time.perf_counter() - began)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(path, digest, stored)
+    if not torch.equal(stored.scores.score, target.score):
+        LOG.warning("the run cannot be repeated bit for bit here, so the trajectory attack is left out")
+        return None
+    return stored.scores
+
+
+def _digest(attacked: AttackedRun, target: FederationScores) -> str:
+    """A name for the attacked models and records: scores of references for others are of no use.
+
+    The attacked scores are part of it, since clients may have models of their own beside the same clusters' models.
+    """
+    state, records = attacked.state, attacked.records
+    tensors = (state.models, state.assignment, records.entry, records.test, target.score)
+    content = b"".join(each.contiguous().numpy().tobytes() for each in tensors)
+    about = f"{state.round} {attacked.simulation.seed} {_VERSION}"
+    return hashlib.sha256(content + about.encode()).hexdigest()[:16]
+
+
+def _write(path: Path, attacked: str, stored: StoredScores) -> None:
+    tensors = {name: getattr(stored.scores, name).contiguous() for name in _FIELDS}
+    about = {"attacked": attacked, "seconds": f"{stored.seconds:.3f}", "hash": tensors_fingerprint(*tensors.values())}
+    write_bytes(path, save(tensors, about))
+
+
+def _read(path: Path, attacked: str) -> StoredScores | None:
+    """None where the file is missing, damaged, or of other attacked models, as after a run was prolonged."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+        if about.get("attacked") != attacked:
+            return None
+        tensors = load_file(path)
+        if about.get("hash") != tensors_fingerprint(*(tensors[name] for name in _FIELDS)):
+            LOG.warning("%s: is not what was written; it is trained again", path)
+            return None
+        return StoredScores(FederationScores(**{name: tensors[name] for name in _FIELDS}), float(about["seconds"]))
+    except (SafetensorError, KeyError, ValueError):
+        return None

@@ -1,0 +1,202 @@
+"""Audits of records that nothing was leaked of: intervals, lower ends and the deciding attack keep their levels."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import binom, norm
+
+from made_up_scores import made_up_pairs
+from shoal.attacks import UpdateScores
+from shoal.attacks.updates.update_scores import NOBODY
+from shoal.audit import audit_updates, record_exposure
+from shoal.audit.attack_metrics import strongest
+from shoal.audit.records import REFERENCE_ATTACKS, AttackedRecords
+from shoal.audit.server_audit import UPDATE_ATTACKS
+from shoal.config.build import build
+from shoal.config.schema import parse_config
+from shoal.core.randomness import Stream
+from shoal.engine import Engine
+from shoal.metrics import membership_metrics
+from shoal.replay.reference_federations import AttackedRun
+from shoal.replay.run_records import records_of_run
+from shoal.replay.trajectory_attack import trajectory_attack
+from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
+
+AUDITS = 80
+NAMES = [attack.name for attack in REFERENCE_ATTACKS]
+NULLS = ("swapped", "noise")
+
+
+def null(kind: str, seed: int, pairs: int = 60, references: int = 4):
+    """Records that were not trained on; or that the reference models were, where the attacked model is noise."""
+    if kind == "swapped":
+        return made_up_pairs(pairs, references, seed=seed)
+    records = made_up_pairs(pairs, references, seed=seed, effect=np.full(2 * pairs, 2.0))
+    noise = np.random.default_rng(seed).normal(size=2 * pairs)
+    return replace(records, scores=replace(records.scores, score=noise))
+
+
+@pytest.fixture(scope="module", params=NULLS)
+def audits(request):
+    """What each attack finds on all records and on the first group, in each audit."""
+    found = []
+    for seed in range(AUDITS):
+        attacked = AttackedRecords.of(null(request.param, seed))
+        group = attacked.records.group == "0"
+        found.append((attacked.measured(np.ones_like(group)), attacked.measured(group)))
+    return found
+
+
+def least(share: float, of: int) -> int:
+    """The number of successes that is not undercut by chance in one of a thousand tests."""
+    return int(binom.ppf(0.001, of, share))
+
+
+@pytest.mark.parametrize("scope", [0, 1], ids=["all", "group"])
+@pytest.mark.parametrize("attack", NAMES)
+def test_intervals_over_pairs_hold_a_half_as_often_as_they_say(audits, attack, scope):
+    mine = [each[scope][attack] for each in audits]
+    for low, high in (("auc_low", "auc_high"), ("low", "high")):
+        holds = sum(getattr(each, low) <= 0.5 <= getattr(each, high) for each in mine)
+        assert holds >= least(0.95, AUDITS), (low, holds / AUDITS)
+    within = sum(each.accuracy <= each.null_high + 1e-9 for each in mine)
+    # Balanced accuracies are discrete, so that "at most" may be somewhat more than 95 %, or less.
+    assert within >= least(0.93, AUDITS)
+    assert np.mean([each.accuracy for each in mine]) == pytest.approx(0.5, abs=0.02)
+
+
+def test_intervals_are_no_wider_than_they_must_be(audits):
+    """As if records were independent, those of attacks whose errors are alike in a pair held 0.5 in 98 to 100 %."""
+    every = [each for found, _ in audits for each in found.values()]
+    for low, high in (("auc_low", "auc_high"), ("low", "high")):
+        assert np.mean([getattr(each, low) <= 0.5 <= getattr(each, high) for each in every]) <= 0.985
+
+
+def test_the_deciding_attack_is_at_chance_where_the_largest_is_above(audits):
+    decides = [found[strongest(found)[0]] for found, _ in audits]
+    assert np.mean([each.accuracy for each in decides]) == pytest.approx(0.5, abs=0.02)
+    assert np.mean([max(one.accuracy for one in found.values()) for found, _ in audits]) > 0.53
+    assert sum(each.accuracy > each.null_high + 1e-9 for each in decides) <= AUDITS - least(0.93, AUDITS)
+    # Of the first attack 2.5 %, and of all others together as much.
+    certain = sum(strongest(found)[1] > 0.5 for found, _ in audits)
+    assert certain <= AUDITS - least(0.95, AUDITS)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """The records of a run of two clusters on images, with all that three reference federations say of them."""
+    shape = {"source": "digits", "clients": 12, "examples_per_client": 15, "shadow_examples": 200, "test_examples": 600}
+    groups = {"few": {"share": 0.3, "rotation": [0, 0]}, "many": {"share": 0.7, "rotation": [180, 180]}}
+    _, simulation = build(parse_config({
+        "data": {**shape, "groups": groups}, "model": {"name": "mlp", "hidden": 16},
+        "algorithm": {"name": "ifca", "clusters": 2, "rounds": 4}, "local": {"epochs": 3, "learning_rate": 0.1},
+        "red_team": {"every": 0}, "engine": {"threads": 1},
+    }, "test"))  # fmt: skip
+    with Engine(simulation.setup.model, threads=1) as engine:
+        simulation = move_to_engine(simulation, engine)
+        *_, (now, _) = run_rounds(simulation, engine, initial_state(simulation, engine))
+        attacked = AttackedRun.of(simulation, now.state, now.rows, engine)
+        trained = [attacked.train_reference(i, engine) for i in range(4)]
+        records = records_of_run(attacked, attacked.scores(engine), trained, engine)
+        trajectory = trajectory_attack(attacked.replay(engine), trained)
+    return AttackedRecords.of(replace(records, further={**records.further, "trajectory": trajectory}))
+
+
+def test_every_attack_on_a_run_is_at_chance_where_coins_say_who_is_a_member(run):
+    scores, rng = run.records.scores, np.random.default_rng(0)
+    assert {*run.found} >= {
+        "other-clusters", "posterior", "gap", "label-only", "boundary-distance", "trajectory", *NAMES,
+    }  # fmt: skip
+    assert run.measured_by("rmia", np.ones(len(scores), dtype=bool)).low > 0.5, "there is something to find"
+    found = []
+    for _ in range(AUDITS):
+        member = scores.member ^ (rng.random(len(scores) // 2) < 0.5)[run.records.pair]
+        null = replace(run, records=replace(run.records, scores=replace(scores, member=member)))
+        found.append({name: null.measured_by(name, np.ones_like(member)) for name in run.found})
+    for name in run.found:
+        mine = [each[name] for each in found]
+        for low, high in (("auc_low", "auc_high"), ("low", "high")):
+            holds = sum(getattr(each, low) <= 0.5 <= getattr(each, high) for each in mine)
+            assert holds >= least(0.95, AUDITS), (name, low, holds / AUDITS)
+        assert np.mean([each.accuracy for each in mine]) == pytest.approx(0.5, abs=0.02), name
+
+
+@pytest.mark.parametrize("attack", UPDATE_ATTACKS, ids=lambda attack: attack.name)
+def test_the_server_s_attacks_are_at_chance_on_updates_of_nothing(attack):
+    clients, own, others, audits = 4, 20, 60, 50
+    client = np.append(np.repeat(np.arange(clients), own), np.full(others, NOBODY))
+    kinds = np.arange(len(client)) % 2, np.arange(len(client)) // 2 % 3
+    found = []
+    for seed in range(audits):
+        values = np.random.default_rng(seed).standard_normal((3, 2, clients, len(client))).astype(np.float32)
+        assignment = np.zeros((2, clients), dtype=np.int64)
+        scores = UpdateScores(np.array([1, 2]), np.arange(clients), assignment, *values, label=kinds[1], client=client,
+                              group=kinds[0], groups=("a", "b"))  # fmt: skip
+        found.append(audit_updates(attack, scores).unused)
+    assert np.mean([each.auc for each in found]) == pytest.approx(0.5, abs=0.02)
+    for low, high in (("auc_low", "auc_high"), ("low", "high")):
+        assert sum(getattr(each, low) <= 0.5 <= getattr(each, high) for each in found) >= least(0.95, audits)
+
+
+@pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.7])
+def test_the_interval_of_an_area_follows_what_pairs_have_in_common(correlation):
+    rng, member, pair = np.random.default_rng(0), np.arange(160) < 80, np.tile(np.arange(80), 2)
+    covariance = [[1.0, correlation], [correlation, 1.0]]
+    truth = norm.cdf(1 / np.sqrt(2))
+    holds = np.zeros(2)
+    for _ in range(300):
+        scores = rng.multivariate_normal([1.0, 0.0], covariance, 80).T.ravel()
+        order = rng.permutation(160)
+        for i, given in enumerate((pair, None)):
+            of = None if given is None else given[order]
+            found = membership_metrics(scores[order], member[order], threshold=0.5, pair=of)
+            holds[i] += found.auc_low <= truth <= found.auc_high
+    assert least(0.94, 300) <= holds[0] <= 300 * 0.99
+    if correlation < 0:
+        assert holds[1] < least(0.94, 300), "as if they were independent"
+
+
+def test_the_rate_at_one_percent_allows_for_its_threshold():
+    """Given the threshold, the interval lay above 0.01 in a tenth of all audits of nothing."""
+    rng, member = np.random.default_rng(0), np.arange(600) < 300
+    found = [membership_metrics(rng.normal(size=600), member, threshold=0.0) for _ in range(400)]
+    above = sum(each.tpr_at_1_percent_fpr_low > 0.01 for each in found)
+    assert above <= 400 - least(0.975, 400)
+    holds = sum(each.tpr_at_1_percent_fpr_low <= 0.01 <= each.tpr_at_1_percent_fpr_high for each in found)
+    assert least(0.95, 400) <= holds
+
+
+@pytest.mark.parametrize(("references", "paired"), [(4, True), (16, True), (16, False)])
+def test_no_record_is_certain_in_95_percent_of_audits_of_nothing(references, paired):
+    """Records differ in their deviation, so that one for all calls 4 to 7 of 1,000 certain each time."""
+    certain = 0
+    for seed in range(30):
+        records = made_up_pairs(60, references, seed=seed)
+        _, low = record_exposure(records.scores, Stream(seed), pair=records.pair if paired else None)
+        assert np.isfinite(low).all()
+        certain += bool((low > 0.5).any())
+    assert certain <= 30 - least(0.95, 30)
+
+
+def test_lower_ends_hold_at_once_and_prove_what_many_models_show():
+    proved, broken = [], 0
+    for seed in range(12):
+        rng = np.random.default_rng(1000 + seed)
+        effect = np.where(rng.random(200) < 0.3, rng.uniform(0.0, 6.0, 200), 0.0)
+        records = made_up_pairs(100, 32, seed=seed, effect=effect)
+        exposure, low = record_exposure(records.scores, Stream(seed), pair=records.pair)
+        assert (low < exposure).all()
+        broken += bool((low > norm.cdf(effect / 2) + 1e-12).any())
+        proved.append((low > 0.5)[effect > 4].mean())
+    assert broken <= 12 - least(0.95, 12)
+    assert np.mean(proved) > 0.8
+
+
+def test_with_few_models_nothing_is_certain_of_a_record():
+    few = made_up_pairs(50, 3)
+    exposure, low = record_exposure(few.scores, Stream(0), pair=few.pair)
+    assert np.isfinite(exposure).all()
+    assert np.isnan(low).all()
+    alone = made_up_pairs(50, 1)
+    assert all(np.isnan(each).all() for each in record_exposure(alone.scores, Stream(0), pair=alone.pair))

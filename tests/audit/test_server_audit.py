@@ -1,0 +1,95 @@
+"""What the audit of a server says beside membership, on made-up values."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.attacks import UpdateScores
+from shoal.audit.server_audit import audit_server
+from shoal.core.errors import InputError
+from shoal.engine import RoundUpdates
+
+
+def scores(assignment, group):
+    """Values (T, N, M) without meaning of N clients with a record each, and of a record of nobody, all of one label."""
+    rounds, clients = assignment.shape
+    values = np.random.default_rng(0).standard_normal((3, rounds, clients, clients + 1)).astype(np.float32)
+    return UpdateScores(
+        np.arange(1, rounds + 1), np.arange(clients), assignment, *values,
+        label=np.zeros(clients + 1, dtype=np.int64), client=np.append(np.arange(clients), -1),
+        group=np.append(group, 0), groups=("north", "south"),
+    )  # fmt: skip
+
+
+def test_groups_are_guessed_from_the_choices_of_all_rounds():
+    group = np.repeat([0, 1], 6)
+    # Clusters swap their numbers in the second round.
+    found = audit_server(scores(np.stack([group, 1 - group]), group))
+    flat = {key: value for key, value in found.flat().items() if key.startswith("cluster-identity.")}
+    assert {key.removeprefix("cluster-identity.") for key in flat} == {
+        "accuracy", "accuracy.low", "accuracy.high", "last_round", "chance",
+    }  # fmt: skip
+    assert (flat["cluster-identity.accuracy"], flat["cluster-identity.chance"]) == (1.0, 0.5)
+    assert flat["cluster-identity.accuracy.low"] < 1.0
+    assert "cluster-identity" not in found.omitted
+    assert found.omitted["preference-inference"] == (
+        "needs the clients' thresholds, the truth that guesses are judged by"
+    )
+    assert found.omitted["reconstruction"].endswith("got no two consecutive rounds")
+
+
+def test_preferences_and_updates_are_asked_where_they_can_be():
+    group = np.repeat([0, 1], 6)
+    strict = np.arange(12) % 2
+    preferences = {i: (0.8 - 0.2 * s - 0.001 * i, 0.5) for i, s in enumerate(strict.tolist())}
+    chosen = np.stack([strict, 1 - strict])
+    models = torch.eye(2, 5)
+    rounds = [RoundUpdates(t + 1, torch.arange(12), torch.from_numpy(chosen[t]), (1 + t) * models,
+                           models[torch.from_numpy(chosen[t])]) for t in (0, 1)]  # fmt: skip
+    found = audit_server(scores(chosen, group), rounds, preferences)
+    flat = found.flat()
+    assert (flat["preference-inference.accuracy"], flat["preference-inference.chance"]) == (1.0, 0.5)
+    assert found.omitted == {}
+    keys = {key.removeprefix("reconstruction.") for key in flat if key.startswith("reconstruction.")}
+    ends = [f"{metric}{end}" for metric in ("cosine", "baseline", "gain") for end in ("", ".low", ".high")]
+    by_scope = [f"{name}.{key}" for name in ("all", "north", "south")
+                for key in (*ends, "largest", "clients", "resolution")]  # fmt: skip
+    assert keys == {"explained", "rounds", *by_scope}
+    # All of a cluster send the same, so its mean move is the update of each, and nothing is to be gained.
+    assert flat["reconstruction.all.cosine"] == pytest.approx(1)
+    assert flat["reconstruction.all.gain"] == pytest.approx(0, abs=1e-9)
+    assert (flat["reconstruction.all.clients"], flat["reconstruction.north.clients"]) == (12, 6)
+    assert flat["reconstruction.all.resolution"] == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(
+    ("group", "clusters", "reason"),
+    [
+        ([0, 0, 0, 0], 2, "needs clients of at least two groups; got 1"),
+        ([0, 0, 0, 1], 2, "needs at least two clients of each group, .* a group has 1"),
+        ([0, 0, 1, 1], 1, "needs clients that chose at least two clusters; they chose 1"),
+    ],
+)
+def test_where_choices_can_tell_nothing_the_reason_is_said(group, clusters, reason):
+    found = audit_server(scores(np.arange(8).reshape(2, 4) % clusters, np.array(group)))
+    assert not any(key.startswith("cluster-identity") for key in found.flat())
+    assert found.flat()["group-inference.accuracy"] > 0
+    assert re.search(reason, found.omitted["cluster-identity"])
+
+
+def test_members_need_records_of_nobody_with_their_group_and_label():
+    given = scores(np.zeros((1, 4), dtype=np.int64), np.array([0, 0, 0, 1]))
+    partly = replace(given, label=np.array([0, 1, 1, 0, 0]))
+    attacks = audit_server(partly).attacks.set_index(["attack", "scope", "name"])
+    assert attacks.loc[("grad-cosine", "all", "all"), "members"] == 1, "that of client 0"
+    assert attacks.loc[("grad-cosine", "group", "south"), "members"] == 0
+    for changes, sentence in [
+        ({"label": np.array([0, 0, 0, 0, 1])}, "has the group and label of a client's"),
+        ({"client": np.full(5, -1)}, "no record is of a client"),
+        ({"client": np.array([0, 1, 2, 3, 3])}, "no record is nobody's"),
+    ]:
+        with pytest.raises(InputError, match=sentence):
+            audit_server(replace(given, **changes))
