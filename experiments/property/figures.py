@@ -24,6 +24,7 @@ from matplotlib.ticker import MaxNLocator
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import InputError, require
+from shoal.core.formats import DASH
 from shoal.property.property_figures import (
     by_cluster,
     draw_map,
@@ -35,7 +36,6 @@ from shoal.property.property_figures import (
 )
 from shoal.property.property_metrics import PROPERTY_COLUMNS
 from shoal.reports.curves import fit_rounds
-from shoal.reports.formats import DASH
 from shoal.reports.plotting import CHANCE_LINE, FigureFiles, LineStyle, cluster_style, figure_files, legend
 from shoal.runs.files import read_run, read_table
 

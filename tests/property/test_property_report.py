@@ -29,6 +29,7 @@ from run_of_any_shape import (
 from shoal.config.schema import Config, PropertyAttackSection
 from shoal.config.toml_files import parse
 from shoal.core.errors import InputError
+from shoal.core.formats import DASH
 from shoal.metrics.summary import Summary, flatten, parse_summary
 from shoal.property.property_figures import (
     CHECKPOINTS,
@@ -45,7 +46,6 @@ from shoal.property.property_figures import (
 )
 from shoal.property.property_metrics import property_summary
 from shoal.property.property_section import PropertySection, property_section
-from shoal.reports.formats import DASH
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_tables import overall, seconds

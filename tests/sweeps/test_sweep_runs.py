@@ -20,7 +20,7 @@ import run_files
 from shoal.core.errors import InputError
 from shoal.data import load_dataset
 from shoal.reports.sweep.report_spec import read_report_spec
-from shoal.reports.sweep.undefined import require_shown
+from shoal.reports.sweep.sweep_metrics import require_shown
 from shoal.runs.run import run
 from shoal.sweeps import Workers, plan, read_sweep, report_of_sweep, run_sweep, workers
 from shoal.sweeps import sweep_progress as progress

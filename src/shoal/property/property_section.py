@@ -6,10 +6,10 @@ from math import isnan, nan, sqrt
 import pandas as pd
 
 from shoal.config.schema import PropertyAttackSection
+from shoal.core.formats import DASH, count, decimal
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.property_figures import auc_over_rounds, cosines, maps
 from shoal.property.property_metrics import control_auc
-from shoal.reports.formats import DASH, count, decimal
 from shoal.reports.plotting import Figure
 from shoal.reports.run.run_tables import Table, TableRow, cell
 

@@ -19,12 +19,12 @@ from shoal.config.settings_tables import read, table_of
 from shoal.config.toml_files import read_toml
 from shoal.control import Coordinator
 from shoal.core.errors import InputError, require
+from shoal.core.formats import ACCURACY
 from shoal.data import Canaries, Group
 from shoal.data.fingerprint import fingerprint, tensors_fingerprint
 from shoal.defenses import Defense
 from shoal.engine import Engine, LocalSGD
 from shoal.models import metric_name
-from shoal.reports.formats import ACCURACY
 from shoal.reports.run.description import RunDescription
 from shoal.runs.hashes import require_unchanged, stored_examples
 from shoal.simulation.simulation import Simulation

@@ -7,10 +7,11 @@ from pathlib import Path
 from shoal.config.kinds import algorithm_title, name_of
 from shoal.config.schema import Config, PropertyAttackSection
 from shoal.control import Coordinator
+from shoal.core.formats import ACCURACY
 from shoal.core.representation import one_line
 from shoal.data import Group
 from shoal.data.sources.catalog import kind_of
-from shoal.reports.formats import ACCURACY
+from shoal.metrics.metric_table import Metric
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RunDescription:
         coordinator: that steered the run, perhaps without its knobs; None: nobody did.
         data_name: of the user's own file or folder; "": none but ``dataset``.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
+        metrics: of the user's own measurements.
         examples: the hash of the federation, `shoal.data.fingerprint`; "": unknown.
     """
 
@@ -52,6 +54,7 @@ class RunDescription:
     coordinator: Coordinator | None = None
     examples: str = ""
     data_name: str = ""
+    metrics: tuple[Metric, ...] = ()
     __repr__ = one_line
 
     @property
