@@ -130,7 +130,7 @@ class _Whole:
 def _largest_moves(plan: RoundPlan, aggregate: Aggregate, layout: Layout) -> Tensor:
     """(K,) float64, ``w_k * d_k`` of each model; 0 where fewer than two clients sent anything for it."""
     sent = [
-        (training.weights, training.sent_part(training.initial_rows().to(update) + update, layout))
+        (training.weights, training.shared_part(training.initial_rows().to(update) + update, layout))
         for training, update in zip(plan.trainings, aggregate.kept, strict=True)
         if training.weights is not None and update is not None
     ]
