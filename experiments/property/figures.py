@@ -34,7 +34,7 @@ from shoal.property.property_figures import (
     rolling_mean,
     tsne_maps,
 )
-from shoal.property.property_metrics import PROPERTY_COLUMNS
+from shoal.property.update_table import PROPERTY_COLUMNS
 from shoal.reports.curves import fit_rounds
 from shoal.reports.plotting import CHANCE_LINE, FigureFiles, LineStyle, cluster_style, figure_files, legend
 from shoal.runs.files import read_run, read_table

@@ -115,7 +115,7 @@ def sent_to_a_newcomer(four: list[State], group: int, algorithm: CFL, rounds: in
     """What a client of ``group`` that joins is sent in each round, and the states after them."""
     with Engine(LINEAR, threads=1) as engine:
         training = Training(engine.prepare(relabelled([*FOUR, group])), algorithm, FULL, engine, Stream(3))
-        states, sent = [training.joined(four[-1])], []
+        states, sent = [training.with_newcomers(four[-1])], []
         assert states[0].assignment.tolist() == [*four[-1].assignment.tolist(), -1]
         assert states[0].trained.shape == (13, 4)
         for _ in range(rounds):

@@ -154,7 +154,7 @@ def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor
 def server_round(training: Training, state: State, received: Received) -> tuple[State, RoundPlan]:
     """The server's part of the round after ``state``: it merges what it received.
 
-    Without clients nothing changes but the round. Risks are not estimated yet (`Training.estimated`).
+    Without clients nothing changes but the round. Risks are not estimated yet (`Training.with_risks`).
 
     Returns:
         The state after the round, and what the clients did in it.

@@ -20,7 +20,6 @@ from shoal.core.formats import (
 )
 from shoal.data import Group
 from shoal.metrics.summary import Summary
-from shoal.property.property_section import property_section
 from shoal.reports.attack_titles import attack_title
 from shoal.reports.estimate import null_size
 from shoal.reports.html import render
@@ -78,9 +77,8 @@ def run_page(
     clusters = int(rounds["cluster"].max()) + 1
     at_end = {k: int((clients["cluster"] == k).sum()) for k in range(clusters)}
     non_members = {name: summary.by_group.get(name, {}).get("non_members", run.test_examples) for name in groups}
-    section = None
-    if run.property_attack is not None and updates is not None:
-        section = property_section(run.property_attack, run.task, summary, updates, clusters)
+    describe = getattr(run.property_attack, "page", None)
+    section = None if describe is None or updates is None else describe(run.task, summary, updates, clusters)
     figures = (
         run_curves.accuracy_by_cluster(rounds, run.kind, run.metric),
         run_curves.accuracy_by_group(rounds, groups, run.kind, run.metric) if len(groups) > 1 or clusters > 1 else None,
@@ -115,7 +113,7 @@ def run_page(
             metric=run.metric,
             own=own,
         ),
-        "property": section,
+        "round_attack": section,
         "canaries": None if canaries is None else canary_section(summary.overall, canaries),
         "coordinator": None if run.coordinator is None else coordinator_section(run.coordinator, rounds),
         "recorded": None if recorded is None else recorded_sentence(recorded),
