@@ -19,8 +19,8 @@ import pandas as pd
 from shoal.audit.audit import audit_records
 from shoal.audit.score_file import read_scores
 from shoal.core.atomic_files import write_text
+from shoal.core.formats import DASH
 from shoal.core.randomness import Stream
-from shoal.reports.formats import DASH
 from shoal.runs.audits import audit_run
 from shoal.runs.files import read_table
 from shoal.simulation.outcome import CLIENT_COLUMNS

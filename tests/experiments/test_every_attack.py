@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from experiment_scripts import experiment_script
-from shoal.reports.formats import DASH
+from shoal.core.formats import DASH
 from shoal.sweeps import Workers, read_sweep, run_sweep
 from unrendered import unrendered_figures
 

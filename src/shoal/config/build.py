@@ -12,7 +12,6 @@ from torch import Tensor
 from shoal.algorithms.personal.fedrep import FedRep
 from shoal.algorithms.wrapper import with_bases
 from shoal.algorithms.wrappers.shared_body import SharedBody, head_of
-from shoal.attacks import active_property_attacker
 from shoal.audit import NEED_HOLDOUT
 from shoal.config.client_files import (
     Reading,
@@ -37,21 +36,19 @@ from shoal.data import (
     LabelledDataset,
     Partition,
     Preferences,
-    PropertyPartition,
     SourceData,
     Standardizer,
     TableDataset,
     TextDataset,
     draw_preferences,
-    draw_property_partition,
     federation_of_clients,
     load_dataset,
     partition_dataset,
 )
+from shoal.data.partition import PartitionIndices
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import MaliciousClients
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
-from shoal.property.property_partition import PartitionIndices, federation_of
 from shoal.simulation.coordination import check_coordinator
 from shoal.simulation.simulation import Simulation
 
@@ -82,7 +79,7 @@ class Resolved:
                 federation, canaries = config.canaries.insert(federation, Stream(config.seed, ("data", "canaries")))
         if section is not None:
             with in_table("property_attack"):
-                section.attack.auxiliary_examples(federation)
+                section.attack.check(federation, config.algorithm.value)
         algorithm, coordinator = config.algorithm.value, None
         if config.coordinator is not None:
             algorithm, coordinator = config.coordinator.obeyed_by(algorithm), config.coordinator.coordinator()
@@ -99,9 +96,8 @@ class Resolved:
             red_team=config.red_team,
             evaluate_every=config.evaluation.every,
             member_rounds=config.evaluation.member_rounds,
-            property_attack=None if section is None else section.attack,
+            round_attack=None if section is None else section.attack,
             malicious_clients=self._malicious_clients(federation),
-            tsne=section is not None and section.tsne,
             record_updates=0 if config.record is None else config.record.updates,
             reference_federations=config.evaluation.reference_federations,
             duplicates=config.evaluation.duplicates,
@@ -109,11 +105,11 @@ class Resolved:
         )
 
     @property
-    def input_scale(self) -> Standardizer | None:
+    def standardizer(self) -> Standardizer | None:
         """What training examples make of columns, where clients have tables; None of other data."""
         if not isinstance(self.data, ClientDataset) or self.indices is None:
             return None
-        return self.data.input_scale(self.indices)
+        return self.data.standardizer(self.indices)
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -167,20 +163,15 @@ class Resolved:
         if self.indices is None:
             groups = [*config.data.groups.values()]
             return partition_dataset(self.data, _partition(config), groups, self.preferences, stream)
-        return federation_of(self.data, _property_partition(config), self.indices, self.preferences, stream)
+        assert config.property_attack is not None
+        return config.property_attack.federation(config, self.data, self.indices, self.preferences, stream)
 
     def _malicious_clients(self, federation: Federation) -> MaliciousClients | None:
         section = self.config.property_attack
-        if section is None or section.mode == "passive":
+        if section is None:
             return None
         with in_table("property_attack"):
-            return active_property_attacker(
-                self.model,
-                federation,
-                alpha=section.alpha,
-                gamma=section.gamma if section.mode == "scaled" else 1.0,
-                train_head=section.train_head,
-            )
+            return section.malicious_clients(self.model, federation)
 
 
 def build(config: Config, data_dir: Path | None = None, dataset: SourceData | None = None) -> tuple[Config, Simulation]:
@@ -262,7 +253,7 @@ def resolve(config: Config, data: SourceData) -> Resolved:
     if config.property_attack is not None:
         assert isinstance(data, LabelledDataset)
         with in_table("property_attack"):
-            indices = draw_property_partition(data, _property_partition(config), stream)
+            indices = config.property_attack.draw(config, data, stream)
     with in_table("engine"):
         # Shipped networks need no trial.
         tried = _first_examples(data) if ":" in network.name else None
@@ -325,7 +316,7 @@ def _clients(config: Config, data: SourceData) -> int:
 def _model(network: Network, data: SourceData, indices: PartitionIndices | None) -> Model:
     """The model of [model], fitted to the data."""
     assert network.classes is not None
-    scale = data.input_scale(indices) if isinstance(data, ClientDataset) and indices is not None else None
+    scale = data.standardizer(indices) if isinstance(data, ClientDataset) and indices is not None else None
     inputs = _inputs(data)
     if data.kind == "texts":
         shape = TextShape(data.vocabulary if isinstance(data, TextDataset) else _largest_word(data), network.classes)
@@ -372,13 +363,6 @@ def _partition(config: Config) -> Partition:
     require(config.data.partition is not None, f"data source '{config.data.source}' has clients of its own")
     assert config.data.partition is not None
     return config.data.partition
-
-
-def _property_partition(config: Config) -> PropertyPartition:
-    section, partition = config.property_attack, _partition(config)
-    assert section is not None
-    least = config.local.batch(partition.examples_per_client)
-    return PropertyPartition(partition, section.attacker_share, section.period, least, section.victim_labels)
 
 
 def _check_tables(config: Config, data: SourceData, indices: PartitionIndices | None) -> None:
@@ -430,17 +414,5 @@ def _check_partition(config: Config, clusters: int, *, shadows: bool) -> None:
         data.test_examples >= len(groups),
         f"'data.test_examples' must be at least one for each of {len(groups)} groups; got {data.test_examples}",
     )
-    section = config.property_attack
-    if section is None:
-        return
-    require(
-        [(each.rotation, each.brightness, each.label_shift) for each in groups.values()] == [(None, None, None)],
-        "'property_attack' partitions examples by label and property, so 'data.groups' must be left out",
-    )
-    require(not data.reuse_images, "'property_attack' does not go together with 'data.reuse_images'")
-    first = (section.attack.warm_up // section.period + 1) * section.period
-    require(
-        first <= config.algorithm.rounds,
-        f"'algorithm.rounds' must be at least {first}, or the victim never trains on the property in an attacked round "
-        f"and the AUC is undefined; got {config.algorithm.rounds}",
-    )
+    if config.property_attack is not None:
+        config.property_attack.check(config)

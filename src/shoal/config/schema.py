@@ -3,19 +3,19 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import Field
 
-from shoal.attacks import PropertyAttack
 from shoal.audit import RedTeam
 from shoal.config.coordinator_section import CoordinatorSection
 from shoal.config.kinds import name_of
+from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.errors import InputError, nearest, quoted, require
-from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
+from shoal.core.settings import Count, Fraction, Inline, Positive, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.paired_records import Duplicates
 from shoal.defenses import (
@@ -158,50 +158,6 @@ class PrivacySection:
 
 
 @settings
-class PropertyAttackSection:
-    """Property inference by a client. The victim has examples with the property of ``data.task``, and the attacker
-    wants to know in which rounds it trains on them; see [property inference](#property-inference).
-
-    Args:
-        mode: ``passive``; ``active``: the attacker also trains for the property; ``scaled``: it also sends ``gamma``
-            times its update.
-        alpha: weight of the main loss in the attacker's training, unless it is passive; the property's has the rest.
-        gamma: factor on the attacker's update when ``scaled``.
-        period: rounds from one in which the victim trains on the property only to the next; in the others it trains on
-            examples without it.
-        attacker_share: fraction of the property's training examples that the attacker has; the victim has the rest (the
-            authors' code: 0.3).
-        victim_labels: labels of the victim's examples without the property: ``natural``, drawn before label skew (the
-            authors' code), or ``skewed`` as those of the others. Then its labels change with its rounds where those of
-            the property do not follow the same skew, and an attack may see labels instead of the property.
-        train_head: whether the attacker's outputs for the property learn; in the code of Melis et al. they stay as
-            initialised.
-        tsne: whether the updates are laid out by t-SNE at the end.
-        attack: what the attacker infers.
-    """
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "every": "period",
-        "sees": "visible_models",
-        "mixes": "property_fractions",
-        "matches_labels": "match_labels",
-        "removes_own": "remove_own_update",
-        "teaches_head": "train_head",
-        "maps": "tsne",
-    }
-
-    mode: Literal["passive", "active", "scaled"] = "passive"
-    alpha: Fraction = 0.9
-    gamma: PositiveFloat = 5.0
-    period: Annotated[int, Field(ge=2, strict=True)] = 5
-    attacker_share: OpenFraction = 0.5
-    victim_labels: Literal["natural", "skewed"] = "natural"
-    train_head: Flag = True
-    tsne: Flag = True
-    attack: Annotated[PropertyAttack, Inline()] = PropertyAttack()
-
-
-@settings
 class DefensesSection:
     """Defences of clients and server; those that are left out are not applied.
 
@@ -321,7 +277,7 @@ class Config:
     local: LocalSGD = LocalSGD()
     red_team: RedTeam = RedTeam()
     privacy: PrivacySection = PrivacySection()
-    property_attack: PropertyAttackSection | None = None
+    property_attack: RoundAttackSection | None = None
     defenses: DefensesSection = DefensesSection()
     engine: EngineSettings = EngineSettings()
     evaluation: EvaluationSection = EvaluationSection()

@@ -2,7 +2,7 @@
 
 from shoal.audit.attack_metrics import accuracy_key
 from shoal.metrics.summary import Metrics, Summary
-from shoal.reports.audit.attack_titles import attack_title
+from shoal.reports.attack_titles import attack_title
 
 _PREFIX = accuracy_key("")
 

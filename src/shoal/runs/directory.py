@@ -10,12 +10,11 @@ from pathlib import Path
 
 import torch
 
-from shoal.attacks import RoundObservation
 from shoal.config.schema import SIMULATION
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
-from shoal.engine import Engine, RoundReport
+from shoal.engine import Engine, RoundReport, Tensors
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import keep_last_checkpoint, save_checkpoint, stored_observations
 from shoal.runs.hashes import NAME, differences, require_same_examples, require_unchanged, write_hashes
@@ -33,8 +32,8 @@ except ImportError:  # Windows has none; runs there go unlocked.
 LOG = logging.getLogger("shoal")
 
 OUTCOME = (
-    "summary.json", "clients.csv", "rounds.csv", "roc.csv", "property.csv", "canaries.csv", "models.safetensors",
-    "samples.safetensors", "report.html",
+    "summary.json", "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "models.safetensors", "samples.safetensors",
+    "report.html",
 )  # fmt: skip
 """What a run writes at its end. The summary, without which a run is one that was killed, is removed first."""
 
@@ -184,7 +183,8 @@ def prolong(
             progress is not None and progress.state.round == before,
             f"{out}: cannot be prolonged, since the checkpoint of its last round is gone; choose another --out",
         )
-        for name in OUTCOME:
+        attack = () if description.attack_table is None else (f"{description.attack_table[0]}.csv",)
+        for name in (*OUTCOME, *attack):
             (out / name).unlink(missing_ok=True)
     write_text(out / "config.toml", description.settings)
     write_hashes(out, description.examples)
@@ -203,14 +203,14 @@ def train(
     *,
     every: int,
     watch: Watch | None,
-) -> tuple[SimulationState, list[RoundObservation]]:
+) -> tuple[SimulationState, dict[int, Tensors]]:
     """Run the rounds that are left, with a checkpoint after each ``every`` of them and after the last.
 
     The updates of recorded rounds are written beside the folder of checkpoints, and personal models into it where they
     are kept on disk. Without that folder nothing is written.
 
     Returns:
-        The simulation after the last round, and what its property attack observed in all rounds.
+        The simulation after the last round, and what its round attack kept, by round.
     """
     if simulation.record_updates:
         LOG.info("updates: %s MB in %s/ at the end", f"{megabytes(simulation):,.1f}", FOLDER)
@@ -219,7 +219,7 @@ def train(
     progress = replace(
         progress, state=replace(progress.state, personal=engine.stored(progress.state.personal, checkpoints))
     )
-    saved, fresh = progress.state.round, list[RoundObservation]()
+    saved, fresh = progress.state.round, dict[int, Tensors]()
 
     def save() -> None:
         nonlocal saved
@@ -231,7 +231,7 @@ def train(
     try:
         for after, report in run_rounds(simulation, engine, progress):
             progress = after
-            fresh += [] if progress.observation is None else [progress.observation]
+            fresh |= {} if progress.observation is None else {progress.state.round: progress.observation}
             done = progress.state.round
             if report.updates is not None and checkpoints is not None:
                 # Before the checkpoint: a round that is done has its updates.

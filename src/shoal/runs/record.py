@@ -14,15 +14,16 @@ from typing import Any
 import tomli_w
 
 from shoal.config.kinds import name_of
-from shoal.config.schema import SIMULATION, PropertyAttackSection, read_config
-from shoal.config.settings_tables import read, table_of
+from shoal.config.round_attack_section import RoundAttackSection
+from shoal.config.schema import SIMULATION, read_config
+from shoal.config.settings_tables import described_by, read, table_of
 from shoal.config.toml_files import read_toml
 from shoal.control import Coordinator
 from shoal.core.errors import InputError
+from shoal.core.formats import ACCURACY
 from shoal.data import Group
-from shoal.data.fingerprint import fingerprint, tensors_fingerprint
+from shoal.data.content import fingerprint, tensors_fingerprint
 from shoal.models import metric_name
-from shoal.reports.formats import ACCURACY
 from shoal.reports.run.description import RunDescription
 from shoal.runs.hashes import stored_examples
 from shoal.simulation.engine_settings import EngineSettings
@@ -76,11 +77,12 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         table[SIMULATION]["knobs"] = _written(coordinator.knobs)
         # The law alone: of knobs a file has a table each, under names of its own.
         table["coordinator"] = table_of(replace(coordinator, knobs={}))
-    if simulation.property_attack is not None:
-        schedule = federation.property_schedule
-        period = PropertyAttackSection().period if schedule is None else schedule.period
-        attack = PropertyAttackSection(attack=simulation.property_attack, period=period, tsne=simulation.tsne)
-        table["property_attack"] = table_of(attack)
+    attack = simulation.round_attack
+    if attack is not None:
+        about = _named(attack) | {"table": attack.name, "columns": list(attack.columns)}
+        table[SIMULATION]["round_attack"] = about
+        section = described_by(RoundAttackSection).of(simulation)
+        table |= {} if section is None else {"property_attack": table_of(section)}
     text = _HEAD + tomli_w.dumps(table, multiline_strings=True)
     return replace(_described(tomllib.loads(text), text), examples=digest)
 
@@ -104,7 +106,8 @@ def read_description(out: Path) -> RunDescription:
 
 
 def _described(table: Mapping[str, Any], text: str) -> RunDescription:
-    attack, coordinator, about = table.get("property_attack"), table.get("coordinator"), table[SIMULATION]
+    about, section, coordinator = table[SIMULATION], table.get("property_attack"), table.get("coordinator")
+    attack = about.get("round_attack")
     return RunDescription(
         algorithm=table["algorithm"]["name"],
         dataset=about["dataset"],
@@ -116,7 +119,8 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         metric=about.get("metric", ACCURACY),
         kind=about["kind"],
         reference_federations=table["evaluation"]["reference_federations"],
-        property_attack=None if attack is None else read(PropertyAttackSection, attack, "property_attack"),
+        property_attack=None if section is None else read(described_by(RoundAttackSection), section, "property_attack"),
+        attack_table=None if attack is None else (attack["table"], attack["columns"]),
         coordinator=None if coordinator is None else read(Coordinator, coordinator, "coordinator"),
     )
 

@@ -10,7 +10,7 @@ rounds.csv           a row a round and cluster
 clients.csv          a row a client
 summary.json         every figure, under flat keys; written last, so it marks a finished run
 roc.csv              the attack's ROC curves by group
-property.csv         a row an aggregated update, where somebody looks for a property
+property.csv         a row per aggregated update with a property attack; the table of another round attack by its name
 canaries.csv         a row a canary, where there are some
 samples.safetensors  a few test images of each group, for the report
 models.safetensors   the K final models, each tensor under "k.name"; written before they are measured
@@ -31,7 +31,7 @@ from shoal.config.settings_tables import in_table
 from shoal.core.errors import described, path_of, require, require_instance, whole
 from shoal.core.representation import one_line
 from shoal.data import Federation, SourceData
-from shoal.data.fingerprint import fingerprint
+from shoal.data.content import fingerprint
 from shoal.defenses import Defense
 from shoal.engine import Algorithm, Engine, LocalSGD
 from shoal.models import Model

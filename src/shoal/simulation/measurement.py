@@ -24,8 +24,8 @@ from shoal.engine import Deployed, State, Training
 from shoal.metrics import adjusted_rand_index, exceeds_threshold, fairness, gap_accuracy, is_migrated
 from shoal.metrics.summary import Metrics, Summary
 from shoal.models import Metric, accuracy
-from shoal.property import property_metrics
 from shoal.simulation.coordination import accountable_trainings, coordinator_summary
+from shoal.simulation.main_task import main_task_metrics
 from shoal.simulation.outcome import Outcome
 
 LOG = logging.getLogger(__name__)
@@ -117,8 +117,7 @@ def measure(
     if references is not None:
         summary |= Summary(overall={"references": references.records.scores.references})
     if answers.outputs is not None:
-        main = property_metrics.main_task_metrics(answers.outputs, final.model, federation)
-        summary |= Summary(overall=main)
+        summary |= Summary(overall=main_task_metrics(answers.outputs, final.model, federation))
     summary |= _of_privacy(training, state, first_round, clients)
     table = None
     if canaries is not None and len(canaries):

@@ -17,7 +17,7 @@ from shoal.core.errors import InputError, described, require
 from shoal.core.representation import one_line, shortened
 from shoal.core.settings import Flag, settings
 from shoal.data.datasets import ImageDataset, LabelledDataset, TableDataset, TextDataset
-from shoal.data.groups import require_group_names
+from shoal.data.names import require_group_names
 
 Arrays = tuple[Any, Any]
 """Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""

@@ -7,13 +7,11 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from shoal.attacks import PropertyAttack, RoundObservation, classify_updates
 from shoal.core.randomness import Stream
-from shoal.data import Federation
 from shoal.metrics import roc_auc
 from shoal.metrics.summary import Metrics, Summary
+from shoal.property.update_classifier import Forests, RoundObservation, classify_updates
 
 Floats = NDArray[np.float64]
 
@@ -26,8 +24,14 @@ PROPERTY_COLUMNS = ("round", "cluster", "clients", "present", "cosine")
 _PERPLEXITY = 30
 
 
-def updates_of(
-    attack: PropertyAttack, observations: Sequence[RoundObservation], stream: Stream, *, jobs: int, maps: bool
+def updates_table(
+    observations: Sequence[RoundObservation],
+    stream: Stream,
+    *,
+    forests: Forests = "single",
+    trees: int = 100,
+    maps: bool = True,
+    jobs: int = 1,
 ) -> pd.DataFrame:
     """The rows of `property.csv`: those of `classify_updates`, and where ``maps`` is set their t-SNE coordinates.
 
@@ -35,7 +39,7 @@ def updates_of(
 
     Source: Kim et al., RAID 2023, section 4.4 and Figure 2.
     """
-    updates = classify_updates(attack, observations, stream, jobs=jobs)
+    updates = classify_updates(observations, stream, forests=forests, trees=trees, jobs=jobs)
     if maps:
         features = torch.cat([each.features for each in observations]).float().numpy()
         early = updates["round"].to_numpy() <= EARLY * max(each.round for each in observations)
@@ -131,52 +135,6 @@ def auc(present: NDArray[np.bool_], scores: Floats) -> float:
     if len(np.unique(present[known])) < 2:
         return nan
     return roc_auc(scores[known], present[known])
-
-
-def main_task_metrics(outputs: Tensor, assignment: NDArray[np.int64], federation: Federation) -> Metrics:
-    """The AUC of the main task, by summary key.
-
-    ``main.auc`` is over what clients see: each client's model on the test examples, weighted to the labels that the
-    client itself has. ``main.auc_even`` is over the test set as it is. Where clients differ in their labels, models
-    that know of an example only whose it is have a high ``main.auc``, and a ``main.auc_even`` of 0.5.
-
-    Args:
-        outputs: (K, M, C), of each model for each test example.
-        assignment: (N,), each client's model.
-        federation: of these clients and test examples. Without classes there is no AUC.
-    """
-    if federation.classes is None:
-        return {}
-    labels = federation.test.y.cpu()
-    own = torch.zeros(len(federation), federation.classes, dtype=torch.float64)
-    clients = federation.clients
-    own.index_put_(
-        (clients.owners(), clients.y.cpu()[clients.indices]), torch.ones(len(clients.indices)).double(), True
-    )
-    own /= own.sum(dim=1, keepdim=True)
-    even = torch.bincount(labels, minlength=federation.classes).double() / len(labels)
-    ratio = torch.where(even > 0, own / even.clamp(min=1e-300), 0.0)[:, labels].numpy()
-    chosen = np.unique(assignment)
-    seen = np.stack([ratio[assignment == k].sum(axis=0) for k in chosen])
-    equal = np.stack([np.full(len(labels), float((assignment == k).sum())) for k in chosen])
-    answers = outputs[chosen].softmax(dim=2).double().numpy()
-    return {
-        "main.auc": _one_against_rest(answers, labels.numpy(), seen),
-        "main.auc_even": _one_against_rest(answers, labels.numpy(), equal),
-    }
-
-
-def _one_against_rest(answers: Floats, labels: NDArray[np.int64], weights: Floats) -> float:
-    """Mean over classes of the AUC of each against the others; of two classes, the AUC of the second."""
-    models, classes = len(answers), answers.shape[2]
-    truth, weight = np.tile(labels, models), weights.ravel()
-    aucs = []
-    for c in range(classes) if classes > 2 else [1]:
-        used = weight > 0
-        if len(np.unique(truth[used] == c)) == 2:
-            score = answers[:, :, c].ravel()[used]
-            aucs.append(roc_auc(score, truth[used] == c, weight[used]))
-    return float(np.mean(aucs)) if aucs else nan
 
 
 def _tsne(features: NDArray[np.float32], stream: Stream) -> Floats:

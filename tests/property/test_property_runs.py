@@ -2,13 +2,12 @@
 
 import pandas as pd
 import pytest
-from safetensors.torch import load_file, save_file
 
 from run_files import content, metrics
 from shoal.config.build import build
 from shoal.core.errors import InputError
 from shoal.engine import Engine
-from shoal.property.property_metrics import PROPERTY_COLUMNS
+from shoal.property.update_table import PROPERTY_COLUMNS
 from shoal.runs.run import run
 
 PROPERTY = {
@@ -108,18 +107,6 @@ def test_observations_without_a_checkpoint_are_forgotten(finished, config_of, tm
     assert list((out / "checkpoint").glob("observations-*"))
     run(config_of(checkpoint__every=5), out, resume=True)
     assert (out / "property.csv").read_bytes() == (finished / "property.csv").read_bytes()
-
-
-def test_a_run_that_an_earlier_version_began_is_not_gone_on_with(config_of, tmp_path):
-    """Its observations lack what this version measures."""
-    out = tmp_path / "run"
-    with pytest.raises(Killed):
-        run(config_of(checkpoint__every=3), out, watch=kill_after(8))
-    for path in (out / "checkpoint").glob("observations-*"):
-        kept = {name: each for name, each in load_file(path).items() if not name.endswith(".swapped_features")}
-        save_file(kept, path)
-    with pytest.raises(InputError, match="earlier version of Shoal observed these rounds"):
-        run(config_of(checkpoint__every=3), out, resume=True)
 
 
 def test_a_warm_up_may_end_right_before_a_round_with_the_property(config_of):

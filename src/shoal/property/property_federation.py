@@ -1,9 +1,10 @@
-"""Partition a data set over a federation in which one client, the victim, has examples with a property.
+"""Federations in which one client, the victim, has examples with a property: their schedule and their partition.
 
-Source: Kim et al., RAID 2023, section 4.1.1; label skew as `skew_labels_balanced`.
+Source: Melis, Song, De Cristofaro, Shmatikov 2019, arXiv:1805.04049, section VII; Kim et al., RAID 2023, sections 4 and
+4.1.1; label skew as `skew_labels_balanced`.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
 from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation
-from shoal.data.label_skew import skew_labels_balanced
 from shoal.data.partition import (
     DEFAULT_STREAM,
     Partition,
@@ -24,16 +25,82 @@ from shoal.data.partition import (
     disjoint,
     partitioned,
     shuffled_indices,
+    skew_labels_balanced,
 )
-from shoal.data.preferences import Preferences, all_alike
+from shoal.data.preferences import Preferences, equal_preferences
+from shoal.data.shards import Shards
 from shoal.data.shifts import Group
-from shoal.property.property_schedule import PropertySchedule
 
 ATTACKER, VICTIM = 0, 1
 """Ids of the two clients; any would do, since examples are assigned to clients at random."""
 
 _ATTEMPTS = 1_000
 _GROUPS = (Group("all", 1.0),)
+
+
+@dataclass(frozen=True, eq=False)
+class PropertySchedule:
+    """A property that only the training examples of the victim and of the attacker have, and the victim's schedule.
+
+    In every ``period``-th round the victim trains only on its examples with the property, in all other rounds only on
+    those without: the attacker's task is to tell these rounds apart.
+
+    Args:
+        has_property: (M,) bool, which of the clients' examples have the property.
+        test_has_property: (M',) bool, which of the test examples have it.
+        victim: id of the client that the attack is about.
+        attacker: id of the client that attacks.
+        period: rounds from one with the property to the next.
+
+    Example:
+        >>> import torch, shoal
+        >>> has_property = torch.tensor([True, False, True, False])
+        >>> schedule = shoal.PropertySchedule(has_property, has_property, victim=1, attacker=0, period=3)
+        >>> [schedule.present(number) for number in range(1, 7)]
+        [False, False, True, False, False, True]
+    """
+
+    has_property: Tensor
+    test_has_property: Tensor
+    victim: int
+    attacker: int
+    period: int
+    __repr__ = one_line
+
+    def present(self, number: int) -> bool:
+        """True if the victim trains on the property in round ``number``, counted from 1."""
+        return number % self.period == 0
+
+    def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
+        """The shards that the clients train on in a round, out of ``clients``, all their examples; ids (N,) int64."""
+        indices = [clients.owned(i) for i in range(len(clients))]
+        for i in torch.nonzero(ids == self.victim).flatten().tolist():
+            indices[i] = self._of_victim(indices[i], present=self.present(number))
+        sizes = torch.tensor([len(each) for each in indices])
+        return Shards.from_indices(clients.x, clients.y, torch.cat(indices), sizes)
+
+    def swapped(self, clients: Shards, ids: Tensor, number: int) -> Shards:
+        """The victim's shard as it would be if round ``number`` were of the other kind: one owner, or none."""
+        owners = torch.nonzero(ids == self.victim).flatten()
+        indices = [self._of_victim(clients.owned(i), present=not self.present(number)) for i in owners.tolist()]
+        sizes = torch.tensor([len(each) for each in indices], dtype=torch.int64)
+        return Shards.from_indices(clients.x, clients.y, torch.cat([owners[:0], *indices]), sizes)
+
+    def _of_victim(self, indices: Tensor, *, present: bool) -> Tensor:
+        return indices[self.has_property[indices] == present]
+
+
+def schedule_of(federation: Federation) -> PropertySchedule:
+    """The federation's property schedule.
+
+    Raises:
+        InputError: it has none.
+    """
+    if not isinstance(federation.schedule, PropertySchedule):
+        raise InputError(
+            "a property attack needs a federation in which a client holds a property (Federation.schedule)"
+        )
+    return federation.schedule
 
 
 @settings
@@ -56,8 +123,6 @@ class PropertyPartition:
     Raises:
         InputError: fewer than three clients, or a value outside its range.
 
-    Source: Kim et al., RAID 2023, section 4.1.1.
-
     Example:
         >>> import shoal
         >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), attacker_share=0.5, min_examples=4)
@@ -66,7 +131,7 @@ class PropertyPartition:
         >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
         >>> federation.clients.sizes.tolist()
         [50, 48, 31, 31]
-        >>> schedule, owner = federation.property_schedule, federation.clients.owners()
+        >>> schedule, owner = federation.schedule, federation.clients.owners()
         >>> [int(schedule.has_property[owner == i].sum()) for i in range(4)]
         [18, 17, 0, 0]
     """
@@ -94,7 +159,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
 
     Example:
         >>> import shoal
-        >>> from shoal.data import draw_property_partition
+        >>> from shoal.property import draw_property_partition
         >>> digits = shoal.load_dataset("digits", task="class/thick")
         >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4)
         >>> indices = draw_property_partition(digits, plan, shoal.Stream(0))
@@ -146,13 +211,13 @@ def partition_by_property(
         >>> digits = shoal.load_dataset("digits", task="class/thick")
         >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
         >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
-        >>> victim = federation.property_schedule.victim
+        >>> victim = federation.schedule.victim
         >>> [int(federation.clients_in_round(number).sizes[victim]) for number in (1, 2, 3)]
         [31, 31, 17]
     """
     if preferences is None:
-        preferences = all_alike(plan.partition.clients)
-    return federation_of(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
+        preferences = equal_preferences(plan.partition.clients)
+    return partitioned_federation(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
 
 
 def _equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
@@ -160,7 +225,7 @@ def _equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
     return list(indices.reshape(clients, -1))
 
 
-def federation_of(
+def partitioned_federation(
     dataset: LabelledDataset, plan: PropertyPartition, drawn: PartitionIndices, preferences: Preferences, stream: Stream
 ) -> Federation:
     """The federation of a data set whose partition by property is ``drawn`` already."""
@@ -173,7 +238,7 @@ def federation_of(
         period=plan.period,
     )
     federation = partitioned(dataset, _GROUPS, drawn, preferences, stream)
-    return replace(federation, property_schedule=schedule)
+    return replace(federation, schedule=schedule)
 
 
 def _has_property(dataset: LabelledDataset) -> Tensor:
