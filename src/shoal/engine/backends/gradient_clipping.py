@@ -19,7 +19,16 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def require_per_example_gradients(network: nn.Module) -> None:
-    """Raise `InputError` where a network has a batch norm, through which examples change each other's outputs."""
+    """Raise `InputError` where a network has a batch norm, through which examples change each other's outputs.
+
+    Example:
+        >>> from torch import nn
+        >>> from shoal.engine import require_per_example_gradients
+        >>> require_per_example_gradients(nn.BatchNorm1d(4))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: layer '' (BatchNorm1d) mixes the examples of a batch, so no example's ...
+    """
     for name, module in network.named_modules():
         require(
             not isinstance(module, nn.modules.batchnorm._NormBase),
