@@ -106,11 +106,11 @@ class Resolved:
         )
 
     @property
-    def input_scale(self) -> Standardizer | None:
+    def standardizer(self) -> Standardizer | None:
         """What training examples make of columns, where clients have tables; None of other data."""
         if not isinstance(self.data, ClientDataset) or self.indices is None:
             return None
-        return self.data.input_scale(self.indices)
+        return self.data.standardizer(self.indices)
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -343,7 +343,7 @@ def _clients(config: Config, data: SourceData) -> int:
 def _model(network: Network, data: SourceData, indices: PartitionIndices | None) -> Model:
     """The model of [model], fitted to the data."""
     assert network.classes is not None
-    scale = data.input_scale(indices) if isinstance(data, ClientDataset) and indices is not None else None
+    scale = data.standardizer(indices) if isinstance(data, ClientDataset) and indices is not None else None
     inputs = _inputs(data)
     if data.kind == "texts":
         shape = TextShape(data.vocabulary if isinstance(data, TextDataset) else _largest_word(data), network.classes)

@@ -16,9 +16,8 @@ from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, described, require, require_instance, whole
 from shoal.core.representation import shortened
 from shoal.data.federation import Federation
-from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
-from shoal.data.shards import Shards
+from shoal.data.shards import GroupedExamples, Shards
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
 from shoal.engine.backends.loop_backend import LoopBackend

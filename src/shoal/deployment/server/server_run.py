@@ -58,7 +58,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     same, log = (lambda: _same(settings, decided)), out / "run.log"
     with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(log):
         events, roster = Events.open(out / "events.csv"), Roster.load(out / "nodes.json")
-        server = Server(exchange, settings, sent.toml(), choice, roster, events, classes, resolved.input_scale, watch)
+        server = Server(exchange, settings, sent.toml(), choice, roster, events, classes, resolved.standardizer, watch)
         base = engine.prepare(simulation.federation)
         progress = load_checkpoint(checkpoints)
         done = 0 if progress is None else progress.state.round
