@@ -150,7 +150,7 @@ def test_randomised_answers_are_unbiased_and_go_with_the_client():
     assert min(few) == 0, "a share is never less"
     assert max(few) == 1, "nor more"
     order = torch.randperm(many, generator=torch.Generator().manual_seed(1))
-    again = over_limit_shares(risks, assignment, federation.permuted(order), 1.0, Stream(0))
+    again = over_limit_shares(risks, assignment, federation.take(order), 1.0, Stream(0))
     assert float(again) == float(found[0])
 
 

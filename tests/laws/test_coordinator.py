@@ -90,7 +90,7 @@ def test_interrupted_threads_and_order_of_clients_change_nothing(mlp, build, alg
     assert same(state, whole)
     assert torch.equal(state.directives["l2"], whole.directives["l2"])
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    permuted = played(mlp, federation.permuted(order), algorithm, asked)
+    permuted = played(mlp, federation.take(order), algorithm, asked)
     torch.testing.assert_close(permuted.directives["l2"], whole.directives["l2"])
     torch.testing.assert_close(permuted.models, whole.models, rtol=1e-4, atol=1e-5)
 
