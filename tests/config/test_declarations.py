@@ -14,7 +14,7 @@ from shoal.config import build as building
 from shoal.config import reference
 from shoal.config.build import build, load_data, resolve
 from shoal.config.kinds import name_of
-from shoal.config.schema import Config, EngineSection, parse_config, read_config
+from shoal.config.schema import Config, EngineSettings, parse_config, read_config
 from shoal.config.settings_tables import keys_of, read, table_of
 from shoal.control import Coordinator, RiskPrediction
 from shoal.core.errors import InputError
@@ -273,7 +273,7 @@ def test_an_optimizer_of_torch_is_a_table(where, tmp_path):
     options = {"betas": (0.9, 0.99), "amsgrad": True}
     assert resolve(config, load_data(config.data)).config.engine.backend == "loop"
     with pytest.raises(InputError, match=r"\[engine\]: backend 'vmap' trains by SGD alone"):
-        build(replace(config, engine=EngineSection(backend="vmap")))
+        build(replace(config, engine=EngineSettings(backend="vmap")))
     expected = LocalSGD(steps=2, batch_size="all", optimizer=TorchOptimizer("Adam", options))
     assert (config.algorithm.value.local if own else config.local) == expected
     assert written_again(config, tmp_path / "config.toml") == config
