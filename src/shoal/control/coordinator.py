@@ -2,6 +2,8 @@
 
 The paper's future work is a server that "acts as a coordinator" between accuracy and exposure (IFCA-MIR, section 7).
 The loop is ours; `docs/coordinator.md` has its drawing, and what of it is proven and what only measured.
+It is asked by the rounds and does not wrap the algorithm: it needs risks, which are estimated after the server's
+update, and local training, which no algorithm decides.
 """
 
 import logging

@@ -4,6 +4,9 @@ A membership-inference attack that compares a record's score with what models th
 (LiRA, RMIA) needs such models. Here each is the outcome of a federation like the attacked one, so that a record's score
 contains the choice of a cluster that the record causes. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
 centralised training.
+
+Risks and directives of the attacked run are replayed: steered by its own risks, a reference federation would train
+under another defence.
 """
 
 from collections.abc import Sequence
