@@ -315,7 +315,7 @@ def test_a_fingerprint_sees_every_part_of_a_federation():
         replace(given, groups=("few", "others")),
         replace(given, test=replace(given.test, y=1 - given.test.y)),
         replace(given, clients=replace(given.clients, x=given.clients.x + 1)),
-        given.permuted(torch.arange(5, -1, -1)),
+        given.take(torch.arange(5, -1, -1)),
     ]
     assert len({fingerprint(each) for each in (given, *others)}) == 6
     assert fingerprint(given) == fingerprint(federation())

@@ -85,7 +85,7 @@ class Resolved:
                 section.attack.check(federation, config.algorithm.value)
         algorithm, coordinator = config.algorithm.value, None
         if config.coordinator is not None:
-            algorithm, coordinator = config.coordinator.obeyed_by(algorithm), config.coordinator.coordinator()
+            algorithm, coordinator = config.coordinator.with_server_knobs(algorithm), config.coordinator.coordinator()
         return Simulation(
             federation=federation,
             setup=self.setup,
@@ -292,7 +292,7 @@ def resolve(config: Config, data: SourceData) -> Resolved:
                 head_of(setup.model.layout, each.head)
     if config.coordinator is not None:
         with in_table("coordinator"):
-            steered = config.coordinator.obeyed_by(config.algorithm.value)
+            steered = config.coordinator.with_server_knobs(config.algorithm.value)
             check_coordinator(config.coordinator.coordinator(), setup, steered, config.red_team.every)
     with in_table("privacy"):
         thresholds, beta = config.privacy.thresholds, config.privacy.beta
