@@ -34,7 +34,7 @@ class UpdateAudit:
 
     Example:
         >>> import torch, shoal
-        >>> from shoal.attacks.updates import update_scores
+        >>> from shoal.attacks import update_scores
         >>> from shoal.attacks import GradCosine, OwnedRecords
         >>> from shoal.audit import audit_updates
         >>> draw = shoal.Stream(0).generator()
@@ -71,7 +71,7 @@ def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None 
 
     Example:
         >>> import torch, shoal
-        >>> from shoal.attacks.updates import update_scores
+        >>> from shoal.attacks import update_scores
         >>> from shoal.attacks import GradCosine, OwnedRecords
         >>> from shoal.audit import audit_updates
         >>> draw = shoal.Stream(0).generator()
