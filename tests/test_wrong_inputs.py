@@ -140,10 +140,10 @@ FEDERATIONS = {
     "labels None": (lambda: with_labels(None), "the labels of client 0 must be numbers"),
     "fractional labels": (
         lambda: with_labels(Y + 0.5),
-        "the labels of client 0 must be whole numbers from 0; got torch.float32 such as [0.5]; numbers to be predicted "
+        "the labels of client 0 must be integers from 0; got torch.float32 such as [0.5]; numbers to be predicted "
         "are given with task='regression'",
     ),
-    "labels NaN": (lambda: with_labels(Y * float("nan")), "the labels of client 0 must be whole numbers from 0"),
+    "labels NaN": (lambda: with_labels(Y * float("nan")), "the labels of client 0 must be integers from 0"),
     "two columns of labels": (lambda: with_labels(torch.stack([Y, Y], 1)), "must be one number per example"),
     "one label": (lambda: with_labels(torch.tensor(1)), "must be one number per example"),
     "a negative label": (lambda: with_labels(Y - 1), "client 0 has the label -1; labels must be in 0..2"),

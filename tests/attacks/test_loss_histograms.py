@@ -163,7 +163,7 @@ def test_noise_is_named_by_client_and_estimate(clustered):
     permuted = replace(state, assignment=state.assignment[order])
     noisy = LossHistograms(epsilon=1.0)
     straight = noisy.received(state, federation, engine, Stream(7))
-    turned = noisy.received(permuted, federation.permuted(order), engine, Stream(7))
+    turned = noisy.received(permuted, federation.take(order), engine, Stream(7))
     np.testing.assert_array_equal(turned, straight[order.numpy()])
     noise = straight - LossHistograms().received(state, federation, engine, Stream(7))
     assert len({each.tobytes() for each in noise}) == 6
@@ -175,7 +175,7 @@ def test_estimates_are_accuracies_whatever_the_order_of_clients(clustered, epsil
     state, federation, engine = clustered
     team = replace(TEAM, histograms=LossHistograms(epsilon))
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    turned = replace(state, assignment=state.assignment[order]), federation.permuted(order), engine
+    turned = replace(state, assignment=state.assignment[order]), federation.take(order), engine
     risks = risks_of(clustered, team)
     assert torch.equal(risks, risks_of(turned, team))
     assert ((risks >= 0) & (risks <= 1)).all()

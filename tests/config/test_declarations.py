@@ -390,7 +390,10 @@ def test_a_wrapper_s_base_is_a_table_of_any_algorithm(own):
     for base, sentence in (
         ({"cluster": 3}, "unknown key 'algorithm.base.cluster'; did you mean 'clusters'?"),
         ({"name": "ifca", "clusters": 0}, "'algorithm.base.clusters' must be at least 1; got 0"),
-        ({"name": "ifca", "clusters": 9, "redraw": {"share": 0.5}}, "test: [algorithm.base]: 'redraw.share' = 0.5"),
+        (
+            {"name": "ifca", "clusters": 9, "redraw": {"share": 0.5}},
+            "test: [algorithm.base]: 'redraw.share' * clusters must be at most 1",
+        ),
         (5, "'algorithm.base' must be a table; got 5"),
     ):
         with pytest.raises(InputError) as refused:

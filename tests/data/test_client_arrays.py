@@ -25,7 +25,7 @@ from shoal import (
 )
 from shoal.audit import membership_audit as audit
 from shoal.audit import model_outputs
-from shoal.data import Shards, fingerprint
+from shoal.data import Shards, content
 from shoal.engine import engine as engine_module
 
 SIZES = [3, 5, 1, 4]
@@ -97,7 +97,7 @@ def require_same(one, other):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_from_mapped_files_is_the_run_from_memory_bit_for_bit(kind, precision, tmp_path):
     mapped, in_memory = federation(saved(tmp_path, kind), kind), federation(pairs(kind), kind)
-    assert fingerprint.fingerprint(mapped) == fingerprint.fingerprint(in_memory)
+    assert content.fingerprint(mapped) == content.fingerprint(in_memory)
     require_same(run(mapped, kind, precision=precision), run(in_memory, kind, precision=precision))
 
 
@@ -115,7 +115,7 @@ def test_so_are_its_canaries_and_its_reference_federations(precision, tmp_path):
 
 def test_in_memory_it_is_the_same_federation_as_from_pairs(kind):
     together = federation(ClientArrays(INPUTS[kind], Y, SIZES), kind)
-    assert fingerprint.fingerprint(together) == fingerprint.fingerprint(federation(pairs(kind), kind))
+    assert content.fingerprint(together) == content.fingerprint(federation(pairs(kind), kind))
     assert not together.clients.mapped
 
 
@@ -207,9 +207,9 @@ WRONG = {
     "fewer labels": (lambda: ClientArrays(X, Y[:-1], SIZES), "'clients' has 13 examples but 12 labels"),
     "another sum": (lambda: ClientArrays(X, Y, [3, 5, 1, 5]), "'sizes' of 'clients' sum to 14, but it has 13 examples"),
     "no divisor": (lambda: ClientArrays(X, Y, 4), "'sizes' of 'clients' must divide its 13 examples"),
-    "negative": (lambda: ClientArrays(X, Y, [-1, 14]), "'sizes' of 'clients' must be whole numbers from 0"),
-    "fractions": (lambda: ClientArrays(X, Y, [6.5, 6.5]), "'sizes' of 'clients' must be whole numbers from 0"),
-    "words": (lambda: ClientArrays(X, Y, "many"), "'sizes' of 'clients' must be whole numbers from 0"),
+    "negative": (lambda: ClientArrays(X, Y, [-1, 14]), "'sizes' of 'clients' must be integers from 0"),
+    "fractions": (lambda: ClientArrays(X, Y, [6.5, 6.5]), "'sizes' of 'clients' must be integers from 0"),
+    "words": (lambda: ClientArrays(X, Y, "many"), "'sizes' of 'clients' must be integers from 0"),
     "a client without": (lambda: ClientArrays(X, Y, [3, 0, 6, 4]), "client 1 has no examples"),
     "nobody": (lambda: ClientArrays(X[:0], Y[:0], np.array([], int)), "a federation needs at least one client"),
     "not finite": (lambda: ClientArrays(X.where(X < 1, torch.nan), Y, SIZES), "inputs that are NaN or infinite"),
@@ -268,7 +268,7 @@ def test_outputs_in_parts_are_the_outputs_bit_for_bit(monkeypatch):
     with Engine(model, backend="vmap") as engine:
         row = model.layout.pack(dict(model.network().named_parameters())).detach()
         parts = list(engine.outputs_in_parts(row, X, rows))
-        whole = engine.outputs_at(row, X, rows)
+        whole = engine.outputs(row, X, rows)
     assert [(where.start, where.stop) for where, _ in parts] == [(0, 4), (4, 8), (8, 11)]
     assert torch.equal(torch.cat([outputs for _, outputs in parts]), whole)
 
@@ -292,6 +292,6 @@ def test_what_is_kept_of_members_alone_measures_the_same(algorithm, monkeypatch)
 
 def test_a_fingerprint_does_not_depend_on_the_parts_that_are_hashed(monkeypatch):
     given = federation(pairs("pictures"), "pictures")
-    whole = fingerprint.fingerprint(given)
-    monkeypatch.setattr(fingerprint, "_BLOCK", 1)
-    assert fingerprint.fingerprint(given) == whole
+    whole = content.fingerprint(given)
+    monkeypatch.setattr(content, "_BLOCK", 1)
+    assert content.fingerprint(given) == whole

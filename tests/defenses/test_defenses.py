@@ -107,7 +107,7 @@ def test_every_defense_plays_every_algorithm(network, build, algorithm, defense,
     assert torch.equal(two.models, one.models)
     assert torch.equal(two.risks, one.risks)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    permuted = trained(model, build().permuted(order), algorithm, defense)
+    permuted = trained(model, build().take(order), algorithm, defense)
     torch.testing.assert_close(permuted.models, one.models, rtol=1e-5, atol=1e-6)
     assert torch.equal(permuted.assignment, one.assignment[order])
 

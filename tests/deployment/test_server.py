@@ -276,7 +276,7 @@ def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
         given = {"data-path": str(tmp_path / f"{name}.csv"), "client": name, "state-dir": str(tmp_path / name)}
         clients = open_client(offer.config, NodeSettings.read(given), offer.classes, offer.scale).federation.clients
         found[name] = clients.x[clients.indices]
-        original = found[name][:, 0].double() * offer.scale.deviation[0] + offer.scale.mean[0]
+        original = found[name][:, 0].double() * offer.scale.std[0] + offer.scale.mean[0]
         assert {round(float(each), 3) for each in original} <= {i + shifted[name] for i in range(5)}
         assert (found[name][:, 1] == 0).all(), "constant at the server"
     assert found["south"][:, 0].min() > found["north"][:, 0].max() + 10

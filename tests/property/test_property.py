@@ -312,7 +312,7 @@ def test_the_order_of_clients_means_nothing_to_an_active_attack(mlp, federation)
     malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=5.0)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     plain, _ = played(mlp, federation, IFCA(2), malicious_clients=malicious_client)
-    permuted, _ = played(mlp, federation.permuted(order), IFCA(2), malicious_clients=malicious_client)
+    permuted, _ = played(mlp, federation.take(order), IFCA(2), malicious_clients=malicious_client)
     assert torch.allclose(plain[-1].models, permuted[-1].models, atol=1e-6)
     assert torch.equal(plain[-1].assignment[order], permuted[-1].assignment)
 

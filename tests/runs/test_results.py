@@ -17,7 +17,7 @@ import shoal
 from html_page import Page, page_of
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.cli.app import main
-from shoal.data.fingerprint import fingerprint
+from shoal.data.content import fingerprint
 
 IMAGES = torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 LABELS = (IMAGES[:, 0, 0, 0] > 0.5).long()
@@ -315,7 +315,7 @@ def test_a_fingerprint_sees_every_part_of_a_federation():
         replace(given, groups=("few", "others")),
         replace(given, test=replace(given.test, y=1 - given.test.y)),
         replace(given, clients=replace(given.clients, x=given.clients.x + 1)),
-        given.permuted(torch.arange(5, -1, -1)),
+        given.take(torch.arange(5, -1, -1)),
     ]
     assert len({fingerprint(each) for each in (given, *others)}) == 6
     assert fingerprint(given) == fingerprint(federation())

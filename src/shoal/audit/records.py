@@ -22,7 +22,7 @@ from shoal.attacks import (
 from shoal.audit.thresholds import leave_one_out_scores, reference_thresholds
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
-from shoal.data.groups import require_unambiguous
+from shoal.data.names import require_unambiguous
 from shoal.metrics import MembershipMetrics, membership_metrics, roc_auc
 
 Floats = NDArray[np.float64]

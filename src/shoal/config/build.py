@@ -85,7 +85,7 @@ class Resolved:
                 section.attack.check(federation, config.algorithm.value)
         algorithm, coordinator = config.algorithm.value, None
         if config.coordinator is not None:
-            algorithm, coordinator = config.coordinator.obeyed_by(algorithm), config.coordinator.coordinator()
+            algorithm, coordinator = config.coordinator.with_server_knobs(algorithm), config.coordinator.coordinator()
         return Simulation(
             federation=federation,
             setup=self.setup,
@@ -106,11 +106,11 @@ class Resolved:
         )
 
     @property
-    def input_scale(self) -> Standardizer | None:
+    def standardizer(self) -> Standardizer | None:
         """What training examples make of columns, where clients have tables; None of other data."""
         if not isinstance(self.data, ClientDataset) or self.indices is None:
             return None
-        return self.data.input_scale(self.indices)
+        return self.data.standardizer(self.indices)
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -292,7 +292,7 @@ def resolve(config: Config, data: SourceData) -> Resolved:
                 head_of(setup.model.layout, each.head)
     if config.coordinator is not None:
         with in_table("coordinator"):
-            steered = config.coordinator.obeyed_by(config.algorithm.value)
+            steered = config.coordinator.with_server_knobs(config.algorithm.value)
             check_coordinator(config.coordinator.coordinator(), setup, steered, config.red_team.every)
     with in_table("privacy"):
         thresholds, beta = config.privacy.thresholds, config.privacy.beta
@@ -343,7 +343,7 @@ def _clients(config: Config, data: SourceData) -> int:
 def _model(network: Network, data: SourceData, indices: PartitionIndices | None) -> Model:
     """The model of [model], fitted to the data."""
     assert network.classes is not None
-    scale = data.input_scale(indices) if isinstance(data, ClientDataset) and indices is not None else None
+    scale = data.standardizer(indices) if isinstance(data, ClientDataset) and indices is not None else None
     inputs = _inputs(data)
     if data.kind == "texts":
         shape = TextShape(data.vocabulary if isinstance(data, TextDataset) else _largest_word(data), network.classes)

@@ -12,7 +12,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Fraction, settings
 from shoal.data.datasets import LabelledDataset, TableDataset, TextDataset
-from shoal.data.groups import require_group_name
+from shoal.data.names import require_group_name
 
 _CHUNK = 4096
 """Images rotated at a time, so that the sampling grid stays in tens of megabytes."""

@@ -31,7 +31,7 @@ def pack_offer(offer: Offer) -> RecordDict:
         "classes": list(offer.classes),
         "inputs": [] if offer.scale is None else list(offer.scale.inputs),
         "mean": [] if offer.scale is None else list(offer.scale.mean),
-        "deviation": [] if offer.scale is None else list(offer.scale.deviation),
+        "deviation": [] if offer.scale is None else list(offer.scale.std),
         "words": [] if offer.scale is None else [json.dumps(each) for each in offer.scale.words],
         "fill": [] if offer.scale is None else list(offer.scale.fill),
     }

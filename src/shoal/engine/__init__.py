@@ -25,7 +25,16 @@ from shoal.engine.protocols import (
 from shoal.engine.rounds.aggregation import Aggregator, averaging_weights
 from shoal.engine.rounds.client_trainings import ClientTrainings, HasClientTrainings, client_trainings
 from shoal.engine.rounds.client_updates import client_updates
-from shoal.engine.rounds.remote import ClientUpdate, Received, client_round, server_plan, server_round
+from shoal.engine.rounds.remote import (
+    ClientUpdate,
+    Received,
+    RemoteRounds,
+    RunsRemotely,
+    client_round,
+    remote_rounds,
+    server_plan,
+    server_round,
+)
 from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport, RoundUpdates
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan, TrainingPhase
 from shoal.engine.rounds.training import Training
@@ -36,9 +45,10 @@ __all__ = [
     "Aggregate", "Aggregator", "Algorithm", "Augmentation", "Backend", "ClientTrainings", "ClientUpdate",
     "ClientVectors", "ClusterRound", "Cohort", "Coordinator", "Deployed", "DivergenceError", "Engine", "Gradient",
     "GradientPrivacy", "HasClientTrainings", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD",
-    "LocalTraining", "MaliciousClients", "Objective", "PersonalModels", "Precision", "Received", "RiskEstimate",
-    "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates", "ScalableDefense", "State", "StepRule", "Storage",
-    "Tensors", "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter", "averaging_weights", "check_backend",
-    "check_examples", "client_round", "client_trainings", "client_updates", "require_per_example_gradients",
-    "require_plain_sgd", "resolve_backend", "server_plan", "server_round", "unknown_intervals",
+    "LocalTraining", "MaliciousClients", "Objective", "PersonalModels", "Precision", "Received", "RemoteRounds",
+    "RiskEstimate", "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates", "RunsRemotely", "ScalableDefense",
+    "State", "StepRule", "Storage", "Tensors", "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter",
+    "averaging_weights", "check_backend", "check_examples", "client_round", "client_trainings", "client_updates",
+    "remote_rounds", "require_per_example_gradients", "require_plain_sgd", "resolve_backend", "server_plan",
+    "server_round", "unknown_intervals",
 ]  # fmt: skip

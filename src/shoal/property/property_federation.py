@@ -18,7 +18,6 @@ from shoal.core.representation import one_line
 from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation
-from shoal.data.label_skew import skew_labels_balanced
 from shoal.data.partition import (
     DEFAULT_STREAM,
     Partition,
@@ -26,8 +25,9 @@ from shoal.data.partition import (
     disjoint,
     partitioned,
     shuffled_indices,
+    skew_labels_balanced,
 )
-from shoal.data.preferences import Preferences, all_alike
+from shoal.data.preferences import Preferences, equal_preferences
 from shoal.data.shards import Shards
 from shoal.data.shifts import Group
 
@@ -195,7 +195,7 @@ def partition_by_property(
         [31, 31, 17]
     """
     if preferences is None:
-        preferences = all_alike(plan.partition.clients)
+        preferences = equal_preferences(plan.partition.clients)
     return partitioned_federation(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
 
 

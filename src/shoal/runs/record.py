@@ -22,7 +22,7 @@ from shoal.control import Coordinator
 from shoal.core.errors import InputError, require
 from shoal.core.formats import ACCURACY
 from shoal.data import Canaries, Group
-from shoal.data.fingerprint import fingerprint, tensors_fingerprint
+from shoal.data.content import fingerprint, tensors_fingerprint
 from shoal.defenses import Defense
 from shoal.engine import Engine, LocalSGD
 from shoal.models import metric_name

@@ -28,7 +28,7 @@ from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, path_of, require, require_instance
 from shoal.data import SourceData
-from shoal.data.fingerprint import fingerprint
+from shoal.data.content import fingerprint
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations

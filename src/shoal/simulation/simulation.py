@@ -19,7 +19,7 @@ from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
-from shoal.data.copies import ExampleHashes
+from shoal.data.content import ExampleHashes
 from shoal.data.paired_records import Duplicates, number_of_pairs
 from shoal.defenses import TrainingSetup, accounting
 from shoal.engine import (

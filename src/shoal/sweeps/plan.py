@@ -11,7 +11,7 @@ from shoal.config.client_files import Reading, reading_of
 from shoal.config.schema import Config
 from shoal.core.errors import InputError
 from shoal.data import SourceData
-from shoal.data.fingerprint import fingerprint
+from shoal.data.content import fingerprint
 from shoal.sweeps.sweep_file import Run, Sweep
 
 LOADED_DATASETS = 2

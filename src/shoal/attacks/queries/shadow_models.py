@@ -21,8 +21,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, Positive, settings
 from shoal.data.federation import Federation
-from shoal.data.grouped_examples import GroupedExamples
-from shoal.data.shards import Shards
+from shoal.data.shards import GroupedExamples, Shards
 from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, State, averaging_weights
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
 
@@ -103,7 +102,7 @@ class ShadowModels:
                 kept[owner] = model.cpu(), trained_on, whole
                 outputs = whole[examples]
             else:
-                outputs = engine.outputs_at(model, shadow.x, examples.to(shadow.y.device)).cpu()
+                outputs = engine.outputs(model, shadow.x, examples.to(shadow.y.device)).cpu()
             number = torch.full((len(examples),), owner % self.number)
             records[owner] = Records(outputs, labels[examples], member, number, examples, loss=engine.model.loss)
         clusters = []

@@ -193,8 +193,8 @@ class CanaryClients:
 
     One value does both: given as ``malicious_clients`` they send their directions, and as ``round_attack`` they are
     measured, so that a run's summary has ``canaries.client_epsilon``, and its table every canary's cosine. Their
-    examples are never trained on; each sends the model of its cluster plus ``scale`` times its direction of `canary_directions`,
-    the same in every round. Other figures of a run know nothing of that and count their examples as members: give them
+    examples are never trained on; each sends the model of its cluster plus ``scale`` times its direction of
+    `canary_directions`, the same in every round. Other figures of a run know nothing of that and count their examples as members: give them
     examples like those of the others, and leave membership inference to a run without them.
 
     Args:

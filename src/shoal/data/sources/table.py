@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from shoal.core.errors import InputError, require
-from shoal.data.client_dataset import ClientDataset
 from shoal.data.user.arrays import Columns
+from shoal.data.user.client_dataset import ClientDataset
 from shoal.data.user.origins import NameOf, file_row
 from shoal.data.user.table_rows import read_rows
 

@@ -58,7 +58,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     same, log = (lambda: _same(settings, decided)), out / "run.log"
     with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(log):
         events, roster = Events.open(out / "events.csv"), Roster.load(out / "nodes.json")
-        server = Server(exchange, settings, sent.toml(), choice, roster, events, classes, resolved.input_scale, watch)
+        server = Server(exchange, settings, sent.toml(), choice, roster, events, classes, resolved.standardizer, watch)
         base = engine.prepare(simulation.federation)
         progress = load_checkpoint(checkpoints)
         done = 0 if progress is None else progress.state.round
@@ -87,12 +87,12 @@ def _one_round(
     training = _training(server, simulation, base, engine)
     if progress is None:
         progress = SimulationState(training.start())
-    state, seconds = training.joined(progress.state), dict(progress.seconds)
+    state, seconds = training.with_newcomers(progress.state), dict(progress.seconds)
     began = time.perf_counter()
     state, plan = server.round(training, state)
     trained = time.perf_counter()
     training = _training(server, simulation, base, engine)
-    state, due = training.estimated(state)
+    state, due = training.with_risks(state)
     seconds["train"] += trained - began
     seconds["red_team"] += time.perf_counter() - trained if due else 0.0
     last = state.round == config.algorithm.rounds

@@ -64,13 +64,6 @@ def resolve_backend(
 
     Raises:
         InputError: neither backend can train the model on the examples.
-
-    Example:
-        >>> from torch import nn
-        >>> from shoal import Model
-        >>> from shoal.engine import resolve_backend
-        >>> resolve_backend(Model(lambda: nn.Linear(2, 3)))
-        'vmap'
     """
     network = model.network()
     only_loop = bool(seeded_dropouts(network)) or (local is not None and loop_reason(local) is not None)

@@ -1,4 +1,4 @@
-"""Examples that clients have already, as in a table with a client column: split within each client, never dealt out."""
+"""Examples that clients have already, as in a table with a client column: split within each client."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +14,12 @@ from shoal.core.randomness import Stream
 from shoal.core.settings import OpenFraction, Positive, settings
 from shoal.data.datasets import LabelledDataset
 from shoal.data.federation import Federation
-from shoal.data.grouped_examples import GroupedExamples
-from shoal.data.groups import EVERYBODY, require_group_names
 from shoal.data.memory_format import gather, to_channels_first
+from shoal.data.names import EVERYBODY, groups_of_clients, numbered, require_group_names, similar_names
 from shoal.data.partition import PartitionIndices
 from shoal.data.preferences import Preferences
-from shoal.data.shards import Shards
+from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.user.arrays import Impute
-from shoal.data.user.names import alike, groups_of_clients, numbered
 from shoal.data.user.origins import NameOf, at
 from shoal.data.user.standardizer import Standardizer, Words
 
@@ -30,22 +28,20 @@ _Part = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 @dataclass(frozen=True, eq=False)
 class ClientDataset:
-    """Labelled examples of N named clients; see `from_names`.
+    """Labelled examples of N named clients.
 
     Attributes:
         name: of the file or folder, in sentences.
         x: pictures (M, C, H, W) uint8, or rows of a table (M, F) float64, not standardised.
         labels: (M,) int64, the classes by their numbers.
-        client: (M,) int64, whose each example is.
-        group: (N,) int64, each client's group.
-        class_names: by number.
-        client_names: by number.
-        group_names: by number.
+        client: (M,) int64, the client of each example.
+        group: (N,) int64, the group of each client.
+        class_names, client_names, group_names: by number.
         inputs: names of the F columns; none for pictures.
-        words: of each column its words, of which ``x`` has the places; none where it holds numbers.
-        impute: what stands for empty cells, which are NaN; None: there are none.
-        warnings: what a user should know before training, a sentence each.
-        origin: what the file or folder calls its example of a number.
+        words: the words of each column, whose places are in ``x``; none where it holds numbers.
+        impute: what replaces empty cells, which are NaN; None: there are none.
+        warnings: sentences for the user before training.
+        origin: maps the number of an example to its name in the file or folder.
 
     Example:
         >>> import torch
@@ -74,7 +70,7 @@ class ClientDataset:
 
     @property
     def kind(self) -> str:
-        """What the examples are, in the plural, as `shoal.Federation.kind`: images, or rows of a table."""
+        """What the examples are, in the plural: images, or rows of a table."""
         return "images" if self.x.dim() == 4 else "rows"
 
     @property
@@ -85,8 +81,7 @@ class ClientDataset:
     @property
     def shares(self) -> dict[str, float]:
         """Each group's fraction of the clients."""
-        counts = torch.bincount(self.group, minlength=len(self.group_names)).tolist()
-        return {name: count / len(self.group) for name, count in zip(self.group_names, counts, strict=True)}
+        return {name: count / len(self.group) for name, count in _counts(self.group_names, self.group)}
 
     @staticmethod
     def from_names(
@@ -102,7 +97,7 @@ class ClientDataset:
         warnings: Sequence[str] = (),
         origin: NameOf = str,
     ) -> "ClientDataset":
-        """Number the clients, classes and groups that M examples name, each in sorted order.
+        """Number the clients, classes and groups of M examples, each in sorted order.
 
         Args:
             name: of the file or folder, in sentences.
@@ -117,7 +112,7 @@ class ClientDataset:
         require(len(labels) > 0, f"{name} has no examples; at least one client with a few is needed")
         client, client_names = numbered(clients)
         y, class_names = numbered(labels)
-        of_example, group_names = numbered([EVERYBODY] * len(labels) if groups is None else groups)
+        example_group, group_names = numbered([EVERYBODY] * len(labels) if groups is None else groups)
         require(
             len(class_names) > 1, f"{name} has examples of the class '{class_names[0]}' only; at least 2 are needed"
         )
@@ -128,19 +123,19 @@ class ClientDataset:
             x=x,
             labels=y,
             client=client,
-            group=groups_of_clients(name, (client, client_names), (of_example, group_names)),
+            group=groups_of_clients(name, (client, client_names), (example_group, group_names)),
             class_names=class_names,
             client_names=client_names,
             group_names=group_names,
             inputs=tuple(inputs),
             words=words,
             impute=impute,
-            warnings=(*warnings, *(f"{name}: {each}" for each in alike(named))),
+            warnings=(*warnings, *(f"{name}: {sentence}" for sentence in similar_names(named))),
             origin=origin,
         )
 
     def with_at_least(self, examples: int) -> "ClientDataset":
-        """Without the clients that have fewer examples, of whom a warning says.
+        """Leave out the clients with fewer examples, with a warning.
 
         Raises:
             InputError: there is no other client; or as `from_names` of the others.
@@ -154,60 +149,59 @@ class ClientDataset:
             len(kept) > 0,
             f"{self.name}: 'min_examples' is {examples}, which leaves out all clients; the largest has {counts.max()}",
         )
-        left_out = _listed([self.client_names[i] for i in few[:10]], counts[few[:10]].tolist(), numbers=False)
+        left_out = ", ".join(f"'{self.client_names[i]}' ({counts[i]:,})" for i in few[:10])
         more = f" and {len(few) - 10} more" if len(few) > 10 else ""
-        whose = f"{len(few)} client{'s' * (len(few) > 1)} with fewer than {examples} examples"
-        said = f"{self.name}: left out {whose}: {left_out}{more}"
-        of_client = self.client[kept].tolist()
-        left = ClientDataset.from_names(
+        clients = f"{len(few)} client{'s' * (len(few) > 1)} with fewer than {examples} examples"
+        others = ClientDataset.from_names(
             self.name,
             self.x[kept],
-            clients=[self.client_names[i] for i in of_client],
+            clients=[self.client_names[i] for i in self.client[kept].tolist()],
             labels=[self.class_names[i] for i in self.labels[kept].tolist()],
-            groups=[self.group_names[i] for i in self.group[of_client].tolist()],
+            groups=[self.group_names[i] for i in self.group[self.client[kept]].tolist()],
             inputs=self.inputs,
             words=self.words,
             impute=self.impute,
             origin=partial(at, self.origin, kept),
         )
-        return replace(left, warnings=(*self.warnings, said))
+        return replace(others, warnings=(*self.warnings, f"{self.name}: left out {clients}: {left_out}{more}"))
 
-    def input_scale(self, indices: PartitionIndices) -> Standardizer | None:
-        """What all clients' training examples make of columns; None of pictures."""
+    def standardizer(self, indices: PartitionIndices) -> Standardizer | None:
+        """The standardizer of all clients' training rows; None for pictures."""
         if self.x.dim() == 4:
             return None
-        return Standardizer.of(self.inputs, self.x[torch.cat(indices.clients)], self.words, self.impute)
+        return Standardizer.fit(self.inputs, self.x[torch.cat(indices.clients)], self.words, self.impute)
 
     def description(self) -> Iterator[str]:
-        """What the numbers of results stand for, in lines."""
-        of_client = torch.bincount(self.client, minlength=len(self.client_names)).tolist()
-        of_class = torch.bincount(self.labels, minlength=self.classes).tolist()
-        of_group = torch.bincount(self.group, minlength=len(self.group_names)).tolist()
-        yield "clients, by number (examples): " + _listed(self.client_names, of_client, numbers=True)
-        yield "groups (clients): " + _listed(self.group_names, of_group, numbers=False)
-        yield "classes, by number (examples): " + _listed(self.class_names, of_class, numbers=True)
+        """The meaning of the numbers in results, in lines."""
+        for title, names, numbers in (
+            ("clients, by number (examples)", self.client_names, self.client),
+            ("groups (clients)", self.group_names, self.group),
+            ("classes, by number (examples)", self.class_names, self.labels),
+        ):
+            counted = enumerate(_counts(names, numbers))
+            by_number = "by number" in title
+            yield f"{title}: " + ", ".join(f"{f'{i} ' * by_number}'{name}' ({count:,})" for i, (name, count) in counted)
         if self.x.dim() == 4:
             _, channels, height, width = self.x.shape
             yield f"inputs: pictures of {height}x{width}, {'grey' if channels == 1 else 'RGB'}"
         else:
-            of_words = [name for name, words in zip(self.inputs, self.words, strict=False) if words]
-            yield f"inputs, standardised: {quoted(name for name in self.inputs if name not in of_words)}"
-            if of_words:
-                yield f"inputs, one for each word: {quoted(of_words)}"
+            worded = [name for name, words in zip(self.inputs, self.words, strict=False) if words]
+            yield f"inputs, standardised: {quoted(name for name in self.inputs if name not in worded)}"
+            if worded:
+                yield f"inputs, one for each word: {quoted(worded)}"
 
 
 SourceData = LabelledDataset | ClientDataset | Federation
-"""What a source returns: a set to be partitioned, clients with their own examples, or the federation itself."""
+"""The result of a source: a set to be partitioned, clients with their own examples, or the federation itself."""
 
 
-def _listed(names: Sequence[str], counts: Sequence[int], *, numbers: bool) -> str:
-    pairs = enumerate(zip(names, counts, strict=True))
-    return ", ".join(f"{f'{i} ' if numbers else ''}'{name}' ({count:,})" for i, (name, count) in pairs)
+def _counts(names: Sequence[str], numbers: Tensor) -> list[tuple[str, int]]:
+    return list(zip(names, torch.bincount(numbers, minlength=len(names)).tolist(), strict=True))
 
 
 @settings
 class ClientSplit:
-    """Which fraction of each client's examples is held out, drawn at random; it trains on the rest.
+    """Fractions of each client's examples that are held out, drawn at random; it trains on the rest.
 
     Args:
         test_fraction: of each client's examples, for measuring; rounded, and at least one example of a client with
@@ -225,11 +219,10 @@ class ClientSplit:
     Example:
         >>> import torch, shoal
         >>> from shoal.data import ClientDataset, ClientSplit
-        >>> x = torch.arange(20.0)[:, None].double()
-        >>> labels = ["ill", "healthy", "healthy", "ill"] * 5
+        >>> x, labels = torch.arange(20.0)[:, None].double(), ["ill", "healthy", "healthy", "ill"] * 5
         >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels)
         >>> indices = ClientSplit(test_fraction=0.2, holdout_fraction=0.1).draw(data, shoal.Stream(0))
-        >>> [len(each) for each in indices.clients], [len(each) for each in indices.holdout], len(indices.test)
+        >>> [len(own) for own in indices.clients], [len(own) for own in indices.holdout], len(indices.test)
         ([7, 7], [1, 1], 4)
     """
 
@@ -247,7 +240,7 @@ class ClientSplit:
         )
 
     def draw(self, data: ClientDataset, stream: Stream) -> PartitionIndices:
-        """Draw which of each client's examples are for what; a client's draw depends on its name and the stream only.
+        """Draw the parts of each client's examples, which depend on its name and the stream only.
 
         Raises:
             InputError: a group without a test example, or a class of which no client has a training example.
@@ -260,9 +253,16 @@ class ClientSplit:
             for part, indices in zip(parts, shuffled.split([*counts, len(own) - sum(counts)]), strict=True):
                 part.append(indices)
         test, holdout, shadow, training = parts
-        _require_trained(data, torch.cat(training))
-        tested = torch.bincount(data.group[data.client[torch.cat(test)]], minlength=len(data.group_names))
-        without = quoted(name for name, count in zip(data.group_names, tested.tolist(), strict=True) if not count)
+        trained = torch.bincount(data.labels[torch.cat(training)], minlength=data.classes)
+        for (name, count), kept in zip(_counts(data.class_names, data.labels), trained.tolist(), strict=True):
+            only = "its only example is" if count == 1 else f"all its {count} examples are"
+            require(
+                kept > 0,
+                f"{data.name} has no training example of the class '{name}', since {only} held out; leave the class "
+                "out, give it more examples, or choose another 'seed'",
+            )
+        tested = _counts(data.group_names, data.group[data.client[torch.cat(test)]])
+        without = quoted(name for name, count in tested if not count)
         require(
             not without,
             f"{data.name} has no test example of the group {without}, whose clients have one example each; it needs a "
@@ -271,7 +271,7 @@ class ClientSplit:
         return PartitionIndices(training, holdout, torch.cat(shadow), torch.cat(test))
 
     def _held_out(self, examples: int) -> list[int]:
-        """Of so many examples of a client, how many are for test, holdout and shadow set; at least one is left."""
+        """The sizes of test, holdout and shadow set of a client; at least one example is left."""
         counts, left = [], examples - 1
         for fraction in (self.test_fraction, self.holdout_fraction, self.shadow_fraction):
             counts.append(min(left, max(1, round(fraction * examples)) if fraction > 0 else 0))
@@ -279,33 +279,18 @@ class ClientSplit:
         return counts
 
 
-def _require_trained(data: ClientDataset, training: Tensor) -> None:
-    """Raise where no training example is of a class."""
-    trained = torch.bincount(data.labels[training], minlength=data.classes)
-    counts = torch.bincount(data.labels, minlength=data.classes)
-    missing = torch.nonzero(trained == 0).flatten().tolist()
-    if missing:
-        count = int(counts[missing[0]])
-        which = "its only example is" if count == 1 else f"all its {count} examples are"
-        require(
-            False,
-            f"{data.name} has no training example of the class '{data.class_names[missing[0]]}', since {which} held "
-            "out; leave the class out, give it more examples, or choose another 'seed'",
-        )
-
-
 def federation_of_clients(
     data: ClientDataset, indices: PartitionIndices, preferences: Preferences, scale: Standardizer | None = None
 ) -> Federation:
     """The federation of clients that have their examples already.
 
-    Pictures are scaled to [0, 1]; columns are standardised, a column that is constant becoming 0.
+    Pictures are scaled to [0, 1]; columns are standardised.
 
     Args:
         data: the examples.
         indices: which of them are for what, as `ClientSplit.draw` returns them.
         preferences: of the N clients.
-        scale: of columns; None: that of all clients' training examples.
+        scale: of columns; None: fitted to all clients' training examples.
 
     Raises:
         InputError: the scale of other columns.
@@ -314,26 +299,23 @@ def federation_of_clients(
         >>> import torch, shoal
         >>> from shoal.data import ClientDataset, ClientSplit, federation_of_clients
         >>> x, labels = torch.arange(20.0)[:, None].double(), ["ill", "healthy", "healthy", "ill"] * 5
-        >>> names = {"clients": ["a", "b"] * 10, "labels": labels, "inputs": ["age"]}
-        >>> data = ClientDataset.from_names("wards", x, **names)
+        >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels, inputs=["age"])
         >>> preferences = shoal.draw_preferences(2, (0.5, 0.8), "threshold", shoal.Stream(0))
         >>> federation = federation_of_clients(data, ClientSplit().draw(data, shoal.Stream(0)), preferences)
         >>> federation.names, federation.clients.sizes.tolist(), federation.test.y.shape
         (('a', 'b'), [8, 8], torch.Size([4]))
-        >>> used = federation.clients.x[federation.clients.indices]
-        >>> abs(float(used.mean())) < 1e-6, round(float(used.std(unbiased=False)), 3)
-        (True, 1.0)
     """
-    x = _scaled(data, data.input_scale(indices) if scale is None else scale)
+    x = _scaled(data, data.standardizer(indices) if scale is None else scale)
 
     def shards(parts: list[Tensor]) -> Shards:
-        own, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
-        return Shards.from_contiguous(gather(x, own), data.labels[own], sizes)
+        rows, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
+        return Shards.from_contiguous(gather(x, rows), data.labels[rows], sizes)
 
-    def examples(held: Tensor) -> GroupedExamples:
-        own = data.client[held]
-        return GroupedExamples(gather(x, held), data.labels[held], data.group[own], own)
+    def examples(rows: Tensor) -> GroupedExamples:
+        client = data.client[rows]
+        return GroupedExamples(gather(x, rows), data.labels[rows], data.group[client], client)
 
+    rows = {"clients": torch.cat(indices.clients), "holdout": torch.cat(indices.holdout), "test": indices.test}
     return Federation(
         clients=shards(indices.clients),
         holdout=shards(indices.holdout),
@@ -345,14 +327,7 @@ def federation_of_clients(
         preferences=preferences,
         classes=data.classes,
         names=data.client_names,
-        origins={
-            part: partial(at, data.origin, rows)
-            for part, rows in (
-                ("clients", torch.cat(indices.clients)),
-                ("holdout", torch.cat(indices.holdout)),
-                ("test", indices.test),
-            )
-        },
+        origins={part: partial(at, data.origin, numbers) for part, numbers in rows.items()},
         own_inputs=True,
     )
 
@@ -365,4 +340,4 @@ def _scaled(data: ClientDataset, scale: Standardizer | None) -> Tensor:
         data.inputs == scale.inputs,
         f"{data.name} has the inputs {quoted(data.inputs)}, where others have {quoted(scale.inputs)}",
     )
-    return scale.applied(data.x, data.words)
+    return scale.transform(data.x, data.words)
