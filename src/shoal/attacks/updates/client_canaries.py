@@ -194,8 +194,8 @@ class CanaryClients:
     One value does both: given as ``malicious_clients`` they send their directions, and as ``round_attack`` they are
     measured, so that a run's summary has ``canaries.client_epsilon``, and its table every canary's cosine. Their
     examples are never trained on; each sends the model of its cluster plus ``scale`` times its direction of
-    `canary_directions`, the same in every round. Other figures of a run know nothing of that and count their examples as members: give them
-    examples like those of the others, and leave membership inference to a run without them.
+    `canary_directions`, the same in every round. Other figures of a run know nothing of that and count their examples
+    as members: give them examples like those of the others, and leave membership inference to a run without them.
 
     Args:
         ids: of these clients.
@@ -212,7 +212,7 @@ class CanaryClients:
         >>> canaries = CanaryClients((0, 1, 2), scale=1.0, stream=shoal.Stream(0))
         >>> both = {"malicious_clients": canaries, "round_attack": canaries}
         >>> result = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, **both)
-        >>> (result.updates["cosine"] > 0.4).tolist(), result.summary.overall["canaries.client_epsilon"] > 10
+        >>> (result.updates["cosine"] > 0.2).tolist(), result.summary.overall["canaries.client_epsilon"] > 10
         ([True, True, True], True)
     """
 
