@@ -16,7 +16,7 @@ from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning, LocalOnly
 from shoal.attacks import Gap, ReferenceScores
 from shoal.audit import RedTeam
 from shoal.audit.audit import audit_records
-from shoal.audit.records import AuditRecords
+from shoal.audit.reference_records import AuditRecords
 from shoal.audit.score_file import read_scores
 from shoal.cli.app import main
 from shoal.config.build import build

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks import Population, RecordedRisks, ReferenceScores, logit_confidence
-from shoal.audit.members import Membership, is_personal
+from shoal.audit.model_scores import Membership, is_personal
 from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream

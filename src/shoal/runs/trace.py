@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from shoal.attacks import OwnedRecords, UpdateScores
-from shoal.attacks.updates import update_scores
+from shoal.attacks import OwnedRecords, UpdateScores, update_scores
 from shoal.attacks.updates.update_scores import check_updates
 from shoal.config.build import build
 from shoal.config.schema import read_config

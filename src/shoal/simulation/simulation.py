@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import Gap, LossThreshold, MembershipAttacks, PropertyAttack, RoundObservation, needs_classes
 from shoal.audit import RedTeam
-from shoal.audit.records import AttackedRecords
+from shoal.audit.reference_records import AttackedRecords
 from shoal.control import Coordinator
 from shoal.core.errors import described, require, require_instance, whole
 from shoal.core.randomness import Stream

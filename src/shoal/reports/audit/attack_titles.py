@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from shoal.audit.server_audit import OTHERS
+from shoal.audit.update_audit import OTHERS
 
 TITLES: Mapping[str, str] = {
     "lira": "LiRA",

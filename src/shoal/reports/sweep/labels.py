@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan
 
-from shoal.audit.attack_metrics import accuracy_key
 from shoal.config.coordinator_section import BELIEFS
 from shoal.config.kinds import algorithm_title
 from shoal.control import COLUMN
+from shoal.metrics.summary import accuracy_key
 from shoal.reports.audit.attack_titles import TITLES
 from shoal.reports.formats import DASH
 from shoal.reports.sweep.report_spec import Axes, Selection, Spread, Value
