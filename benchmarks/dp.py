@@ -11,8 +11,8 @@ import torch
 
 from shoal import LocalSGD, Shape, Stream, create_model
 from shoal.defenses import DPSGD
-from shoal.engine.allocator import keep_freed_memory
 from shoal.engine.backends.bound_network import BoundNetwork
+from shoal.engine.worker_pool import keep_freed_memory
 
 BATCH, STEPS = 50, 10
 

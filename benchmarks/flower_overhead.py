@@ -20,9 +20,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.randomness import Stream
+from shoal.deployment.flower_records import pack_offer, pack_reply
+from shoal.deployment.loopback.processes import Loopback, Programs, wait_until
 from shoal.deployment.messages import Offer
-from shoal.deployment.processes import Loopback, Programs, wait_until
-from shoal.deployment.records import pack_offer, pack_reply
 from shoal.engine import ClientUpdate
 
 CONFIG = """

@@ -70,7 +70,7 @@ def outputs_of(config: Config) -> Arrays:
         (records,) = SHADOWS.records(now.state, federation, engine, local, stream)
         inside = federation.clients.indices
         outputs = torch.cat([
-            engine.outputs_at(now.state.models[0], federation.clients.x, inside).cpu(),
+            engine.outputs(now.state.models[0], federation.clients.x, inside).cpu(),
             engine.outputs(now.state.models[0], federation.test.x).cpu(),
         ])  # fmt: skip
     return {

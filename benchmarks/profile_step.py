@@ -16,8 +16,8 @@ from machine import product
 from torch.profiler import ProfilerActivity, profile
 
 from shoal import LocalSGD, Shape, Stream, create_model
-from shoal.engine.allocator import keep_freed_memory
 from shoal.engine.backends.bound_network import BoundNetwork
+from shoal.engine.worker_pool import keep_freed_memory
 
 MFLOP = 23.1
 STEPS = 40

@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
     # What users are handed and pass on, and seldom look into: described in the source of its module.
     (
         r"py:class",
-        r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.core\.(layout\.Layout|client_rows\.VectorsInMemory)",
+        r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.core\.(layout\.Layout|client_vectors\.VectorsInMemory)",
     ),
     (r"py:class", r"shoal\.data\.(partition\.PartitionIndices|sources\.catalog\.Availability)"),
     (r"py:class", r"shoal\.engine\.(engine\._Result|round_updates\.UpdateCollector|cohort_trainer\.CohortTrainer)"),

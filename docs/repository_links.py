@@ -6,8 +6,6 @@ folder. Sphinx knows pages only below docs/, so before it reads one:
 - a file that stands as a page of the site (CHANGELOG.md, a gallery script) is linked as that page;
 - any other file outside docs/ is linked at ``repository_address``, or is a download where there is no address;
 - a folder is linked as its index page or at ``repository_address``; else only its name stays.
-
-And a table that a program wrote, which has no heading, is given one: its path.
 """
 
 import re
@@ -51,15 +49,12 @@ def site_link(link: re.Match[str], folder: Path, docs: Path, address: str) -> st
 
 
 def on_read(app, docname, source) -> None:  # noqa: ANN001 (Sphinx's hook)
-    """Rewrites a Markdown page's links, and gives a table without a heading one."""
+    """Rewrites a Markdown page's links."""
     page = Path(app.env.doc2path(docname))
     if page.suffix != ".md":
         return
     docs = Path(app.srcdir)
-    text = source[0]
-    if not re.search(r"^# |^```\{include\}", text, re.MULTILINE):
-        text = f"# {page.parent.relative_to(docs).as_posix().removesuffix('/tables')}: {page.stem}\n\n{text}"
-    source[0] = LINK.sub(lambda link: site_link(link, page.parent, docs, app.config.repository_address), text)
+    source[0] = LINK.sub(lambda link: site_link(link, page.parent, docs, app.config.repository_address), source[0])
 
 
 def setup(app) -> None:  # noqa: ANN001 (Sphinx's hook)

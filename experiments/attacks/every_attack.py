@@ -1,10 +1,10 @@
 """Audits the runs of a sweep by every attack there is, and says what each finds under each setting.
 
     shoal sweep experiments/attacks/digits.toml --jobs 1
-    python experiments/attacks/every_attack.py runs/digits docs/attacks/digits --references 4
+    python experiments/attacks/every_attack.py runs/digits docs/results/attacks/digits --references 4
 
-Reference federations that are trained already are not trained again, so a killed audit goes on. Written: OUT/found.csv
-(a row for each run and key) and OUT/found.md (mean and standard deviation over seeds, a column for each setting).
+Reference federations that are trained already are not trained again: a killed audit resumes. Written: OUT/attacks.csv
+(one row per run and key) and OUT/attacks.md (mean and standard deviation over seeds, one column per setting).
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from shoal.core.atomic_files import write_text
-from shoal.reports.formats import DASH
+from shoal.core.formats import DASH
 from shoal.runs.audits import audit_run
 from shoal.sweeps import read_sweep
 from shoal.sweeps.results_table import read_results
@@ -95,8 +95,8 @@ def main() -> None:
     arguments = parser.parse_args()
     found = audited(arguments.sweep, arguments.references)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    write_text(arguments.out / "found.csv", found.to_csv(index=False, float_format="%.6g"))
-    write_text(arguments.out / "found.md", report(found))
+    write_text(arguments.out / "attacks.csv", found.to_csv(index=False, float_format="%.6g"))
+    write_text(arguments.out / "attacks.md", report(found))
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def newcomers(ready: Settled, defense: str, *, few: bool) -> dict[str, float]:
     everyone = federation.take(torch.cat([ready.members, ready.newcomers]))
     everyone = with_few_examples(everyone, len(ready.members)) if few else everyone
     training = ready.continued(everyone, defense)
-    state = training.joined(ready.state)
+    state = training.with_newcomers(ready.state)
     for after, _ in training.rounds(state, state.round + SETTLE):
         state = after
     own = ready.cluster_of_group().repeat_interleave(NEWCOMERS)

@@ -1,7 +1,7 @@
 """Audits the runs of a sweep, and compares the attacks by their number of reference federations.
 
     shoal sweep experiments/audit/mlp.toml --jobs 2
-    python experiments/audit/attacks.py runs/mlp docs/audit/mlp
+    python experiments/audit/attacks.py runs/mlp docs/results/audit/mlp
 
 Reference federations that are trained already are not trained again, so a killed audit goes on. Written:
 OUT/attacks.csv (a row for each run, number of references, group and attack), OUT/violations.csv (a row for each run)
@@ -19,8 +19,8 @@ import pandas as pd
 from shoal.audit.audit import audit_records
 from shoal.audit.score_file import read_scores
 from shoal.core.atomic_files import write_text
+from shoal.core.formats import DASH
 from shoal.core.randomness import Stream
-from shoal.reports.formats import DASH
 from shoal.runs.audits import audit_run
 from shoal.runs.files import read_table
 from shoal.simulation.outcome import CLIENT_COLUMNS

@@ -1,6 +1,6 @@
 """What an observer of released models and of who trained which learns of clients: their group, strictness and update.
 
-    python experiments/audit/choices.py experiments/audit/choices.toml docs/audit/choices
+    python experiments/audit/choices.py experiments/audit/choices.toml docs/results/audit/choices
 
 trains the runs of a sweep in memory with every round recorded, bit for bit as the sweep does. OUT/choices.csv has a row
 for each run; OUT/choices.md means and standard deviations over seeds, and what is above chance or the baseline with its

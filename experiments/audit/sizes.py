@@ -1,6 +1,6 @@
 """Exposure against examples per class: a power law fitted on clusters of known size, and what it says of others.
 
-    python experiments/audit/sizes.py docs/audit/alone docs/audit/mlp docs/audit/alone
+    python experiments/audit/sizes.py docs/results/audit/alone docs/results/audit/mlp docs/results/audit/alone
 
 The first folder has the attacks (attacks.csv of attacks.py) on groups that train alone, by their number of images; the
 second those on federations, whose models are predicted. Written into the third: sizes.svg, sizes.pdf and sizes.md.

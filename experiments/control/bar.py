@@ -1,7 +1,7 @@
 """Whether a sweep such as bar.toml takes the bar: the coordinator against IFCA-MIR, seed by seed.
 
     shoal sweep experiments/control/bar.toml --jobs 2
-    python experiments/control/bar.py runs/bar docs/control/bar.md
+    python experiments/control/bar.py runs/bar docs/results/control/bar.md
 
 The bar: at most half of IFCA-MIR's violations, accuracy (all, minority) not lower by more than one point, and no model
 with fewer than one client in twenty. "Expected" violations are the mean over limits uniform in [0.5, 0.8], not over

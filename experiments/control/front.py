@@ -1,7 +1,7 @@
 """Accuracy against exposure of the runs of a sweep: a figure, a table and the dominated area of each family.
 
     shoal sweep experiments/control/front.toml --jobs 2
-    python experiments/control/front.py runs/front docs/control/front
+    python experiments/control/front.py runs/front docs/results/control/front
 
 A family is the settings whose names begin alike, up to a comma or a number: "augmentation 5", "augmentation 10".
 Written: OUT.svg, OUT.md and OUT.csv (a row for each run), which may be given again beside sweeps of other settings.

@@ -1,6 +1,6 @@
 """Prints the figures behind docs/reproduction.md from the sweeps' results.
 
-    python experiments/ifca-mir/claims.py docs/reproduction
+    python experiments/ifca-mir/claims.py docs/results/ifca-mir
 
 Differences are paired: of the same seed and setting, IFCA-MIR minus IFCA, or one setting minus another. "Seeds above"
 says in how many seeds the difference is positive.

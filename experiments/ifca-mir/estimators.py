@@ -1,7 +1,7 @@
 """Compares the estimates of risk that a server can make with the one that only a simulator can.
 
     shoal sweep experiments/ifca-mir/small/estimators.toml --jobs 2
-    python experiments/ifca-mir/estimators.py runs/estimators docs/reproduction/estimators
+    python experiments/ifca-mir/estimators.py runs/estimators docs/results/ifca-mir/estimators
 
 Runs of one seed and size train the same models bit for bit, so their estimates are of the same models in the same
 rounds. Written: OUT/estimators.md and .csv, OUT/estimators.svg and .pdf.

@@ -1,6 +1,6 @@
 """Prints the tables of docs/results.md from finished runs, and writes their summaries as one CSV.
 
-python experiments/ifca-mir/table.py runs/fashion-mnist docs/results/fashion-mnist.csv
+python experiments/ifca-mir/table.py runs/fashion-mnist docs/results/ifca-mir/fashion-mnist.csv
 """
 
 import json

@@ -1,7 +1,7 @@
 """A sweep over algorithms and defences: a table, differences from one of them, and a figure.
 
     shoal sweep experiments/matrix/small.toml --jobs 2
-    python experiments/matrix/figure.py runs/small docs/choosing/matrix --beside IFCA
+    python experiments/matrix/figure.py runs/small docs/results/choosing/matrix --beside IFCA
 
 Written: OUT.svg, OUT.md and OUT.csv (a row for each run). Exposure is by the strongest attack on the model that each
 client uses; violations are the clients whose exposure is above their limit.

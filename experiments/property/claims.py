@@ -1,6 +1,6 @@
 """Prints the figures behind the property inference part of docs/reproduction.md from the sweeps' results.
 
-    python experiments/property/claims.py docs/reproduction/property
+    python experiments/property/claims.py docs/results/property
 
 Differences are paired: of the same seed and setting, one setting of an axis minus another. "Seeds above" says in how
 many the difference is positive.

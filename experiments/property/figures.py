@@ -24,6 +24,7 @@ from matplotlib.ticker import MaxNLocator
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import InputError, require
+from shoal.core.formats import DASH
 from shoal.property.property_figures import (
     by_cluster,
     draw_map,
@@ -33,9 +34,8 @@ from shoal.property.property_figures import (
     rolling_mean,
     tsne_maps,
 )
-from shoal.property.property_metrics import PROPERTY_COLUMNS
+from shoal.property.update_table import PROPERTY_COLUMNS
 from shoal.reports.curves import fit_rounds
-from shoal.reports.formats import DASH
 from shoal.reports.plotting import CHANCE_LINE, FigureFiles, LineStyle, cluster_style, figure_files, legend
 from shoal.runs.files import read_run, read_table
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from shoal.attacks import RoundObservation
 from shoal.config.build import build, engine_of
 from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
-from shoal.property.property_metrics import property_summary, updates_of
+from shoal.property import PropertyAttack, RoundObservation
+from shoal.property.update_table import property_summary, updates_table
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 from shoal.sweeps import read_sweep
 
@@ -74,13 +74,14 @@ def rows_of(seed: int) -> list[dict[str, object]]:
         simulation = move_to_engine(simulation, engine)
         for now, _ in run_rounds(simulation, engine, initial_state(simulation, engine)):
             assert now.observation is not None
-            observations.append(now.observation)
-    assert simulation.property_attack is not None
+            observations.append(RoundObservation(round=now.state.round, **now.observation))
+    attack = simulation.round_attack
+    assert isinstance(attack, PropertyAttack)
     rows = []
     # The stream of `measure_final`, so that the figures are those of a run.
     stream = Stream(seed)("final")("property attack")
     for name, some in subsets(observations, Stream(seed)("subset")).items():
-        updates = updates_of(simulation.property_attack, some, stream, jobs=1, maps=False)
+        updates = updates_table(some, stream, forests=attack.forests, trees=attack.trees, maps=False)
         found = property_summary(updates).overall
         learned = sum(len(each.simulated_clusters) for each in some)
         rows.append({"learns from": name, "seed": seed, "updates": learned, **{key: found[key] for key in FIGURES}})

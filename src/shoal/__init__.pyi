@@ -41,11 +41,9 @@ from .attacks import (
     LossHistograms,
     LossThreshold,
     Population,
-    PropertyAttack,
     ReferenceScores,
     ShadowModelAttack,
     ShadowModels,
-    active_property_attacker,
     logit_confidence,
 )
 from .audit import RedTeam
@@ -65,12 +63,10 @@ from .data import (
     MislabelledCanaries,
     Partition,
     Preferences,
-    PropertyPartition,
-    PropertySchedule,
+    TableDataset,
     TextDataset,
     draw_preferences,
     load_dataset,
-    partition_by_property,
     partition_dataset,
 )
 from .defenses import (
@@ -89,6 +85,13 @@ from .defenses import (
 )
 from .engine import Engine, LocalSGD, TorchOptimizer, Training
 from .models import Model, Shape, TextShape, VectorShape, create_model, squared_error
+from .property import (
+    PropertyAttack,
+    PropertyPartition,
+    PropertySchedule,
+    active_property_attacker,
+    partition_by_property,
+)
 from .runs.audits import audit_run, audit_scores, audit_trace
 from .runs.comparison import Comparison, compare
 from .runs.measuring import MeasurementError
@@ -181,6 +184,7 @@ __all__ = [
     "ShoalError",
     "ShorterTraining",
     "Stream",
+    "TableDataset",
     "TextDataset",
     "TextShape",
     "TorchOptimizer",

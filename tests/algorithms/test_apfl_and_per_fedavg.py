@@ -177,7 +177,7 @@ def test_batch_norm_is_refused(algorithm, build):
 
 
 def test_a_pull_of_fedprox_is_refused_where_steps_have_a_rule(mlp, build):
-    with pytest.raises(InputError, match=r"local steps by a rule of their own, .* take no linear term"):
+    with pytest.raises(InputError, match=r"a step rule, .*, takes no linear term"):
         trained(mlp, build(), FedProx(PerFedAvg(), 0.1), rounds=1)
 
 

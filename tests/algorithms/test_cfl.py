@@ -11,9 +11,7 @@ from torch import nn
 
 from relabelled import FOUR, FULL, LINEAR, TWO, ari, relabelled, trained
 from shoal.algorithms import CFL, FedAvg, FedOpt, FedProx, Pooling
-from shoal.algorithms.clusters.cfl import bipartition
-from shoal.algorithms.clusters.parameter_tree import ParameterTree
-from shoal.algorithms.clusters.update_sketch import UpdateSketch
+from shoal.algorithms.clusters.cfl import ParameterTree, UpdateSketch, bipartition
 from shoal.control import Coordinator, Knob, RiskPrediction
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -106,7 +104,9 @@ def test_a_newcomer_walks_the_tree_and_moves_nothing_on_its_way(four):
             training = Training(federation, SPLITS, FULL, engine, Stream(3))
             plan = SPLITS.plan(new, training.cohort_of(new, torch.arange(12)))
         (local,) = plan.trainings
-        assert torch.equal(local.initial_params[local.init_index[client]], ParameterTree.of(settled.server).models[0])
+        assert torch.equal(
+            local.initial_params[local.init_index[client]], ParameterTree.from_tensors(settled.server).models[0]
+        )
         assert local.weights[:, client].tolist() == [0.0] * 4
         assert int(states[1].trained[client].max()) == settled.round, "walking is no training of any model"
 
@@ -115,7 +115,7 @@ def sent_to_a_newcomer(four: list[State], group: int, algorithm: CFL, rounds: in
     """What a client of ``group`` that joins is sent in each round, and the states after them."""
     with Engine(LINEAR, threads=1) as engine:
         training = Training(engine.prepare(relabelled([*FOUR, group])), algorithm, FULL, engine, Stream(3))
-        states, sent = [training.joined(four[-1])], []
+        states, sent = [training.with_newcomers(four[-1])], []
         assert states[0].assignment.tolist() == [*four[-1].assignment.tolist(), -1]
         assert states[0].trained.shape == (13, 4)
         for _ in range(rounds):
@@ -127,7 +127,7 @@ def sent_to_a_newcomer(four: list[State], group: int, algorithm: CFL, rounds: in
 
 @pytest.mark.parametrize("group", [0, 1, 2, 3])
 def test_at_once_a_newcomer_is_sent_no_model_between_the_first_split_and_its_cluster_s(four, group):
-    tree = ParameterTree.of(four[-1].server)
+    tree = ParameterTree.from_tensors(four[-1].server)
     sent, states = sent_to_a_newcomer(four, group, replace(SPLITS, walk="at-once"))
     assert torch.equal(sent[0], tree.models[0])
     for model, state in zip(sent[1:], states[1:], strict=False):
@@ -145,7 +145,7 @@ def test_at_once_and_stepwise_are_the_same_where_there_is_one_split():
 
 
 def test_who_resembles_nobody_stays_where_it_is_and_moves_nothing(four):
-    tree = ParameterTree.of(four[-1].server)
+    tree = ParameterTree.from_tensors(four[-1].server)
     for walk in ("stepwise", "at-once"):
         sent, states = sent_to_a_newcomer(four, 2, replace(SPLITS, admission=1.0, walk=walk))
         assert all(torch.equal(model, tree.models[0]) for model in sent)
@@ -168,7 +168,7 @@ def test_admission_looks_at_the_most_similar_client_alone():
 
 def test_where_one_cluster_was_two_groups_the_antiparallel_of_one_is_the_direction_of_the_other():
     """The cluster stood still, so the parts' sums are opposite, and no bound of cosines tells sybils from the other."""
-    tree = ParameterTree.of(trained(relabelled(TWO), SPLITS, 20)[-1].server)
+    tree = ParameterTree.from_tensors(trained(relabelled(TWO), SPLITS, 20)[-1].server)
     first, second = (tree.updates[tree.owner == part] for part in (1, 2))
     honest = (second @ second.T).fill_diagonal_(-1).amax(dim=1).min()
     antiparallel = (-first @ second.T).amax(dim=1)
@@ -176,7 +176,7 @@ def test_where_one_cluster_was_two_groups_the_antiparallel_of_one_is_the_directi
 
 
 def walks(state: State, client: int) -> bool:
-    return int(ParameterTree.of(state.server).split_of(state.clients["cfl.node"][[client]])) >= 0
+    return int(ParameterTree.from_tensors(state.server).split_of(state.clients["cfl.node"][[client]])) >= 0
 
 
 def test_absent_clients_reach_their_groups():
@@ -274,13 +274,13 @@ def test_a_sketch_keeps_cosines():
     # A few entries of great weight, as layers have them, must not decide which buckets are full.
     updates[:, :200] *= 10
     sketch = UpdateSketch.draw(20_000, 1024, Stream(0))
-    short = sketch.of(updates)
+    short = sketch.sketched(updates)
     assert short.shape == (30, 1024)
     error = nn.functional.normalize(short, dim=1) @ nn.functional.normalize(short, dim=1).T
     error = error - nn.functional.normalize(updates, dim=1) @ nn.functional.normalize(updates, dim=1).T
     off = error[torch.triu_indices(30, 30, 1).unbind()]
     assert float(off.square().mean().sqrt()) < 2 * (2 / 1024) ** 0.5
-    assert torch.equal(UpdateSketch.draw(100, 100, Stream(0)).of(updates[:, :100]), updates[:, :100])
+    assert torch.equal(UpdateSketch.draw(100, 100, Stream(0)).sketched(updates[:, :100]), updates[:, :100])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from shoal.algorithms import (
     OneShotClustering,
     OneShotStart,
 )  # fmt: skip
-from shoal.algorithms.wrappers.fedavg_start import noisy_copies
+from shoal.algorithms.wrappers.starts import noisy_copies
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, TrainingSetup
@@ -119,7 +119,7 @@ def test_before_its_copies_the_start_is_fedavg_bit_for_bit(play):
     assert not torch.equal(copies[0], copies[1])
     assert float(copies.norm(dim=1).max()) < 0.3 * float(average[2].models[0].norm())
     assert (states[2].trained == 2).all(), "all clients taught the one model, and so each copy"
-    assert [int(each.server["fedavg_start.left"]) for each in states] == [2, 1, 0, 0]
+    assert [int(each.server["FedAvgStart.left"]) for each in states] == [2, 1, 0, 0]
 
 
 def test_noise_is_a_share_of_each_tensor_s_root_mean_square(mlp):

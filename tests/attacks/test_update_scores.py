@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.attacks import OwnedRecords
-from shoal.attacks.updates import update_scores
+from shoal.attacks import OwnedRecords, update_scores
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, RoundUpdates

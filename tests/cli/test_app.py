@@ -39,7 +39,13 @@ def test_run_compare_report(config, tmp_path, capsys):
         assert [line.split(":")[0] for line in printed.err.splitlines()] == ["round 1 of 2", "round 2 of 2"]
     assert main(["compare", str(tmp_path / "ifca"), str(tmp_path / "ifca-mir")]) == 0
     printed = capsys.readouterr().out
-    for words in ("MIA accuracy, minority", "accuracy, majority", "violations", "migrated", "Against IFCA, IFCA-MIR"):
+    for words in (
+        "MIA accuracy, minority",
+        "accuracy, majority",
+        "limits exceeded",
+        "migrated",
+        "Against IFCA, IFCA-MIR",
+    ):
         assert words in printed
     again = ["report", str(tmp_path / "ifca")], ["run", str(config), "--out", str(tmp_path / "ifca-mir"), "--resume"]
     for name, command in zip(("ifca", "ifca-mir"), again, strict=True):

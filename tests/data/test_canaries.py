@@ -8,9 +8,9 @@ import torch
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation, MislabelledCanaries
-from shoal.data.fingerprint import fingerprint
+from shoal.data.content import fingerprint
 from shoal.data.shards import Shards
-from shoal.property.property_schedule import PropertySchedule
+from shoal.property import PropertySchedule
 
 
 @pytest.fixture(scope="module")
@@ -130,4 +130,4 @@ def test_what_cannot_have_canaries_is_refused_in_one_sentence(build):
     nothing = torch.zeros(len(shards.y), dtype=torch.bool)
     schedule = PropertySchedule(nothing, torch.zeros(40, dtype=torch.bool), 0, 1, 5)
     with pytest.raises(InputError, match="property attack"):
-        MislabelledCanaries(per_client=1).insert(replace(federation, property_schedule=schedule), Stream(0))
+        MislabelledCanaries(per_client=1).insert(replace(federation, schedule=schedule), Stream(0))

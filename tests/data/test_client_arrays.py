@@ -24,7 +24,7 @@ from shoal import (
     simulate,
 )
 from shoal.audit import final_attacks, predictions
-from shoal.data import Shards, fingerprint
+from shoal.data import Shards, content
 from shoal.engine import engine as engine_module
 
 SIZES = [3, 5, 1, 4]
@@ -96,7 +96,7 @@ def require_same(one, other):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_from_mapped_files_is_the_run_from_memory_bit_for_bit(kind, precision, tmp_path):
     mapped, in_memory = federation(saved(tmp_path, kind), kind), federation(pairs(kind), kind)
-    assert fingerprint.fingerprint(mapped) == fingerprint.fingerprint(in_memory)
+    assert content.fingerprint(mapped) == content.fingerprint(in_memory)
     require_same(run(mapped, kind, precision=precision), run(in_memory, kind, precision=precision))
 
 
@@ -114,7 +114,7 @@ def test_so_are_its_canaries_and_its_reference_federations(precision, tmp_path):
 
 def test_in_memory_it_is_the_same_federation_as_from_pairs(kind):
     together = federation(ClientArrays(INPUTS[kind], Y, SIZES), kind)
-    assert fingerprint.fingerprint(together) == fingerprint.fingerprint(federation(pairs(kind), kind))
+    assert content.fingerprint(together) == content.fingerprint(federation(pairs(kind), kind))
     assert not together.clients.mapped
 
 
@@ -267,7 +267,7 @@ def test_outputs_in_parts_are_the_outputs_bit_for_bit(monkeypatch):
     with Engine(model, backend="vmap") as engine:
         row = model.layout.pack(dict(model.network().named_parameters())).detach()
         parts = list(engine.outputs_in_parts(row, X, rows))
-        whole = engine.outputs_at(row, X, rows)
+        whole = engine.outputs(row, X, rows)
     assert [(where.start, where.stop) for where, _ in parts] == [(0, 4), (4, 8), (8, 11)]
     assert torch.equal(torch.cat([outputs for _, outputs in parts]), whole)
 
@@ -291,6 +291,6 @@ def test_what_is_kept_of_members_alone_measures_the_same(algorithm, monkeypatch)
 
 def test_a_fingerprint_does_not_depend_on_the_parts_that_are_hashed(monkeypatch):
     given = federation(pairs("pictures"), "pictures")
-    whole = fingerprint.fingerprint(given)
-    monkeypatch.setattr(fingerprint, "_BLOCK", 1)
-    assert fingerprint.fingerprint(given) == whole
+    whole = content.fingerprint(given)
+    monkeypatch.setattr(content, "_BLOCK", 1)
+    assert content.fingerprint(given) == whole

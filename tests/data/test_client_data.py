@@ -175,7 +175,7 @@ def test_held_out_rows_change_nothing_of_how_columns_become_inputs(impute):
     def made(data):
         parts = PartitionIndices([torch.tensor([0, 1, 2]), torch.tensor([3])], [none, none], none, torch.tensor([4, 5]))
         preferences = draw_preferences(2, (0.5, 0.8), 0.5, STREAM)
-        return data.input_scale(parts), federation_of_clients(data, parts, preferences)
+        return data.standardizer(parts), federation_of_clients(data, parts, preferences)
 
     none = torch.empty(0, dtype=torch.int64)
     scale, plain = made(data(torch.full_like(rows, nan)))
@@ -194,11 +194,11 @@ def test_held_out_rows_change_nothing_of_how_columns_become_inputs(impute):
 
 
 def test_a_node_s_words_go_by_the_server_s():
-    scale = Standardizer.of(("sex",), torch.tensor([[0.0], [1.0]]).double(), (("f", "m"),), "mean")
+    scale = Standardizer.fit(("sex",), torch.tensor([[0.0], [1.0]]).double(), (("f", "m"),), "mean")
     rows = torch.tensor([[0.0], [1.0], [float("nan")]]).double()
-    assert scale.applied(rows, (("m", "x"),)).tolist() == [[0, 1], [0, 0], [1, 0]]
+    assert scale.transform(rows, (("m", "x"),)).tolist() == [[0, 1], [0, 0], [1, 0]]
     with pytest.raises(InputError, match="'sex' holds numbers, where others hold words"):
-        scale.applied(rows)
+        scale.transform(rows)
 
 
 def test_a_class_that_is_only_held_out_is_named():

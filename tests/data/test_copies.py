@@ -9,7 +9,7 @@ import torch
 import shoal
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data.copies import Copies, ExampleHashes, content_hashes
+from shoal.data.content import Copies, ExampleHashes, content_hashes
 from shoal.data.paired_records import number_of_pairs, pair_records
 
 DRAW = torch.Generator().manual_seed(0)

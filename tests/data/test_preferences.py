@@ -10,7 +10,7 @@ from scipy import stats
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation, draw_preferences
-from shoal.data.fingerprint import fingerprint
+from shoal.data.content import fingerprint
 
 PAPER = (0.5, 0.8)
 

@@ -10,7 +10,7 @@ import torch
 from shoal.core.errors import InputError
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import ClientTrainings, LocalSGD
-from shoal.property.property_schedule import PropertySchedule
+from shoal.property import PropertySchedule
 
 LOCAL = LocalSGD(epochs=2, batch_size=4)
 ONCE = ClientTrainings((LOCAL,))
@@ -76,7 +76,7 @@ def test_a_victim_that_takes_turns_spends_what_the_more_used_part_of_its_example
     schedule = PropertySchedule(
         holds, torch.zeros(0, dtype=torch.bool), int(federation.ids[2]), int(federation.ids[0]), period=2
     )
-    found = accounting.of_federation(replace(federation, property_schedule=schedule), everyone, ONCE, rule)
+    found = accounting.of_federation(replace(federation, schedule=schedule), everyone, ONCE, rule)
     # In rounds 2, 4 and 6 the two, both in every step; in the four others the five, in two steps a pass.
     with_it = accounting.epsilon([(1.0, 3 * 2)], 1.0, 1e-5)
     without = accounting.epsilon([(4 / 5, 4 * 4)], 1.0, 1e-5)
@@ -104,4 +104,4 @@ def test_a_victim_s_turns_count_where_prv_is_refused(build):
     local = ClientTrainings((private,))
     accounting.check_accountable(federation, 5_000, local)
     with pytest.raises(InputError, match="takes too much memory"):
-        accounting.check_accountable(replace(federation, property_schedule=schedule), 5_000, local)
+        accounting.check_accountable(replace(federation, schedule=schedule), 5_000, local)

@@ -15,7 +15,7 @@ from shoal.core.randomness import Stream
 from shoal.data.shifts import rotate
 from shoal.defenses import DPSGD, Augmentation, TrainingSetup
 from shoal.engine import Engine, LocalSGD
-from shoal.engine.backends.loop_backend import _augmenter
+from shoal.engine.backends.loop_backend import augmented
 from shoal.models import Logistic, Model
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
@@ -124,8 +124,9 @@ def test_each_pass_of_each_client_has_its_own_draws(mlp, build, batch_size):
 
 
 def test_how_images_are_stored_changes_nothing(cnn, build):
-    local, given = replace(LOCAL, augmentation=Augmentation()), images_of(9)
-    last, first = (_augmenter(local, 7)(each) for each in (given, given.contiguous()))
+    given = images_of(9)
+    last, first = (augmented(Augmentation(), drawn(7), each) for each in (given, given.contiguous()))
+    local = replace(LOCAL, augmentation=Augmentation())
     assert given.stride() != given.contiguous().stride()
     assert torch.equal(last, first)
     assert last.stride() == first.stride() == given.stride()

@@ -12,7 +12,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import CCL, DPSGD, L2, Augmentation, Flooding, Mixup, RelaxLoss, ShorterTraining, TrainingSetup
 from shoal.engine import ClusterRound, Engine, LocalSGD, ScalableDefense, Training, resolve_backend
-from shoal.engine.backends.backend import needs_loop
+from shoal.engine.backends.selection import loop_reason
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 SCALABLE = [
@@ -62,7 +62,7 @@ def test_strength_1_is_the_defence_itself_and_strength_0_is_none(model, build, d
 
 def test_what_is_scaled_to_nothing_leaves_the_backend_alone(mlp, defense):
     at, none = ClusterRound(1, 0), defense.scaled(0)
-    assert not needs_loop(none.local(LOCAL, at))
+    assert loop_reason(none.local(LOCAL, at)) is None
     assert none.scaled(1) == none
     assert resolve_backend(mlp, none.local(LOCAL, at)) == "vmap"
     # Nor does it take from local training what that has already.

@@ -18,11 +18,11 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.defenses import DPSGD, accounting
-from shoal.deployment.client import respond, respond_histograms, respond_vote
-from shoal.deployment.ledger import Ledger
+from shoal.deployment.client.client_round import respond, respond_histograms, respond_vote
+from shoal.deployment.client.ledger import Ledger
+from shoal.deployment.client.node_data import open_client, run_config
+from shoal.deployment.client.node_settings import NodeSettings
 from shoal.deployment.messages import Offer, Refusal
-from shoal.deployment.node import NodeSettings
-from shoal.deployment.node_data import open_client, run_config
 from shoal.engine import ClientUpdate, Engine
 from shoal.models import Model
 from shoal.simulation.coordination import accountable_trainings

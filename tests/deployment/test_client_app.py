@@ -7,8 +7,8 @@ pytest.importorskip("flwr", reason="the app is Flower's, which needs the extra: 
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from shoal.deployment import client_app
-from shoal.deployment.records import unpack_identity
+from shoal.deployment.client import client_app
+from shoal.deployment.flower_records import unpack_identity
 
 
 def asked(node: dict[str, object], run: dict[str, object] | None = None) -> tuple[Message, Context]:

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.core.errors import InputError
 from shoal.defenses import DPSGD, accounting
-from shoal.deployment.ledger import Ledger
+from shoal.deployment.client.ledger import Ledger
 from shoal.engine import LocalSGD
 
 PRIVATE = LocalSGD(epochs=2, batch_size=10, gradient_privacy=DPSGD(noise_multiplier=1.1))

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 
 from shoal.config.build import build
 from shoal.config.schema import read_config
-from shoal.deployment.certificates import make_certificates
-from shoal.deployment.ledger import Ledger
-from shoal.deployment.processes import Loopback, Programs, descendants, environment, wait_until
+from shoal.deployment.client.ledger import Ledger
+from shoal.deployment.loopback.certificates import make_certificates
+from shoal.deployment.loopback.processes import Loopback, Programs, descendants, environment, wait_until
 from shoal.engine import Engine, State
 from shoal.simulation.round_metrics import group_accuracies
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
@@ -46,7 +46,7 @@ dependencies = []
 publisher = "trial"
 
 [tool.flwr.app.components]
-serverapp = "shoal.deployment.server_app:app"
+serverapp = "shoal.deployment.server.server_app:app"
 clientapp = "{client}:app"
 
 [tool.flwr.app.config]
@@ -95,7 +95,7 @@ FAULTY = """
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
-from shoal.deployment import client_app
+from shoal.deployment.client import client_app
 
 app = ClientApp()
 app.query("identify")(client_app.identify)
@@ -114,7 +114,7 @@ def train(message, context):
 
 FORKS = """
 import os, sys
-from shoal.deployment import task_worker
+from shoal.deployment.loopback import task_worker
 task_worker._POLL = 0.5  # Asking a SuperNode ten times a second costs it more than the rounds of this test.
 for address in sys.stdin:
     worker = os.fork()
@@ -173,7 +173,7 @@ def forks(tmp_path_factory) -> Iterator[Forks]:
             kill(worker)
 
 
-def an_app(folder: Path, client: str = "shoal.deployment.client_app", code: str = "") -> Path:
+def an_app(folder: Path, client: str = "shoal.deployment.client.client_app", code: str = "") -> Path:
     folder.mkdir()
     (folder / "pyproject.toml").write_text(APP.format(client=client))
     if code:

@@ -14,8 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from shoal.core.errors import InputError
 from shoal.data import Standardizer
-from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError
-from shoal.deployment.records import (
+from shoal.deployment.flower_records import (
     pack_counts,
     pack_identity,
     pack_offer,
@@ -25,6 +24,7 @@ from shoal.deployment.records import (
     unpack_offer,
     unpack_reply,
 )
+from shoal.deployment.messages import Limits, Offer, Refusal, RejectedReplyError
 from shoal.engine import ClientUpdate
 
 OFFERED = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])

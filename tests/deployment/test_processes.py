@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from shoal.core.errors import InputError, ShoalError
-from shoal.deployment.processes import Programs, descendants, environment, free_port, listens, node_config, wait_until
+from shoal.deployment.loopback.processes import (
+    Programs,
+    descendants,
+    environment,
+    free_port,
+    listens,
+    node_config,
+    wait_until,
+)
 
 
 def alive(process: int) -> bool:
@@ -65,7 +73,7 @@ def test_certificates_are_of_the_authority_and_keys_are_their_owners_alone(tmp_p
     x509 = pytest.importorskip("cryptography.x509", reason="certificates need the extra: pip install 'shoal[flower]'")
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key  # noqa: PLC0415
 
-    from shoal.deployment.certificates import main, make_certificates  # noqa: PLC0415
+    from shoal.deployment.loopback.certificates import main, make_certificates  # noqa: PLC0415
 
     folder = tmp_path / "keys"
     assert main([str(folder), "--nodes", "2", "--host", "server"]) == 0

@@ -9,7 +9,7 @@ import torch
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.deployment.round_rows import round_rows
+from shoal.deployment.server.round_rows import round_rows
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
 from shoal.simulation.round_metrics import round_metrics

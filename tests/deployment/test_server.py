@@ -18,14 +18,14 @@ from flwr.app import MetricRecord, RecordDict
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
-from shoal.deployment.client import respond, respond_histograms, respond_vote
-from shoal.deployment.exchange import Answer
+from shoal.deployment.client.client_round import respond, respond_histograms, respond_vote
+from shoal.deployment.client.node_data import open_client
+from shoal.deployment.client.node_settings import NodeSettings
+from shoal.deployment.flower_records import pack_answer, pack_counts, pack_identity, pack_reply, unpack_offer
 from shoal.deployment.messages import Offer
-from shoal.deployment.node import NodeSettings
-from shoal.deployment.node_data import open_client
-from shoal.deployment.records import pack_answer, pack_counts, pack_identity, pack_reply, unpack_offer
-from shoal.deployment.run_settings import RunSettings
-from shoal.deployment.server_run import serve
+from shoal.deployment.server.exchange import Answer
+from shoal.deployment.server.run_settings import RunSettings
+from shoal.deployment.server.server_run import serve
 from shoal.engine import Engine
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
@@ -276,7 +276,7 @@ def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
         given = {"data-path": str(tmp_path / f"{name}.csv"), "client": name, "state-dir": str(tmp_path / name)}
         clients = open_client(offer.config, NodeSettings.read(given), offer.classes, offer.scale).federation.clients
         found[name] = clients.x[clients.indices]
-        original = found[name][:, 0].double() * offer.scale.deviation[0] + offer.scale.mean[0]
+        original = found[name][:, 0].double() * offer.scale.std[0] + offer.scale.mean[0]
         assert {round(float(each), 3) for each in original} <= {i + shifted[name] for i in range(5)}
         assert (found[name][:, 1] == 0).all(), "constant at the server"
     assert found["south"][:, 0].min() > found["north"][:, 0].max() + 10

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower's ClientApps need the extra: pip install 'shoal[flower]'")
 
-from shoal.deployment import task_worker
-from shoal.deployment.processes import wait_until
+from shoal.deployment.loopback import task_worker
+from shoal.deployment.loopback.processes import wait_until
 
 
 class Done(BaseException):

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.config.schema import read_config
+from shoal.config.schema import parse_config, read_config
 from shoal.engine import Algorithm, ClusterRound, LocalDefense, LocalSGD, ScalableDefense
 from shoal.runs.result import report_of
 from shoal.runs.run import run
@@ -86,6 +87,58 @@ def test_all_of_them_run_from_a_script(examples):
         defenses=[risk_decay.RiskDecay(0.5)],
     )
     assert torch.equal(result.state.models, ifca.state.models), "without a margin it is IFCA"
+
+
+FEDERATION = """
+import torch, shoal
+def load(path, task):
+    images = torch.rand(6, 20, 1, 6, 6, generator=shoal.Stream(0).generator())
+    clients = [(each, (each.mean((1, 2, 3)) > 0.5).long()) for each in images]
+    test = shoal.Examples(*clients[0], groups=["north", "south"] * 10)
+    return shoal.Federation.from_tensors(clients, test=test, shadow=test, groups=["north", "south"] * 3)
+"""
+ONE_SET = {"clients": 5, "examples_per_client": 20, "test_examples": 50, "shadow_examples": 20}
+
+
+@pytest.mark.usefixtures("_unrendered_figures")
+@pytest.mark.parametrize(
+    ("source", "keys", "groups"),
+    [
+        ("wine:load", ONE_SET, ["all"]),
+        ("wine:by_strength", {"client": "cellar", "label": "target", "shadow_fraction": 0.1}, ["all"]),
+        ("made:load", {}, ["north", "south"]),
+    ],
+)
+def test_a_source_returns_arrays_a_table_or_a_federation(examples, monkeypatch, tmp_path, source, keys, groups):
+    (tmp_path / "made.py").write_text(FEDERATION)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    table = {"data": {"source": source, **keys}, "model": {"name": "mlp", "hidden": 8}}
+    table |= {"algorithm": {"name": "fedavg", "rounds": 8}, "local": {"batch_size": 10, "learning_rate": 0.3}}
+    out = run(parse_config(table, "a test"), tmp_path / "run")
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["accuracy.overall"] > (0.85 if source.startswith("wine") else 0.4)
+    assert {f"accuracy.{group}" for group in groups} - {"accuracy.all"} <= summary.keys()
+    written = read_config(out / "config.toml")
+    assert list(written.data.groups) == groups
+    assert run(written, out, resume=True) == out
+
+
+@pytest.mark.parametrize(
+    ("source", "keys", "sentence"),
+    [
+        ("wine:load", {}, "'wine:load' is one set, which is partitioned across clients; set 'data.clients'"),
+        ("wine:load", {"client": "a", "label": "b"}, "'wine:load' returned no table, so 'client' and 'label' must be"),
+        ("wine:by_strength", ONE_SET, "'wine:by_strength' returned a table, so 'client' and 'label' must name"),
+        ("made:load", ONE_SET, "the clients of 'made:load' have their examples already; leave 'data.clients' and"),
+        ("made:load", {"test_fraction": 0.5}, "it says what is held out; leave 'data.test_fraction' and"),
+    ],
+)
+def test_keys_that_do_not_fit_a_source_are_one_sentence(examples, monkeypatch, tmp_path, source, keys, sentence):
+    (tmp_path / "made.py").write_text(FEDERATION)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    table = {"data": {"source": source, **keys}, "model": {"name": "mlp"}, "algorithm": {"name": "fedavg", "rounds": 1}}
+    with pytest.raises(shoal.InputError, match=re.escape(sentence)):
+        run(parse_config(table, "a test"), tmp_path / "run")
 
 
 def test_one_s_own_defence_is_steered(examples, build, mlp):

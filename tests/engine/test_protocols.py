@@ -261,13 +261,13 @@ def test_newcomers_join_as_the_first_state_has_them_and_the_others_keep_theirs(m
     before = states(mlp, few, Ditto(FedAvg()))[-1]
     with Engine(mlp, threads=1) as engine:
         training = Training(engine.prepare(federation), Ditto(FedAvg()), LOCAL, engine, Stream(5))
-        first, joined = training.start(), training.joined(before)
+        first, joined = training.start(), training.with_newcomers(before)
         after, _ = training.round(joined)
         with pytest.raises(InputError, match=r"^a state of 6 clients needs a federation of at least as .* has 4$"):
-            replace(training, federation=few).joined(joined)
+            replace(training, federation=few).with_newcomers(joined)
         strange = replace(before, clients={"other": torch.zeros(4)})
         with pytest.raises(InputError, match=r"^the algorithm's first state must say of newcomers .*: \['other'\]$"):
-            training.joined(strange)
+            training.with_newcomers(strange)
     assert joined.assignment.tolist() == [*before.assignment.tolist(), -1, -1]
     assert torch.equal(joined.personal["ditto"].tensor()[:4], before.personal["ditto"].tensor())
     assert torch.equal(joined.personal["ditto"].tensor()[4:], first.personal["ditto"].tensor()[4:])

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from experiment_scripts import experiment_script
-from shoal.reports.formats import DASH
+from shoal.core.formats import DASH
 from shoal.sweeps import Workers, read_sweep, run_sweep
 from unrendered import unrendered_figures
 
@@ -26,11 +26,11 @@ def test_it_audits_the_runs_of_a_sweep_and_writes_both_files(script, toy_sweep, 
     )
     monkeypatch.setattr("shoal.reports.audit.audit_page.audit_page", lambda *_, **__: "")
     script.main()
-    found = pd.read_csv(tmp_path / "out" / "found.csv")
+    found = pd.read_csv(tmp_path / "out" / "attacks.csv")
     assert found.groupby("setting")["seed"].nunique().to_dict() == {"IFCA": 2}
     assert {"attacks.fedmia-ii.all.auc", "attacks.rmia-offline.all.auc", "source-inference.chance"} <= set(found["key"])
     assert not found["key"].str.startswith("seconds").any()
-    assert (tmp_path / "out" / "found.md").read_text() == script.report(found)
+    assert (tmp_path / "out" / "attacks.md").read_text() == script.report(found)
 
 
 def test_a_cell_is_mean_and_deviation_over_seeds_and_a_row_without_any_is_left_out(script):

@@ -243,7 +243,7 @@ class WeighedByLoss(Faulty):
 
 class StartedByLoss(Faulty):
     def changed(self, training, losses, state):
-        return replace(training, starts=state.models + losses, start=torch.arange(len(losses)))
+        return replace(training, initial_params=state.models + losses, init_index=torch.arange(len(losses)))
 
 
 class PulledByLoss(Faulty):

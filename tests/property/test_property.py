@@ -8,24 +8,26 @@ import torch
 from torch import nn
 
 from shoal.algorithms import CFL, IFCA, IFCAMIR, FedAvg
-from shoal.attacks import (
-    LossThreshold,
-    PropertyAttack,
-    ShadowModels,
-    active_property_attacker,
-    classify_updates,
-    extract_features,
-)
+from shoal.attacks import LossThreshold, ShadowModels
 from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
-from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, partition_by_property
+from shoal.data import ImageDataset, Partition, Preferences
 from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, Training
 from shoal.models import Model
-from shoal.property.property_metrics import property_summary
+from shoal.property import (
+    PropertyAttack,
+    PropertyPartition,
+    RoundObservation,
+    active_property_attacker,
+    classify_updates,
+    extract_features,
+    partition_by_property,
+)
 from shoal.property.simulated_updates import Auxiliary, aggregated_updates, local_updates
+from shoal.property.update_table import property_summary
 from shoal.runs.simulate import simulate
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
@@ -67,12 +69,11 @@ def played(model, federation, algorithm, *, attack=None, malicious_clients=None,
             malicious_clients=malicious_clients,
         )
         states, observations = [training.start()], []
-        last = torch.zeros_like(states[0].models)
-        auxiliary = None if attack is None else attack.auxiliary_examples(training.federation)
+        memory = {} if attack is None else attack.start(states[0])
         for state, report in training.rounds(states[0], rounds):
             if attack is not None:
-                observation, last = attack.observe(states[-1], state, report, last, auxiliary, training)
-                observations.append(observation)
+                observation, memory = attack.observe(states[-1], state, report, memory, training)
+                observations.append(RoundObservation(state.round, **observation))
             states.append(state)
     return states, observations
 
@@ -123,7 +124,7 @@ def test_what_is_seen_is_the_difference_of_models(mlp, federation):
 
 def test_the_truth_is_the_victims_round_and_model(mlp, federation):
     states, observations = played(mlp, federation, IFCA(3, choose_by="batch"), attack=PropertyAttack(), rounds=9)
-    victim, attacker = federation.property_schedule.victim, federation.property_schedule.attacker
+    victim, attacker = federation.schedule.victim, federation.schedule.attacker
     for after, each in zip(states[1:], observations, strict=True):
         chosen = after.assignment
         for k, present, clients in zip(each.clusters, each.has_property, each.clients, strict=True):
@@ -136,7 +137,7 @@ def test_the_truth_is_the_victims_round_and_model(mlp, federation):
 def test_a_client_that_sees_only_its_own_model_sees_no_other(mlp, federation):
     states, observations = played(mlp, federation, IFCA(2), attack=PropertyAttack(visible_models="own"))
     for after, each in zip(states[1:], observations, strict=True):
-        own = int(after.assignment[federation.property_schedule.attacker])
+        own = int(after.assignment[federation.schedule.attacker])
         assert set(each.simulated_clusters.tolist()) == {own}
         assert set(each.clusters.tolist()) <= {own}
 
@@ -219,7 +220,9 @@ def test_features_are_the_largest_changes_of_rows_and_kernels():
 def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation):
     attack = PropertyAttack(simulated_updates=8)
     _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=attack, rounds=45)
-    figures = property_summary(classify_updates(attack, observations, Stream(1))).overall
+    figures = property_summary(
+        classify_updates(observations, Stream(1), forests=attack.forests, trees=attack.trees)
+    ).overall
     assert figures["property.positives"] == 15
     # 15 updates with the property among 90 or fewer: an AUC of guessing has a standard deviation of 0.08.
     assert figures["property.auc"] > 0.5 + 3 * 0.08
@@ -229,7 +232,10 @@ def test_the_forest_finds_the_property_and_its_control_does_not(mlp, federation)
 def test_a_forest_for_each_cluster(mlp, federation):
     single, own = PropertyAttack(trees=20), PropertyAttack(trees=20, forests="per-cluster")
     _, observations = played(mlp, federation, IFCA(2, choose_by="batch"), attack=single, rounds=30)
-    scored = [classify_updates(attack, observations, Stream(1)) for attack in (single, own)]
+    scored = [
+        classify_updates(observations, Stream(1), forests=attack.forests, trees=attack.trees)
+        for attack in (single, own)
+    ]
     assert scored[0]["present"].equals(scored[1]["present"])
     assert not scored[0]["score"].equals(scored[1]["score"])
     one_model = [
@@ -243,7 +249,7 @@ def test_a_forest_for_each_cluster(mlp, federation):
         )
         for each in observations
     ]
-    blind = classify_updates(own, one_model, Stream(1))
+    blind = classify_updates(one_model, Stream(1), forests="per-cluster", trees=20)
     assert bool(blind.loc[blind["cluster"] == 1, "score"].isna().all()), "nothing was learned of model 1"
     known = blind["cluster"] == 0
     assert blind.loc[known, "score"].notna().all()
@@ -262,7 +268,7 @@ def test_an_active_attacker_changes_training_and_remembers(mlp, federation):
     malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=1.0)
     honest, active = (played(mlp, federation, IFCA(2), malicious_clients=each)[0] for each in (None, malicious_client))
     assert not torch.allclose(honest[1].models, active[1].models)
-    trained = active[1].assignment[federation.property_schedule.attacker]
+    trained = active[1].assignment[federation.schedule.attacker]
     moved = (active[1].adversary["head"] != active[0].adversary["head"]).any(dim=1)
     assert moved.tolist() == [k == trained for k in range(2)]
 
@@ -270,7 +276,7 @@ def test_an_active_attacker_changes_training_and_remembers(mlp, federation):
 def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
     """Equation 1, against a network with two heads by hand."""
     malicious_client = active_property_attacker(mlp, federation, alpha=0.7, gamma=3.0)
-    schedule = federation.property_schedule
+    schedule = federation.schedule
     with Engine(mlp) as engine:
         training = Training(
             engine.prepare(federation), FedAvg(), LOCAL, engine, Stream(5), malicious_clients=malicious_client
@@ -316,7 +322,7 @@ def test_test_examples_can_be_known_too(federation):
         PropertyAttack().auxiliary_examples(federation),
         PropertyAttack(auxiliary="attacker+test").auxiliary_examples(federation),
     )
-    test = federation.property_schedule.test_has_property
+    test = federation.schedule.test_has_property
     assert len(more.with_property) == len(own.with_property) + int(test.sum())
     assert len(more.without_property) == int((~test).sum())
     for given in (own, more):
@@ -356,15 +362,13 @@ def test_wrong_weights_are_one_sentence(mlp, federation, alpha, gamma, sentence)
         active_property_attacker(mlp, federation, alpha=alpha, gamma=gamma)
 
 
-def test_without_a_holder_there_is_nothing_to_attack(mlp, build):
+def test_without_a_holder_there_is_nothing_to_attack(mlp, build, federation):
     with pytest.raises(InputError, match="a client holds a property"):
         PropertyAttack().auxiliary_examples(build())
     with pytest.raises(InputError, match="a client holds a property"):
         active_property_attacker(mlp, build(), alpha=0.5, gamma=1.0)
     with pytest.raises(InputError, match=r"whose last layer is a torch.nn.Linear"):
-        active_property_attacker(
-            Model(lambda: nn.Conv2d(1, 1, 1)), replace(build(), property_schedule=object()), alpha=0.5, gamma=1.0
-        )
+        active_property_attacker(Model(lambda: nn.Conv2d(1, 1, 1)), federation, alpha=0.5, gamma=1.0)
 
 
 def test_in_memory_as_on_disk(mlp, federation):
@@ -375,7 +379,7 @@ def test_in_memory_as_on_disk(mlp, federation):
         IFCA(2, choose_by="batch"),
         LOCAL,
         rounds=12,
-        property_attack=PropertyAttack(trees=10),
+        round_attack=PropertyAttack(trees=10),
         malicious_clients=active_property_attacker(mlp, federation, alpha=0.5, gamma=5.0),
         defenses=[NormClipping(0.05)],
     )

@@ -9,20 +9,28 @@ import torch
 from torch import nn
 
 from shoal.algorithms import IFCA, IFCAMIR, EarlyStopping, FedAvg, FedOpt, FedSoft
-from shoal.attacks import LossThreshold, PropertyAttack, ShadowModels, active_property_attacker, extract_features
+from shoal.attacks import LossThreshold, ShadowModels
 from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import ImageDataset, Partition, Preferences, PropertyPartition, TextDataset, partition_by_property
+from shoal.data import ImageDataset, Partition, Preferences, TextDataset
 from shoal.defenses import DPSGD, Dropout, NormClipping, TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, Training, client_updates
 from shoal.metrics.summary import flatten
 from shoal.models import Model
 from shoal.models.networks import FacesCNN
 from shoal.models.recurrent import ReviewGRU
-from shoal.property.property_metrics import property_summary
-from shoal.property.property_schedule import PropertySchedule
+from shoal.property import (
+    PropertyAttack,
+    PropertyPartition,
+    PropertySchedule,
+    RoundObservation,
+    active_property_attacker,
+    extract_features,
+    partition_by_property,
+)
 from shoal.property.simulated_updates import Auxiliary, local_updates
+from shoal.property.update_table import property_summary
 from shoal.runs.simulate import simulate
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
@@ -83,16 +91,22 @@ def texts():
     return dealt(TextDataset("corners", words, 50, labels, 900, 3, holds))
 
 
+def observed(attack, before, after, report, training, last=None):
+    """What the attack saw of a round, and the updates that it remembers."""
+    memory = attack.start(before) if last is None else {"updates": last}
+    tensors, memory = attack.observe(before, after, report, memory, training)
+    return RoundObservation(after.round, **tensors), memory["updates"]
+
+
 def played(model, federation, algorithm, *, attack=None, rounds=6, local=LOCAL, precision="fp32", **settings):
     """The training, its states, its reports, and what the attack saw."""
     with Engine(model, precision=precision) as engine:
         training = Training(engine.prepare(federation), algorithm, local, engine, Stream(5), **settings)
         states, reports, observations = [training.start()], [], []
-        last = torch.zeros_like(states[0].models)
-        auxiliary = None if attack is None else attack.auxiliary_examples(training.federation)
+        last = None
         for state, report in training.rounds(states[0], rounds):
             if attack is not None:
-                observation, last = attack.observe(states[-1], state, report, last, auxiliary, training)
+                observation, last = observed(attack, states[-1], state, report, training, last)
                 observations.append(observation)
             states.append(state)
             reports.append(report)
@@ -112,8 +126,8 @@ def test_clients_that_are_absent_are_neither_attackers_nor_victims(mlp, federati
         ids = federation.ids[report.cohort].tolist()
         chosen = dict(zip(ids, report.assignment.tolist(), strict=True))
         attacker, victim = (
-            chosen.pop(federation.property_schedule.attacker, None),
-            chosen.get(federation.property_schedule.victim),
+            chosen.pop(federation.schedule.attacker, None),
+            chosen.get(federation.schedule.victim),
         )
         visible = {0, 1} if visible_models == "all" else {attacker}
         assert set(each.clusters.tolist()) == visible & set(chosen.values())
@@ -127,7 +141,7 @@ def test_an_active_attacker_that_is_absent_remembers(mlp, federation):
     malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=5.0)
     settings = {"participation": 0.17, "rounds": 24}
     states, reports, _ = played(mlp, federation, IFCA(2), malicious_clients=malicious_client, **settings)
-    there = [federation.property_schedule.attacker in federation.ids[report.cohort].tolist() for report in reports]
+    there = [federation.schedule.attacker in federation.ids[report.cohort].tolist() for report in reports]
     assert 0 < sum(there) < 24
     for before, after, present in zip(states, states[1:], there, strict=False):
         assert torch.equal(before.adversary["head"], after.adversary["head"]) != present
@@ -148,7 +162,7 @@ def test_simulated_aggregates_are_of_as_many_as_take_part(mlp, federation, monke
 def test_what_others_have_changes_no_simulation(mlp, federation):
     """The attacker's own number of examples is all that it can simulate by."""
     local = LocalSGD(epochs=1, batch_size=8, learning_rate=0.1)
-    attacker = int(torch.nonzero(federation.ids == federation.property_schedule.attacker))
+    attacker = int(torch.nonzero(federation.ids == federation.schedule.attacker))
     kept = [federation.clients.owned(i) if i == attacker else federation.clients.owned(i)[::2] for i in range(CLIENTS)]
     halved = type(federation.clients).from_indices(
         federation.clients.x, federation.clients.y, torch.cat(kept), torch.tensor([len(each) for each in kept])
@@ -222,14 +236,12 @@ def test_contributions_add_up_to_the_update(mlp, federation, algorithm, settings
 
 def test_without_its_own_part_an_update_is_that_of_the_others(mlp, federation):
     attack = PropertyAttack(remove_own_update=True)
-    attacker = federation.property_schedule.attacker
+    attacker = federation.schedule.attacker
     with Engine(mlp) as engine:
         training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
         before = training.start()
         after, report = training.round(before)
-        observation, last = attack.observe(
-            before, after, report, torch.zeros_like(before.models), attack.auxiliary_examples(federation), training
-        )
+        observation, last = observed(attack, before, after, report, training)
         others = torch.zeros_like(before.models)
         for client in set(range(CLIENTS)) - {attacker}:
             for k, share, update in client_updates(training, before, report, client):
@@ -250,8 +262,8 @@ def test_a_swapped_update_is_that_of_the_round_with_the_victims_other_examples(m
             return not super().present(number)
 
     attack, algorithm = PropertyAttack(remove_own_update=remove_own_update), IFCA(2)
-    schedule = federation.property_schedule
-    other = replace(federation, property_schedule=Swapped(**vars(schedule)))
+    schedule = federation.schedule
+    other = replace(federation, schedule=Swapped(**vars(schedule)))
     # All a client's examples in one batch, so that no order is drawn.
     local = replace(LOCAL, batch_size="all")
     with Engine(mlp) as engine:
@@ -259,11 +271,10 @@ def test_a_swapped_update_is_that_of_the_round_with_the_victims_other_examples(m
         before = training.start()
         for _ in range(3):
             after, report = training.round(before)
-            last = torch.zeros_like(before.models)
-            found, _ = attack.observe(before, after, report, last, attack.auxiliary_examples(federation), training)
+            found, _ = observed(attack, before, after, report, training)
             again = Training(engine.prepare(other), FixedAssignment(report.assignment), local, engine, Stream(5))
             changed, its = again.round(before)
-            expected, _ = attack.observe(before, changed, its, last, attack.auxiliary_examples(other), again)
+            expected, _ = observed(attack, before, changed, its, again)
             (k,) = found.swapped.tolist()
             victim = report.assignment[federation.ids[report.cohort] == schedule.victim]
             assert found.clusters[k] == victim
@@ -281,7 +292,7 @@ def test_noise_is_drawn_anew_for_a_swapped_update(mlp, federation):
         )
         before = training.start()
         _, report = training.round(before)
-        schedule = federation.property_schedule
+        schedule = federation.schedule
         same = federation.clients.take(torch.nonzero(federation.ids == schedule.victim).flatten())
         ((_, _, own),) = client_updates(training, before, report, schedule.victim)
         ((_, _, again),) = client_updates(training, before, report, schedule.victim, same)
@@ -315,9 +326,7 @@ def test_simulated_updates_without_the_property_are_not_all_of_the_same_clients(
         training = Training(engine.prepare(federation), algorithm, LOCAL, engine, Stream(5))
         before = training.start()
         after, report = training.round(before)
-        found, _ = attack.observe(
-            before, after, report, torch.zeros_like(before.models), attack.auxiliary_examples(federation), training
-        )
+        found, _ = observed(attack, before, after, report, training)
     for k in found.simulated_clusters.unique():
         without = found.simulated_features[(found.simulated_clusters == k) & ~found.simulated_has_property]
         assert len(without.float().unique(dim=0)) >= 4
@@ -347,15 +356,15 @@ def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known)
 )
 def test_a_server_that_moves_models_by_more_than_the_mean_is_refused(mlp, federation, algorithm, named):
     with pytest.raises(InputError, match=rf"by which a model moves, and {named} moves models otherwise"):
-        simulate(federation, mlp, algorithm, LOCAL, rounds=1, property_attack=PropertyAttack())
+        simulate(federation, mlp, algorithm, LOCAL, rounds=1, round_attack=PropertyAttack())
 
 
 def test_an_attacker_with_one_kind_of_example_is_refused(federation):
-    schedule = federation.property_schedule
+    schedule = federation.schedule
     test = replace(schedule, test_has_property=torch.ones_like(schedule.test_has_property))
     with pytest.raises(InputError, match=r"with the property and without it; the attacker has \d+ and 0"):
-        PropertyAttack(auxiliary="attacker+test").auxiliary_examples(replace(federation, property_schedule=test))
-    apart = replace(federation.clients, y=federation.property_schedule.has_property.long())
+        PropertyAttack(auxiliary="attacker+test").auxiliary_examples(replace(federation, schedule=test))
+    apart = replace(federation.clients, y=federation.schedule.has_property.long())
     with pytest.raises(InputError, match="some label both with and without the property"):
         PropertyAttack(match_labels=True).auxiliary_examples(replace(federation, clients=apart))
 
@@ -383,10 +392,9 @@ def test_a_simulation_that_diverges_is_left_out(mlp, federation, caplog):
         training = Training(engine.prepare(federation), IFCA(2), LOCAL, engine, Stream(5))
         before = training.start()
         after, report = training.round(before)
-        attack = PropertyAttack()
-        known = attack.auxiliary_examples(federation)
-        broken = replace(known, x=known.x * torch.inf)
-        observation, _ = attack.observe(before, after, report, torch.zeros_like(before.models), broken, training)
+        broken = replace(federation, test=replace(federation.test, x=federation.test.x * torch.inf))
+        attack = PropertyAttack(auxiliary="attacker+test")
+        observation, _ = observed(attack, before, after, report, replace(training, federation=engine.prepare(broken)))
     assert (
         len(observation.simulated_features)
         == len(observation.simulated_clusters)

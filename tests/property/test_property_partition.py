@@ -8,16 +8,9 @@ import torch
 
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.data import (
-    ImageDataset,
-    Partition,
-    PropertyPartition,
-    TextDataset,
-    draw_preferences,
-    draw_property_partition,
-    partition_by_property,
-)
-from shoal.property.property_partition import ATTACKER, VICTIM
+from shoal.data import ImageDataset, Partition, TextDataset, draw_preferences
+from shoal.property import PropertyPartition, draw_property_partition, partition_by_property
+from shoal.property.property_federation import ATTACKER, VICTIM
 
 STREAM = Stream(7, ("data",))
 
@@ -117,8 +110,8 @@ def test_the_federation_has_the_examples_that_were_drawn():
     indices = torch.cat(partition.clients)
     assert torch.equal(federation.clients.y, dataset.labels[indices])
     assert torch.equal((federation.clients.x[:, 0, 0, 0] * 255).round().long(), indices % 256)
-    assert torch.equal(federation.property_schedule.has_property, dataset.has_property[indices])
-    assert torch.equal(federation.property_schedule.test_has_property, dataset.has_property[partition.test])
+    assert torch.equal(federation.schedule.has_property, dataset.has_property[indices])
+    assert torch.equal(federation.schedule.test_has_property, dataset.has_property[partition.test])
 
 
 def test_texts_are_partitioned_unchanged():
@@ -134,7 +127,7 @@ def test_texts_are_partitioned_unchanged():
 
 def test_only_the_victim_alternates_between_its_examples():
     federation = federation_of(images(), settings(period=4))
-    has_property, schedule = federation.property_schedule.has_property, federation.property_schedule
+    has_property, schedule = federation.schedule.has_property, federation.schedule
     for number in range(1, 9):
         shards = federation.clients_in_round(number)
         for client in range(len(federation)):

@@ -26,10 +26,12 @@ from run_of_any_shape import (
     summary_of,
     usual_page,
 )
-from shoal.config.schema import Config, PropertyAttackSection
+from shoal.config.schema import Config
 from shoal.config.toml_files import parse
 from shoal.core.errors import InputError
+from shoal.core.formats import DASH
 from shoal.metrics.summary import Summary, flatten, parse_summary
+from shoal.property import PropertyAttackSection
 from shoal.property.property_figures import (
     CHECKPOINTS,
     MOST,
@@ -43,9 +45,8 @@ from shoal.property.property_figures import (
     running_auc,
     tsne_maps,
 )
-from shoal.property.property_metrics import property_summary
 from shoal.property.property_section import PropertySection, property_section
-from shoal.reports.formats import DASH
+from shoal.property.update_table import property_summary
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_tables import overall, seconds

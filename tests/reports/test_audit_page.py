@@ -13,11 +13,11 @@ from audit_of_any_shape import ACCURACY, attack_row, audit_of, records_frame
 from html_page import PNG, Page, figures_on, page_of
 from shoal.audit.audit import Audit
 from shoal.core.errors import InputError
+from shoal.core.formats import DASH
 from shoal.reports.audit.audit_figures import chance_exposure, chance_share, drawn_groups, exposure_of_records
 from shoal.reports.audit.audit_page import audit_page
 from shoal.reports.audit.audit_tables import by_model
 from shoal.reports.audit.findings import findings
-from shoal.reports.formats import DASH
 from shoal.reports.plotting import group_style
 from unrendered import unrendered_figures
 
@@ -158,7 +158,7 @@ def test_figures_name_their_values_and_mark_the_mean() -> None:
     assert len(figures) == page.tags.count("figure") == 2
     # Colours of paper would be unreadable on a dark page.
     assert not {"#ffffff", "#000000", "#dddddd", "#0072b2"} & set(re.findall(r"#\w{6}", "".join(figures)))
-    for attack in ("LiRA", "Gap attack", "my-attack"):
+    for attack in ("LiRA", "Gap", "my-attack"):
         assert f">{attack}</text>" in figures[0]
     assert "<title>LiRA on minority: 0.720 (0.680 to 0.760)</title>" in figures[0]
     members = audit_of().records.query("member and group == 'minority'")["exposure"]
@@ -281,7 +281,7 @@ def test_an_attack_with_other_clients_examples_as_non_members_has_its_name_and_s
     keys = ("fedmia-i", "fedmia-ii", "grad-cosine", "grad-diff")
     page = shown(audit_of(rows=[attack_row(f"{key}-others", "all", "all", 0.6) for key in keys]))
     table = part(page, "by-group")
-    for title in ("FedMIA-I", "FedMIA-II", "Gradient cosine", "Gradient difference"):
+    for title in ("FedMIA-I", "FedMIA-II", "Grad-cosine", "Grad-diff"):
         assert f'"row">{title}, other clients <' in table
     assert "-others" not in page.text
     assert "Other clients: their examples are the non-members" in page.text

@@ -8,8 +8,8 @@ import pytest
 
 from html_page import page_of
 from run_of_any_shape import clients_of, config_of, finished, frames_of, report_text, summary_of
+from shoal.core.formats import DASH
 from shoal.metrics.summary import flatten, parse_summary
-from shoal.reports.formats import DASH
 from shoal.reports.run.client_table import ClientTable, client_table
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.limits import with_limits

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from run_of_any_shape import clients_of, config_of, frames_of, summary_of
+from shoal.core.formats import DASH
 from shoal.metrics.summary import parse_summary
-from shoal.reports.formats import DASH
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_page import run_page
 from shoal.reports.run.run_tables import Table, TableRow, by_cluster, by_group

@@ -22,8 +22,8 @@ from run_of_any_shape import (
 )
 from shoal.audit.red_team import Estimator
 from shoal.core.errors import InputError
+from shoal.core.formats import DASH
 from shoal.metrics.summary import Summary, parse_summary
-from shoal.reports.formats import DASH
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.run_curves import ESTIMATORS, accuracy_by_group, risk
 from shoal.reports.run.run_page import run_page

@@ -55,7 +55,7 @@ def test_an_interval_that_covers_0_is_open() -> None:
     (paragraph,) = said(results_of())
     half = stats.sem([1, -1, 1, -1]) * stats.t.ppf(0.975, 3)
     interval = f"95 % interval \N{MINUS SIGN}{half:.1f} to +{half:.1f}, 4 seeds"
-    assert f"violations, all clients open: 0.0 ({interval})." in paragraph
+    assert f"limits exceeded, point estimate, all clients open: 0.0 ({interval})." in paragraph
 
 
 def test_metrics_of_the_tables_are_compared_too_and_what_never_differs_is_said_to() -> None:

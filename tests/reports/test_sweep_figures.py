@@ -360,7 +360,7 @@ def test_a_metric_without_a_value_in_some_places_says_why_there() -> None:
 def test_a_mistyped_metric_that_no_run_has_is_unknown(key: str) -> None:
     """No column is of a group 'minorty', nor of a smaller model."""
     with pytest.raises(
-        InputError, match=f"^no run has the metric '{re.escape(key)}'; (did you mean 'tpr_at_fpr_0|known: )"
+        InputError, match=f"^no run has the metric '{re.escape(key)}'; (did you mean '(canaries.)?tpr_at_fpr_0|known: )"
     ):
         drawn(figure_spec("bars", y=[key]))
 

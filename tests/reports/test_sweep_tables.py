@@ -16,12 +16,14 @@ from scipy import stats
 
 from html_page import Page
 from shoal.core.errors import InputError
-from shoal.reports.formats import DASH
+from shoal.core.formats import DASH
+from shoal.metrics.metric_table import METRICS
 from shoal.reports.sweep import sweep_page as sweep_report
-from shoal.reports.sweep.labels import FAMILIES, Labels, format_estimate
+from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import Axes, FigureSpec, TableSpec, read_report_spec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
 from shoal.reports.sweep.sweep_figures import SweepFigure, draw_figure
+from shoal.reports.sweep.sweep_metrics import format_estimate
 from shoal.reports.sweep.sweep_page import sweep_page
 from shoal.reports.sweep.sweep_tables import SweepTable, sweep_table
 from shoal.reports.sweep.table_formats import escape, latex, markdown, table_csv
@@ -150,6 +152,7 @@ def test_one_seed_stands_alone() -> None:
         ("clusters.1.clients", "1,234.6 ± 0.5"),
         ("larger.clients", "1,234.6 ± 0.5"),
         ("migrated", "1,234.6 ± 0.5"),
+        ("references", "1,234.6 ± 0.5"),
         ("seconds.red_team", "1,234.6 ± 0.5"),
         ("tpr_at_fpr_0.001.a.b", "1,234.5678 ± 0.5000"),
     ],
@@ -215,7 +218,7 @@ def test_cells_stand_under_their_heads() -> None:
 @pytest.mark.parametrize("prefix", ["larger", "smaller", "clusters.12"])
 def test_every_family_has_words(prefix: str) -> None:
     labels = Labels({"far.off": "far off"})
-    for family, name in FAMILIES.items():
+    for family, name in [(key, each.name) for key, each in METRICS.items() if each.scopes != "run"]:
         whose = {"larger": "larger model", "smaller": "smaller model"}.get(prefix, "model 12")
         assert labels.key(f"{prefix}.{family}") == f"{name}, {whose}"
         assert labels.key(f"{family}.far.off") == f"{name}, far off"

@@ -14,7 +14,7 @@ from shoal.audit.canary_metrics import CANARY_COLUMNS, CanaryExposure
 from shoal.audit.one_run_audit import one_run_audit
 from shoal.config.build import build, load_data, resolve
 from shoal.config.schema import parse_config
-from shoal.data.fingerprint import fingerprint
+from shoal.data.content import fingerprint
 from shoal.runs.result import report_of
 from shoal.runs.run import run
 

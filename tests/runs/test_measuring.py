@@ -68,7 +68,7 @@ def test_without_examples_outputs_have_their_shape_and_the_network_is_not_called
     for backend in ("loop", "vmap"):
         with Engine(MODEL, backend=backend) as engine:
             row, x = MODEL.init(shoal.Stream(0)), federation.test.x
-            assert engine.outputs(row, x[:0]).shape == engine.outputs_at(row, x, none).shape == (0, 3)
+            assert engine.outputs(row, x[:0]).shape == engine.outputs(row, x, none).shape == (0, 3)
             assert list(engine.outputs_in_parts(row, x, none)) == []
             nobody = federation.clients.take(none)
             assert engine.losses(row[None], nobody).shape == engine.example_losses(row[None], nobody).shape == (0, 1)

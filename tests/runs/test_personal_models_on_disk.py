@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 import shoal
 from run_files import content
-from shoal.core.client_vectors import ClientVectors
+from shoal.core.client_vectors import ClientVectors, VectorsOnDisk
 from shoal.core.errors import InputError
-from shoal.core.vectors_on_disk import VectorsOnDisk
 from shoal.engine import State
 from shoal.runs import directory
 from shoal.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -104,9 +103,9 @@ def test_killed_between_the_rows_and_the_checkpoint_is_never_killed(config, in_m
         with pytest.raises(SystemExit):
             run(asked, out)
     assert saved[-1] == 3
-    counted = load_checkpoint(out / "checkpoint").state.personal["ditto"].file
+    counted = load_checkpoint(out / "checkpoint").state.personal["ditto"].stored_in
     left = sum(path.stat().st_size for path in rows_in(out))
-    assert left > 4 * counted.width * counted.rows, "the round that was lost wrote no row"
+    assert left > 4 * counted["width"] * counted["rows"], "the round that was lost wrote no row"
     run(asked, out, resume=True)
     assert outcome(out) == outcome(in_memory)
     assert torch.equal(personal(out), personal(in_memory))
@@ -142,17 +141,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_rows_of_the_one_before(config, i
     run(config(), out, resume=True)
     assert "is damaged; going back to the one before" in caplog.text
     assert outcome(out) == outcome(in_memory)
-
-
-def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path):
-    """It has personal models as one tensor among the others of the clients."""
-    models, before = torch.rand(1, 3), torch.rand(4, 3)
-    own = {"ditto.personal": before, "fedrep.head": before[:, :2].clone(), "apfl.alpha": torch.rand(4)}
-    save_checkpoint(tmp_path, SimulationState(State(2, models, torch.rand(1), torch.full((4,), -1), clients=own)))
-    found = load_checkpoint(tmp_path).state
-    assert found.clients.keys() == {"apfl.alpha"}
-    assert torch.equal(found.personal["ditto"].tensor(), before)
-    assert torch.equal(found.personal["fedrep"].tensor(), before[:, :2])
 
 
 def test_a_checkpoint_in_memory_has_each_distinct_row_once(tmp_path):

@@ -171,7 +171,7 @@ def test_a_regression_can_be_private():
 
 def test_the_page_names_the_metric_and_speaks_of_no_classes(page):
     assert "Minus squared error by cluster" in page
-    assert "Train: minus squared error" in page
+    assert "Train minus squared error" in page
     assert "The metric of IFCA on held-out rows, minus squared error, is -0.0" in page
     for words in (
         "% test accuracy",

@@ -17,7 +17,7 @@ import shoal
 from html_page import Page, page_of
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.cli.app import main
-from shoal.data.fingerprint import fingerprint
+from shoal.data.content import fingerprint
 
 IMAGES = torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 LABELS = (IMAGES[:, 0, 0, 0] > 0.5).long()

@@ -18,10 +18,9 @@ from joblib import Parallel, delayed
 
 import run_files
 from shoal.core.errors import InputError
-from shoal.core.garbage_collection import collect_garbage_rarely
 from shoal.data import load_dataset
 from shoal.reports.sweep.report_spec import read_report_spec
-from shoal.reports.sweep.undefined import require_shown
+from shoal.reports.sweep.sweep_metrics import require_shown
 from shoal.runs.run import run
 from shoal.sweeps import Workers, plan, read_sweep, report_of_sweep, run_sweep, workers
 from shoal.sweeps import sweep_progress as progress
@@ -325,21 +324,21 @@ def test_a_run_that_two_sweeps_want_at_once_is_done_once(two_runs, tmp_path):
 def test_there_are_no_more_workers_than_runs(two_runs, tmp_path, monkeypatch):
     numbers = []
 
-    def parallel(n_jobs, backend, return_as, initializer):
+    def parallel(n_jobs, backend, return_as, initializer, initargs):
         """Threads instead of processes, whose results come as they would from these."""
-        numbers.append((n_jobs, backend, initializer))
+        numbers.append((n_jobs, backend, initializer, initargs))
         threads = Parallel(n_jobs=n_jobs, backend="threading", return_as=return_as)
         return lambda calls: threads(delayed(workers.run_one)(*arguments[1:]) for _, arguments, _ in calls)
 
     monkeypatch.setattr(workers, "Parallel", parallel)
     assert run_sweep(read_sweep(two_runs), tmp_path / "out", workers=Workers(64)).finished == 2
-    assert numbers == [(2, "loky", collect_garbage_rarely)]
+    assert numbers == [(2, "loky", gc.set_threshold, (10_000, 10, 10))]
 
 
 def test_a_worker_process_stays_for_all_runs_and_is_set_up_first():
     """What joblib promises: so each loads PyTorch, Shoal and the data once, and collects garbage rarely meanwhile."""
     process_and_threshold = delayed(lambda: (os.getpid(), gc.get_threshold()[0]))
-    parallel = Parallel(n_jobs=2, backend="loky", initializer=collect_garbage_rarely)
+    parallel = Parallel(n_jobs=2, backend="loky", initializer=gc.set_threshold, initargs=(10_000, 10, 10))
     found = parallel(process_and_threshold() for _ in range(12))
     assert {threshold for _, threshold in found} == {10_000}
     assert len({process for process, _ in found} - {os.getpid()}) in (1, 2)

@@ -1,6 +1,7 @@
 """Federated algorithms, one paper per file, each a frozen dataclass that implements `shoal.engine.Algorithm`.
 
-May import `engine` and below, never `attacks`. To add one: a new file, and its class in `Algorithms`.
+May import `engine` and below, never `attacks`. To add one: a new file in `one_model`, `clusters`, `personal` or
+`wrappers`, and its class in `Algorithms`.
 """
 
 from shoal.algorithms.clusters.cfl import CFL
@@ -26,88 +27,26 @@ from shoal.algorithms.personal.fine_tuning import FineTuning
 from shoal.algorithms.personal.local import LocalOnly
 from shoal.algorithms.personal.mr_mtl import MRMTL
 from shoal.algorithms.personal.per_fedavg import PerFedAvg
-from shoal.algorithms.wrappers.choice import IFCAMIR
+from shoal.algorithms.wrapper import Derived, Wrapper
+from shoal.algorithms.wrappers.choice import IFCAMIR, IFCAWithinLimit, PricedChoice, RiskAwareChoice
 from shoal.algorithms.wrappers.early_stopping import EarlyStopping
-from shoal.algorithms.wrappers.fedavg_start import FedAvgStart
 from shoal.algorithms.wrappers.pooling import Pooling
-from shoal.algorithms.wrappers.priced_choice import PricedChoice
-from shoal.algorithms.wrappers.risk_aware_choice import RiskAwareChoice
 from shoal.algorithms.wrappers.rr_cluster import RRCluster
 from shoal.algorithms.wrappers.shared_body import SharedBody
-from shoal.algorithms.wrappers.starts import OneShotStart
-from shoal.algorithms.wrappers.within_limit import IFCAWithinLimit
+from shoal.algorithms.wrappers.starts import FedAvgStart, OneShotStart
 
 Algorithms = (
-    FedAvg
-    | IFCA
-    | IFCAMIR
-    | FedOpt
-    | FedProx
-    | Scaffold
-    | Ditto
-    | Pooling
-    | PricedChoice
-    | IFCAWithinLimit
-    | RRCluster
-    | HypCluster
-    | CFL
-    | PACFL
-    | FeSEM
-    | OneShotClustering
-    | OneShotStart
-    | FedAvgStart
-    | SharedBody
-    | EarlyStopping
-    | LocalOnly
-    | MRMTL
-    | FedSoft
-    | FedEM
-    | FedRC
-    | RiskAwareChoice
-    | GroupPrivacy
-    | MetricPrivacy
-    | RDPCFL
-    | FineTuning
-    | FedRep
-    | APFL
-    | PerFedAvg
-)
-"""What the key 'algorithm.name' of a configuration may name."""
+    FedAvg | IFCA | IFCAMIR | FedOpt | FedProx | Scaffold | Ditto | Pooling | PricedChoice | IFCAWithinLimit | RRCluster
+    | HypCluster | CFL | PACFL | FeSEM | OneShotClustering | OneShotStart | FedAvgStart | SharedBody | EarlyStopping
+    | LocalOnly | MRMTL | FedSoft | FedEM | FedRC | RiskAwareChoice | GroupPrivacy | MetricPrivacy | RDPCFL | FineTuning
+    | FedRep | APFL | PerFedAvg
+)  # fmt: skip
+"""Algorithms that the key 'algorithm.name' of a configuration can name."""
 
 __all__ = [
-    "APFL",
-    "CFL",
-    "IFCA",
-    "IFCAMIR",
-    "MRMTL",
-    "PACFL",
-    "RDPCFL",
-    "Algorithms",
-    "Ditto",
-    "EarlyStopping",
-    "FeSEM",
-    "FedAvg",
-    "FedAvgStart",
-    "FedEM",
-    "FedOpt",
-    "FedProx",
-    "FedRC",
-    "FedRep",
-    "FedSoft",
-    "FineTuning",
-    "GroupPrivacy",
-    "HypCluster",
-    "IFCAWithinLimit",
-    "LocalOnly",
-    "MetricPrivacy",
-    "OneShotClustering",
-    "OneShotStart",
-    "PerFedAvg",
-    "Pooling",
-    "PricedChoice",
-    "RRCluster",
-    "Redraw",
-    "RiskAwareChoice",
-    "Scaffold",
-    "SharedBody",
+    "APFL", "CFL", "IFCA", "IFCAMIR", "MRMTL", "PACFL", "RDPCFL", "Algorithms", "Derived", "Ditto", "EarlyStopping",
+    "FeSEM", "FedAvg", "FedAvgStart", "FedEM", "FedOpt", "FedProx", "FedRC", "FedRep", "FedSoft", "FineTuning",
+    "GroupPrivacy", "HypCluster", "IFCAWithinLimit", "LocalOnly", "MetricPrivacy", "OneShotClustering", "OneShotStart",
+    "PerFedAvg", "Pooling", "PricedChoice", "RRCluster", "Redraw", "RiskAwareChoice", "Scaffold", "SharedBody",
+    "Wrapper",
 ]  # fmt: skip

@@ -1,20 +1,101 @@
-"""What an algorithm wraps, and what a wrapper cannot wrap."""
+"""Algorithms that are defined by another one, and what a wrapper cannot wrap."""
 
 from collections.abc import Iterator
 
 from shoal.core.errors import require
-from shoal.engine import LocalSGD, client_trainings
+from shoal.core.randomness import Stream
+from shoal.data.federation import Federation
+from shoal.engine import (
+    Aggregate,
+    Algorithm,
+    Cohort,
+    Deployed,
+    Engine,
+    LocalSGD,
+    RoundPlan,
+    State,
+    client_trainings,
+)
+
+
+class Derived:
+    """An algorithm that is `inner` in all methods that it does not override.
+
+    `inner` may be a field, or be built from the fields, as ``IFCA(self.clusters)``.
+
+    Example:
+        >>> import shoal.toy
+        >>> from shoal.algorithms import Derived
+        >>> class TwoClusters(Derived):
+        ...     inner = shoal.IFCA(clusters=2)
+        ...
+        >>> federation, model, local = shoal.toy.two_groups()
+        >>> shoal.simulate(federation, model, TwoClusters(), local, rounds=3).clients["cluster"].tolist()
+        [0, 0, 1, 1]
+    """
+
+    @property
+    def inner(self) -> Algorithm:
+        """The other algorithm."""
+        raise NotImplementedError
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Raise `InputError` where `inner` does."""
+        self.inner.check(local, risk_period)
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """The state of `inner`."""
+        return self.inner.init(engine, federation, local, stream)
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """The plan of `inner`."""
+        return self.inner.plan(state, cohort)
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The update of `inner`."""
+        return self.inner.server_update(state, cohort, plan, aggregate)
+
+    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+        """The models of `inner`."""
+        return self.inner.deployed(state, cohort)
+
+
+class Wrapper(Derived):
+    """An algorithm around any other, its field ``base``, which is a table ``[algorithm.base]`` of a configuration.
+
+    Example:
+        >>> import shoal.toy
+        >>> from shoal.algorithms import Wrapper
+        >>> from shoal.core.settings import settings
+        >>> @settings
+        ... class LateStart(Wrapper):
+        ...     base: shoal.engine.Algorithm = shoal.FedAvg()
+        ...     def server_update(self, state, cohort, plan, aggregate):
+        ...         return super().server_update(state, cohort, plan, aggregate) if cohort.round > 1 else state
+        ...
+        >>> federation, model, local = shoal.toy.two_groups()
+        >>> late = shoal.simulate(federation, model, LateStart(), local, rounds=2).state.models
+        >>> late.equal(shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=2).state.models)
+        False
+    """
+
+    base: Algorithm
+
+    @property
+    def inner(self) -> Algorithm:
+        """The base."""
+        return self.base
 
 
 def with_bases(algorithm: object) -> Iterator[object]:
-    """An algorithm, the one that it wraps as its ``base``, and so on."""
+    """An algorithm, its ``base``, the base's ``base``, and so on."""
     while algorithm is not None:
         yield algorithm
         algorithm = getattr(algorithm, "base", None)
 
 
 def require_kept_models(wrapper: object) -> None:
-    """Raise `InputError` where a wrapper's base changes its number of models."""
+    """Raise `InputError` where a base of the wrapper changes its number of models."""
     _, *bases = with_bases(wrapper)
     for base in bases:
         require(
@@ -25,9 +106,9 @@ def require_kept_models(wrapper: object) -> None:
 
 
 def require_no_first_round(wrapper: object) -> None:
-    """Raise `InputError` where a wrapper's base trains otherwise in the first of its rounds.
+    """Raise `InputError` where a base of the wrapper trains otherwise in the first of its rounds.
 
-    After rounds of the wrapper's own that would not be the federation's first round, as which its epsilon is counted.
+    After rounds of the wrapper that would not be the federation's first round, as which its epsilon is counted.
     """
     _, *bases = with_bases(wrapper)
     for base in reversed(bases):

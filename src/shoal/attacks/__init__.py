@@ -48,11 +48,6 @@ from shoal.attacks.updates.preference_inference import PreferenceInference
 from shoal.attacks.updates.source_inference import GroupInference, Guesses, SourceGuesses, SourceInference
 from shoal.attacks.updates.sybil_paths import Received
 from shoal.attacks.updates.update_scores import OwnedRecords, UpdateAttack, UpdateScores, update_scores
-from shoal.property.active_attacker import ActivePropertyAttacker, active_property_attacker
-from shoal.property.property_attack import PropertyAttack
-from shoal.property.property_classifier import classify_updates
-from shoal.property.round_observation import RoundObservation
-from shoal.property.update_features import extract_features
 
 MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 """The membership-inference attacks that a configuration can name."""
@@ -60,7 +55,6 @@ MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
 __all__ = [
     "RMIA",
     "Acquisition",
-    "ActivePropertyAttacker",
     "BaVarIA",
     "CanaryClients",
     "ClientCanaryEstimate",
@@ -93,7 +87,6 @@ __all__ = [
     "OwnedRecords",
     "Population",
     "PreferenceInference",
-    "PropertyAttack",
     "Query",
     "Received",
     "ReconstructedUpdates",
@@ -102,21 +95,17 @@ __all__ = [
     "ReferenceAttack",
     "ReferenceModels",
     "ReferenceScores",
-    "RoundObservation",
     "ShadowModelAttack",
     "ShadowModels",
     "SourceGuesses",
     "SourceInference",
     "UpdateAttack",
     "UpdateScores",
-    "active_property_attacker",
     "augmentation_votes",
     "boundary_distance",
     "canary_cosines",
     "canary_directions",
-    "classify_updates",
     "estimate_client_epsilon",
-    "extract_features",
     "logit_confidence",
     "loss_trajectory",
     "needs_classes",

@@ -85,7 +85,7 @@ class ReferenceModels:
 
     def evaluate(self, x: Tensor, rows: Tensor, engine: Engine) -> Tensor:
         """Outputs (R, m, C) float32 on the CPU for the inputs of x at ``rows`` (m,), one model after another."""
-        return torch.stack([engine.outputs_at(model, x, rows).cpu() for model in self.models])
+        return torch.stack([engine.outputs(model, x, rows).cpu() for model in self.models])
 
     def without(self, model: int) -> "ReferenceModels":
         """All but one; the later ones move up."""

@@ -5,7 +5,7 @@ of records; nothing here trains a federation. May import `attacks` and below.
 """
 
 from shoal.audit.audit import Audit, audit_records
-from shoal.audit.measurement import FinishedTraining, Measurement
+from shoal.audit.measurement import Measurement
 from shoal.audit.model_scores import ModelScores
 from shoal.audit.one_run_audit import OneRunAudit, one_run_audit
 from shoal.audit.predictions import ModelOutputs, evaluate_models
@@ -20,7 +20,6 @@ __all__ = [
     "NEED_HOLDOUT",
     "Audit",
     "AuditRecords",
-    "FinishedTraining",
     "Measurement",
     "ModelOutputs",
     "ModelScores",

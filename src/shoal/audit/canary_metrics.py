@@ -51,7 +51,7 @@ def table_of_canaries(
     score = torch.full((len(canaries),), np.nan, dtype=torch.float64)
     for s in model[model >= 0].unique().tolist():
         own = torch.nonzero(model == s).flatten()
-        outputs = engine.outputs_at(models[s], canaries.x, own).cpu().double()
+        outputs = engine.outputs(models[s], canaries.x, own).cpu().double()
         score[own] = logit_confidence(outputs, canaries.y[own])
     member = canaries.member.numpy()
     return pd.DataFrame(

@@ -188,7 +188,7 @@ class Predictions:
         training: (N,) float64, the mean of the metric of each client's model on the client's training examples; 0 where
             its model is not among these.
         predicted: (S, M), the class of the largest output for each test example; None in a regression.
-        outputs: (S, M, C), where the metrics of a property attack ask for them; None elsewhere.
+        outputs: (S, M, C), where the federation has a schedule, whose main task is measured; None elsewhere.
     """
 
     test: NDArray[np.float64]
@@ -230,5 +230,5 @@ def predictions_of(
         test=torch.stack(by_group, dim=1).numpy(),
         training=(total / federation.clients.sizes).numpy(),
         predicted=predicted,
-        outputs=outputs.test if federation.property_schedule is not None else None,
+        outputs=outputs.test if federation.schedule is not None else None,
     )

@@ -168,7 +168,7 @@ def _federated_accuracy(
         if len(theirs.indices) == 0:
             return RateEstimate.unknown()
         rows = theirs.indices.to(theirs.y.device)
-        outputs = engine.outputs_at(state.models[k], theirs.x, rows).cpu()
+        outputs = engine.outputs(state.models[k], theirs.x, rows).cpu()
         of_reference = None if reference is None else reference.evaluate(theirs.x, rows, engine)
         query = Query.unseen(outputs, theirs.y[rows].cpu(), of_reference, engine.model.loss)
         said_member = attack.score(query) > attack.threshold

@@ -22,7 +22,7 @@ from shoal.attacks import (
 from shoal.audit.records import CLIENT, OUTSIDER, Bools, Floats, Ints, RecordTable, View, measure
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
-from shoal.data.groups import require_unambiguous
+from shoal.data.names import require_unambiguous
 from shoal.metrics import MembershipMetrics, roc_auc
 
 Names = NDArray[np.object_]

@@ -17,7 +17,7 @@ from shoal.attacks import Population, ReferenceScores
 from shoal.audit.reference_records import AuditRecords
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
-from shoal.data.groups import EVERYBODY, require_unambiguous
+from shoal.data.names import EVERYBODY, require_unambiguous
 
 COLUMNS = ("record", "client", "group", "member", "score")
 """Those that every score file has."""

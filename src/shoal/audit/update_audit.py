@@ -62,22 +62,15 @@ class UpdateAudit:
         by_client: `unused` of each client, by its id.
 
     Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks import GradCosine, OwnedRecords, update_scores
+        >>> import numpy as np
+        >>> from shoal.attacks import GradCosine, UpdateScores
         >>> from shoal.audit import audit_updates
-        >>> draw = shoal.Stream(0).generator()
-        >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
-        >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=50, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     training = shoal.Training(*setting, record_every=1)
-        ...     _, report = training.round(training.start())
-        ...     scores = update_scores([report.updates], OwnedRecords.of(federation), engine)
-        ...
+        >>> fit, zeros = np.eye(4, 8)[None], np.zeros(8, dtype=np.int64)  # one round, four clients, their records first
+        >>> owner, clients = np.array([0, 1, 2, 3, -1, -1, -1, -1]), np.arange(4)
+        >>> scores = UpdateScores(np.array([1]), clients, zeros[None, :4], -fit, fit, fit, zeros, owner, zeros, ("all",))
         >>> audit = audit_updates(GradCosine(), scores)
-        >>> sorted(audit.by_client), audit.others.auc > 0.9, audit.unused.members
-        ([0, 1, 2, 3, 4], True, 20)
+        >>> sorted(audit.by_client), audit.unused.members, audit.others.auc
+        ([0, 1, 2, 3], 4, 1.0)
     """
 
     unused: MembershipMetrics
@@ -96,6 +89,16 @@ def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None 
         attack: on the updates.
         scores: of recorded rounds.
         group: name of a group; None: all clients.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.attacks import GradCosine, UpdateScores
+        >>> from shoal.audit import audit_updates
+        >>> fit, zeros = np.eye(4, 8)[None], np.zeros(8, dtype=np.int64)  # one round, four clients, their records first
+        >>> owner, clients = np.array([0, 1, 2, 3, -1, -1, -1, -1]), np.arange(4)
+        >>> scores = UpdateScores(np.array([1]), clients, zeros[None, :4], -fit, fit, fit, zeros, owner, zeros, ("all",))
+        >>> audit_updates(GradCosine(), scores).unused.auc
+        1.0
     """
     return _audits(attack, scores, [group])[0]
 

@@ -6,6 +6,8 @@ Each command loads what it does (`shoal.cli.commands`, and with it PyTorch) when
 ``--version`` and a wrong option answer at once.
 """
 
+import atexit
+import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -20,7 +22,6 @@ from rich.markup import escape
 import shoal
 from shoal.cli.interrupt import end_interrupted, end_soon_after_interrupt, say_interrupted
 from shoal.core.errors import InputError
-from shoal.core.garbage_collection import collect_garbage_rarely
 
 _EXIT_CODES = "Exit codes: 0 done; 1 failed; 2 bad input; 3 a gate is broken; 130 interrupted."
 
@@ -232,7 +233,9 @@ def _say(sentence: str, code: int) -> int:
 
 def script() -> None:
     """The console script, once `end_at_once_on_interrupt` was called."""
-    collect_garbage_rarely()
+    # Each search for reference cycles visits all of PyTorch: 0.9 s while modules load, 1.3 s at the end (measured).
+    gc.set_threshold(10_000, 10, 10)
+    atexit.register(gc.freeze)
     code = main()
     if code == 130:
         end_interrupted()

@@ -5,8 +5,8 @@ from math import isnan
 from rich.console import Console
 
 from shoal.audit.audit import Audit
+from shoal.core.formats import decimal, percent
 from shoal.reports.estimate import null_size
-from shoal.reports.formats import decimal, percent
 from shoal.runs.progress import LiveBar
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import Progress
 
-from shoal.reports.formats import format_duration
+from shoal.core.formats import format_duration
 from shoal.runs.progress import LiveBar
 from shoal.sweeps import SweepProgress
 

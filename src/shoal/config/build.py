@@ -12,9 +12,17 @@ from torch import Tensor
 from shoal.algorithms.personal.fedrep import FedRep
 from shoal.algorithms.wrapper import with_bases
 from shoal.algorithms.wrappers.shared_body import SharedBody, head_of
-from shoal.attacks import active_property_attacker
 from shoal.audit import NEED_HOLDOUT
-from shoal.config.client_files import Reading, check_sizes, decided_data, draw_split, load_client_data, reading_of
+from shoal.config.client_files import (
+    Reading,
+    check_sizes,
+    decided_data,
+    draw_split,
+    load_client_data,
+    own_data,
+    reading_of,
+    require_partition,
+)
 from shoal.config.kinds import load, name_of
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table, table_of
@@ -28,19 +36,19 @@ from shoal.data import (
     LabelledDataset,
     Partition,
     Preferences,
-    PropertyPartition,
+    SourceData,
     Standardizer,
+    TableDataset,
     TextDataset,
     draw_preferences,
-    draw_property_partition,
     federation_of_clients,
     load_dataset,
     partition_dataset,
 )
+from shoal.data.partition import PartitionIndices
 from shoal.defenses import TrainingSetup, defended
 from shoal.engine import Engine, LocalSGD, MaliciousClients, check_backend, resolve_backend
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
-from shoal.property.property_partition import PartitionIndices, federation_of
 from shoal.simulation.coordination import check_coordinator
 from shoal.simulation.simulation import Simulation, check_references
 
@@ -50,7 +58,7 @@ class Resolved:
     """A configuration that fits its data, with everything that was left open decided."""
 
     config: Config
-    data: LabelledDataset | ClientDataset
+    data: SourceData
     setup: TrainingSetup
     preferences: Preferences
     indices: PartitionIndices | None
@@ -74,7 +82,7 @@ class Resolved:
             check_references(asked, federation, replayable=section is None, duplicates=copies)
         if section is not None:
             with in_table("property_attack"):
-                section.attack.auxiliary_examples(federation)
+                section.attack.check(federation, config.algorithm.value)
         algorithm, coordinator = config.algorithm.value, None
         if config.coordinator is not None:
             algorithm, coordinator = config.coordinator.obeyed_by(algorithm), config.coordinator.coordinator()
@@ -89,9 +97,8 @@ class Resolved:
             red_team=config.red_team,
             evaluate_every=config.evaluation.every,
             member_rounds=config.evaluation.member_rounds,
-            property_attack=None if section is None else section.attack,
+            round_attack=None if section is None else section.attack,
             malicious_clients=self._malicious_clients(federation),
-            tsne=section is not None and section.tsne,
             record_updates=0 if config.record is None else config.record.updates,
             reference_federations=config.evaluation.reference_federations,
             duplicates=config.evaluation.duplicates,
@@ -99,11 +106,11 @@ class Resolved:
         )
 
     @property
-    def input_scale(self) -> Standardizer | None:
+    def standardizer(self) -> Standardizer | None:
         """What training examples make of columns, where clients have tables; None of other data."""
         if not isinstance(self.data, ClientDataset) or self.indices is None:
             return None
-        return self.data.input_scale(self.indices)
+        return self.data.standardizer(self.indices)
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -126,6 +133,8 @@ class Resolved:
         partition = self.config.data.partition
         if partition is not None:
             return partition.clients * partition.examples_per_client
+        if isinstance(self.data, Federation):
+            return int(self.data.clients.sizes.sum())
         assert self.indices is not None
         return sum(map(len, self.indices.clients))
 
@@ -136,6 +145,9 @@ class Resolved:
         if isinstance(self.data, ClientDataset):
             yield from self.data.description()
             return
+        if isinstance(self.data, Federation):
+            yield str(self.data)
+            return
         yield f"{len(self.data.labels):,} {self.data.kind} in {self.data.classes} classes"
         if self.data.has_property is not None:
             count, name = int(self.data.has_property.sum()), (self.config.data.task or "").partition("/")[2]
@@ -144,31 +156,26 @@ class Resolved:
 
     def _federation(self) -> Federation:
         config, stream = self.config, Stream(self.config.seed, ("data",))
+        if isinstance(self.data, Federation):
+            return replace(self.data, preferences=self.preferences)
         if isinstance(self.data, ClientDataset):
             assert self.indices is not None
             return federation_of_clients(self.data, self.indices, self.preferences)
         if self.indices is None:
             groups = [*config.data.groups.values()]
             return partition_dataset(self.data, _partition(config), groups, self.preferences, stream)
-        return federation_of(self.data, _property_partition(config), self.indices, self.preferences, stream)
+        assert config.property_attack is not None
+        return config.property_attack.federation(config, self.data, self.indices, self.preferences, stream)
 
     def _malicious_clients(self, federation: Federation) -> MaliciousClients | None:
         section = self.config.property_attack
-        if section is None or section.mode == "passive":
+        if section is None:
             return None
         with in_table("property_attack"):
-            return active_property_attacker(
-                self.setup.model,
-                federation,
-                alpha=section.alpha,
-                gamma=section.gamma if section.mode == "scaled" else 1.0,
-                train_head=section.train_head,
-            )
+            return section.malicious_clients(self.setup.model, federation)
 
 
-def build(
-    config: Config, data_dir: Path | None = None, dataset: LabelledDataset | ClientDataset | None = None
-) -> tuple[Config, Simulation]:
+def build(config: Config, data_dir: Path | None = None, dataset: SourceData | None = None) -> tuple[Config, Simulation]:
     """The configuration with everything it left open decided, and the simulation that it describes.
 
     Args:
@@ -202,7 +209,7 @@ def engine_of(config: Config, model: Model) -> Engine:
         )
 
 
-def load_data(section: DataSection, data_dir: Path | None = None) -> LabelledDataset | ClientDataset:
+def load_data(section: DataSection, data_dir: Path | None = None) -> SourceData:
     """The examples of [data]; raises as `load_dataset`, `load_folder` and `load_table`."""
     return load_source(section.source, section.path, section.task, data_dir, reading_of(section))
 
@@ -213,24 +220,20 @@ def load_source(
     task: str | None = None,
     data_dir: Path | None = None,
     reading: Reading | None = None,
-) -> LabelledDataset | ClientDataset:
+) -> SourceData:
     """The examples of a shipped source, or of a user's own by ``module:Name``; see `load_data`.
 
     ``reading`` says how files are read of which each client has its own, and is None for other sources.
     """
     where = None if path is None else Path(path).expanduser()
     with in_table("data"):
-        if reading is not None:
+        if ":" not in source and reading is not None:
             return load_client_data(source, where, task, reading)
         if ":" not in source:
             return load_dataset(source, data_dir=data_dir, path=where, task=task)
         function = load(source, "source")
         _require_source(function, source, where, task)
-        dataset = function(where, task)
-        if not isinstance(dataset, ImageDataset | TextDataset):
-            returned = type(dataset).__name__
-            raise InputError(f"'{source}' must return an ImageDataset or a TextDataset; got {returned}")
-        return dataset
+        return own_data(source, function(where, task), reading)
 
 
 def _require_source(function: Callable[..., object], source: str, path: Path | None, task: str | None) -> None:
@@ -246,25 +249,20 @@ def _require_source(function: Callable[..., object], source: str, path: Path | N
         pass
 
 
-def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
+def resolve(config: Config, data: SourceData) -> Resolved:
     """Check a configuration against its data, and decide what it leaves open; no example is copied.
 
     Raises:
         InputError: too few examples, or keys that contradict each other.
     """
+    require_partition(config.data, data)
     if isinstance(data, ClientDataset):
         data = data.with_at_least((config.data.split or ClientSplit()).min_examples)
-    largest, classes = int(data.labels.max()), config.model.classes or data.classes
-    require(
-        largest < classes,
-        f"{data.name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to "
-        f"{largest + 1} or more",
-    )
+    classes = _classes(config, data)
     network, stream = config.model.sized(classes), Stream(config.seed, ("data",))
     indices = draw_split(config, data) if isinstance(data, ClientDataset) else None
-    if indices is None and config.property_attack is None:
+    if isinstance(data, LabelledDataset) and config.property_attack is None:
         # Before anything is allocated by the number of clients, which may be any.
-        assert not isinstance(data, ClientDataset)
         with in_table("data"):
             _partition(config).check(data, [*config.data.groups.values()])
     with in_table("model"):
@@ -273,9 +271,9 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
         setup = defended(TrainingSetup(model, config.local, kind=data.kind), config.defenses.all())
     _check_tables(config, data, indices)
     if config.property_attack is not None:
-        assert not isinstance(data, ClientDataset)
+        assert isinstance(data, LabelledDataset)
         with in_table("property_attack"):
-            indices = draw_property_partition(data, _property_partition(config), stream)
+            indices = config.property_attack.draw(config, data, stream)
     with in_table("engine"):
         backend = config.engine.backend
         of_wrapped = (getattr(each, "local", None) for each in with_bases(config.algorithm.value))
@@ -298,9 +296,8 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
             check_coordinator(config.coordinator.coordinator(), setup, steered, config.red_team.every)
     with in_table("privacy"):
         thresholds, beta = config.privacy.thresholds, config.privacy.beta
-        clients = len(data.client_names) if isinstance(data, ClientDataset) else _partition(config).clients
-        preferences = draw_preferences(clients, thresholds, beta, stream("preferences"))
-    section = decided_data(config.data, data) if isinstance(data, ClientDataset) else config.data
+        preferences = draw_preferences(_clients(config, data), thresholds, beta, stream("preferences"))
+    section = config.data if isinstance(data, LabelledDataset) else decided_data(config.data, data)
     path = section.path
     decided = replace(
         config,
@@ -314,27 +311,78 @@ def resolve(config: Config, data: LabelledDataset | ClientDataset) -> Resolved:
     return Resolved(decided, data, setup, preferences, indices)
 
 
-def _model(network: Network, data: LabelledDataset | ClientDataset, indices: PartitionIndices | None) -> Model:
+def _classes(config: Config, data: SourceData) -> int:
+    """The outputs of the network.
+
+    Raises:
+        InputError: a label that none of them is for, a regression, or a property in a federation of a user's own.
+    """
+    if not isinstance(data, Federation):
+        name, labels, known = data.name, data.labels, data.classes
+    else:
+        name, labels, known = f"'{config.data.source}'", data.clients.y, data.classes
+        require(config.property_attack is None, f"'property_attack' needs a source with a 'task'; {name} has none")
+    if known is None:
+        raise InputError(f"{name} is a regression; a configuration trains classifiers, and `shoal.simulate` both")
+    largest, classes = int(labels.max()), config.model.classes or known
+    require(
+        largest < classes,
+        f"{name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to {largest + 1} or "
+        "more",
+    )
+    return classes
+
+
+def _clients(config: Config, data: SourceData) -> int:
+    """N."""
+    if isinstance(data, LabelledDataset):
+        return _partition(config).clients
+    return len(data) if isinstance(data, Federation) else len(data.client_names)
+
+
+def _model(network: Network, data: SourceData, indices: PartitionIndices | None) -> Model:
     """The model of [model], fitted to the data."""
     assert network.classes is not None
-    if isinstance(data, TextDataset):
-        shape = TextShape(data.vocabulary, network.classes)
-    elif isinstance(data, ClientDataset) and indices is not None and (scale := data.input_scale(indices)) is not None:
-        shape = VectorShape(scale.width, network.classes)
+    scale = data.standardizer(indices) if isinstance(data, ClientDataset) and indices is not None else None
+    inputs = _inputs(data)
+    if data.kind == "texts":
+        shape = TextShape(data.vocabulary if isinstance(data, TextDataset) else _largest_word(data), network.classes)
+    elif data.kind == "rows":
+        shape = VectorShape(inputs.shape[1] if scale is None else scale.width, network.classes)
     else:
-        _, channels, height, width = (data.x if isinstance(data, ClientDataset) else data.pixels).shape
+        require(inputs.dim() == 4, f"inputs of shape {tuple(inputs.shape[1:])} are no images, rows or texts")
+        channels, height, width = inputs.shape[1:]
         shape = Shape(channels, height, width, network.classes)
     if ":" in network.name:
         return Model(partial(load(network.name, "name"), shape))
     return network.model(shape)
 
 
-def _first_examples(data: LabelledDataset | ClientDataset) -> tuple[Tensor, Tensor]:
+def _inputs(data: SourceData) -> Tensor:
+    """The inputs of all examples, not yet scaled."""
+    match data:
+        case Federation():
+            return data.clients.x
+        case ClientDataset():
+            return data.x
+        case TextDataset():
+            return data.words
+        case TableDataset():
+            return data.rows
+        case ImageDataset():
+            return data.pixels
+
+
+def _largest_word(data: SourceData) -> int:
+    assert isinstance(data, Federation)
+    parts = (data.clients, data.holdout, data.test, data.shadow)
+    return max(int(each.x.max()) for each in parts if each.x.numel())
+
+
+def _first_examples(data: SourceData) -> tuple[Tensor, Tensor]:
     """Inputs and labels of at most two examples, on which a network is tried."""
-    if isinstance(data, TextDataset):
-        return data.words[:2], data.labels[:2]
-    x = data.x[:2] if isinstance(data, ClientDataset) else data.pixels[:2]
-    return x.float() if x.is_floating_point() else x.float() / 255, data.labels[:2]
+    x, y = _inputs(data)[:2], data.clients.y[:2] if isinstance(data, Federation) else data.labels[:2]
+    return x.float() / 255 if x.dtype == torch.uint8 else x if data.kind == "texts" else x.float(), y
 
 
 def _partition(config: Config) -> Partition:
@@ -344,14 +392,7 @@ def _partition(config: Config) -> Partition:
     return config.data.partition
 
 
-def _property_partition(config: Config) -> PropertyPartition:
-    section, partition = config.property_attack, _partition(config)
-    assert section is not None
-    least = config.local.batch(partition.examples_per_client)
-    return PropertyPartition(partition, section.attacker_share, section.period, least, section.victim_labels)
-
-
-def _check_tables(config: Config, data: LabelledDataset | ClientDataset, indices: PartitionIndices | None) -> None:
+def _check_tables(config: Config, data: SourceData, indices: PartitionIndices | None) -> None:
     """Raise `InputError` where keys of several tables contradict each other."""
     references = config.evaluation.reference_federations
     require(
@@ -364,10 +405,10 @@ def _check_tables(config: Config, data: LabelledDataset | ClientDataset, indices
         max(table_of(each).get("clusters", 1) for each in with_bases(config.algorithm.value)),
     )
     shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
-    if isinstance(data, ClientDataset):
-        assert indices is not None
+    if not isinstance(data, LabelledDataset):
         check_sizes(config, data, indices, clusters, shadows=shadows)
-        sizes = torch.tensor([len(each) for each in indices.clients])
+        own = [] if indices is None else [len(each) for each in indices.clients]
+        sizes = data.clients.sizes if isinstance(data, Federation) else torch.tensor(own)
     else:
         _check_partition(config, clusters, shadows=shadows)
         # Under label skew each client has another number, which is known once they are drawn.
@@ -400,17 +441,5 @@ def _check_partition(config: Config, clusters: int, *, shadows: bool) -> None:
         data.test_examples >= len(groups),
         f"'data.test_examples' must be at least one for each of {len(groups)} groups; got {data.test_examples}",
     )
-    section = config.property_attack
-    if section is None:
-        return
-    require(
-        [(each.rotation, each.brightness, each.label_shift) for each in groups.values()] == [(None, None, None)],
-        "'property_attack' partitions examples by label and property, so 'data.groups' must be left out",
-    )
-    require(not data.reuse_images, "'property_attack' does not go together with 'data.reuse_images'")
-    first = (section.attack.warm_up // section.period + 1) * section.period
-    require(
-        first <= config.algorithm.rounds,
-        f"'algorithm.rounds' must be at least {first}, or the victim never trains on the property in an attacked round "
-        f"and the AUC is undefined; got {config.algorithm.rounds}",
-    )
+    if config.property_attack is not None:
+        config.property_attack.check(config)

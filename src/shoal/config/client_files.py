@@ -1,27 +1,42 @@
-"""Sources of a configuration whose clients have their examples already: ``folder`` and ``table``."""
+"""Data of a configuration whose clients have their examples already, and whatever a user's own function returns."""
 
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from shoal.audit import NEED_HOLDOUT
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import in_table
-from shoal.core.errors import InputError, require
+from shoal.core.errors import InputError, described, require
 from shoal.core.randomness import Stream
 from shoal.core.settings import spelled
-from shoal.data import ClientDataset, ClientSplit, Columns, Group, PictureFormat, load_folder, load_table
+from shoal.data import (
+    ClientDataset,
+    ClientSplit,
+    Columns,
+    Federation,
+    Group,
+    LabelledDataset,
+    PictureFormat,
+    SourceData,
+    load_folder,
+    load_table,
+)
 from shoal.data.partition import PartitionIndices
+from shoal.data.sources.table import table_dataset
+from shoal.data.user.arrays import labelled_arrays
+from shoal.data.user.table_rows import frame_of
 
 Reading = PictureFormat | Columns
 """How the files of such a source are read."""
 
 
 def reading_of(section: DataSection) -> Reading | None:
-    """How the files of [data] are read; None: its examples are dealt out to clients."""
-    if section.partition is not None:
-        return None
+    """How the files or the table of [data] are read; None: its examples are partitioned across clients."""
+    if section.partition is not None or ":" in section.source:
+        return section.columns
     return section.columns or section.pictures or PictureFormat()
 
 
@@ -42,6 +57,48 @@ def load_client_data(source: str, path: Path | None, task: str | None, reading: 
     return load_table(path, reading)
 
 
+def own_data(source: str, value: object, columns: Reading | None) -> SourceData:
+    """The data that a user's function returned.
+
+    Raises:
+        InputError: neither a data set, a pair of inputs and labels, a table nor a federation; or keys ``client`` and
+            ``label`` that a table lacks or something else has.
+    """
+    table = isinstance(value, pd.DataFrame) or isinstance(getattr(value, "column_names", None), list)
+    require(
+        not table or columns is not None,
+        f"'{source}' returned a table, so 'client' and 'label' must name its columns of clients and labels",
+    )
+    require(table or columns is None, f"'{source}' returned no table, so 'client' and 'label' must be left out")
+    if table and isinstance(columns, Columns):
+        return table_dataset(f"the table of '{source}'", frame_of(source, value), columns, f"{source} row {{}}".format)
+    if isinstance(value, SourceData):
+        return value
+    if isinstance(value, tuple) and len(value) == 2:
+        return labelled_arrays(f"'{source}'", *value)
+    raise InputError(
+        f"'{source}' must return a Federation, a pair (inputs, labels), a DataFrame, an ImageDataset, a TextDataset or "
+        f"a TableDataset; got {described(value)}"
+    )
+
+
+def require_partition(section: DataSection, data: SourceData) -> None:
+    """Raise `InputError` unless [data] says how many examples go where just if ``data`` is one set."""
+    have = f"the clients of '{section.source}' have their examples already"
+    if isinstance(data, LabelledDataset):
+        require(
+            section.partition is not None,
+            f"'{section.source}' is one set, which is partitioned across clients; set 'data.clients', "
+            "'data.examples_per_client' and 'data.test_examples'",
+        )
+        return
+    require(section.partition is None, f"{have}; leave 'data.clients' and the other numbers of examples out")
+    require(
+        section.split is None or isinstance(data, ClientDataset),
+        f"{have}, and it says what is held out; leave 'data.test_fraction' and the other fractions out",
+    )
+
+
 def draw_split(config: Config, data: ClientDataset) -> PartitionIndices:
     """Draw which examples of each client are for what; raises as `ClientSplit.draw`."""
     require(
@@ -52,22 +109,26 @@ def draw_split(config: Config, data: ClientDataset) -> PartitionIndices:
         return (config.data.split or ClientSplit()).draw(data, Stream(config.seed, ("data",)))
 
 
-def decided_data(section: DataSection, data: ClientDataset) -> DataSection:
-    """[data] with what the files decide: groups and their shares, the form of pictures, the columns that are inputs.
+def decided_data(section: DataSection, data: ClientDataset | Federation) -> DataSection:
+    """[data] with what the data decide: groups and their shares, the form of pictures, the columns that are inputs.
 
     Raises:
         InputError: groups that are not those of the files.
     """
-    shares, given = data.shares, section.groups
+    shares, given, name = data.shares, section.groups, getattr(data, "name", f"'{section.source}'")
     found = {name: Group(name, share) for name, share in shares.items()}
     # As a written configuration has them; "all" is what stands there by default.
     written = given == {"all": Group("all", 1.0)} or given == found
     listed = ", ".join(f"'{name}' ({share:g} of the clients)" for name, share in shares.items())
     require(
         written,
-        f"[data]: the groups of {data.name} are {listed}, and are neither chosen nor shifted by 'groups'; leave it out",
+        f"[data]: the groups of {name} are {listed}, and are neither chosen nor shifted by 'groups'; leave it out",
     )
+    if isinstance(data, Federation):
+        return replace(section, groups=found)
     split = section.split or ClientSplit()
+    if section.columns is None and ":" in section.source:
+        return replace(section, groups=found, split=split)
     if section.columns is not None:
         return replace(section, groups=found, split=split, columns=replace(section.columns, inputs=data.inputs))
     _, channels, height, width = data.x.shape
@@ -76,28 +137,36 @@ def decided_data(section: DataSection, data: ClientDataset) -> DataSection:
 
 
 def check_sizes(
-    config: Config, data: ClientDataset, indices: PartitionIndices, clusters: int, *, shadows: bool
+    config: Config, data: ClientDataset | Federation, indices: PartitionIndices | None, clusters: int, *, shadows: bool
 ) -> None:
     """Raise `InputError` where the red team or the algorithm needs more than the clients have.
 
     Args:
         config: what to run.
         data: the examples.
-        indices: which of them are for what.
+        indices: which of them are for what; None: a federation says it.
         clusters: the algorithm's.
         shadows: whether shadow models are trained.
     """
-    split, team, clients = config.data.split or ClientSplit(), config.red_team, len(data.client_names)
+    split, team = config.data.split or ClientSplit(), config.red_team
+    if isinstance(data, Federation):
+        clients, shadow, holdout = len(data), len(data.shadow), len(data.holdout.indices)
+        name = f"'{config.data.source}'"
+        asked, needs, given = f"{name} must give", f"hold-out examples of {name}", f"it gives {shadow}"
+    else:
+        assert indices is not None
+        clients, shadow, holdout = len(data.client_names), len(indices.shadow), len(torch.cat(indices.holdout))
+        name, given = data.name, f"{spelled(split.shadow_fraction)} gives {shadow}"
+        asked, needs = "'data.shadow_fraction' must give", "'data.holdout_fraction' to be above 0"
     require(
-        len(indices.shadow) >= 2 or not shadows,
-        f"the red team trains shadow models, so 'data.shadow_fraction' must give the server at least 2 examples; "
-        f"{spelled(split.shadow_fraction)} gives {len(indices.shadow)}",
+        shadow >= 2 or not shadows,
+        f"the red team trains shadow models, so {asked} the server at least 2 examples; {given}",
     )
     require(
-        team.estimator not in NEED_HOLDOUT or len(torch.cat(indices.holdout)) > 0 or team.every == 0,
-        f"'red_team.estimator' = \"{team.estimator}\" needs 'data.holdout_fraction' to be above 0; got 0",
+        team.estimator not in NEED_HOLDOUT or holdout > 0 or team.every == 0,
+        f"'red_team.estimator' = \"{team.estimator}\" needs {needs}; got 0",
     )
     require(
         clusters <= clients,
-        f"'algorithm.clusters' must be at most {clients}, the number of clients of {data.name}; got {clusters}",
+        f"'algorithm.clusters' must be at most {clients}, the number of clients of {name}; got {clusters}",
     )

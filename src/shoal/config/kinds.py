@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from shoal.algorithms import Algorithms
 from shoal.attacks import MembershipAttack, MembershipAttacks
+from shoal.config.round_attack_section import RoundAttackSection
 from shoal.core.errors import InputError, nearest, require
 from shoal.core.settings import is_settings, one_of, spelled
 from shoal.defenses import Defense
@@ -21,6 +22,12 @@ class Kind:
     title: str  # of one of them, in sentences
     protocol: type  # that they implement
     shipped: tuple[Any, ...]  # the classes that have a name of their own
+    default: str = ""  # the class of a table without a name, as module:Name, where it is loaded only if it is needed
+
+    def unnamed(self, where: str) -> type:
+        """The class of a table without a name."""
+        require(bool(self.default), f"the key '{where}' is missing")
+        return load(self.default, where)
 
     def named(self, name: object, where: str) -> type:
         """The class called ``name``; ``where`` is the key that says so.
@@ -52,6 +59,7 @@ KINDS = {
         Kind("an algorithm", Algorithm, get_args(Algorithms)),
         Kind("a membership-inference attack", MembershipAttack, get_args(MembershipAttacks)),
         Kind("a defence", Defense, ()),
+        Kind("an attack on rounds", RoundAttackSection, (), "shoal.property.scenario:PropertyAttackSection"),
     )
 }
 """By the protocol with which fields are annotated."""

@@ -17,19 +17,19 @@ from pydantic.fields import FieldInfo
 
 from shoal.config.kinds import KINDS, kind_of, name_of
 from shoal.config.schema import Config
-from shoal.config.settings_tables import Key, keys_of, unmarked
+from shoal.config.settings_tables import Key, described_by, keys_of, unmarked
 from shoal.core.errors import require
 from shoal.core.settings import hints_of, is_settings
 
 BEGIN, END = "<!-- keys: written by python -m shoal.config.reference -->", "<!-- end of keys -->"
 _HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
-_TOP = {key.hint: key.name for key in keys_of(Config) if is_settings(key.hint)}
+_TOP = {described_by(key.hint): key.name for key in keys_of(Config) if is_settings(described_by(key.hint))}
 """The tables of the file, by the settings that they describe."""
 
 
 def reference() -> str:
     """All tables of a configuration and their keys, as Markdown."""
-    parts = [_HEAD + "\n".join(_row(Config, key) for key in keys_of(Config) if key.hint not in _TOP)]
+    parts = [_HEAD + "\n".join(_row(Config, key) for key in keys_of(Config) if described_by(key.hint) not in _TOP)]
     parts += [part for cls, name in _TOP.items() for part in _section(cls, name, f"[{name}]")]
     return "\n\n".join(parts)
 

@@ -4,19 +4,19 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import AfterValidator, Field
 
-from shoal.attacks import PropertyAttack
 from shoal.audit import RedTeam
 from shoal.config.coordinator_section import CoordinatorSection
 from shoal.config.kinds import name_of
+from shoal.config.round_attack_section import RoundAttackSection
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, parse, read_toml
 from shoal.core.errors import InputError, nearest, quoted, require
-from shoal.core.settings import Count, Flag, Fraction, Inline, OpenFraction, Positive, PositiveFloat, Range, settings
+from shoal.core.settings import Count, Fraction, Inline, Positive, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.paired_records import Duplicates
 from shoal.defenses import (
@@ -53,7 +53,8 @@ _OF_CLIENTS = {"folder": (ClientSplit, PictureFormat), "table": (ClientSplit, Co
 
 
 def _kinds_of(source: str) -> tuple[type, ...]:
-    return _OF_CLIENTS.get(source, (Partition,))
+    """The settings of a source; a user's own may return a set, a table or a federation."""
+    return (Partition, ClientSplit, Columns) if ":" in source else _OF_CLIENTS.get(source, (Partition,))
 
 
 @settings
@@ -70,8 +71,9 @@ class DataSection:
         source: of images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``faces``
             (drawn, where there are no photographs) or ``idx`` (any folder in MNIST's format, given by ``path``); of
             texts: ``yelp`` or ``reviews`` (synthetic); of clients with their own: ``folder`` (pictures) or ``table``
-            (CSV or Parquet); or a function of yours, ``module:Name``. ``shoal data`` lists which of them are on this
-            machine.
+            (CSV or Parquet); or a function of yours, ``module:Name``, which returns a data set or a pair of inputs and
+            labels to be partitioned, a table with the keys of ``table``, or a federation. ``shoal data`` lists which of
+            them are on this machine.
         partition: how many examples go where; None where clients have their own.
         path: folder or archive of the source; by default it is looked for in ``--data-dir``, ``SHOAL_DATA``, the user's
             cache and Debian's folder. Of ``folder`` and ``table`` required.
@@ -98,7 +100,7 @@ class DataSection:
     def __post_init__(self) -> None:
         kinds = _kinds_of(self.source)
         for cls, value in zip(_KINDS, (self.partition, self.split, self.pictures, self.columns), strict=True):
-            needed = cls in (Partition, Columns) and cls in kinds
+            needed = cls in (Partition, Columns) and cls in kinds and ":" not in self.source
             require(value is not None or not needed, f"source '{self.source}' needs a {cls.__name__}")
             require(value is None or cls in kinds, f"source '{self.source}' takes no {cls.__name__}")
 
@@ -117,7 +119,7 @@ class DataSection:
                 hint = nearest(name, allowed) if others else ""
                 then = hint if hint.startswith("did you mean") else "leave it out"
                 raise InputError(f"the key 'data.{name}' is {of}; {then}")
-        for cls in set(kinds) & {Partition, Columns}:
+        for cls in set(kinds) & {Partition, Columns} if ":" not in source else ():
             first = names_of(cls)[0]
             require(bool(set(names_of(cls)) & set(table)), f"the key 'data.{first}' is missing")
 
@@ -160,50 +162,6 @@ class PrivacySection:
 
     thresholds: Range = (0.5, 0.8)
     beta: Fraction | Literal["threshold"] | tuple[Fraction, ...] = "threshold"
-
-
-@settings
-class PropertyAttackSection:
-    """Property inference by a client. The victim has examples with the property of ``data.task``, and the attacker
-    wants to know in which rounds it trains on them; see [property inference](#property-inference).
-
-    Args:
-        mode: ``passive``; ``active``: the attacker also trains for the property; ``scaled``: it also sends ``gamma``
-            times its update.
-        alpha: weight of the main loss in the attacker's training, unless it is passive; the property's has the rest.
-        gamma: factor on the attacker's update when ``scaled``.
-        period: rounds from one in which the victim trains on the property only to the next; in the others it trains on
-            examples without it.
-        attacker_share: fraction of the property's training examples that the attacker has; the victim has the rest (the
-            authors' code: 0.3).
-        victim_labels: labels of the victim's examples without the property: ``natural``, drawn before label skew (the
-            authors' code), or ``skewed`` as those of the others. Then its labels change with its rounds where those of
-            the property do not follow the same skew, and an attack may see labels instead of the property.
-        train_head: whether the attacker's outputs for the property learn; in the code of Melis et al. they stay as
-            initialised.
-        tsne: whether the updates are laid out by t-SNE at the end.
-        attack: what the attacker infers.
-    """
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "every": "period",
-        "sees": "visible_models",
-        "mixes": "property_fractions",
-        "matches_labels": "match_labels",
-        "removes_own": "remove_own_update",
-        "teaches_head": "train_head",
-        "maps": "tsne",
-    }
-
-    mode: Literal["passive", "active", "scaled"] = "passive"
-    alpha: Fraction = 0.9
-    gamma: PositiveFloat = 5.0
-    period: Annotated[int, Field(ge=2, strict=True)] = 5
-    attacker_share: OpenFraction = 0.5
-    victim_labels: Literal["natural", "skewed"] = "natural"
-    train_head: Flag = True
-    tsne: Flag = True
-    attack: Annotated[PropertyAttack, Inline()] = PropertyAttack()
 
 
 @settings
@@ -350,7 +308,7 @@ class Config:
     local: LocalSGD = LocalSGD()
     red_team: RedTeam = RedTeam()
     privacy: PrivacySection = PrivacySection()
-    property_attack: PropertyAttackSection | None = None
+    property_attack: RoundAttackSection | None = None
     defenses: DefensesSection = DefensesSection()
     engine: EngineSection = EngineSection()
     evaluation: EvaluationSection = EvaluationSection()

@@ -152,8 +152,7 @@ def _chosen(kind: Kind, key: str, table: Mapping[str, Any], where: str, old: Any
     """The class that the table names, or that of the default ``old``."""
     if key in table:
         return kind.named(table[key], dotted(where, key))
-    require(old is not MISSING and old is not None, f"the key '{dotted(where, key)}' is missing")
-    return type(old)
+    return kind.unnamed(dotted(where, key)) if old is MISSING or old is None else type(old)
 
 
 def _table(value: object, where: str) -> dict[str, Any]:
@@ -182,12 +181,18 @@ class UnknownKeyError(InputError):
         self.name, self.path = name, path
 
 
+def described_by(hint: Any) -> Any:  # noqa: ANN401
+    """The settings of a table that names no class, by its annotation; the annotation itself where it is no kind's."""
+    kind = kind_of(hint)
+    return hint if kind is None or not kind.default else kind.unnamed("")
+
+
 def tables_with(cls: type, name: str, where: str = "") -> list[str]:
     """The tables of a file with the settings ``cls`` that have a key ``name``."""
     found = [where] if name in names_of(cls) else []
     for key in keys_of(cls):
         path, several = dotted(where, key.name), get_origin(key.hint) is dict
-        inside = get_args(key.hint)[1] if several else key.hint
+        inside = get_args(key.hint)[1] if several else described_by(key.hint)
         if is_settings(inside) and not key.inline:
             found += tables_with(inside, name, f"{path}.NAME" if several else path)
     return found
@@ -228,8 +233,9 @@ def table_of(value: object) -> dict[str, Any]:
 
 def _written(hint: Any, value: Any) -> Any:  # noqa: ANN401
     """What a file has for a value, by its annotation."""
-    if kind_of(hint) is not None:
-        return {"name": name_of(type(value))} | table_of(value)
+    if (kind := kind_of(hint)) is not None:
+        name = name_of(type(value))
+        return ({} if name == kind.default else {"name": name}) | table_of(value)
     if is_settings(hint):
         return table_of(value)
     if get_origin(hint) is dict:

@@ -72,7 +72,7 @@ def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Ten
         held = federation.holdout.take(torch.nonzero(state.assignment == k).flatten())
         if len(held.indices):
             rows = held.indices.to(held.y.device)
-            outputs, labels = engine.outputs_at(model, held.x, rows).cpu(), held.y[rows].cpu()
+            outputs, labels = engine.outputs(model, held.x, rows).cpu(), held.y[rows].cpu()
         elif bool((state.assignment == k).any()) and len(federation.shadow):
             outputs, labels = engine.outputs(model, federation.shadow.x).cpu(), federation.shadow.y.cpu()
         else:

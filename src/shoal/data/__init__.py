@@ -5,22 +5,19 @@ May import `core`. To add a source: a file in `sources` that returns `ImageDatas
 """
 
 from shoal.data.canaries import Canaries, MislabelledCanaries
-from shoal.data.client_dataset import ClientDataset, ClientSplit, federation_of_clients
-from shoal.data.datasets import ImageDataset, LabelledDataset, TextDataset
+from shoal.data.datasets import ImageDataset, LabelledDataset, TableDataset, TextDataset
 from shoal.data.federation import Federation
-from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.partition import Partition, partition_dataset
 from shoal.data.preferences import Preferences, draw_preferences
-from shoal.data.shards import Shards
+from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.shifts import Group
 from shoal.data.sources.catalog import availability, load_dataset
 from shoal.data.sources.folder import PictureFormat, load_folder
 from shoal.data.sources.table import load_table
 from shoal.data.user.arrays import Columns, Examples
+from shoal.data.user.client_dataset import ClientDataset, ClientSplit, SourceData, federation_of_clients
 from shoal.data.user.packed_arrays import ClientArrays
 from shoal.data.user.standardizer import Standardizer
-from shoal.property.property_partition import PropertyPartition, draw_property_partition, partition_by_property
-from shoal.property.property_schedule import PropertySchedule
 
 __all__ = [
     "Canaries",
@@ -38,18 +35,16 @@ __all__ = [
     "Partition",
     "PictureFormat",
     "Preferences",
-    "PropertyPartition",
-    "PropertySchedule",
     "Shards",
+    "SourceData",
     "Standardizer",
+    "TableDataset",
     "TextDataset",
     "availability",
     "draw_preferences",
-    "draw_property_partition",
     "federation_of_clients",
     "load_dataset",
     "load_folder",
     "load_table",
-    "partition_by_property",
     "partition_dataset",
 ]

@@ -114,7 +114,7 @@ class MislabelledCanaries:
         if len(chosen):
             known = federation.classes or 0
             require(known >= 2, f"canaries need a wrong label, so at least 2 classes; got {known}")
-            require(federation.property_schedule is None, "canaries do not go together with a property attack")
+            require(federation.schedule is None, "canaries do not go together with a property attack")
             shared = len(shards.indices) - len(shards.indices.unique())
             require(shared == 0, f"canaries need clients with examples of their own; {shared} are of several clients")
         found = [self._of_client(federation, position, stream) for position in chosen]

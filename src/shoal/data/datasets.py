@@ -1,4 +1,4 @@
-"""The two kinds of data sets: labelled images and labelled texts."""
+"""The three kinds of data sets: labelled images, labelled texts and labelled rows of numbers."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ class ImageDataset:
 
     Attributes:
         name: name of the set in the catalog, such as ``"fashion-mnist"``.
-        pixels: (M, C, H, W) uint8, brightness from 0 (dark) to ``white``.
+        pixels: (M, C, H, W) uint8 (or float32), brightness from 0 (dark) to ``white``.
         white: the value of full brightness: 255, or 16 for scikit-learn's digits.
         labels: (M,) int64, each in ``range(classes)``.
         train_count: the first ``train_count`` images are the official training split, the rest the official test
@@ -79,5 +79,36 @@ class TextDataset:
     __repr__ = one_line
 
 
-LabelledDataset = ImageDataset | TextDataset
-"""A data set as a source returns it."""
+@dataclass(frozen=True, eq=False)
+class TableDataset:
+    """A labelled set of rows of numbers.
+
+    Each column is standardised by the mean and the standard deviation of the clients' training rows.
+
+    Attributes:
+        name: name of the set in sentences.
+        rows: (M, F) float32, M examples of F numbers.
+        labels, train_count, classes, has_property: as in `ImageDataset`.
+
+    Example:
+        >>> import torch, shoal
+        >>> rows, labels = torch.arange(12.0)[:, None], torch.arange(12) % 2
+        >>> dataset = shoal.TableDataset("numbers", rows, labels, train_count=12, classes=2)
+        >>> groups = [shoal.Group("all", 1.0)]
+        >>> federation = shoal.partition_dataset(dataset, shoal.Partition(2, 4, test_examples=4), groups)
+        >>> federation.kind, abs(round(float(federation.clients.x.mean()), 6))
+        ('rows', 0.0)
+    """
+
+    name: str
+    rows: Tensor
+    labels: Tensor
+    train_count: int
+    classes: int
+    has_property: Tensor | None = None
+    kind: ClassVar[str] = "rows"
+    __repr__ = one_line
+
+
+LabelledDataset = ImageDataset | TextDataset | TableDataset
+"""A data set that is partitioned across clients."""

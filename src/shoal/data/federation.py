@@ -2,21 +2,45 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.representation import shortened
-from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.preferences import Preferences
-from shoal.data.shards import Shards
+from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.user.arrays import Arrays, Columns, Examples, Table, Task
 from shoal.data.user.from_table import parts_of_table
 from shoal.data.user.from_tensors import FederationParts, parts_of_tensors
 from shoal.data.user.origins import Origins
 from shoal.data.user.packed_arrays import ClientArrays
-from shoal.property.property_schedule import PropertySchedule
+
+
+class Schedule(Protocol):
+    """A client that trains on some of its examples in every ``period``-th round, and on its others in all other rounds.
+
+    Such as `shoal.PropertySchedule`.
+    """
+
+    @property
+    def victim(self) -> int:
+        """The client's id."""
+        ...
+
+    @property
+    def period(self) -> int:
+        """Rounds from one on some of its examples to the next."""
+        ...
+
+    def present(self, number: int) -> bool:
+        """Whether round ``number``, counted from 1, is a multiple of ``period``."""
+        ...
+
+    def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
+        """The shards that the clients train on in a round, out of ``clients``, all their examples; ids (N,) int64."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +57,8 @@ class Federation:
         shadow: the server's own examples, for its red team.
         holdout: N shards that clients keep out of training (empty shards where there are none).
         classes: C, the number of classes; None: labels are the targets of a regression, not classes.
-        property_schedule: which examples have a property and when the victim trains on them; None without a property.
+        schedule: one client's, which trains on some of its examples in some rounds and on the others in the rest; None:
+            every client trains on all its examples.
         names: what the user calls each of the N clients, in results; None: they have their numbers alone.
         origins: what the user calls examples, by their row in the inputs of ``clients``, ``holdout`` and ``test``.
         own_inputs: whether inputs may differ from client to client of a group: they are not dealt out at random.
@@ -57,7 +82,7 @@ class Federation:
     shadow: GroupedExamples
     holdout: Shards
     classes: int | None
-    property_schedule: PropertySchedule | None = None
+    schedule: Schedule | None = None
     names: tuple[str, ...] | None = None
     # Where examples come from is no part of what they are, which is what a fingerprint tells apart.
     origins: Origins = field(default_factory=dict, compare=False)
@@ -80,17 +105,22 @@ class Federation:
         return torch.bincount(self.group, minlength=len(self.groups)).double() / max(1, len(self))
 
     @property
+    def shares(self) -> dict[str, float]:
+        """Each group's fraction of the clients, by name."""
+        return dict(zip(self.groups, self.group_fractions.tolist(), strict=True))
+
+    @property
     def groups_with_clients(self) -> list[int]:
         """Indices of the groups that have clients, in order; the others have test examples only."""
         return self.group.unique().tolist()
 
     def clients_in_round(self, number: int) -> Shards:
-        """The N shards that the clients train on in round ``number``, counted from 1: all their examples, except for
-        the victim of a property attack.
+        """The N shards that the clients train on in round ``number``, counted from 1: all their examples, but for a
+        client with a schedule.
         """
-        if self.property_schedule is None:
+        if self.schedule is None:
             return self.clients
-        return self.property_schedule.in_round(self.clients, self.ids, number)
+        return self.schedule.in_round(self.clients, self.ids, number)
 
     def permuted(self, order: Tensor) -> "Federation":
         """The same federation with its clients in another order; order (N,) int64 is a permutation."""

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.data.copies import ExampleHashes, hashes_alike
+from shoal.data.content import ExampleHashes, comparable_hashes
 from shoal.data.federation import Federation
-from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.memory_format import concatenate, gather
-from shoal.data.shards import Shards
+from shoal.data.shards import GroupedExamples, Shards
 
 Duplicates = Literal["keep", "leave-out"]
 """Whether examples that a federation has more than once are paired."""
@@ -87,7 +86,7 @@ class PairedRecords:
             The pairs (E,) of ``earlier``, and which of the Q pairs each one is (E,) int64.
         """
         clients = self.federation.clients
-        mine, theirs = hashes_alike(clients, earlier.clients)
+        mine, theirs = comparable_hashes(clients, earlier.clients)
         if np.array_equal(mine, theirs) and torch.equal(clients.sizes, earlier.clients.sizes):
             # The same examples: of copies in it the very one is exchanged.
             return replace(self, federation=replace(earlier, clients=clients)), torch.arange(len(self))
@@ -106,7 +105,7 @@ class PairedRecords:
         """(Q,) bool, whether the second of each pair is a training example of another federation, by content."""
         clients = self.federation.clients
         second = Shards.from_indices(clients.x, clients.y, self.first_test + self.test, torch.tensor([len(self)]))
-        mine, theirs = hashes_alike(second, earlier.clients)
+        mine, theirs = comparable_hashes(second, earlier.clients)
         return torch.from_numpy(np.isin(mine, theirs))
 
     def exchanged(self, exchange: Tensor) -> Federation:

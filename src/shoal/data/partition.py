@@ -1,11 +1,14 @@
 """Partition a data set: every example goes to one client, the shadow set, the test set, or nowhere.
 
-With ``reuse_images`` an image may go to one client of each group; never to two of clients, shadow set and test set.
+With ``reuse_images`` an image may go to one client of each group, but never to two of clients, shadow set and test set.
+
+Sources: label skew by Hsu, Qi, Brown 2019, arXiv:1909.06335, and Yurochkin et al. 2019, arXiv:1905.12022; balanced by
+Wang et al. 2020, arXiv:2002.06440.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -15,15 +18,17 @@ from torch import Tensor
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Flag, Positive, PositiveFloat, settings
-from shoal.data.datasets import LabelledDataset, TextDataset
+from shoal.data.datasets import ImageDataset, LabelledDataset, TableDataset
 from shoal.data.federation import Federation
-from shoal.data.grouped_examples import GroupedExamples
-from shoal.data.groups import require_unambiguous
-from shoal.data.label_skew import skew_labels
-from shoal.data.preferences import Preferences, all_alike
-from shoal.data.shards import Shards
+from shoal.data.names import require_unambiguous
+from shoal.data.preferences import Preferences, equal_preferences
+from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.shifts import Group, shifted_inputs, shifted_labels
 from shoal.data.user.origins import at, official_example
+from shoal.data.user.standardizer import Standardizer
+
+DEFAULT_STREAM = Stream(0, ("data",))
+"""The stream of the data in `shoal run` with seed 0."""
 
 
 @settings
@@ -50,10 +55,9 @@ class Partition:
     Example:
         >>> import shoal
         >>> digits, groups = shoal.load_dataset("digits"), [shoal.Group("all", 1.0)]
-        >>> preferences = shoal.draw_preferences(5, (0.5, 0.8), "threshold", shoal.Stream(0))
         >>> for alpha in (None, 0.5):
         ...     plan = shoal.Partition(5, 40, test_examples=100, dirichlet_alpha=alpha)
-        ...     federation = shoal.partition_dataset(digits, plan, groups, preferences, shoal.Stream(0))
+        ...     federation = shoal.partition_dataset(digits, plan, groups, stream=shoal.Stream(0))
         ...     print(alpha, federation.clients.sizes.tolist())
         ...
         None [40, 40, 40, 40, 40]
@@ -80,15 +84,14 @@ class Partition:
         """Check the partition against a data set, without partitioning it.
 
         Raises:
-            InputError: too few examples, shares that do not sum to 1, a group whose share is less than a client, or a
-                group that shifts texts, or shifts labels by more than there are; one of several
-                groups with clients named ``all``.
+            InputError: too few examples, shares that do not sum to 1, a group whose share is less than a client or that
+                shifts what is not an image or labels by more than there are, or one of several groups named ``all``.
         """
         require_unambiguous([group.name for group in groups if group.share > 0])
         for group in groups:
             require(
-                not isinstance(dataset, TextDataset) or (group.rotation is None and group.brightness is None),
-                f"group '{group.name}' rotates or brightens images, but {dataset.name} has texts; leave "
+                isinstance(dataset, ImageDataset) or (group.rotation is None and group.brightness is None),
+                f"group '{group.name}' rotates or brightens images, but {dataset.name} has {dataset.kind}; leave "
                 "'rotation' and 'brightness' out",
             )
             require(
@@ -130,10 +133,6 @@ class PartitionIndices:
     test: Tensor
 
 
-DEFAULT_STREAM = Stream(0, ("data",))
-"""The stream of the data in `shoal run` with seed 0."""
-
-
 def partition_dataset(
     dataset: LabelledDataset,
     partition: Partition,
@@ -141,7 +140,7 @@ def partition_dataset(
     preferences: Preferences | None = None,
     stream: Stream = DEFAULT_STREAM,
 ) -> Federation:
-    """The federation of a partitioned data set, images and labels shifted by group; texts are not shifted.
+    """The federation of a partitioned data set, images and labels shifted by group, and columns standardised.
 
     Label skew is of the labels before their shift.
 
@@ -151,7 +150,7 @@ def partition_dataset(
         groups: of clients, with their shares and shifts.
         preferences: of the clients; None: each tolerates a membership-inference accuracy of 0.65 and weighs risk by
             0.5, as in `Federation.from_tensors`.
-        stream: of who gets which example, and of shifts; by default that of `shoal run` with seed 0.
+        stream: of the partition and the shifts; by default that of `shoal run` with seed 0.
 
     Raises:
         InputError: as `Partition.check`.
@@ -159,53 +158,27 @@ def partition_dataset(
     Example:
         >>> import shoal
         >>> groups = [shoal.Group("upright", 0.2), shoal.Group("turned", 0.8, rotation=(180, 180))]
-        >>> preferences = shoal.draw_preferences(10, (0.5, 0.8), "threshold", shoal.Stream(0))
         >>> plan = shoal.Partition(10, 20, test_examples=100)
-        >>> digits = shoal.load_dataset("digits")
-        >>> federation = shoal.partition_dataset(digits, plan, groups, preferences, shoal.Stream(0))
+        >>> federation = shoal.partition_dataset(shoal.load_dataset("digits"), plan, groups)
         >>> federation.groups, federation.group.bincount().tolist(), tuple(federation.clients.x.shape)
         (('upright', 'turned'), [2, 8], (200, 1, 8, 8))
     """
     partition.check(dataset, groups)
     if preferences is None:
-        preferences = all_alike(partition.clients)
+        preferences = equal_preferences(partition.clients)
     rng = stream("split").numpy()
     order = shuffled_indices(dataset, rng)
     parts = _reused(partition, order, groups, rng) if partition.reuse_images else disjoint(partition, order, groups)
     training, holdout, shadow, test = map(torch.from_numpy, parts)
     if partition.dirichlet_alpha is None:
         # As one tensor: a tensor for each of many clients takes longer than all else.
-        own, kept = (
-            (each, torch.full((partition.clients,), len(each) // partition.clients)) for each in (training, holdout)
+        clients, held_out = (
+            (indices, torch.full((partition.clients,), len(indices) // partition.clients))
+            for indices in (training, holdout)
         )
     else:
-        own, kept = map(_joined, _skewed(dataset, partition, training, holdout, stream("skew")))
-    return _federation(dataset, groups, own, kept, shadow=shadow, test=test, preferences=preferences, stream=stream)
-
-
-def _skewed(
-    dataset: LabelledDataset, partition: Partition, training: Tensor, holdout: Tensor, stream: Stream
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Training examples and holdouts of the clients, both with each client's own skew of labels.
-
-    With holdouts, all examples are skewed together; of its own, a client keeps out the fraction that the partition
-    says, drawn at random, but at least one and not all.
-    """
-    alpha, fraction = partition.dirichlet_alpha, len(holdout) / (len(holdout) + len(training))
-    assert alpha is not None
-    together = torch.cat([training, holdout])
-    owners = skew_labels(dataset.labels[together], partition.clients, alpha, stream)
-    sizes = torch.bincount(owners, minlength=partition.clients).tolist()
-    own = together[torch.argsort(owners, stable=True)].split(sizes)
-    if fraction == 0:
-        return list(own), [each[:0] for each in own]
-    rng, clients, kept = stream("holdout").numpy(), [], []
-    for each in own:
-        shuffled = each[torch.from_numpy(rng.permutation(len(each)))]
-        out = min(max(1, round(len(each) * fraction)), len(each) - 1)
-        clients.append(shuffled[out:])
-        kept.append(shuffled[:out])
-    return clients, kept
+        clients, held_out = map(_joined, _skewed(dataset, partition, training, holdout, stream("skew")))
+    return _federation(dataset, groups, (clients, held_out), (shadow, test), preferences, stream=stream)
 
 
 def partitioned(
@@ -216,37 +189,37 @@ def partitioned(
     stream: Stream,
 ) -> Federation:
     """The federation of a data set whose partition is drawn already."""
-    own, kept = _joined(indices.clients), _joined(indices.holdout)
-    return _federation(
-        dataset, groups, own, kept, shadow=indices.shadow, test=indices.test, preferences=preferences, stream=stream
-    )
+    owned = (_joined(indices.clients), _joined(indices.holdout))
+    return _federation(dataset, groups, owned, (indices.shadow, indices.test), preferences, stream=stream)
 
 
 _Owned = tuple[Tensor, Tensor]
-"""Indices into a data set, client after client, and how many each client has (N,)."""
+"""Indices into a data set, client after client, and the number of each client's (N,)."""
 
 
 def _joined(by_client: list[Tensor]) -> _Owned:
-    return torch.cat(by_client), torch.tensor([len(each) for each in by_client])
+    return torch.cat(by_client), torch.tensor([len(indices) for indices in by_client])
 
 
 def _federation(
     dataset: LabelledDataset,
     groups: Sequence[Group],
-    own: _Owned,
-    kept: _Owned,
-    *,
-    shadow: Tensor,
-    test: Tensor,
+    owned: tuple[_Owned, _Owned],
+    others: tuple[Tensor, Tensor],
     preferences: Preferences,
+    *,
     stream: Stream,
 ) -> Federation:
-    """The federation of the examples at these indices."""
-    shares, count = [group.share for group in groups], len(own[1])
+    """The federation of training examples and holdouts, ``owned``, and shadow and test set, ``others``."""
+    (training, holdout), (shadow, test) = owned, others
+    shares, count = [group.share for group in groups], len(training[1])
     ids, group = torch.arange(count), _by_group(apportion(shares, count))
     name_of = (dataset.name + "[{}]").format
     if dataset.train_count < len(dataset.labels):
         name_of = partial(official_example, dataset.name, dataset.train_count)
+    if isinstance(dataset, TableDataset):
+        names, rows = tuple(map(str, range(dataset.rows.shape[1]))), dataset.rows.double()
+        dataset = replace(dataset, rows=Standardizer.fit(names, rows[training[0]]).transform(rows))
 
     def shards(indices: Tensor, sizes: Tensor) -> Shards:
         owners = torch.repeat_interleave(ids, sizes)
@@ -258,9 +231,10 @@ def _federation(
         x = shifted_inputs(dataset, indices, groups, group, stream)
         return GroupedExamples(x, shifted_labels(dataset, indices, groups, group), group)
 
+    rows = {"clients": training[0], "holdout": holdout[0], "test": test}
     return Federation(
-        clients=shards(*own),
-        holdout=shards(*kept),
+        clients=shards(*training),
+        holdout=shards(*holdout),
         shadow=examples(shadow, apportion(shares, len(shadow))),
         test=examples(test, _equal_counts(len(test), len(groups))),
         ids=ids,
@@ -268,11 +242,8 @@ def _federation(
         groups=tuple(group.name for group in groups),
         preferences=preferences,
         classes=dataset.classes,
-        origins={
-            part: partial(at, name_of, indices)
-            for part, indices in (("clients", own[0]), ("holdout", kept[0]), ("test", test))
-        },
-        own_inputs=any(each.shift_per == "client" and each.share > 0 for each in groups),
+        origins={part: partial(at, name_of, indices) for part, indices in rows.items()},
+        own_inputs=any(group.shift_per == "client" and group.share > 0 for group in groups),
     )
 
 
@@ -295,8 +266,8 @@ def _test_by_group(test: np.ndarray, groups: Sequence[Group]) -> np.ndarray:
     Groups without clients get theirs first, so that the others have the test examples that they have without them.
     """
     counts = _equal_counts(len(test), len(groups))
-    first = sorted(range(len(groups)), key=lambda g: groups[g].share > 0)
-    parts = dict(zip(first, np.split(test, np.cumsum([counts[g] for g in first])[:-1]), strict=True))
+    order = sorted(range(len(groups)), key=lambda g: groups[g].share > 0)
+    parts = dict(zip(order, np.split(test, np.cumsum([counts[g] for g in order])[:-1]), strict=True))
     return np.concatenate([parts[g] for g in range(len(groups))])
 
 
@@ -323,7 +294,7 @@ def _equal_counts(total: int, parts: int) -> list[int]:
 
 
 def apportion(shares: Sequence[float], total: int) -> list[int]:
-    """Whole numbers in proportion to ``shares`` that sum to ``total`` (largest remainder method).
+    """Integers in proportion to ``shares`` that sum to ``total`` (largest remainder method).
 
     >>> apportion([0.15, 0.85], 50)
     [8, 42]
@@ -341,3 +312,69 @@ def shuffled_indices(dataset: LabelledDataset, rng: np.random.Generator) -> np.n
     """All indices in random order, those of the official training split first: (M,)."""
     train = dataset.train_count
     return np.concatenate([rng.permutation(train), train + rng.permutation(len(dataset.labels) - train)])
+
+
+def _skewed(
+    dataset: LabelledDataset, partition: Partition, training: Tensor, holdout: Tensor, stream: Stream
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Training examples and holdouts of the clients, both with each client's own skew of labels.
+
+    With holdouts, all examples are skewed together; a client holds out the fraction that the partition says, drawn at
+    random, but at least one example and not all.
+    """
+    alpha, fraction = partition.dirichlet_alpha, len(holdout) / (len(holdout) + len(training))
+    assert alpha is not None
+    together = torch.cat([training, holdout])
+    owners = skew_labels(dataset.labels[together], partition.clients, alpha, stream)
+    sizes = torch.bincount(owners, minlength=partition.clients).tolist()
+    by_client = together[torch.argsort(owners, stable=True)].split(sizes)
+    if fraction == 0:
+        return list(by_client), [indices[:0] for indices in by_client]
+    rng, clients, held_out = stream("holdout").numpy(), [], []
+    for indices in by_client:
+        shuffled = indices[torch.from_numpy(rng.permutation(len(indices)))]
+        cut = min(max(1, round(len(indices) * fraction)), len(indices) - 1)
+        clients.append(shuffled[cut:])
+        held_out.append(shuffled[:cut])
+    return clients, held_out
+
+
+def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> Tensor:
+    """The client of each example, (M,) int64, by proportions p ~ Dirichlet(alpha, ..., alpha) of each class.
+
+    With a small ``alpha`` clients have few classes and unequal sizes. A client without any example gets one of the
+    largest client, since a client must have data.
+    """
+    rng = stream.numpy()
+    owners = np.zeros(len(labels), dtype=np.int64)
+    for label in np.unique(labels.numpy()):
+        indices = rng.permutation(np.flatnonzero(labels.numpy() == label))
+        owners[indices] = _split(len(indices), rng.dirichlet(np.full(clients, alpha)))
+    for client in np.flatnonzero(np.bincount(owners, minlength=clients) == 0):
+        largest = np.bincount(owners, minlength=clients).argmax()
+        owners[np.flatnonzero(owners == largest)[0]] = client
+    return torch.from_numpy(owners)
+
+
+def skew_labels_balanced(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """As `skew_labels`, but a client that has 1/clients of all examples gets none of the classes that follow, and some
+    clients may have no example.
+    """
+    owners = np.zeros(len(labels), dtype=np.int64)
+    sizes = np.zeros(clients)
+    for label in np.unique(labels):
+        indices = rng.permutation(np.flatnonzero(labels == label))
+        has_room = sizes < len(labels) / clients
+        shares = rng.dirichlet(np.full(clients, alpha)) * has_room
+        if shares.sum() == 0:
+            # A small alpha gave everything to clients that get no more.
+            shares = has_room.astype(np.float64)
+        owners[indices] = _split(len(indices), shares / shares.sum())
+        sizes = np.bincount(owners[labels <= label], minlength=clients)
+    return owners
+
+
+def _split(count: int, shares: np.ndarray) -> np.ndarray:
+    """The owner of each of ``count`` examples, in the order of the owners, by their ``shares``."""
+    cuts = np.floor(np.cumsum(shares)[:-1] * count).astype(np.int64)
+    return np.searchsorted(cuts, np.arange(count), side="right")

@@ -43,10 +43,10 @@ class Preferences:
         return replace(self, threshold=self.threshold[some], beta=self.beta[some])
 
 
-def all_alike(clients: int) -> Preferences:
+def equal_preferences(clients: int) -> Preferences:
     """Those of clients of whom nothing is said: each tolerates 0.65 and weighs risk by 0.5.
 
-    >>> all_alike(2).threshold.tolist(), all_alike(2).beta.tolist()
+    >>> equal_preferences(2).threshold.tolist(), equal_preferences(2).beta.tolist()
     ([0.65, 0.65], [0.5, 0.5])
     """
     ones = torch.ones(clients, dtype=torch.float64)

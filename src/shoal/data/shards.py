@@ -1,4 +1,4 @@
-"""Labelled examples partitioned over owners."""
+"""Labelled examples: partitioned across owners (`Shards`), or of several groups together (`GroupedExamples`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 
 from shoal.core.representation import one_line
+from shoal.data.memory_format import gather
 
 
 @dataclass(frozen=True, eq=False)
 class Shards:
     """Labelled examples of n owners (clients, or shadow models).
 
-    Owner i has the examples ``indices[offsets[i]:offsets[i + 1]]`` of x (M, ...) and y (M,). The shards of different
-    owners may overlap (those of shadow models do), and need not have equal sizes. ``weights`` (total,) are of the
-    entries of ``indices`` in the loss that local training minimises; None: all weigh 1. Evaluation does not read them.
-    ``mapped`` says that x is a memory-mapped file, which no engine moves or copies (`ClientArrays`).
+    Owner i has the examples ``indices[offsets[i]:offsets[i + 1]]`` of x (M, ...) and y (M,). Shards may overlap, as
+    those of shadow models do, and need not have equal sizes. ``weights`` (total,) are of the entries of ``indices`` in
+    the loss of local training; None: all weigh 1. Evaluation ignores them. ``mapped``: x is a memory-mapped file, which
+    no engine moves or copies (`ClientArrays`).
 
     Example:
         >>> import torch
@@ -34,16 +35,14 @@ class Shards:
     indices: Tensor
     offsets: Tensor
     weights: Tensor | None = None
-    # Where examples lie is no part of what they are, which is what a fingerprint tells apart.
-    mapped: bool = field(default=False, compare=False)
+    mapped: bool = field(default=False, compare=False)  # no part of the content, which a fingerprint compares
     __repr__ = one_line
 
     @staticmethod
     def from_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> "Shards":
-        """Shards of each owner's own (x, y), concatenated in the order of the owners."""
-        sizes = torch.tensor([len(y) for _, y in pairs])
-        x = torch.cat([x for x, _ in pairs])
-        return Shards.from_contiguous(x, torch.cat([y for _, y in pairs]), sizes)
+        """Shards of each owner's (x, y), concatenated in the order of the owners."""
+        x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return Shards.from_contiguous(x, y, torch.tensor([len(labels) for _, labels in pairs]))
 
     @staticmethod
     def from_contiguous(x: Tensor, y: Tensor, sizes: Tensor, *, mapped: bool = False) -> "Shards":
@@ -86,7 +85,7 @@ class Shards:
 
 
 def entries_of(sizes: Tensor, owners: Tensor) -> Tensor:
-    """(m,) int64, where the entries of ``owners`` (k,) are among those of n owners, of whom each has ``sizes`` (n,).
+    """(m,) int64, the entries of ``owners`` (k,) among those of n owners of ``sizes`` (n,).
 
     >>> entries_of(torch.tensor([2, 1, 3]), torch.tensor([2, 0])).tolist()
     [3, 4, 5, 0, 1]
@@ -95,6 +94,42 @@ def entries_of(sizes: Tensor, owners: Tensor) -> Tensor:
 
 
 def _ranges(first: Tensor, sizes: Tensor) -> Tensor:
-    """(m,) int64, the ``sizes[i]`` whole numbers from ``first[i]`` on, for one i after another."""
+    """(m,) int64, the ``sizes[i]`` integers from ``first[i]`` on, for one i after another."""
     shift = torch.repeat_interleave(first - (sizes.cumsum(0) - sizes), sizes)
     return torch.arange(len(shift)) + shift
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedExamples:
+    """M labelled examples of several groups, such as the test set and the server's shadow set.
+
+    Shapes: x (M, ...), y (M,) int64 (of a regression (M, d) float32), group (M,) int64, the index of the group whose
+    distribution an example follows. ``client`` (M,) int64 is the id of the client that an example belongs to, -1: to
+    none; None: unknown.
+
+    Example:
+        >>> import torch
+        >>> from shoal.data import GroupedExamples
+        >>> y, group = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0])
+        >>> examples = GroupedExamples(torch.zeros(3, 2), y, group)
+        >>> examples.of_group(0).y, len(examples.take(torch.tensor([2])))
+        (tensor([0, 1]), 1)
+    """
+
+    x: Tensor
+    y: Tensor
+    group: Tensor
+    client: Tensor | None = field(default=None, compare=False)  # changes no model, so no fingerprint
+    __repr__ = one_line
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def of_group(self, group: int) -> "GroupedExamples":
+        """The examples of one group, in order."""
+        return self.take(torch.nonzero(self.group == group).squeeze(1))
+
+    def take(self, indices: Tensor) -> "GroupedExamples":
+        """The examples at ``indices`` (m,) int64."""
+        client = None if self.client is None else self.client[indices.cpu()]
+        return GroupedExamples(gather(self.x, indices), self.y[indices], self.group[indices.cpu()], client)

@@ -11,8 +11,8 @@ from torch.nn import functional
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Fraction, settings
-from shoal.data.datasets import LabelledDataset, TextDataset
-from shoal.data.groups import require_group_name
+from shoal.data.datasets import LabelledDataset, TableDataset, TextDataset
+from shoal.data.names import require_group_name
 
 _CHUNK = 4096
 """Images rotated at a time, so that the sampling grid stays in tens of megabytes."""
@@ -87,7 +87,7 @@ def shifted_inputs(
     stream: Stream,
     client: Tensor | None = None,
 ) -> Tensor:
-    """Examples as inputs of a network: images scaled to [0, 1] and shifted, texts as they are.
+    """Examples as inputs of a network: images scaled to [0, 1] and shifted, texts and rows as they are.
 
     An image's shift depends on its index in the data set, its group and the stream only; in a group that is shifted by
     client, on the id of its client in the place of the index.
@@ -102,10 +102,12 @@ def shifted_inputs(
             own in every group.
 
     Returns:
-        (m, C, H, W) float32, channels last; of texts the words, (m, L) int64.
+        (m, C, H, W) float32, channels last; of texts the words, (m, L) int64; of rows (m, F) float32.
     """
     if isinstance(dataset, TextDataset):
         return dataset.words[indices]
+    if isinstance(dataset, TableDataset):
+        return dataset.rows[indices]
     uniform = torch.rand(len(dataset.labels), 2, generator=stream("shift").generator())
     own = uniform[indices]
     of_client = own if client is None else _uniform_of_clients(client, stream("shift"))

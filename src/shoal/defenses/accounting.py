@@ -93,8 +93,8 @@ def of_federation(
 ) -> Tensor:
     """The epsilon of each of a federation's N clients after some rounds, and after what follows the last.
 
-    The victim of a property attack uses an example either in every k-th round or in all others: its epsilon is the
-    larger of the two.
+    A client with a schedule uses an example either in every k-th round or in all others: its epsilon is the larger of
+    the two.
 
     Args:
         cohorts: positions of the clients of each round, from the first.
@@ -121,14 +121,13 @@ def of_federation(
 
     sizes = federation.clients.sizes
     epsilons = per_client(counted(sizes, attended.sum(dim=0), first.sum(dim=0), sizes), rule)
-    schedule = federation.property_schedule
+    schedule = federation.schedule
     if schedule is None:
         return epsilons
     numbers = range(first_round, first_round + len(cohorts))
     present = torch.tensor([schedule.present(number) for number in numbers], dtype=torch.bool)
     for i in torch.nonzero(federation.ids == schedule.victim).flatten().tolist():
-        holds = schedule.has_property[federation.clients.owned(i)]
-        parts = torch.stack([holds.sum(), (~holds).sum()])
+        parts = torch.stack([federation.clients_in_round(number).sizes[i] for number in (schedule.period, 1)])
         later, begun = (torch.stack([each[present, i].sum(), each[~present, i].sum()]) for each in (attended, first))
         epsilons[i] = per_client(counted(parts, later, begun, sizes[i].expand(2)), rule).max()
     return epsilons
@@ -166,9 +165,9 @@ def check_accountable(federation: Federation, rounds: int, trainings: ClientTrai
     if rule is None:
         return
     attended = [(federation.clients.sizes, rounds)]
-    schedule = federation.property_schedule
+    schedule = federation.schedule
     if schedule is not None:
-        # The victim has fewer examples in each of its two kinds of rounds, and a step takes more of them.
+        # That client has fewer examples in each of its two kinds of rounds, and a step takes more of them.
         present = rounds // schedule.period
         for number, often in ((1, rounds - present), (schedule.period, present)):
             sizes = federation.clients_in_round(number).sizes[federation.ids == schedule.victim]

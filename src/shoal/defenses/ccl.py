@@ -18,7 +18,7 @@ from shoal.defenses.defense import (
     with_objective,
 )
 from shoal.engine import ClusterRound, LocalSGD
-from shoal.engine.step_protocols import Forward
+from shoal.engine.steps import Forward
 from shoal.models.model import Loss
 
 

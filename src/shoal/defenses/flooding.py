@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.core.settings import NonNegativeFloat, settings
 from shoal.defenses.defense import TrainingSetup, minimising, require_strength, with_objective
 from shoal.engine import ClusterRound, LocalSGD
-from shoal.engine.step_protocols import Forward
+from shoal.engine.steps import Forward
 from shoal.models.model import Loss
 
 

@@ -16,7 +16,7 @@ from shoal.core.settings import Fraction, Internal, NonNegativeFloat, settings
 from shoal.data.memory_format import gather
 from shoal.defenses.defense import TrainingSetup, minimising, require_strength, with_objective
 from shoal.engine import ClusterRound, LocalSGD
-from shoal.engine.step_protocols import Forward
+from shoal.engine.steps import Forward
 from shoal.models.model import Loss
 
 

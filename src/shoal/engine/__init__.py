@@ -6,12 +6,11 @@ the rest does not know which. `protocols.py` has what the packages above impleme
 """
 
 from shoal.core.client_vectors import ClientVectors
-from shoal.engine.backends.backend import Backend, check_backend, check_examples, resolve_backend
 from shoal.engine.backends.gradient_clipping import require_per_example_gradients
+from shoal.engine.backends.selection import Backend, check_backend, check_examples, resolve_backend
 from shoal.engine.cohort import Cohort
 from shoal.engine.engine import DivergenceError, Engine, Precision, Storage
-from shoal.engine.linear_term import LinearTerm
-from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD
+from shoal.engine.local_sgd import GradientPrivacy, LocalRandomness, LocalSGD, require_plain_sgd
 from shoal.engine.personal_models import PersonalModels
 from shoal.engine.protocols import (
     Algorithm,
@@ -26,23 +25,30 @@ from shoal.engine.protocols import (
 from shoal.engine.rounds.aggregation import Aggregator, averaging_weights
 from shoal.engine.rounds.client_trainings import ClientTrainings, HasClientTrainings, client_trainings
 from shoal.engine.rounds.client_updates import client_updates
-from shoal.engine.rounds.remote import ClientUpdate, Received, client_round, server_plan, server_round
-from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport
+from shoal.engine.rounds.remote import (
+    ClientUpdate,
+    Received,
+    RemoteRounds,
+    RunsRemotely,
+    client_round,
+    remote_rounds,
+    server_plan,
+    server_round,
+)
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport, RoundUpdates
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan, TrainingPhase
-from shoal.engine.rounds.round_updates import RoundUpdates
 from shoal.engine.rounds.training import Training
 from shoal.engine.state import RiskEstimate, State, Tensors, unknown_intervals
-from shoal.engine.step_protocols import Augmentation, Objective
-from shoal.engine.step_rule import Gradient, StepRule, require_plain_sgd
-from shoal.engine.torch_optimizer import TorchOptimizer
+from shoal.engine.steps import Augmentation, Gradient, LinearTerm, Objective, StepRule, TorchOptimizer
 
 __all__ = [
     "Aggregate", "Aggregator", "Algorithm", "Augmentation", "Backend", "ClientTrainings", "ClientUpdate",
     "ClientVectors", "ClusterRound", "Cohort", "Coordinator", "Deployed", "DivergenceError", "Engine", "Gradient",
     "GradientPrivacy", "HasClientTrainings", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD",
-    "LocalTraining", "MaliciousClients", "Objective", "PersonalModels", "Precision", "Received", "RiskEstimate",
-    "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates", "ScalableDefense", "State", "StepRule", "Storage",
-    "Tensors", "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter", "averaging_weights", "check_backend",
-    "check_examples", "client_round", "client_trainings", "client_updates", "require_per_example_gradients",
-    "require_plain_sgd", "resolve_backend", "server_plan", "server_round", "unknown_intervals",
+    "LocalTraining", "MaliciousClients", "Objective", "PersonalModels", "Precision", "Received", "RemoteRounds",
+    "RiskEstimate", "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates", "RunsRemotely", "ScalableDefense",
+    "State", "StepRule", "Storage", "Tensors", "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter",
+    "averaging_weights", "check_backend", "check_examples", "client_round", "client_trainings", "client_updates",
+    "remote_rounds", "require_per_example_gradients", "require_plain_sgd", "resolve_backend", "server_plan",
+    "server_round", "unknown_intervals",
 ]  # fmt: skip

@@ -15,42 +15,40 @@ from torch import Tensor
 from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, described, require, require_instance, whole
 from shoal.core.representation import shortened
-from shoal.core.vectors_on_disk import VectorsOnDisk
 from shoal.data.federation import Federation
-from shoal.data.grouped_examples import GroupedExamples
 from shoal.data.memory_format import to_channels_first, to_channels_last, to_compute_dtype
-from shoal.data.shards import Shards
-from shoal.engine.backends.backend import Backend, check_backend, needs_loop, resolve_backend
+from shoal.data.shards import GroupedExamples, Shards
 from shoal.engine.backends.bound_network import BoundNetwork
 from shoal.engine.backends.example_gradients import batch_of_gradients, example_gradients
 from shoal.engine.backends.loop_backend import LoopBackend
+from shoal.engine.backends.selection import Backend, check_backend, loop_reason, resolve_backend
 from shoal.engine.backends.vmap_backend import VmapBackend
-from shoal.engine.linear_term import LinearTerm
-from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.step_rule import StepRule, require_plain_sgd
+from shoal.engine.local_sgd import LocalRandomness, LocalSGD, require_plain_sgd
+from shoal.engine.steps import LinearTerm, StepRule
 from shoal.engine.worker_pool import WorkerPool
 from shoal.models.model import Model
 
 Precision = Literal["fp32", "bf16"]
-"""What an engine computes in; parameters are float32 in either case."""
+"""The number format of computations; parameters are float32 in either case."""
 
 Storage = Literal["memory", "disk"]
-"""Where the clients' own models are between rounds; results are the same."""
+"""The place of the clients' own models between rounds; results are the same."""
 
 MAX_THREADS = 1024
 """More than any machine's processors; the operating system refuses more threads without a sentence."""
 
 _EVALUATED = {"loop": 256, "vmap": 2048}
-"""Examples in one batch of evaluation, by backend: convolutions' outputs should stay in the caches, and small dense
+"""Examples per batch of evaluation, by backend: convolutions' outputs should stay in the caches, and small dense
 networks have little to do. Fixed, since it may change the last bits."""
 
 _LARGE = 3_072
-"""Numbers in an example above which the loop evaluates a quarter as many (320 faces of 62x47: 87 ms instead of 135)."""
+"""Elements per example above which the loop backend uses a quarter (320 faces of 62x47: 87 ms instead of 135)."""
 
 _TOGETHER = 64
-"""Batches whose outputs are handed out together where not all of them are to be in memory."""
+"""Batches whose outputs are handed out together where not all of them should be in memory."""
 
 _Result = TypeVar("_Result")
+_Examples = TypeVar("_Examples", Shards, GroupedExamples)
 
 
 class DivergenceError(InputError):
@@ -58,23 +56,6 @@ class DivergenceError(InputError):
 
     Attributes:
         owner: position of the owner whose training did.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.engine import DivergenceError
-        >>> huge = ([[1e38]], [0])
-        >>> federation = shoal.Federation.from_tensors([([[1.0]], [0]), huge], test=huge, classes=2)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=3, learning_rate=1e9)
-        >>> randomness = local.randomness(federation.clients, federation.ids, shoal.Stream(0))
-        >>> with shoal.Engine(model) as engine:
-        ...     try:
-        ...         starts, which = torch.ones(1, 4), torch.tensor([0, 0])
-        ...         _ = list(engine.train(starts, which, federation.clients, randomness, local))
-        ...     except DivergenceError as diverged:
-        ...         print(diverged.owner)
-        ...
-        1
     """
 
     def __init__(self, owner: int, sentence: str) -> None:
@@ -90,18 +71,18 @@ def gather_params(params: Tensor, index: Tensor) -> Tensor:
 class Engine:
     """Trains and evaluates rows of one model on one device, over several threads.
 
-    Each owner is trained, and each batch evaluated, by one thread alone, and results are handed out in an
-    order that does not depend on who finished first: the number of threads changes no bit of any result.
-    Use it as a context manager, or call `close`.
+    Each owner is trained, and each batch evaluated, by one thread alone, and results come in an order that does not
+    depend on which thread finishes first: the number of threads changes no bit of any result. Use it as a context
+    manager, or call `close`.
 
     Args:
-        model: what is trained.
+        model: to be trained and evaluated.
         device: "cpu" or "cuda".
         threads: worker threads on the CPU.
         precision: "fp32", or "bf16" for computing (parameters stay float32).
-        backend: "loop", "vmap", or None for the rule of `vmap_backend.prefers_vmap`. Under vmap, local trainings that
-            only the loop can do (`backend.needs_loop`) are looped.
-        personal_models: where the clients' own models and other vectors as long (`State.personal`) are kept between
+        backend: "loop", "vmap", or None for the rule of `selection.prefers_vmap`. Under vmap, local trainings that
+            only the loop can do (`selection.loop_reason`) are looped.
+        personal_models: the place of the clients' own models and other vectors as long (`State.personal`) between
             rounds, "memory" or "disk"; results are the same.
 
     Raises:
@@ -131,20 +112,13 @@ class Engine:
     ) -> None:
         require_instance("model", model, Model, "such as Model(MyNetwork) or create_model makes")
         device = str(device)
-        require(
-            re.fullmatch(r"cpu|cuda(:\d+)?", device) is not None,
-            f"device '{device}' cannot be used; use 'cpu', 'cuda', or one of several such as 'cuda:1'",
-        )
+        refusal = f"device '{device}' cannot be used"
+        known = re.fullmatch(r"cpu|cuda(:\d+)?", device) is not None
+        require(known, f"{refusal}; use 'cpu', 'cuda', or one of several such as 'cuda:1'")
         if device.startswith("cuda"):
-            require(
-                torch.cuda.is_available(),
-                f"device '{device}' cannot be used: PyTorch finds no CUDA device here; use 'cpu'",
-            )
-            count = torch.cuda.device_count()
-            require(
-                (torch.device(device).index or 0) < count,
-                f"device '{device}' cannot be used: the CUDA devices here are cuda:0 to cuda:{count - 1}",
-            )
+            require(torch.cuda.is_available(), f"{refusal}: PyTorch finds no CUDA device here; use 'cpu'")
+            count, index = torch.cuda.device_count(), torch.device(device).index or 0
+            require(index < count, f"{refusal}: the CUDA devices here are cuda:0 to cuda:{count - 1}")
         threads = whole("threads", threads, "such as 2")
         require(1 <= threads <= MAX_THREADS, f"'threads' must be at least 1 and at most {MAX_THREADS}; got {threads}")
         require(precision in get_args(Precision), f"'precision' must be 'fp32' or 'bf16'; got {precision!r}")
@@ -195,63 +169,57 @@ class Engine:
     def prepare(self, federation: Federation) -> Federation:
         """The federation with its inputs stored as this engine reads them fastest; results are the same without.
 
-        What is memory-mapped (`Shards.mapped`) stays where it is: batches are converted when they are read.
+        Memory-mapped inputs (`Shards.mapped`) stay where they are: batches are converted when they are read.
         """
 
         def stored(x: Tensor) -> Tensor:
             return to_channels_first(to_compute_dtype(to_channels_last(x), self.dtype, self.device).contiguous())
 
-        def shards(given: Shards) -> Shards:
-            return given if given.mapped else replace(given, x=stored(given.x), y=given.y.to(self.device))
-
-        def examples(given: GroupedExamples) -> GroupedExamples:
-            return replace(given, x=stored(given.x), y=given.y.to(self.device))
+        def prepared(examples: _Examples) -> _Examples:
+            if isinstance(examples, Shards) and examples.mapped:
+                return examples
+            return replace(examples, x=stored(examples.x), y=examples.y.to(self.device))
 
         return replace(
             federation,
-            clients=shards(federation.clients),
-            holdout=shards(federation.holdout),
-            shadow=examples(federation.shadow),
-            test=examples(federation.test),
+            clients=prepared(federation.clients),
+            holdout=prepared(federation.holdout),
+            shadow=prepared(federation.shadow),
+            test=prepared(federation.test),
         )
 
     def stored(self, personal: Mapping[str, ClientVectors], folder: Path | None = None) -> dict[str, ClientVectors]:
-        """The vectors of clients by name (`State.personal`), kept where this engine is to keep them.
+        """The vectors of clients by name (`State.personal`), in this engine's storage.
 
         Args:
-            personal: what is there already stays as it is.
-            folder: where the files lie; None: they have no name, and go with the process.
+            personal: vectors that are stored there already stay as they are.
+            folder: of the files; None: they are unnamed, and vanish with the process.
 
         Raises:
             OSError: a file cannot be written.
         """
         if self.personal_models == "memory":
             return {name: rows.in_memory() for name, rows in personal.items()}
-        return {
-            name: rows
-            if isinstance(rows, VectorsOnDisk) and rows.folder == folder
-            else VectorsOnDisk.of(rows, name, folder)
-            for name, rows in personal.items()
-        }
+        return {name: rows.on_disk(name, folder) for name, rows in personal.items()}
 
     def train(
         self,
         starts: Tensor,
-        which: Tensor,
+        index: Tensor,
         shards: Shards,
         randomness: LocalRandomness,
         local: LocalSGD,
         term: LinearTerm | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Train every owner from its start, and hand out the results as they come, in a fixed order.
+        """Train every owner from its start, and yield the results as they come, in a fixed order.
 
         Args:
             starts: (S, P) parameter vectors to start from.
-            which: (n,) int64, the index of each owner's start; or (n, S) float, the weights of a mixture of starts.
+            index: (n,) int64, the index of each owner's start; or (n, S) float, the weights of a mixture of starts.
             shards: the n owners' examples.
             randomness: from `LocalSGD.randomness`.
             local: local training at the learning rate of the round (`LocalSGD.at_round`).
-            term: one further linear term in every step; None: none.
+            term: added to every gradient; None: none.
 
         Yields:
             Owners (u,) int64 and their results (u, P); together every owner once. Only a few are in memory at a time.
@@ -259,13 +227,13 @@ class Engine:
         Raises:
             DivergenceError: a result is not finite.
         """
-        yield from self.train_into(lambda owners, ends: (owners, ends), starts, which, shards, randomness, local, term)
+        yield from self.train_into(lambda owners, ends: (owners, ends), starts, index, shards, randomness, local, term)
 
     def train_into(
         self,
         finish: Callable[[Tensor, Tensor], _Result],
         starts: Tensor,
-        which: Tensor,
+        index: Tensor,
         shards: Shards,
         randomness: LocalRandomness,
         local: LocalSGD,
@@ -274,27 +242,22 @@ class Engine:
         then: Sequence[tuple[LocalRandomness, LocalSGD]] = (),
         rule: StepRule | None = None,
     ) -> Iterator[_Result]:
-        """See `train`; hands out ``finish(owners, ends)`` instead, called on the thread that trained them.
+        """Train as `train` does, and yield ``finish(owners, ends)``, which is called on the threads that train.
 
         Args:
-            finish: given owners (u,) and what they ended with (u, P).
-            starts: see `train`, as the others; with a rule (S, R).
-            which: see `train`.
-            shards: see `train`.
-            randomness: see `train`.
-            local: see `train`.
-            term: see `train`.
-            then: further local trainings, each from where the one before it ended.
-            rule: what a step does instead of following one gradient; None: it does that.
+            finish: a function of owners (u,) and their results (u, P); with a rule (u, R).
+            starts, index, shards, randomness, local, term: see `train`; with a rule ``starts`` is (S, R).
+            then: further local trainings, each from the end of the one before.
+            rule: replaces the gradient step; None: no rule.
         """
         if rule is not None:
             require_plain_sgd(local, "such a local step")
         trainer = self._trainer_for(local)
 
         def work(owners: Tensor) -> _Result:
-            ends = gather_params(starts, which[owners]).to(self.device)
-            for drawn, each in ((randomness, local), *then):
-                trainer.train(self._bound(), ends, shards, owners, drawn, each, term, rule=rule)
+            ends = gather_params(starts, index[owners]).to(self.device)
+            for drawn, settings in ((randomness, local), *then):
+                trainer.train(self._bound(), ends, shards, owners, drawn, settings, term, rule=rule)
             # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
             broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
@@ -305,18 +268,18 @@ class Engine:
             return finish(owners, ends)
 
         units = trainer.units(shards, local)
-        for _, each in then:
-            # The same parts again, for which this trainer now expects these steps too.
-            trainer.units(shards, each)
+        for _, settings in then:
+            # The same parts again; the trainer prepares for these steps too.
+            trainer.units(shards, settings)
         yield from self._pool.in_order(work, units)
 
     def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:
-        """The backend for ``local``: what vmap cannot do is looped, since directives may ask for it in one cluster and
-        round alone, and all other trainings must stay what they were, bit for bit.
+        """The backend for ``local``: the loop where vmap cannot do it, since directives may ask for it in one cluster
+        and round alone, and all other trainings must stay the same, bit for bit.
         """
-        if isinstance(self._trainer, LoopBackend) or not needs_loop(local):
+        if isinstance(self._trainer, LoopBackend) or loop_reason(local) is None:
             return self._trainer
-        if local.optimizer is not None:  # Which no directive asks for.
+        if local.optimizer is not None:  # No directive asks for one.
             check_backend(self._requested, self.model, local)
         return LoopBackend()
 
@@ -324,76 +287,60 @@ class Engine:
         self, model: Model, row: Tensor, shards: Shards, randomness: LocalRandomness, local: LocalSGD
     ) -> Tensor:
         """Train ``row`` (P',), parameters of another ``model`` than the engine's, on the one owner of ``shards``."""
-        rows = row[None].to(self.device, copy=True)
-        LoopBackend().train(
-            BoundNetwork(model, self.device, self.dtype),
-            rows,
-            shards,
-            torch.zeros(1, dtype=torch.int64),
-            randomness,
-            local,
-        )
+        rows, owner = row[None].to(self.device, copy=True), torch.zeros(1, dtype=torch.int64)
+        LoopBackend().train(BoundNetwork(model, self.device, self.dtype), rows, shards, owner, randomness, local)
         return rows[0].cpu()
 
-    def outputs(self, row: Tensor, x: Tensor) -> Tensor:
-        """What the model at ``row`` (P,) gives for all of x (M, ...): (M, C) float32, in evaluation mode."""
-        return self._outputs(row, x, None)
+    def outputs(self, row: Tensor, x: Tensor, indices: Tensor | None = None) -> Tensor:
+        """The outputs (m, C) float32, in evaluation mode, of the model at ``row`` (P,) for x (M, ...).
 
-    def outputs_at(self, row: Tensor, x: Tensor, rows: Tensor) -> Tensor:
-        """What the model at ``row`` (P,) gives for the inputs of x at ``rows`` (m,): (m, C) float32."""
-        return self._outputs(row, x, rows)
-
-    def _outputs(self, row: Tensor, x: Tensor, rows: Tensor | None) -> Tensor:
-        if self._batches(x, rows):
-            return torch.cat(list(self._evaluate_batches(row[None], x, rows, lambda outputs, _: outputs)))
-        # Of no examples the network is asked for the shape alone, by one that is there or else by zeros.
+        Args:
+            row: the model.
+            x: inputs.
+            indices: (m,), restricts x; None: all of x.
+        """
+        if self._batches(x, indices):
+            return torch.cat(list(self._evaluate_batches(row[None], x, indices, lambda outputs, _: outputs)))
+        # Without examples the shape alone is asked for, by an existing example or else by zeros.
         example = x[:1] if len(x) else x.new_zeros(1, *x.shape[1:])
-        return self._outputs(row, example, None)[:0]
+        return self.outputs(row, example)[:0]
 
-    def outputs_in_parts(self, row: Tensor, x: Tensor, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """As `outputs_at`, bit for bit, but some inputs at a time: where in ``rows`` they are, and their outputs."""
-        done, batches = 0, self._evaluate_batches(row[None], x, rows, lambda outputs, _: outputs)
+    def outputs_in_parts(self, row: Tensor, x: Tensor, indices: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The results of `outputs`, bit for bit, a few inputs at a time: their places in ``indices``, and outputs."""
+        done, batches = 0, self._evaluate_batches(row[None], x, indices, lambda outputs, _: outputs)
         while part := list(islice(batches, _TOGETHER)):
             outputs = torch.cat(part)
             yield slice(done, done + len(outputs)), outputs
             done += len(outputs)
 
     def losses(self, rows: Tensor, shards: Shards) -> Tensor:
-        """The loss matrix: the mean loss of each model on each owner's examples.
-
-        Args:
-            rows: (K, P) models.
-            shards: n owners, each with at least one example.
-
-        Returns:
-            (n, K) float64.
-        """
+        """The mean loss of each model (K, P) on each of n owners' examples, at least one per owner: (n, K) float64."""
         total, owners = torch.zeros(len(rows), len(shards), dtype=torch.float64), shards.owners()
-        for k, where, each in self._loss_batches(rows, shards):
+        for k, entries, losses in self._loss_batches(rows, shards):
             # Added up as they come: not all losses of all examples are in memory.
-            total[k].index_add_(0, owners[where], each)
+            total[k].index_add_(0, owners[entries], losses)
         return (total / shards.sizes).T.contiguous()
 
     def example_losses(self, rows: Tensor, shards: Shards) -> Tensor:
         """The loss of each model on each example: models (K, P) and shards of m entries in all -> (m, K) float64."""
-        found = torch.empty(len(rows), len(shards.indices), dtype=torch.float64)
-        for k, where, each in self._loss_batches(rows, shards):
-            found[k, where] = each
-        return found.T.contiguous()
+        matrix = torch.empty(len(rows), len(shards.indices), dtype=torch.float64)
+        for k, entries, losses in self._loss_batches(rows, shards):
+            matrix[k, entries] = losses
+        return matrix.T.contiguous()
 
     def _loss_batches(self, rows: Tensor, shards: Shards) -> Iterator[tuple[int, slice, Tensor]]:
-        """The losses of a batch after another: which model's, of which entries, and what they are, (B,) float64."""
-        picked: Tensor | None = shards.indices.to(shards.y.device)
-        if torch.equal(picked, torch.arange(len(shards.x), device=picked.device)):
-            picked = None  # Read where they lie, instead of gathered batch by batch.
-        y = shards.y if picked is None else shards.y[picked]
+        """The losses of one batch after another: the model's index, the entries, and their losses (B,) float64."""
+        indices: Tensor | None = shards.indices.to(shards.y.device)
+        if torch.equal(indices, torch.arange(len(shards.x), device=indices.device)):
+            indices = None  # Read in place, instead of gathered batch by batch.
+        y = shards.y if indices is None else shards.y[indices]
 
-        def loss(outputs: Tensor, where: slice) -> Tensor:
-            return self.model.loss(outputs, y[where].to(outputs.device)).double()
+        def loss(outputs: Tensor, entries: slice) -> Tensor:
+            return self.model.loss(outputs, y[entries].to(outputs.device)).double()
 
-        each = [(k, where) for k in range(len(rows)) for where in self._batches(shards.x, picked)]
-        done = self._evaluate_batches(rows, shards.x, picked, loss)
-        yield from ((k, where, losses.cpu()) for (k, where), losses in zip(each, done, strict=True))
+        tasks = [(k, entries) for k in range(len(rows)) for entries in self._batches(shards.x, indices)]
+        batches = self._evaluate_batches(rows, shards.x, indices, loss)
+        yield from ((k, entries, losses.cpu()) for (k, entries), losses in zip(tasks, batches, strict=True))
 
     def example_gradients_into(
         self, finish: Callable[[Tensor], _Result], row: Tensor, x: Tensor, y: Tensor
@@ -402,7 +349,7 @@ class Engine:
 
         Args:
             finish: called with gradients (B, p) float32 by the p trainable parameters, on the thread that computed
-                them; its results are handed out.
+                them; its results are yielded.
             row: (P,), the model, in evaluation mode.
             x: inputs (M, ...).
             y: labels (M,).
@@ -411,34 +358,34 @@ class Engine:
 
         def work(begin: int) -> _Result:
             network = self._bound().network.eval()
-            where = slice(begin, begin + size)
-            batch = to_channels_first(to_compute_dtype(stored[where], torch.float32, self.device))
-            at, labels = row.to(self.device), y[where].to(self.device)
-            return finish(example_gradients(self.model, network, at, batch, labels))
+            batch = slice(begin, begin + size)
+            inputs = to_channels_first(to_compute_dtype(stored[batch], torch.float32, self.device))
+            params, labels = row.to(self.device), y[batch].to(self.device)
+            return finish(example_gradients(self.model, network, params, inputs, labels))
 
         yield from self._pool.in_order(work, range(0, len(y), size))
 
-    def _batches(self, x: Tensor, rows: Tensor | None) -> list[slice]:
-        """Which of x, or of its ``rows``, are evaluated together. No network is called without examples: many fail."""
-        count = len(x) if rows is None else len(rows)
+    def _batches(self, x: Tensor, indices: Tensor | None) -> list[slice]:
+        """The batches of x, or of its ``indices``. None is empty: many networks fail without examples."""
+        count = len(x) if indices is None else len(indices)
         large = self.backend == "loop" and x[:1].numel() > _LARGE
         size = _EVALUATED[self.backend] // (4 if large else 1)
         return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
     def _evaluate_batches(
-        self, models: Tensor, x: Tensor, rows: Tensor | None, finish: Callable[[Tensor, slice], Tensor]
+        self, models: Tensor, x: Tensor, indices: Tensor | None, finish: Callable[[Tensor, slice], Tensor]
     ) -> Iterator[Tensor]:
-        """``finish(outputs, where)`` of every batch, for one model after another."""
-        stored, batches = to_channels_last(x), self._batches(x, rows)
+        """``finish(outputs, batch)`` of every batch, for one model after another."""
+        stored, batches = to_channels_last(x), self._batches(x, indices)
 
         def work(task: tuple[Tensor, slice]) -> Tensor:
-            model, where = task
+            model, batch = task
             bound = self._bound()
             bound.load(model)
-            batch = stored[where] if rows is None else stored[rows[where]]
-            return finish(bound.outputs(to_channels_first(to_compute_dtype(batch, self.dtype, self.device))), where)
+            inputs = stored[batch] if indices is None else stored[indices[batch]]
+            return finish(bound.outputs(to_channels_first(to_compute_dtype(inputs, self.dtype, self.device))), batch)
 
-        yield from self._pool.in_order(work, [(model, where) for model in models for where in batches])
+        yield from self._pool.in_order(work, [(model, batch) for model in models for batch in batches])
 
     def _bound(self) -> BoundNetwork:
         bound = getattr(self._networks, "bound", None)

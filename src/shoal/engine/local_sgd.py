@@ -12,8 +12,7 @@ from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Internal, NonNegativeFloat, Positive, PositiveFloat, settings
 from shoal.data.shards import Shards
-from shoal.engine.step_protocols import Augmentation, Objective
-from shoal.engine.torch_optimizer import TorchOptimizer
+from shoal.engine.steps import Augmentation, Objective, TorchOptimizer
 
 PRIVATE_OBJECTIVE = (
     "DP-SGD clips the gradient of each example's loss, so no other objective can be minimised with it; leave one out"
@@ -249,3 +248,22 @@ class LocalSGD:
         return Shards.from_indices(
             shards.x, shards.y, shards.indices[(shards.offsets[:-1, None] + order)[within]], batches
         )
+
+
+def require_plain_sgd(local: LocalSGD, what: str) -> None:
+    """Raise `InputError` where steps of ``local`` are more than ``theta <- theta - learning_rate * gradient``.
+
+    Example:
+        >>> from shoal import LocalSGD
+        >>> from shoal.engine import require_plain_sgd
+        >>> require_plain_sgd(LocalSGD(weight_decay=0.1), "SCAFFOLD")
+        >>> require_plain_sgd(LocalSGD(momentum=0.9), "SCAFFOLD")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: SCAFFOLD needs plain SGD in local training: without momentum, ...
+    """
+    plain = local.momentum == 0 and local.optimizer is None and local.clip_norm is None and local.tensors is None
+    require(
+        plain and not local.private,
+        f"{what} needs plain SGD in local training: without momentum, clipping, noise or an optimizer",
+    )

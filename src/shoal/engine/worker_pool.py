@@ -1,5 +1,7 @@
 """Threads that compute side by side, and PyTorch's global settings while they live."""
 
+import ctypes
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from shoal.engine.allocator import keep_freed_memory
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -55,3 +57,16 @@ class WorkerPool:
         finally:
             for future in pending:
                 future.cancel()
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory in the process, so that the next training step need not fetch it page by page.
+
+    By default glibc gives every large tensor back to the kernel when it is freed, and asks for it again a step later:
+    measured, 200 to 2,000 page faults a step of the MNIST network, up to 40 % of its time. The process holds on to the
+    most that it ever used, which it would need again in the next step anyway. Elsewhere than on glibc, nothing is done.
+    """
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        library.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+        library.mallopt(_M_TOP_PAD, 1 << 26)

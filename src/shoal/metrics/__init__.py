@@ -24,12 +24,13 @@ from shoal.metrics.membership import (
     membership_metrics,
     tpr_at_fpr,
 )
+from shoal.metrics.metric_table import METRICS, Metric, metric_of
 from shoal.metrics.roc import roc, roc_auc
 
 __all__ = [
-    "CanaryRate", "Fairness", "MembershipMetrics", "adjusted_rand_index", "auc_interval", "balanced_accuracy",
-    "balanced_accuracy_interval", "canary_rate", "clopper_pearson", "effective_size", "empirical_epsilon",
-    "epsilon_lower_bound", "exceeds_threshold", "exposure_of_canaries", "fairness", "gap_accuracy", "is_migrated",
-    "least_non_members", "mean_interval", "mean_rate_interval", "median_interval", "membership_metrics", "roc",
-    "roc_auc", "tpr_at_fpr",
+    "METRICS", "CanaryRate", "Fairness", "MembershipMetrics", "Metric", "adjusted_rand_index", "auc_interval",
+    "balanced_accuracy", "balanced_accuracy_interval", "canary_rate", "clopper_pearson", "effective_size",
+    "empirical_epsilon", "epsilon_lower_bound", "exceeds_threshold", "exposure_of_canaries", "fairness",
+    "gap_accuracy", "is_migrated", "least_non_members", "mean_interval", "mean_rate_interval", "median_interval",
+    "membership_metrics", "metric_of", "roc", "roc_auc", "tpr_at_fpr",
 ]  # fmt: skip

@@ -1,1 +1,31 @@
-"""Property inference in clustered federated learning (Kim et al., RAID 2023): attack, partition, metrics, report."""
+"""Property inference in clustered federated learning (Kim et al., RAID 2023): attack, partition, metrics, report.
+
+Nothing else of Shoal imports it: `PropertyAttack` is a `shoal.simulation.round_attack.RoundAttack` as a user's own may
+be, given to `shoal.simulate`, and the table ``[property_attack]`` finds `PropertyAttackSection` by its name.
+"""
+
+from shoal.property.active_attacker import ActivePropertyAttacker, active_property_attacker
+from shoal.property.property_attack import PropertyAttack
+from shoal.property.property_federation import (
+    PropertyPartition,
+    PropertySchedule,
+    draw_property_partition,
+    partition_by_property,
+)
+from shoal.property.scenario import PropertyAttackSection
+from shoal.property.simulated_updates import extract_features
+from shoal.property.update_classifier import RoundObservation, classify_updates
+
+__all__ = [
+    "ActivePropertyAttacker",
+    "PropertyAttack",
+    "PropertyAttackSection",
+    "PropertyPartition",
+    "PropertySchedule",
+    "RoundObservation",
+    "active_property_attacker",
+    "classify_updates",
+    "draw_property_partition",
+    "extract_features",
+    "partition_by_property",
+]

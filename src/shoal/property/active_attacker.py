@@ -18,7 +18,7 @@ from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors
 from shoal.models.model import Loss, Model, cross_entropy
-from shoal.property.simulated_updates import schedule_of
+from shoal.property.property_federation import schedule_of
 
 HEAD_OUTPUTS = 2
 """Outputs for the property: without it, and with it."""

@@ -1,28 +1,35 @@
 """Property inference by a client: in which rounds does another client train on examples with a property?
 
+The attacker receives what every client receives, the models before and after each round; their differences are the
+aggregated updates. It simulates such updates with and without the property on examples of its own
+(`simulated_updates.py`), and a random forest learns to classify their features (`update_classifier.py`). An active
+attacker also sends malicious updates (`active_attacker.py`).
+
 Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
-2023, Algorithm 3, after Melis et al. 2019, arXiv:1805.04049. The attacker receives what every client receives, the
-models before and after each round; their differences are the aggregated updates. It simulates such updates with and
-without the property on examples of its own (`simulated_updates.py`), and a random forest learns to classify their
-features (`update_features.py`, `property_classifier.py`). An active attacker also sends malicious updates
-(`active_property.py`).
+2023, Algorithm 3, after Melis et al. 2019, arXiv:1805.04049.
 """
 
 import logging
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
+import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from shoal.algorithms.wrapper import with_bases
 from shoal.core.errors import require
+from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Flag, Positive, settings
-from shoal.data.federation import Federation
-from shoal.engine import DivergenceError, RoundReport, State, Training, client_updates
-from shoal.property.round_observation import RoundObservation
-from shoal.property.simulated_updates import Auxiliary, aggregated_updates, local_updates, schedule_of
-from shoal.property.update_features import extract_features
+from shoal.data import Federation
+from shoal.engine import Algorithm, DivergenceError, RoundReport, State, Tensors, Training, client_updates
+from shoal.metrics.summary import Summary
+from shoal.property.property_federation import schedule_of
+from shoal.property.simulated_updates import Auxiliary, aggregated_updates, extract_features, local_updates
+from shoal.property.update_classifier import RoundObservation
+from shoal.property.update_table import PROPERTY_COLUMNS, property_summary, updates_table
 
 LOG = logging.getLogger(__name__)
 
@@ -32,7 +39,7 @@ class PropertyAttack:
     """Simulates updates in a round, and observes the aggregated updates; it changes nothing.
 
     The paper states neither how much is simulated nor the settings of its random forest; for these, the defaults are
-    those of the published codes.
+    those of the published codes. A `shoal.simulation.round_attack.RoundAttack`.
 
     Args:
         visible_models: "all", which IFCA sends to every client, here also in rounds in which the attacker takes no
@@ -55,9 +62,7 @@ class PropertyAttack:
         warm_up: rounds before the first that is attacked.
         forests: a "single" random forest for all models (the paper), or one "per-cluster".
         trees: of a random forest.
-
-    Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
-    2023, Algorithm 3, after Melis et al. 2019, arXiv:1805.04049.
+        tsne: whether the updates are embedded in the plane by t-SNE at the end.
 
     Example:
         >>> import shoal
@@ -66,6 +71,9 @@ class PropertyAttack:
         >>> shoal.PropertyAttack(aggregate_of=3).aggregate_size(clients=10, models=2)
         3
     """
+
+    name: ClassVar[str] = "property"
+    columns: ClassVar[tuple[str, ...]] = PROPERTY_COLUMNS
 
     visible_models: Literal["all", "own"] = "all"
     simulate_every: Positive = 1
@@ -81,6 +89,17 @@ class PropertyAttack:
     warm_up: Count = 0
     forests: Literal["single", "per-cluster"] = "single"
     trees: Positive = 100
+    tsne: Flag = True
+
+    def check(self, federation: Federation, algorithm: Algorithm) -> None:
+        """Raise `InputError` without examples to simulate with, or where models do not move by an average."""
+        self.auxiliary_examples(federation)
+        otherwise = [each for each in with_bases(algorithm) if not getattr(each, "moves_by_average", True)]
+        require(
+            not otherwise,
+            "a property attack takes single updates out of the mean by which a model moves, and "
+            f"{', '.join(type(each).__name__ for each in otherwise)} moves models otherwise; choose another algorithm",
+        )
 
     def auxiliary_examples(self, federation: Federation) -> Auxiliary:
         """The examples that the attacker simulates with.
@@ -108,23 +127,17 @@ class PropertyAttack:
         """Local updates per simulated aggregated update, with n clients in a round and K models."""
         return max(1, clients // models - 1) if self.aggregate_of == "cluster" else self.aggregate_of
 
+    def start(self, state: State) -> Tensors:
+        """The previous update of each model, (K, P): zeros."""
+        return {"updates": torch.zeros_like(state.models)}
+
     def observe(
-        self, before: State, after: State, report: RoundReport, last: Tensor, auxiliary: Auxiliary, training: Training
-    ) -> tuple[RoundObservation, Tensor]:
-        """Observe a round, and simulate updates for it.
+        self, before: State, after: State, report: RoundReport, memory: Tensors, training: Training
+    ) -> tuple[Tensors, Tensors]:
+        """Observe a round, and simulate updates for it: the tensors of a `RoundObservation`.
 
         A model that nobody but the attacker trained is not attacked: it knows that update. Nor is any in a round in
         which the number of models changed.
-
-        Args:
-            before, after: the states before and after the round.
-            report: of the round.
-            last: (K, P), the previous update of each model; zeros where there was none.
-            auxiliary: the examples to simulate with.
-            training: that is observed.
-
-        Returns:
-            The observation, and ``last`` for the next round.
         """
         schedule = schedule_of(training.federation)
         ids, models = training.federation.ids[report.cohort], len(before.models)
@@ -133,7 +146,7 @@ class PropertyAttack:
             visible = report.assignment[ids == schedule.attacker].tolist()
         # Where the algorithm changed the number of models in this round, none of them is one of before.
         changed = len(after.models) != models
-        last = last if len(last) == models else torch.zeros_like(before.models)
+        last = memory["updates"] if len(memory["updates"]) == models else torch.zeros_like(before.models)
         if after.round <= self.warm_up or changed:
             visible = []
         trained = torch.bincount(report.assignment[ids != schedule.attacker], minlength=models)
@@ -141,19 +154,19 @@ class PropertyAttack:
         moved = torch.zeros_like(before.models) if changed else after.models - before.models
         updates = moved[attacked]
         if self.remove_own_update and attacked:
-            for k, share, own in client_updates(training, before, report, schedule.attacker):
+            for k, share, part in client_updates(training, before, report, schedule.attacker):
                 # Not divided by what is left of the weights: features do not depend on the length of an update.
-                moved[k] = moved[k] - share * own
+                moved[k] = moved[k] - share * part
         of_victim = report.assignment[ids == schedule.victim].tolist() if schedule.present(after.round) else []
         swapped = self._swapped(attacked, moved, before, report, training) if attacked else {}
         others = torch.cat([updates[:0], *(update[None] for update in swapped.values())])
-        simulated = self._simulated(visible, before, auxiliary, training)
-        each, layout = self.simulated_updates, training.engine.model.layout
+        simulated = self._simulated(visible, before, training)
+        count, layout = self.simulated_updates, training.engine.model.layout
         observation = RoundObservation(
             round=after.round,
             simulated_features=torch.cat([extract_features(layout, updates[:0]), *simulated.values()]),
-            simulated_has_property=(torch.arange(2 * each) < each).repeat(len(simulated)),
-            simulated_clusters=torch.tensor(list(simulated), dtype=torch.int64).repeat_interleave(2 * each),
+            simulated_has_property=(torch.arange(2 * count) < count).repeat(len(simulated)),
+            simulated_clusters=torch.tensor(list(simulated), dtype=torch.int64).repeat_interleave(2 * count),
             features=extract_features(layout, moved[attacked]),
             clusters=torch.tensor(attacked, dtype=torch.int64),
             has_property=torch.tensor([k in of_victim for k in attacked], dtype=torch.bool),
@@ -164,7 +177,16 @@ class PropertyAttack:
         )
         last = last.clone()
         last[attacked] = updates
-        return observation, last
+        return {name: value for name, value in vars(observation).items() if name != "round"}, {"updates": last}
+
+    def measure(
+        self, observations: Mapping[int, Tensors], stream: Stream, *, jobs: int
+    ) -> tuple[Summary, pd.DataFrame]:
+        """The metrics of `property_summary`, and the rows of `property.csv`."""
+        seen = [RoundObservation(round=number, **tensors) for number, tensors in observations.items()]
+        random = stream("property attack")
+        updates = updates_table(seen, random, forests=self.forests, trees=self.trees, maps=self.tsne, jobs=jobs)
+        return property_summary(updates), updates
 
     def _swapped(
         self, attacked: list[int], moved: Tensor, before: State, report: RoundReport, training: Training
@@ -185,12 +207,12 @@ class PropertyAttack:
                     updates[k] = updates[k] + share * part
         return updates
 
-    def _simulated(
-        self, clusters: list[int], before: State, auxiliary: Auxiliary, training: Training
-    ) -> dict[int, Tensor]:
-        """`_simulated_features` by cluster, in a round in which there are any."""
-        features = {}
-        for k in clusters if (before.round - self.warm_up) % self.simulate_every == 0 else ():
+    def _simulated(self, clusters: list[int], before: State, training: Training) -> dict[int, Tensor]:
+        """Features of simulated updates by cluster, in a round in which there are any."""
+        if (before.round - self.warm_up) % self.simulate_every or not clusters:
+            return {}
+        features, auxiliary = {}, self.auxiliary_examples(training.federation)
+        for k in clusters:
             # What diverges is left out: it must not end the training observed.
             try:
                 features[k] = self._simulated_features(k, before, auxiliary, training)
@@ -205,27 +227,22 @@ class PropertyAttack:
         # The attacker does not know how many examples others have: a simulated client has as many as it trains on.
         own = int(federation.clients.sizes[federation.ids == schedule_of(federation).attacker])
         size = self.aggregate_size(round(training.participation * len(federation)), len(before.models))
-        fractions = [self.property_fractions[i % len(self.property_fractions)] for i in range(self.simulated_clients)]
+        held = self.simulated_clients
+        fractions = [self.property_fractions[i % len(self.property_fractions)] for i in range(held)]
         updates = local_updates(
             before.models[k],
             auxiliary,
-            fractions + [0.0] * max(self.simulated_clients, 3 * size),
+            fractions + [0.0] * max(held, 3 * size),
             size=min(own, local.batch(own) * local.steps_of(own)),
             local=local,
             engine=training.engine,
             stream=stream,
         )
-        made = aggregated_updates(
-            updates[: self.simulated_clients],
-            updates[self.simulated_clients :],
-            size,
-            self.simulated_updates,
-            stream("aggregates"),
-        )
+        made = aggregated_updates(updates[:held], updates[held:], size, self.simulated_updates, stream("aggregates"))
         return extract_features(training.engine.model.layout, made)
 
 
 def _cosine(updates: Tensor, last: Tensor) -> Tensor:
     """Cosine (A,) float64 of each update (A, P) with the previous one; NaN where either is zero."""
-    known = (updates != 0).any(dim=1) & (last != 0).any(dim=1)
-    return torch.where(known, functional.cosine_similarity(updates.double(), last.double(), dim=1), torch.nan)
+    moved = (updates != 0).any(dim=1) & (last != 0).any(dim=1)
+    return torch.where(moved, functional.cosine_similarity(updates.double(), last.double(), dim=1), torch.nan)

@@ -6,9 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 
-from shoal.property.property_metrics import auc
+from shoal.core.formats import DASH
+from shoal.property.update_table import auc
 from shoal.reports.curves import Curve, fit_rounds, round_axes
-from shoal.reports.formats import DASH
 from shoal.reports.plotting import CHANCE_LINE, OVER, WITHIN, Figure, LineStyle, cluster_style, draw_figure, legend
 from shoal.reports.run.run_curves import guess_key, round_panels
 

@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass
 from math import isnan, nan, sqrt
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from shoal.config.schema import PropertyAttackSection
+from shoal.core.formats import DASH, count, decimal
 from shoal.metrics.summary import Metrics, Summary
 from shoal.property.property_figures import auc_over_rounds, cosines, maps
-from shoal.property.property_metrics import control_auc
-from shoal.reports.formats import DASH, count, decimal
+from shoal.property.update_table import control_auc
 from shoal.reports.plotting import Figure
 from shoal.reports.run.run_tables import Table, TableRow, cell
+
+if TYPE_CHECKING:
+    from shoal.property.scenario import PropertyAttackSection
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class PropertySection:
 
 
 def property_section(
-    attack: PropertyAttackSection, task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int
+    attack: "PropertyAttackSection", task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int
 ) -> PropertySection:
     """The section on a property attack.
 
@@ -53,7 +56,7 @@ def _victim(period: int, task: str | None) -> str:
     )
 
 
-def _attacker(section: PropertyAttackSection) -> str:
+def _attacker(section: "PropertyAttackSection") -> str:
     attack = section.attack
     loss = f"{section.alpha:g} times the main task's loss plus {1 - section.alpha:g} times the property's"
     trains = f"trains on {loss}, so that the models learn to separate examples with the property"

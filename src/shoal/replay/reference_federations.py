@@ -103,7 +103,7 @@ class AttackedRun:
                 can be paired.
         """
         require(
-            simulation.property_attack is None and simulation.malicious_clients is None,
+            simulation.round_attack is None and simulation.malicious_clients is None,
             "reference federations cannot replay a run with a property attack; audit a run without [property_attack]",
         )
         root, shadow = Stream(simulation.seed), simulation.federation.shadow
@@ -255,7 +255,7 @@ class AttackedRun:
 
     def _confidence(self, model: Tensor, engine: Engine, which: Tensor | None = None) -> Tensor:
         which = torch.arange(2 * len(self.records)) if which is None else which
-        outputs = engine.outputs_at(model, self.records.federation.clients.x, self.records.rows_on_device(which))
+        outputs = engine.outputs(model, self.records.federation.clients.x, self.records.rows_on_device(which))
         return logit_confidence(outputs.cpu(), self.records.labels[which], engine.model.loss)
 
 

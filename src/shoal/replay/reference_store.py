@@ -15,7 +15,7 @@ from shoal.audit.reference_records import AttackedRecords, attack_records
 from shoal.core.atomic_files import remove_unfinished, write_bytes
 from shoal.core.errors import InputError
 from shoal.core.representation import one_line
-from shoal.data.fingerprint import tensors_fingerprint
+from shoal.data.content import tensors_fingerprint
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun, FederationScores
 from shoal.replay.run_records import records_of_run

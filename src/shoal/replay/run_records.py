@@ -126,7 +126,7 @@ def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_Use
     for k, parameters, inside in used:
         rows, of_reference = records.rows_on_device(inside), shadows[k].reference
         query = Query.unseen(
-            engine.outputs_at(parameters, x, rows).cpu(),
+            engine.outputs(parameters, x, rows).cpu(),
             records.labels[inside],
             None if of_reference is None else of_reference.evaluate(x, rows, engine),
             engine.model.loss,

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from shoal.reports.formats import decimal
+from shoal.core.formats import decimal
 from shoal.reports.plotting import LineStyle
 from shoal.reports.svg import add_named_points
 

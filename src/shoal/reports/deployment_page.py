@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from shoal.reports.formats import DASH, decimal
+from shoal.core.formats import DASH, decimal
 from shoal.reports.html import render
 
 

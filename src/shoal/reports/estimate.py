@@ -6,8 +6,8 @@ from math import hypot, isnan, nan
 from statistics import NormalDist
 from typing import Literal
 
+from shoal.core.formats import DASH, decimal
 from shoal.metrics import clopper_pearson
-from shoal.reports.formats import DASH, decimal
 
 OPEN_WIDTH = 0.2
 """An interval of the balanced accuracy that is wider leaves open how exposed records are."""

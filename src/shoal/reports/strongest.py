@@ -1,7 +1,7 @@
 """Which attack decides about a run's exposure, where reference federations were trained for it."""
 
 from shoal.metrics.summary import Metrics, Summary, accuracy_key
-from shoal.reports.audit.attack_titles import attack_title
+from shoal.reports.attack_titles import attack_title
 
 _PREFIX = accuracy_key("")
 

@@ -19,7 +19,7 @@ from shoal.config.toml_files import read_toml
 from shoal.core.errors import described, path_of, require, whole
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
-from shoal.data.fingerprint import fingerprint
+from shoal.data.content import fingerprint
 from shoal.data.memory_format import to_pixels
 from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine

@@ -8,9 +8,8 @@ checkpoint refers to is removed.
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -19,13 +18,10 @@ from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from shoal.attacks import RoundObservation
 from shoal.core.atomic_files import write_bytes
-from shoal.core.client_vectors import ClientVectors
-from shoal.core.errors import InputError, require
-from shoal.core.vectors_on_disk import ENDING, VectorsOnDisk
-from shoal.engine import State
-from shoal.runs.personal_rows import StoredRows, of_earlier_versions, read_rows, stored_rows
+from shoal.core.client_vectors import ENDING, ClientVectors, VectorsOnDisk
+from shoal.core.errors import InputError
+from shoal.engine import State, Tensors
 from shoal.simulation.simulation import SimulationState
 
 LOG = logging.getLogger(__name__)
@@ -37,22 +33,21 @@ KEPT = 2
 """Checkpoints kept: the last, and the one before in case the last is damaged."""
 
 
-def save_checkpoint(folder: Path, progress: SimulationState, observations: Sequence[RoundObservation] = ()) -> None:
+def save_checkpoint(folder: Path, progress: SimulationState, observations: Mapping[int, Tensors] | None = None) -> None:
     """Write ``progress`` into ``folder`` and remove all but the newest checkpoints, with files that only those need.
 
     Args:
         folder: of the run's checkpoints.
         progress: to go on from.
-        observations: those since the last checkpoint. They are many and never change, so each is written once, to a
-            file that stays; `stored_observations` reads them all.
+        observations: what a round attack kept since the last checkpoint, by round. They are many and never change, so
+            each is written once, to a file that stays; `stored_observations` reads them all.
     """
     state = progress.state
     if observations:
         seen = {
-            f"{each.round}.{name}": tensor.contiguous()
-            for each in observations
-            for name, tensor in vars(each).items()
-            if name != "round"
+            f"{number}.{name}": tensor.contiguous()
+            for number, kept in observations.items()
+            for name, tensor in kept.items()
         }
         write_bytes(folder / f"observations-{state.round:06d}.safetensors", serialize(seen))
     names = list(progress.rows[0]) if progress.rows else []
@@ -64,14 +59,15 @@ def save_checkpoint(folder: Path, progress: SimulationState, observations: Seque
         "trained": state.trained.contiguous(),
         "rows": torch.tensor([list(row.values()) for row in progress.rows], dtype=torch.float64),
     }
-    if progress.updates is not None:
-        tensors["updates"] = progress.updates.contiguous()
+    tensors |= {f"memory/{name}": tensor.contiguous() for name, tensor in progress.memory.items()}
     for kind in _OWN:
         tensors |= {f"{kind}/{name}": tensor.contiguous() for name, tensor in getattr(state, kind).items()}
-    stored = stored_rows(state.personal, folder)
-    tensors |= stored.tensors
+    personal = {name: vectors.on_disk(name, folder) for name, vectors in state.personal.items()}
+    for name, vectors in personal.items():
+        vectors.sync()
+        tensors[f"personal/{name}"] = vectors.at
     about = {
-        "files": json.dumps(stored.files),
+        "files": json.dumps({name: vectors.stored_in for name, vectors in personal.items()}),
         "round": str(state.round),
         "columns": json.dumps(names),
         "whole": json.dumps([name for name in names if isinstance(progress.rows[0][name], int)]),
@@ -100,7 +96,7 @@ def _keep(folder: Path, count: int, personal: Mapping[str, ClientVectors]) -> No
     rows_there = list(folder.glob(f"*{ENDING}"))
     if not rows_there:
         return
-    used = {rows.file.path.name for rows in personal.values() if isinstance(rows, VectorsOnDisk) and rows.file.path}
+    used = {rows.path.name for rows in personal.values() if isinstance(rows, VectorsOnDisk) and rows.path}
     for path in checkpoints[:count]:
         with suppress(SafetensorError, ValueError), safe_open(path, framework="pt") as file:
             used |= {entry["file"] for entry in json.loads((file.metadata() or {}).get("files", "{}")).values()}
@@ -109,14 +105,14 @@ def _keep(folder: Path, count: int, personal: Mapping[str, ClientVectors]) -> No
             path.unlink()
 
 
-def stored_observations(folder: Path) -> list[RoundObservation]:
+def stored_observations(folder: Path) -> dict[int, Tensors]:
     """All observations that `save_checkpoint` stored, by round."""
     rounds: dict[int, dict[str, Tensor]] = {}
     for path in sorted(folder.glob("observations-*.safetensors")):
         for key, tensor in parse(path.read_bytes()).items():
             number, _, name = key.partition(".")
             rounds.setdefault(int(number), {})[name] = tensor
-    return [RoundObservation(round=number, **named) for number, named in sorted(rounds.items())]
+    return dict(sorted(rounds.items()))
 
 
 def load_checkpoint(folder: Path) -> SimulationState | None:
@@ -125,8 +121,7 @@ def load_checkpoint(folder: Path) -> SimulationState | None:
     A damaged one is passed over with a warning, also where clients' rows are in a file that is missing or cut off.
 
     Raises:
-        InputError: there are checkpoints, and all are damaged; or an earlier version, which observed something else
-            for its property attack, began the run.
+        InputError: there are checkpoints, and all are damaged.
     """
     found, newest = _newest_first(folder), ""
     for path in found:
@@ -137,7 +132,6 @@ def load_checkpoint(folder: Path) -> SimulationState | None:
             progress, why = None, f" ({error})"
         if progress is not None:
             _remove_observations(folder, progress.state.round)
-            _check_observations(folder)
             return progress
         LOG.warning("checkpoint %s is damaged%s; going back to the one before", path.name, why)
         newest = newest or why
@@ -169,6 +163,7 @@ def _read(path: Path) -> SimulationState | None:
             about = file.metadata()
     except (SafetensorError, ValueError):
         return None
+    memory = {name.partition("/")[2]: each for name, each in tensors.items() if name.startswith("memory/")}
     columns, whole = json.loads(about["columns"]), set(json.loads(about["whole"]))
     rows = tuple(
         {name: int(value) if name in whole else value for name, value in zip(columns, row, strict=True)}
@@ -178,8 +173,10 @@ def _read(path: Path) -> SimulationState | None:
         kind: {name.partition("/")[2]: each for name, each in tensors.items() if name.startswith(f"{kind}/")}
         for kind in _OWN
     }
-    clients, formerly = of_earlier_versions(own["clients"])
-    personal = read_rows(StoredRows(tensors, json.loads(about.get("files", "{}"))), path.parent)
+    personal = {
+        name: VectorsOnDisk.opened(path.parent, name, tensors[f"personal/{name}"], file)
+        for name, file in json.loads(about["files"]).items()
+    }
     state = State(
         round=int(about["round"]),
         models=tensors["models"],
@@ -188,26 +185,14 @@ def _read(path: Path) -> SimulationState | None:
         risk_intervals=tensors.get("risk_intervals", torch.zeros(0, 2, dtype=torch.float64)),
         assignment=tensors["assignment"],
         server=own["server"],
-        clients=clients,
-        personal=formerly | personal,
+        clients=own["clients"],
+        personal={**personal},
         directives=own["directives"],
         adversary=own["adversary"],
         control=own["control"],
         trained=tensors.get("trained", torch.zeros(0, 0, dtype=torch.int64)),
     )
-    return SimulationState(state, rows, json.loads(about["seconds"]), tensors.get("updates"))
-
-
-def _check_observations(folder: Path) -> None:
-    expected = {each.name for each in fields(RoundObservation)} - {"round"}
-    for path in folder.glob("observations-*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            found = {name.partition(".")[2] for name in file.keys()}  # noqa: SIM118 - no mapping
-        require(
-            found == expected,
-            f"{folder}: the property attack of an earlier version of Shoal observed these rounds, and this version's "
-            "cannot go on with them; start again with another --out",
-        )
+    return SimulationState(state, rows, json.loads(about["seconds"]), memory)
 
 
 def _newest_first(folder: Path) -> list[Path]:

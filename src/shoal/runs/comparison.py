@@ -14,40 +14,21 @@ from shoal.config.kinds import algorithm_title
 from shoal.config.schema import SIMULATION, parse_config
 from shoal.control import COLUMN
 from shoal.core.errors import described, path_of, require
+from shoal.core.formats import ACCURACY, number
 from shoal.core.representation import shortened
+from shoal.metrics.metric_table import Metric, is_declared, metric_of
 from shoal.metrics.summary import Summary
 from shoal.reports.estimate import Estimate
-from shoal.reports.formats import ACCURACY, number
 from shoal.reports.run.run_verdict import of_groups
 from shoal.runs.hashes import decisive_settings
 from shoal.runs.result import Result, read_tables
 
-OVERALL, BY_GROUP, BY_CLUSTER = "overall", "by group", "by cluster"
-
 ROWS = (
-    (OVERALL, "accuracy.overall", "accuracy, all clients"),
-    (BY_GROUP, "accuracy", "accuracy, {}"),
-    (BY_GROUP, "train_accuracy", "train accuracy, {}"),
-    (OVERALL, "references", "reference federations"),
-    (BY_GROUP, "mia", "MIA accuracy, {}"),
-    (BY_GROUP, "mia_null_high", "MIA accuracy, 95 % of tests at chance, {}"),
-    (BY_GROUP, "mia_population", "MIA, population non-members, {}"),
-    (BY_GROUP, "mia_auc", "MIA AUC, {}"),
-    (BY_GROUP, "gap", "gap attack, {}"),
-    (BY_GROUP, "exposure", "exposure, mean of the clients' models, {}"),
-    (OVERALL, "exceeded.total", "limits exceeded beyond chance, all clients"),
-    (OVERALL, "violations.total", "violations, all clients"),
-    (BY_GROUP, "violations", "violations, {}"),
-    (OVERALL, "migrated", "migrated clients"),
-    (BY_CLUSTER, "clients", "clients by cluster"),
-    (BY_CLUSTER, "mia", "MIA accuracy by cluster"),
-    (BY_CLUSTER, "over_limit", "share of members over their limit by cluster"),
-    (BY_CLUSTER, "limit_unmet", "limits cannot be met by cluster (1: yes)"),
-    (OVERALL, "adjusted_rand_index", "recovered grouping (ARI)"),
-    (OVERALL, "epsilon", "epsilon, largest of the clients"),
-    (OVERALL, "seconds.total", "seconds"),
-)
-"""The rows of a comparison: whose metrics, which, and their names."""
+    "accuracy.overall", "accuracy", "train_accuracy", "references", "mia", "mia_null_high", "mia_population", "mia_auc",
+    "gap", "exposure", "exceeded.total", "violations.total", "violations", "migrated", "clusters.clients",
+    "clusters.mia", "clusters.over_limit", "clusters.limit_unmet", "adjusted_rand_index", "epsilon", "seconds.total",
+)  # fmt: skip
+"""The rows of a comparison: metrics of the run or of each group, and, after ``clusters.``, of the models."""
 
 
 ONE_SEED = (
@@ -55,6 +36,9 @@ ONE_SEED = (
     "whether another seed gives the same, shoal sweep says."
 )
 """What the sentences of a comparison leave out."""
+
+MODELS = "clusters."
+"""Before the keys of metrics of models."""
 
 ABSENT = "-"
 """The cell of a run without the metric or the key."""
@@ -129,10 +113,11 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
             metric == metrics[0], f"{name}: reports {metric}, but {names[0]} {metrics[0]}; compare runs of one metric"
         )
     titles = _titles(names, summaries)
+    own = {metric.key: metric for each in results for metric in each.description.metrics}
     asked = _differing([_asked(each.description.settings, name) for name, each in zip(names, results, strict=True)])
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
-        metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0]), orient="index", columns=titles),
+        metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0], own), orient="index", columns=titles),
         sentences=(
             *(
                 describe_difference(first, each, (accuracies[0], accuracy), titles[0], title, metrics[0])
@@ -190,30 +175,34 @@ def _setting(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _metrics(summaries: Sequence[Summary], measured: str) -> dict[str, list[str]]:
+def _metrics(summaries: Sequence[Summary], measured: str, own: Mapping[str, Metric]) -> dict[str, list[str]]:
     """The cells by label; ``measured`` is the runs' metric, accuracy or another."""
-    first = summaries[0]
-    clusters = 1 + max((k for each in summaries for k in each.by_cluster), default=-1)
-    table = {}
-    for whose, metric, name in (*ROWS, *_directives(summaries)):
-        label = name.replace("accuracy", measured) if "accuracy" in metric else name
-        if whose == OVERALL:
-            table[label] = [_cell(each.overall.get(metric)) for each in summaries]
-        elif whose == BY_GROUP:
-            for group in first.by_group:
-                table[label.format(group)] = [_cell(each.by_group[group].get(metric)) for each in summaries]
-        else:
-            table[label] = [
-                " / ".join(_cell(each.by_cluster.get(k, {}).get(metric)) for k in range(clusters)) for each in summaries
+    models = sorted({k for each in summaries for k in each.by_cluster})
+    table: dict[str, list[str]] = {}
+    for row in dict.fromkeys([*ROWS, *_further(summaries)]):
+        of_models, key = row.startswith(MODELS), row.removeprefix(MODELS)
+        family = key.removesuffix(".overall").removesuffix(".total") if key != "seconds.total" else key
+        metric = metric_of(family, measured=measured, own=own)
+        if of_models:
+            table[f"{metric.label} by cluster"] = [
+                " / ".join(_cell(metric, each.by_cluster.get(k, {}).get(key)) for k in models) for each in summaries
             ]
+        elif any(key in each for summary in summaries for each in summary.by_group.values()):
+            for group in summaries[0].by_group:
+                cells = [_cell(metric, each.by_group[group].get(key)) for each in summaries]
+                table[f"{metric.label}, {group}"] = cells
+        else:
+            label = metric.label if family == key else f"{metric.label}, all clients"
+            table[label] = [_cell(metric, each.overall.get(key)) for each in summaries]
     return {label: cells for label, cells in table.items() if set("".join(cells)) - {*ABSENT, *" / "}}
 
 
-def _directives(summaries: Sequence[Summary]) -> Sequence[tuple[str, str, str]]:
-    """Rows of the directives that clusters were given last; which there are depends on the runs."""
-    names = dict.fromkeys(name for each in summaries for own in each.by_cluster.values() for name in own)
-    given = [name for name in names if name.startswith(COLUMN)]
-    return [(BY_CLUSTER, name, f"directive {name.removeprefix(COLUMN)} by cluster") for name in given]
+def _further(summaries: Sequence[Summary]) -> list[str]:
+    """Rows that depend on the runs: the directives that clusters were given last, and the user's own metrics."""
+    of_models = [f"{MODELS}{key}" for each in summaries for one in each.by_cluster.values() for key in one]
+    of_others = [key for each in summaries for one in (each.overall, *each.by_group.values()) for key in one]
+    directives = [key for key in of_models if key.startswith(f"{MODELS}{COLUMN}")]
+    return [*directives, *(key for key in [*of_others, *of_models] if not is_declared(key.removeprefix(MODELS)))]
 
 
 def describe_difference(
@@ -267,7 +256,7 @@ def _change(what: str, before: Estimate, after: Estimate, higher: str, lower: st
     return f"{way} {what} ({before.text}, now {after.text}: {ends})"
 
 
-def _cell(value: float | None) -> str:
+def _cell(metric: Metric, value: float | None) -> str:
     if value is None:
         return ABSENT
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return str(value) if isinstance(value, int) else metric.plain(value)

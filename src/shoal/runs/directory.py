@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from shoal.attacks import RoundObservation
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
-from shoal.engine import Engine, RoundReport
+from shoal.engine import Engine, RoundReport, Tensors
 from shoal.runs.checkpoint import keep_last_checkpoint, save_checkpoint
 from shoal.runs.hashes import NAME, write_hashes
 from shoal.runs.lock import locked
@@ -113,11 +112,11 @@ def train(
     state = progress.state
     progress = replace(progress, state=replace(state, personal=engine.stored(state.personal, checkpoints)))
     saved = state.round
-    fresh: list[RoundObservation] = []
+    fresh: dict[int, Tensors] = {}
     try:
         for after, report in run_rounds(simulation, engine, progress):
             progress = after
-            fresh += [] if progress.observation is None else [progress.observation]
+            fresh |= {} if progress.observation is None else {progress.state.round: progress.observation}
             done = progress.state.round
             if report.updates is not None:
                 # Before the checkpoint: a round that is done has its updates.

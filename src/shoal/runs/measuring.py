@@ -1,14 +1,13 @@
 """The final models measured, and kept whatever fails in it."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
 
-from shoal.attacks import RoundObservation
 from shoal.core.errors import InputError
-from shoal.engine import Engine
+from shoal.engine import Engine, Tensors
 from shoal.replay.reference_store import AuditWatch, attack_with_references
 from shoal.runs.result import named_models, write_models
 from shoal.simulation.outcome import Outcome
@@ -49,7 +48,7 @@ def measured(
     simulation: Simulation,
     engine: Engine,
     progress: SimulationState,
-    observations: Callable[[], Sequence[RoundObservation]],
+    observations: Callable[[], Mapping[int, Tensors]],
     *,
     out: Path | None = None,
     watch: AuditWatch | None = None,
@@ -60,7 +59,7 @@ def measured(
         simulation: with its data where the engine wants them.
         engine: with its network.
         progress: after the last round.
-        observations: gives those of all rounds.
+        observations: gives what a round attack kept of all rounds.
         out: the run's directory, where models.safetensors is written first. None: nothing is written.
         watch: called before the first reference federation and after each.
 

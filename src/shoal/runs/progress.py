@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from shoal.control import COLUMN
+from shoal.core.formats import format_duration
 from shoal.engine import RoundReport
-from shoal.reports.formats import format_duration
 from shoal.simulation.coordination import became_unmet, changed_directives
 from shoal.simulation.simulation import Simulation, SimulationState
 

@@ -14,17 +14,18 @@ from typing import Any
 import tomli_w
 
 from shoal.config.kinds import name_of
-from shoal.config.schema import SIMULATION, PropertyAttackSection, read_config
-from shoal.config.settings_tables import read, table_of
+from shoal.config.round_attack_section import RoundAttackSection
+from shoal.config.schema import SIMULATION, read_config
+from shoal.config.settings_tables import described_by, read, table_of
 from shoal.config.toml_files import read_toml
 from shoal.control import Coordinator
 from shoal.core.errors import InputError, require
+from shoal.core.formats import ACCURACY
 from shoal.data import Canaries, Group
-from shoal.data.fingerprint import fingerprint, tensors_fingerprint
+from shoal.data.content import fingerprint, tensors_fingerprint
 from shoal.defenses import Defense
 from shoal.engine import Engine, LocalSGD
 from shoal.models import metric_name
-from shoal.reports.formats import ACCURACY
 from shoal.reports.run.description import RunDescription
 from shoal.runs.hashes import require_unchanged, stored_examples
 from shoal.simulation.simulation import Simulation
@@ -59,7 +60,7 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         "start": "" if start is None else tensors_fingerprint(start.state.models),
         "red_team": _spelled(team),
         "defenses": _spelled(tuple(defenses)),
-        "property_attack": _spelled(simulation.property_attack),
+        "round_attack": _spelled(simulation.round_attack),
         "malicious_clients": _spelled(simulation.malicious_clients),
         "engine": f"{engine.device}, {str(engine.dtype).removeprefix('torch.')}, {engine.backend}",
     }
@@ -95,11 +96,11 @@ def record_of(simulation: Simulation, local: LocalSGD, defenses: Sequence[Defens
         table["reference_federations"] = simulation.reference_federations
     if coordinator is not None:
         table["coordinator"] = table_of(_law(coordinator))
-    if simulation.property_attack is not None and simulation.malicious_clients is None:
-        schedule = federation.property_schedule
-        period = PropertyAttackSection().period if schedule is None else schedule.period
-        attack = PropertyAttackSection(attack=simulation.property_attack, period=period, tsne=simulation.tsne)
-        table["property_attack"] = table_of(attack)
+    attack = simulation.round_attack
+    if attack is not None:
+        table["round_attack"] = {"table": attack.name, "columns": list(attack.columns)}
+        section = described_by(RoundAttackSection).of(simulation)
+        table |= {} if section is None else {"property_attack": table_of(section)}
     described = _described(table, _HEAD + tomli_w.dumps({SIMULATION: table}, multiline_strings=True))
     return replace(described, examples=digest)
 
@@ -151,7 +152,7 @@ def _simulation_of(described: RunDescription) -> dict[str, Any]:
 
 
 def _described(table: Mapping[str, Any], text: str) -> RunDescription:
-    attack, coordinator = table.get("property_attack"), table.get("coordinator")
+    section, attack, coordinator = (table.get(name) for name in ("property_attack", "round_attack", "coordinator"))
     return RunDescription(
         algorithm=table["algorithm"],
         dataset=table["dataset"],
@@ -164,7 +165,8 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
         # Directories of earlier versions do not say it.
         kind=table.get("kind", "images"),
         reference_federations=table.get("reference_federations", 0),
-        property_attack=None if attack is None else read(PropertyAttackSection, attack, "property_attack"),
+        property_attack=None if section is None else read(described_by(RoundAttackSection), section, "property_attack"),
+        attack_table=None if attack is None else (attack["table"], attack["columns"]),
         coordinator=None if coordinator is None else read(Coordinator, coordinator, "coordinator"),
     )
 

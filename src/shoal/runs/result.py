@@ -27,7 +27,6 @@ from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine, State
 from shoal.metrics.summary import Summary
 from shoal.models import Model
-from shoal.property.property_metrics import PROPERTY_COLUMNS
 from shoal.reports.run.description import RunDescription
 from shoal.reports.run.recorded_updates import RecordedUpdates
 from shoal.reports.run.run_audit import RunAudit
@@ -63,7 +62,7 @@ class Result:
         state: after the last round, with the algorithm's own tensors; its assignment is what each client trained last,
             where `clients` has what it uses. None where it was read from a directory, which has no tensors of the
             algorithm.
-        updates: one row per aggregated update, as in `property.csv`; None without a property attack.
+        updates: the rows of a round attack's table, such as `property.csv`; None without one.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
         recorded: clients' updates in the run's directory; None without them, or without a directory.
         warnings: sentences that were said while it ran.
@@ -264,7 +263,7 @@ def read_tables(out: Path) -> Result:
     """As `load`, but without the models, which may be large."""
     summary, description = read_summary(out), read_description(out)
     clients_by_group = [f"clients.{name}" for name in description.groups_with_clients]
-    attacked = description.property_attack is not None or "property.updates" in summary.overall
+    table, columns = description.attack_table or ("", ())
     return Result(
         summary=summary,
         clients=read_table(out / "clients.csv", CLIENT_COLUMNS),
@@ -273,7 +272,7 @@ def read_tables(out: Path) -> Result:
         models={},
         description=description,
         samples=read_samples(out / "samples.safetensors"),
-        updates=read_table(out / "property.csv", PROPERTY_COLUMNS, empty=True) if attacked else None,
+        updates=read_table(out / f"{table}.csv", columns, empty=True) if table else None,
         canaries=read_table(out / "canaries.csv", CANARY_COLUMNS) if "canaries.members" in summary.overall else None,
         recorded=recorded_in(out),
         warnings=read_warnings(out / "run.log"),
@@ -313,8 +312,8 @@ def write_files(out: Path, result: Result) -> None:
     columns = [name for name in known if name in result.clients]
     write_text(out / "clients.csv", result.clients[columns].to_csv(index=False))
     write_text(out / "roc.csv", result.roc.to_csv(index=False))
-    if result.updates is not None:
-        write_text(out / "property.csv", result.updates.to_csv(index=False))
+    if result.updates is not None and result.description.attack_table is not None:
+        write_text(out / f"{result.description.attack_table[0]}.csv", result.updates.to_csv(index=False))
     if result.canaries is not None:
         write_text(out / "canaries.csv", result.canaries.to_csv(index=False))
     write_models(out, result.models)

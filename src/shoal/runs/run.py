@@ -10,7 +10,7 @@ rounds.csv           a row a round and cluster
 clients.csv          a row a client
 summary.json         every figure, under flat keys; written last, so it marks a finished run
 roc.csv              the attack's ROC curves by group
-property.csv         a row an aggregated update, where somebody looks for a property
+property.csv         a row per aggregated update with a property attack; the table of another round attack by its name
 canaries.csv         a row a canary, where there are some
 samples.safetensors  a few test images of each group, for the report
 models.safetensors   the K final models, each tensor under "k.name"; written before they are measured
@@ -27,8 +27,8 @@ from shoal.config.build import engine_of, load_data, resolve
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, path_of, require, require_instance
-from shoal.data import ClientDataset, LabelledDataset
-from shoal.data.fingerprint import fingerprint
+from shoal.data import SourceData
+from shoal.data.content import fingerprint
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
 from shoal.runs.checkpoint import load_checkpoint, stored_observations
@@ -48,7 +48,7 @@ from shoal.simulation.simulation import (
 LOG = logging.getLogger("shoal")
 
 OUTCOME = (
-    "clients.csv", "rounds.csv", "roc.csv", "property.csv", "canaries.csv", "models.safetensors", "samples.safetensors",
+    "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "models.safetensors", "samples.safetensors",
     "report.html",
 )  # fmt: skip
 """What a run writes at its end, beside its summary."""
@@ -60,7 +60,7 @@ def run(
     *,
     resume: bool = False,
     data_dir: Path | None = None,
-    dataset: LabelledDataset | ClientDataset | None = None,
+    dataset: SourceData | None = None,
     watch: Watch | None = None,
     watch_references: AuditWatch | None = None,
 ) -> Path:
@@ -100,7 +100,7 @@ def run(
     """
     require_instance("config", config, Config, "such as read_config('run.toml') gives")
     out = path_of("out", out)
-    given = dataset is None or isinstance(dataset, LabelledDataset | ClientDataset)
+    given = dataset is None or isinstance(dataset, SourceData)
     require(given, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
         raise taken(out)
@@ -185,7 +185,8 @@ def _prolonged(
             f"{out}: cannot be prolonged, since the checkpoint of its last round is gone; choose another --out",
         )
         # The summary first: without it the run is one that was killed before its end.
-        for name in ("summary.json", *OUTCOME):
+        attack = () if config.property_attack is None else (f"{config.property_attack.attack.name}.csv",)
+        for name in ("summary.json", *OUTCOME, *attack):
             (out / name).unlink(missing_ok=True)
     write_text(out / "config.toml", config.toml())
     write_hashes(out, examples)

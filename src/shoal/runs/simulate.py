@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from shoal.attacks import PropertyAttack, RoundObservation
 from shoal.audit import RedTeam
 from shoal.control import Coordinator
 from shoal.core.errors import described, path_of, require, require_instance, whole
@@ -25,6 +24,7 @@ from shoal.engine import (
     Precision,
     State,
     Storage,
+    Tensors,
     check_backend,
     resolve_backend,
 )
@@ -40,6 +40,7 @@ from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import record_of, require_same_simulation
 from shoal.runs.result import Result, load, result_of
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
+from shoal.simulation.round_attack import RoundAttack
 from shoal.simulation.simulation import (
     GAP_AT_THE_END,
     LOSS_AT_THE_END,
@@ -68,7 +69,7 @@ def simulate(
     member_rounds: int = 5,
     defenses: Sequence[Defense] = (),
     coordinator: Coordinator | None = None,
-    property_attack: PropertyAttack | None = None,
+    round_attack: RoundAttack | None = None,
     malicious_clients: MaliciousClients | None = None,
     canaries: Canaries | None = None,
     start: Result | str | Path | None = None,
@@ -103,7 +104,7 @@ def simulate(
         defenses: `DPSGD`, `Dropout`, `L2`, `NormClipping` or your own, applied in order.
         coordinator: turns the red team's estimates into directives for each cluster's training, such as
             ``Coordinator({"augmentation": Knob(Augmentation())})``; it needs ``RedTeam(every=5)`` or the like.
-        property_attack: an attack on a federation with a `PropertySchedule`.
+        round_attack: observes every round, such as `PropertyAttack`, on a federation with a `PropertySchedule`.
         malicious_clients: train in their own way, such as `active_property_attacker` makes.
         canaries: those of ``federation``, as `MislabelledCanaries.insert` gives both; measured at the end.
         start: a result, or the directory of a finished run, whose models are trained further. Rounds are numbered on
@@ -186,7 +187,7 @@ def simulate(
         participation=participation,
         red_team=_red_team(federation) if red_team is None else red_team,
         member_rounds=member_rounds,
-        property_attack=property_attack,
+        round_attack=round_attack,
         malicious_clients=malicious_clients,
         coordinator=coordinator,
         canaries=canaries,
@@ -231,12 +232,12 @@ def _in_memory(
     watch_references: AuditWatch | None,
 ) -> Result:
     with warned() as warnings:
-        now, observations = initial_state(simulation, engine), list[RoundObservation]()
+        now, observations = initial_state(simulation, engine), dict[int, Tensors]()
         if watch is not None:
             watch(simulation, now, None)
         for after, report in run_rounds(simulation, engine, now):
             now = after
-            observations += [] if now.observation is None else [now.observation]
+            observations |= {} if now.observation is None else {now.state.round: now.observation}
             if watch is not None:
                 watch(simulation, now, report)
         outcome = measured(simulation, engine, now, lambda: observations, watch=watch_references)

@@ -16,7 +16,7 @@ from shoal.config.toml_files import parse, read_toml
 from shoal.core.errors import InputError, path_of, require
 from shoal.core.representation import one_line
 from shoal.data import Federation
-from shoal.data.fingerprint import fingerprint
+from shoal.data.content import fingerprint
 from shoal.engine import Engine, RoundUpdates
 from shoal.models import Model
 from shoal.runs.directory import is_finished

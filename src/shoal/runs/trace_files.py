@@ -21,7 +21,7 @@ from shoal.attacks.updates.update_scores import NOBODY
 from shoal.config.kinds import load
 from shoal.core.errors import InputError, require
 from shoal.core.settings import Positive, settings
-from shoal.data.groups import require_unambiguous
+from shoal.data.names import require_unambiguous
 from shoal.data.user.arrays import require_finite, tensors_of
 from shoal.engine import RoundUpdates
 from shoal.models import Model, Network, Shape, TextShape, VectorShape

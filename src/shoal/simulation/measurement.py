@@ -25,23 +25,9 @@ from shoal.core.randomness import Stream
 from shoal.data import Canaries
 from shoal.engine import State, Training
 from shoal.metrics.summary import Summary
-from shoal.property import property_metrics
 from shoal.simulation.coordination import Coordination, PrivacyBudget
+from shoal.simulation.main_task import MainTask
 from shoal.simulation.outcome import Outcome
-
-
-class MainTask:
-    """The AUC of the main task of a federation with a property."""
-
-    name, title = "main", "Main task"
-
-    def measure(self, finished: FinishedTraining) -> Summary:
-        """See `Measurement`."""
-        outputs, model = finished.predictions.outputs, finished.deployed.model.numpy()
-        if outputs is None:
-            return Summary()
-        return Summary(overall=property_metrics.main_task_metrics(outputs, model, finished.federation))
-
 
 MEASUREMENTS: tuple[Measurement, ...] = (
     Accuracy(), GroupFairness(), GroupExposure(), ModelExposure(), RepeatedAttacks(), Coordination(), ShadowSetSizes(),

@@ -35,7 +35,7 @@ class Outcome:
         rounds: one row per round and cluster, as in `rounds.csv`.
         roc: ROC curves of the configured attack by group, as in `roc.csv`.
         state: after the last round; its assignment is what each client trained last, and `clients` has what it uses.
-        updates: one row per aggregated update, as in `property.csv`; None without a property attack.
+        updates: the rows of the round attack's table, such as `property.csv`; None without one.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
     """
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import get_args
@@ -10,8 +10,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from shoal.algorithms.wrapper import with_bases
-from shoal.attacks import Gap, LossThreshold, MembershipAttacks, PropertyAttack, RoundObservation, needs_classes
+from shoal.attacks import Gap, LossThreshold, MembershipAttacks, needs_classes
 from shoal.audit import RedTeam
 from shoal.audit.reference_records import AttackedRecords
 from shoal.control import Coordinator
@@ -20,7 +19,7 @@ from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
-from shoal.data.copies import ExampleHashes
+from shoal.data.content import ExampleHashes
 from shoal.data.paired_records import Duplicates, number_of_pairs
 from shoal.defenses import TrainingSetup, accounting
 from shoal.engine import (
@@ -29,16 +28,17 @@ from shoal.engine import (
     MaliciousClients,
     RoundReport,
     State,
+    Tensors,
     Training,
     check_examples,
     client_trainings,
 )
 from shoal.metrics.summary import Summary
 from shoal.models.validation import require_fits
-from shoal.property.property_metrics import property_summary, updates_of
 from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
 from shoal.simulation.measurement import measure
 from shoal.simulation.outcome import Outcome
+from shoal.simulation.round_attack import RoundAttack
 from shoal.simulation.round_metrics import Row, round_metrics
 from shoal.simulation.warm_start import Start, require_known, started
 
@@ -75,10 +75,9 @@ class Simulation:
         red_team: estimates risk, and attacks the final models; by default `GAP_AT_THE_END`.
         evaluate_every: rounds between evaluations on the test set.
         member_rounds: a client counts as a member of a model up to so many rounds before the model's last training.
-        property_attack: an attack on a federation with a `PropertySchedule`; None: none.
+        round_attack: observes every round, such as `shoal.PropertyAttack`; None: nobody does.
         malicious_clients: train in their own way; None: nobody does.
         coordinator: turns the red team's estimates into directives; None: nobody does.
-        tsne: whether the updates that the property attack saw are embedded in the plane at the end.
         canaries: of ``federation``, which is trained on some of them; they are measured at the end. None: none.
         start: trained models to go on from; see `warm_start.started`. None: the algorithm's initial models.
         duplicates: whether records of which the federation has copies are attacked with reference federations.
@@ -113,10 +112,9 @@ class Simulation:
     red_team: RedTeam = GAP_AT_THE_END
     evaluate_every: int = 1
     member_rounds: int = 5
-    property_attack: PropertyAttack | None = None
+    round_attack: RoundAttack | None = None
     malicious_clients: MaliciousClients | None = None
     coordinator: Coordinator | None = None
-    tsne: bool = False
     canaries: Canaries | None = None
     start: Start | None = None
     duplicates: Duplicates = "keep"
@@ -139,7 +137,7 @@ class Simulation:
         require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
         known = get_args(Duplicates)
         require(self.duplicates in known, f"'duplicates' must be {one_of(known)}; got {described(self.duplicates)}")
-        replayable = self.property_attack is None and self.malicious_clients is None
+        replayable = self.round_attack is None and self.malicious_clients is None
         check_references(self.reference_federations, self.federation, replayable=replayable, duplicates=self.duplicates)
         if self.reference_federations:
             require_known(self)
@@ -155,12 +153,9 @@ class Simulation:
             "(see shoal.engine.Algorithm)",
         )
         _require_attack_fits(self.red_team, self.federation)
-        otherwise = [each for each in with_bases(self.algorithm) if not getattr(each, "moves_by_average", True)]
-        require(
-            self.property_attack is None or not otherwise,
-            "a property attack takes single updates out of the mean by which a model moves, and "
-            f"{', '.join(type(each).__name__ for each in otherwise)} moves models otherwise; choose another algorithm",
-        )
+        if self.round_attack is not None:
+            require_instance("round_attack", self.round_attack, RoundAttack, "such as PropertyAttack()")
+            self.round_attack.check(self.federation, self.algorithm)
         self.algorithm.check(self.setup.first_local(), self.red_team.every)
         if self.coordinator is not None:
             require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
@@ -200,15 +195,15 @@ def check_references(count: int, federation: Federation, *, replayable: bool, du
     Args:
         count: R; 0: nothing is checked further.
         federation: that is replayed.
-        replayable: whether there is no property attack and no malicious client.
+        replayable: whether there is no round attack and no malicious client.
         duplicates: whether copies count.
     """
     if count == 0:
         return
     require(
         replayable,
-        "'reference_federations' must be 0 with a property attack or malicious clients, since such a run cannot be "
-        f"replayed; got {count}",
+        "'reference_federations' must be 0 with a round attack, such as property inference, or malicious clients, "
+        f"since such a run cannot be replayed; got {count}",
     )
     pairs = number_of_pairs(federation, duplicates)
     require(
@@ -249,17 +244,17 @@ class SimulationState:
     Args:
         state: after the last round.
         rows: of `rounds.csv`.
-        seconds: wall time by what it was spent on: `PARTS` and, where there is one, "property_attack", which add up to
+        seconds: wall time by what it was spent on: `PARTS` and, with a round attack, "NAME_attack", which add up to
             "total" but for what draws a cohort.
-        updates: (K, P), the last update of each model; None without a property attack.
-        observation: of the last round by the property attack; None without one.
+        memory: what the round attack remembers.
+        observation: what it kept of the last round; None: there is none.
     """
 
     state: State
     rows: tuple[Row, ...] = ()
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "total"), 0.0))
-    updates: Tensor | None = None
-    observation: RoundObservation | None = None
+    memory: Tensors = field(default_factory=dict)
+    observation: Tensors | None = None
     __repr__ = one_line
 
 
@@ -296,10 +291,10 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
         # Those of a run in a directory must not be appended to the files there.
         state = replace(state, personal=engine.stored(state.personal))
     now = SimulationState(state)
-    if simulation.property_attack is None:
+    attack = simulation.round_attack
+    if attack is None:
         return now
-    seconds = now.seconds | {"property_attack": 0.0}
-    return replace(now, seconds=seconds, updates=torch.zeros_like(now.state.models))
+    return replace(now, seconds=now.seconds | {f"{attack.name}_attack": 0.0}, memory=attack.start(state))
 
 
 def run_rounds(
@@ -308,12 +303,11 @@ def run_rounds(
     """Run the rounds that are left; yields the simulation after each, and the round's report."""
     began = time.perf_counter()
     before = now.seconds["total"]
-    training, attack = simulation.on(engine), simulation.property_attack
+    training, attack = simulation.on(engine), simulation.round_attack
     if now.state.round + 1 == simulation.first_round:
         _warn_of_copies(simulation.federation)
     if simulation.coordinator is not None and now.state.round == 0:
         warn_of_impossible_limits(simulation.federation.preferences)
-    auxiliary = None if attack is None else attack.auxiliary_examples(simulation.federation)
     for state, report in training.rounds(now.state, simulation.rounds):
         if len(report.cohort) == 0:
             LOG.warning("round %d: no client took part; nothing changed", state.round)
@@ -321,11 +315,11 @@ def run_rounds(
         evaluating = time.perf_counter()
         rows = round_metrics(state, report, simulation.federation, engine, evaluated=evaluated)
         spent = report.seconds | {"evaluation": time.perf_counter() - evaluating}
-        if attack is not None and auxiliary is not None and now.updates is not None:
+        if attack is not None:
             watching = time.perf_counter()
-            observation, updates = attack.observe(now.state, state, report, now.updates, auxiliary, training)
-            now = replace(now, updates=updates, observation=observation)
-            spent = spent | {"property_attack": time.perf_counter() - watching}
+            observation, memory = attack.observe(now.state, state, report, now.memory, training)
+            now = replace(now, memory=memory, observation=observation)
+            spent = spent | {f"{attack.name}_attack": time.perf_counter() - watching}
         seconds = _added(now.seconds, spent) | {"total": before + time.perf_counter() - began}
         now = replace(now, state=state, rows=now.rows + rows, seconds=seconds)
         left = time.perf_counter()
@@ -352,14 +346,14 @@ def measure_final(
     simulation: Simulation,
     engine: Engine,
     now: SimulationState,
-    observations: Sequence[RoundObservation] = (),
+    observations: Mapping[int, Tensors] | None = None,
     references: AttackedRecords | None = None,
 ) -> Outcome:
     """Let every client choose among the final models, attack them, and measure.
 
     Args:
         now: after the last round.
-        observations: of all rounds, where there is a property attack.
+        observations: what a round attack kept, by round.
         references: records of the run, attacked with its reference federations; None: there are none.
     """
     began = time.perf_counter()
@@ -376,12 +370,9 @@ def measure_final(
         canaries=simulation.canaries,
         references=references,
     )
-    if simulation.property_attack is not None:
-        random = stream("property attack")
-        updates = updates_of(
-            simulation.property_attack, observations, random, jobs=engine.threads, maps=simulation.tsne
-        )
-        result = replace(result, summary=result.summary | property_summary(updates), updates=updates)
+    if simulation.round_attack is not None:
+        found, updates = simulation.round_attack.measure(observations or {}, stream, jobs=engine.threads)
+        result = replace(result, summary=result.summary | found, updates=updates)
     measuring = time.perf_counter() - began
     spent = _added(now.seconds, {"measurement": measuring, "total": measuring})
     seconds = {f"seconds.{key}": round(value, 3) for key, value in spent.items()}

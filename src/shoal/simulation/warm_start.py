@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.core.client_vectors import ClientVectors
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
-from shoal.data.copies import hashes_alike
+from shoal.data.content import comparable_hashes
 from shoal.engine import Engine, State
 from shoal.simulation.round_metrics import Row
 
@@ -59,12 +59,12 @@ def require_known(simulation: "Simulation") -> None:
             f"the result itself, {how}"
         )
     require(
-        start.simulation.property_attack is None and start.simulation.malicious_clients is None,
+        start.simulation.round_attack is None and start.simulation.malicious_clients is None,
         "reference federations must begin before 'start', which had a property attack or malicious clients and cannot "
         "be replayed",
     )
     clients = [each.federation.clients for each in (simulation, start.simulation)]
-    mine, theirs = hashes_alike(*clients)
+    mine, theirs = comparable_hashes(*clients)
     require(
         bool(np.isin(mine, theirs).any()),
         "reference federations must begin before 'start', and none of the clients' examples is among those that it was "

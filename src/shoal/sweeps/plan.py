@@ -10,8 +10,8 @@ from shoal.config.build import load_source, resolve
 from shoal.config.client_files import Reading, reading_of
 from shoal.config.schema import Config
 from shoal.core.errors import InputError
-from shoal.data import ClientDataset, LabelledDataset
-from shoal.data.fingerprint import fingerprint
+from shoal.data import SourceData
+from shoal.data.content import fingerprint
 from shoal.sweeps.sweep_file import Run, Sweep
 
 LOADED_DATASETS = 2
@@ -60,7 +60,7 @@ def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, .
     return tuple(planned.values())
 
 
-def dataset_of(config: Config, data_dir: Path | None) -> LabelledDataset | ClientDataset:
+def dataset_of(config: Config, data_dir: Path | None) -> SourceData:
     """The data set of a configuration, loaded once for all runs that a process does on it.
 
     Raises:
@@ -84,7 +84,7 @@ def _key(config: Config, data_dir: Path | None) -> _Key:
 
 
 @lru_cache(maxsize=LOADED_DATASETS)
-def _load_once(key: _Key) -> LabelledDataset | ClientDataset:
+def _load_once(key: _Key) -> SourceData:
     return load_source(*key)
 
 

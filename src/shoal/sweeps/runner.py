@@ -22,7 +22,7 @@ from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
 from shoal.reports.sweep.report_spec import said_of
-from shoal.reports.sweep.undefined import require_shown
+from shoal.reports.sweep.sweep_metrics import require_shown
 from shoal.runs.directory import is_finished
 from shoal.runs.files import read_table
 from shoal.simulation.outcome import ROUND_COLUMNS

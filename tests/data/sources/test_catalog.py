@@ -164,7 +164,7 @@ def test_an_empty_variable_is_no_folder(monkeypatch, tmp_path):
     [
         ("mnist", ["'shoal data --fetch mnist'", "train-images-idx3-ubyte", "shoal[hub]"]),
         ("emnist-byclass", ["'shoal data --fetch emnist-byclass'", "'emnist-byclass-test-images-idx3-ubyte'"]),
-        ("cifar10", ["'shoal data --fetch cifar10'", "cifar-10-python.tar.gz"]),
+        ("cifar10", ["'shoal data --fetch cifar10'", "cifar-10-binary.tar.gz"]),
         ("lfw", ["lfw-funneled.tgz", "lfw_attributes.txt", "SHOAL_DATA", "shoal[images]"]),
         ("idx", ["needs a path"]),
         ("fashion-minst", ["unknown data source", "did you mean 'fashion-mnist'?"]),
@@ -212,10 +212,10 @@ def test_availability_is_by_existence(tmp_path, cache):
     assert [rows[name].path for name in ("mnist", "emnist-byclass", "cifar10", "lfw", "idx")] == [None] * 5
     assert rows["fashion-mnist"].size == "70,000 of 28x28"
     assert "apt-get install dataset-fashion-mnist" in rows["fashion-mnist"].instructions
-    (tmp_path / "cifar-10-python.tar.gz").touch()  # not read
+    (tmp_path / "cifar-10-binary.tar.gz").touch()  # not read
     write_idx(cache / "mnist", 1)
     rows = {row.name: row for row in availability(tmp_path)}
-    assert rows["cifar10"].path == tmp_path / "cifar-10-python.tar.gz"
+    assert rows["cifar10"].path == tmp_path / "cifar-10-binary.tar.gz"
     assert rows["mnist"].path == cache / "mnist"
 
 

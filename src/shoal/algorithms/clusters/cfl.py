@@ -1,20 +1,15 @@
-"""CFL: clusters that the server divides in two where clients' updates point in different directions.
-
-Source: Sattler, Mueller, Samek 2019, arXiv:1910.01991; settings of the authors' notebook
-(felisat/clustered-federated-learning).
-"""
+"""CFL: clusters that the server divides in two where clients' updates point in different directions."""
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from shoal.algorithms.clusters.parameter_tree import ParameterTree, unit
-from shoal.algorithms.clusters.update_sketch import UpdateSketch
 from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Derived
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Fraction, NonNegativeFloat, Positive, settings
 from shoal.data.federation import Federation
@@ -25,8 +20,10 @@ from shoal.engine import (
     Engine,
     LocalSGD,
     LocalTraining,
+    RemoteRounds,
     RoundPlan,
     State,
+    Tensors,
     averaging_weights,
 )
 
@@ -34,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 
 @settings
-class CFL:
+class CFL(Derived):
     """FedAvg within clusters, and after each round cluster c is divided in two where its clients disagree.
 
     With the updates u_i of its clients in the round, n_i examples each: where ``|sum_i n_i u_i / sum_i n_i| < eps1``
@@ -80,11 +77,8 @@ class CFL:
     (felisat/clustered-federated-learning).
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> result = shoal.simulate(federation, model, shoal.CFL(eps1=0.4, eps2=1.0, warm_up=1), local, rounds=3)
         >>> result.rounds.groupby("round")["cluster"].count().tolist(), result.clients["cluster"].tolist()
         ([1, 2, 2], [0, 0, 1, 1])
@@ -104,12 +98,14 @@ class CFL:
     title: ClassVar[str] = "CFL"
     changes_clusters: ClassVar[bool] = True
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Any local training will do."""
+    @property
+    def inner(self) -> FedAvg:
+        """FedAvg."""
+        return FedAvg()
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """FedAvg's random model, and a tree of one node, at which every client is."""
-        state = FedAvg().init(engine, federation, local, stream)
+        state = super().init(engine, federation, local, stream)
         length = engine.model.layout.trainable
         sketch = UpdateSketch.draw(length, self.sketch, stream("sketch"))
         tree = ParameterTree.root(engine.model.layout.size, min(length, self.sketch))
@@ -119,7 +115,7 @@ class CFL:
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains its cluster's model, or the one at which it stands in the tree."""
-        tree, node = ParameterTree.of(state.server), state.clients["cfl.node"][cohort.clients]
+        tree, node = ParameterTree.from_tensors(state.server), state.clients["cfl.node"][cohort.clients]
         assignment, split = tree.cluster[node], tree.split_of(node)
         walks = split >= 0
         starts = state.models
@@ -131,7 +127,7 @@ class CFL:
 
         def keep(update: Tensor) -> Tensor:
             own = update[:, :length]
-            return torch.cat([own.norm(dim=1, keepdim=True), sketch.of(own)], dim=1)
+            return torch.cat([own.norm(dim=1, keepdim=True), sketch.sketched(own)], dim=1)
 
         return RoundPlan(assignment, (LocalTraining(starts, start, weights, keep),))
 
@@ -141,7 +137,7 @@ class CFL:
         after = replace(state, models=aggregate.models)
         if kept is None:
             return after
-        tree, node = ParameterTree.of(state.server), state.clients["cfl.node"].clone()
+        tree, node = ParameterTree.from_tensors(state.server), state.clients["cfl.node"].clone()
         where = node[cohort.clients]
         walks = tree.split_of(where) >= 0
         arrived = self._arrived(tree, where, kept[:, 1:])
@@ -169,10 +165,14 @@ class CFL:
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Each client uses its cluster's model."""
         node = state.clients["cfl.node"][cohort.clients]
-        assignment = ParameterTree.of(state.server).cluster[node]
+        assignment = ParameterTree.from_tensors(state.server).cluster[node]
         return Deployed(state.models, assignment, assignment)
 
-    def _arrived(self, tree: ParameterTree, where: Tensor, updates: Tensor) -> Tensor:
+    def remote_rounds(self) -> RemoteRounds:
+        """The server assigns, and a client trains the one model that it is sent."""
+        return RemoteRounds(self, self, choice="server")
+
+    def _arrived(self, tree: "ParameterTree", where: Tensor, updates: Tensor) -> Tensor:
         """(n,) int64, the nodes that clients at ``where`` (n,) reach by their ``updates`` (n, d)."""
         arrived, walks = where.clone(), tree.split_of(where) >= 0
         while bool(walks.any()):
@@ -207,8 +207,144 @@ class CFL:
         apart = self.gamma_max < ((1 - across) / 2) ** 0.5
         return second if apart and clients >= self.min_clients and examples >= self.min_examples else None
 
-    def _sketch(self, state: State) -> UpdateSketch:
+    def _sketch(self, state: State) -> "UpdateSketch":
         return UpdateSketch(state.server["cfl.order"], state.server["cfl.sign"], self.sketch)
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateSketch:
+    """Map of updates (u, P) to short vectors (u, d): every entry gets a random sign and is added to one of d buckets.
+
+    Inner products are kept in expectation, with a standard deviation of about sqrt(2 / d) for unit vectors, so a
+    cosine is off by about 0.02 with d = 4,096. Where P is at most d, the sketch is the update itself.
+
+    Source: the count sketch of Charikar, Chen, Farach-Colton 2002, as a projection (Weinberger et al. 2009,
+    arXiv:0902.2206); here with buckets of equal size.
+
+    Args:
+        order: (P,) int64, a random permutation: consecutive entries of it share a bucket; empty: nothing is mapped.
+        sign: (P,) float32, 1 or -1 for each entry in that order.
+        size: d.
+    """
+
+    order: Tensor
+    sign: Tensor
+    size: int
+
+    @staticmethod
+    def draw(length: int, size: int, stream: Stream) -> "UpdateSketch":
+        """A sketch of ``size`` numbers for updates of ``length``."""
+        if length <= size:
+            return UpdateSketch(torch.zeros(0, dtype=torch.int64), torch.zeros(0), size)
+        order = torch.randperm(length, generator=stream("order").generator())
+        heads = torch.rand(length, generator=stream("sign").generator()) < 0.5
+        return UpdateSketch(order, 1 - 2 * heads.float(), size)
+
+    def sketched(self, updates: Tensor) -> Tensor:
+        """(u, P) -> (u, d), or (u, P) as it is where P is at most d.
+
+        >>> sketch = UpdateSketch(torch.tensor([2, 0, 1]), torch.tensor([1.0, -1.0, 1.0]), 2)
+        >>> sketch.sketched(torch.tensor([[1.0, 2.0, 3.0]]))
+        tensor([[2., 2.]])
+        """
+        if not len(self.order):
+            return updates
+        mixed = updates[:, self.order.to(updates.device)] * self.sign.to(updates)
+        width = -(-len(self.order) // self.size)
+        padded = torch.nn.functional.pad(mixed, (0, width * self.size - len(self.order)))
+        return padded.view(len(updates), self.size, width).sum(dim=2)
+
+
+_NAMES = ("split", "cluster", "models", "updates", "owner")
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterTree:
+    """What the server remembers of S splits, in order. Node 0 is the root; split s made the nodes 2 s + 1 and 2 s + 2.
+
+    Source: Sattler, Mueller, Samek 2019, arXiv:1910.01991, section on clients that join later (its Algorithm 4).
+
+    Args:
+        split: (S,) int64, the node that each split divided.
+        cluster: (2 S + 1,) int64, the model of each node; of a divided one, that of its first part.
+        models: (S, P) float32, the model that was divided, as clients trained it in that round.
+        updates: (U, d) float32, the updates by which parts were told apart, with norm 1 (or 0).
+        owner: (U,) int64, the part, a node, of the client that sent each.
+    """
+
+    split: Tensor
+    cluster: Tensor
+    models: Tensor
+    updates: Tensor
+    owner: Tensor
+
+    @staticmethod
+    def root(parameters: int, size: int) -> "ParameterTree":
+        """The tree before any split, for models of P ``parameters`` and updates of d = ``size`` numbers."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return ParameterTree(none, none.new_zeros(1), torch.zeros(0, parameters), torch.zeros(0, size), none.clone())
+
+    @staticmethod
+    def from_tensors(server: Tensors) -> "ParameterTree":
+        """The tree in `State.server`."""
+        return ParameterTree(*(server[f"cfl.{name}"] for name in _NAMES))
+
+    def tensors(self) -> Tensors:
+        """As entries of `State.server`."""
+        return {f"cfl.{name}": getattr(self, name) for name in _NAMES}
+
+    def split_of(self, nodes: Tensor) -> Tensor:
+        """(w,) int64, the split that divided each of the ``nodes`` (w,); -1 where none did."""
+        splits = torch.full((len(self.cluster),), -1, dtype=torch.int64)
+        splits[self.split] = torch.arange(len(self.split))
+        return splits[nodes]
+
+    def below(self, nodes: Tensor, updates: Tensor, admission: float = -1.0) -> Tensor:
+        """(w,) int64, the part of each divided node that has the client with the most similar update.
+
+        Args:
+            nodes: (w,) int64, all divided.
+            updates: (w, d), what w clients sent from the models that were divided.
+            admission: the least cosine with the most similar update; a client below it stays at its node. -1: nobody
+                stays.
+        """
+        reached = []
+        for node, s, update in zip(nodes.tolist(), self.split_of(nodes).tolist(), unit(updates), strict=True):
+            parts = 2 * s + 1, 2 * s + 2
+            first, second = (float((self.updates[self.owner == part] @ update).max()) for part in parts)
+            part = parts[0] if first >= second else parts[1]
+            # At -1 nobody may be refused by a last bit below it.
+            reached.append(part if admission <= -1 or max(first, second) >= admission else node)
+        return torch.tensor(reached, dtype=torch.int64)
+
+    def divided(self, node: int, model: Tensor, updates: Tensor, second: Tensor) -> "ParameterTree":
+        """The tree after one more split; the second part gets the next model.
+
+        Args:
+            node: what is divided.
+            model: (P,), as clients trained it.
+            updates: (m, d), of its clients.
+            second: (m,) bool, who is in the second part.
+        """
+        new = torch.stack([self.cluster[node], self.cluster.max() + 1])
+        return replace(
+            self,
+            split=torch.cat([self.split, torch.tensor([node])]),
+            cluster=torch.cat([self.cluster, new]),
+            models=torch.cat([self.models, model[None].to(self.models)]),
+            updates=torch.cat([self.updates, unit(updates)]),
+            owner=torch.cat([self.owner, len(self.cluster) + second.long()]),
+        )
+
+
+def unit(updates: Tensor) -> Tensor:
+    """(m, d) with norm 1 each; zeros stay.
+
+    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    return torch.nn.functional.normalize(updates, dim=1)
 
 
 def bipartition(similarity: Tensor, linkage: str) -> Tensor:

@@ -1,8 +1,4 @@
-"""FedEM: each client's data are a mixture of the same distributions, and clients train a model of each together.
-
-Source: Marfoq, Neglia, Bellet, Kameni, Vidal 2021, arXiv:2108.10252, as the authors' code (omarfoq/FedEM) has it: its
-expectation step, weights and loss were read there, not in the paper's text.
-"""
+"""FedEM: each client's data are a mixture of the same distributions, and clients train one model per distribution."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -36,10 +32,10 @@ class FedEM:
     and becomes the average of the clients' results, weighted by their examples. All pi_im start as 1 / M. With M = 1 it
     is FedAvg, bit for bit.
 
-    A client of FedEM predicts by the mixture ``sum_m pi_im p_m(y | x)`` (`mixture_outputs`). What is deployed here, and
-    so what figures and attacks are of, is less: the one model with the highest pi_im, after one more E step on the
-    final models; it is the client's assigned cluster. Each example has trained every model, so all clients are members
-    of all M models, however little they weigh.
+    A client of FedEM predicts by the mixture ``sum_m pi_im p_m(y | x)`` (`mixture_outputs`). Figures and attacks here
+    are of one model, that of the highest pi_im after one more E step, which is the client's assigned cluster. Each
+    example has trained every model, so all clients are members of all M models. Weights pi_i stay with the client, but
+    an update's length follows them. A model that weighs half in every example takes steps half as long.
 
     Ours: the average is over the clients of the round (the authors' code also counts the others, with what they last
     held). The loss stands for ``-log p_m(y | x)``, so it should be in nats. DP-SGD and defences that change what is
@@ -52,11 +48,8 @@ class FedEM:
     its expectation step, weights and loss were read there, not in the paper's text.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> result = shoal.simulate(federation, model, shoal.FedEM(clusters=2), local, rounds=5)
         >>> result.state.clients["fedem.weights"].round(decimals=2).tolist()
         [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
@@ -79,33 +72,27 @@ class FedEM:
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """An E step; then everybody trains every model."""
-        return self.plan_by(cohort.example_losses(state.models), state, cohort)
-
-    def plan_by(self, losses: Tensor, state: State, cohort: Cohort) -> RoundPlan:
-        """The plan by other ``losses`` (m, M) of the examples; for algorithms with another E step."""
+        losses = cohort.example_losses(state.models)
         q = self.responsibilities(losses, state, cohort)
         trainings = []
         for m in range(self.clusters):
-            which = torch.full((len(cohort),), m)
-            weights = averaging_weights(which, cohort.sizes, self.clusters)
-            trainings.append(LocalTraining(state.models, which, weights, example_weights=q[:, m].float()))
+            model = torch.full((len(cohort),), m)
+            weights = averaging_weights(model, cohort.sizes, self.clusters)
+            trainings.append(LocalTraining(state.models, model, weights, example_weights=q[:, m].float()))
         return RoundPlan(cohort.means(q).argmax(dim=1), tuple(trainings), cohort.means(losses))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The averages are the new models; each client's weights are the means of its responsibilities."""
-        found = cohort.means(trained_responsibilities(plan))
+        means = cohort.means(trained_responsibilities(plan))
         weights = state.clients[_WEIGHTS].clone()
         # They add up to 1 but for the rounding of the trainings' weights.
-        weights[cohort.clients] = found / found.sum(dim=1, keepdim=True)
+        weights[cohort.clients] = means / means.sum(dim=1, keepdim=True)
         return replace(state, models=aggregate.models, clients={**state.clients, _WEIGHTS: weights})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Each client uses the model that weighs most in its mixture, after one more E step."""
-        return self.deployed_by(cohort.example_losses(state.models), state, cohort)
-
-    def deployed_by(self, losses: Tensor, state: State, cohort: Cohort) -> Deployed:
-        """See `deployed`; by other ``losses`` (m, M) of the examples."""
-        assignment = cohort.means(self.responsibilities(losses, state, cohort)).argmax(dim=1)
+        q = self.responsibilities(cohort.example_losses(state.models), state, cohort)
+        assignment = cohort.means(q).argmax(dim=1)
         return Deployed(state.models, assignment, assignment)
 
     def responsibilities(self, losses: Tensor, state: State, cohort: Cohort) -> Tensor:
@@ -119,12 +106,12 @@ _WEIGHTS = "fedem.weights"
 
 def trained_responsibilities(plan: RoundPlan) -> Tensor:
     """The q (m, M) float32 by which the models of a plan are trained."""
-    found = [each.example_weights for each in plan.trainings if each.example_weights is not None]
-    return torch.stack(found, dim=1)
+    weights = [training.example_weights for training in plan.trainings if training.example_weights is not None]
+    return torch.stack(weights, dim=1)
 
 
 def mixture_outputs(outputs: Tensor, weights: Tensor) -> Tensor:
-    """What a client of FedEM predicts: the logarithms (B, C) of the mixture's probabilities.
+    """The prediction of a client of FedEM: the logarithms (B, C) of the mixture's probabilities.
 
     Args:
         outputs: (M, B, C), the outputs of the M models on B inputs.

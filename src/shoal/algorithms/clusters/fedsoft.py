@@ -1,8 +1,4 @@
-"""FedSoft: clients that belong to several clusters, each with a personal model that is pulled to all of them.
-
-Source: Ruan, Joe-Wong 2021, arXiv:2112.06053, and the authors' code (ycruan/FedSoft), whose estimate of importances,
-aggregation and local objective these are.
-"""
+"""FedSoft: clients that belong to several clusters, each with a personal model that is pulled to all of them."""
 
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -13,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shoal.algorithms.clusters.ifca import IFCA
+from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, Positive, settings
 from shoal.data.federation import Federation
@@ -26,6 +23,7 @@ from shoal.engine import (
     LocalSGD,
     LocalTraining,
     PersonalModels,
+    RemoteRounds,
     RoundPlan,
     State,
 )
@@ -43,10 +41,11 @@ class FedSoft:
     ``selection`` = S, the server draws S clients for each cluster without replacement, with probabilities in proportion
     to u_ik n_i, c_k is the plain mean of theirs, and who is drawn for no cluster sits the round out.
 
-    w_i stays with the client and is what it uses; its assigned cluster is the one of its highest importance. With
-    importances of 0 and 1, no pull and ``start`` = "clusters" it is IFCA weighted by examples, bit for bit.
+    A client uses w_i; its assigned cluster is the one of its highest importance. With importances of 0 and 1, no pull
+    and ``start`` = "clusters" it is IFCA weighted by examples, bit for bit.
 
-    Importances are counts of a client's examples: they are sent, and weigh what is sent, so DP-SGD is refused.
+    Importances are counts of a client's examples: they are sent, and weigh what is sent, so DP-SGD is refused. N models
+    are kept.
 
     Ours: importances are estimated anew in every round (the paper's tau = 1); all personal models start from one random
     model, which is none of the clusters'; and the start "clusters". The paper's pseudocode was not read, only the code.
@@ -63,11 +62,8 @@ class FedSoft:
     importances, aggregation and local objective these are.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> hard = shoal.FedSoft(clusters=2, strength=0.0, smoother=0.0, start="clusters")
         >>> algorithms = shoal.IFCA(clusters=2, weighting="examples"), hard
         >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
@@ -132,6 +128,11 @@ class FedSoft:
         models = PersonalModels.of(state.personal["fedsoft"], cohort.clients)
         return Deployed(models, torch.arange(len(cohort)), importance.argmax(dim=1))
 
+    def remote_rounds(self) -> RemoteRounds:
+        """Clients train for all models, and send their shares."""
+        require(self.selection is None, "FedSoft's 'selection' must be left out on several machines")
+        return RemoteRounds(self, self, choice="shares")
+
     def _importance(self, losses: Tensor, cohort: Cohort) -> Tensor:
         """From the losses (m, K) of examples to the importances (n, K) float64."""
         won = cohort.means(functional.one_hot(losses.argmin(dim=1), losses.shape[1]))
@@ -144,9 +145,9 @@ class FedSoft:
             total = points.sum(dim=1, keepdim=True)
             return torch.where(total > 0, points / total.clamp(min=1e-300), 0.0), None
         weights, draws = torch.zeros_like(points), cohort.stream("fedsoft.selection").generator()
-        for k, each in enumerate(points):
+        for k, row in enumerate(points):
             # With a smoother of 0 a cluster may have fewer clients than are to be drawn.
-            drawn = min(self.selection, int((each > 0).sum()))
+            drawn = min(self.selection, int((row > 0).sum()))
             if drawn:
-                weights[k, torch.multinomial(each, drawn, generator=draws)] = 1 / drawn
+                weights[k, torch.multinomial(row, drawn, generator=draws)] = 1 / drawn
         return weights, weights.any(dim=0)

@@ -1,30 +1,17 @@
-"""FeSEM: each client belongs to the model that is nearest to what it trained, in the space of parameters.
-
-Source: Xie, Long, Shen, Zhou, Wang, Jiang, Zhang 2020, arXiv:2005.01026 (Multi-center federated learning), stochastic
-expectation maximisation.
-"""
+"""FeSEM: each client belongs to the model that is nearest to what it trained, in the space of parameters."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
-from shoal.algorithms.clusters.one_shot import first_plan, grouped, require_counted
+from shoal.algorithms.clusters.one_shot import first_plan, grouped, newcomers_plan, require_counted
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
 from shoal.data.federation import Federation
-from shoal.engine import (
-    Aggregate,
-    Cohort,
-    Deployed,
-    Engine,
-    LocalSGD,
-    LocalTraining,
-    RoundPlan,
-    State,
-    averaging_weights,
-)
+from shoal.engine import Aggregate, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
 
 
 @settings
@@ -32,15 +19,16 @@ class FeSEM:
     """Client i trains w_i from the center c_k of its cluster; then ``r_i = argmin_k |w_i - c_k|^2`` is its cluster, and
     ``c_k <- mean of w_i over r_i = k``.
 
-    All clients of a cluster count the same. A center to which nobody of the round is nearest stays.
+    All clients of a cluster count the same. A center to which nobody of the round is nearest stays. A client starts
+    near its own center, so it rarely leaves it.
 
     Ours: in the first round all clients train one initial model, and the first centers are those of k-means of the
     results (`OneShotClustering`), since independent random centers are further from each other than any training goes;
     a client that comes for the first time later trains the initial model, goes to the nearest center, and moves none in
-    that round; distances are of all that a model has, batch norm's statistics included. A client starts near its own
-    center, so it rarely leaves it. The nearest center is known only when clients have trained, so the server keeps all
-    n updates of a round until its end. A client that changed its cluster counts in that round as one that trained both.
-    The formulas were taken from notes on the paper, not from its text.
+    that round; distances are of all that a model has, batch norm's statistics included. The nearest center is known
+    only when clients have trained, so the server keeps all n updates of a round until its end. A client that changed
+    its cluster counts in that round as one that trained both. The formulas were taken from notes on the paper, not from
+    its text.
 
     Args:
         clusters: K, the number of models.
@@ -50,11 +38,8 @@ class FeSEM:
     stochastic expectation maximisation.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> result = shoal.simulate(federation, model, shoal.FeSEM(clusters=2), local, rounds=3)
         >>> result.clients["cluster"].tolist(), result.clients["train_accuracy"].tolist()
         ([0, 0, 1, 1], [1.0, 1.0, 1.0, 1.0])
@@ -66,7 +51,7 @@ class FeSEM:
     title: ClassVar[str] = "FeSEM"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Any local training will do, but DP-SGD none beside one of its own; see `require_counted`."""
+        """Epsilon must count the first round."""
         del risk_period
         require_counted(self.local, local)
 
@@ -74,66 +59,56 @@ class FeSEM:
         """K random models, of which all clients train the first; nobody is in a cluster."""
         state = IFCA(self.clusters).init(engine, federation, local, stream)
         server = {_INITIAL: state.models[0].clone(), _CENTERS: torch.zeros(1, dtype=torch.int64)}
-        cluster = torch.full((len(federation),), -1)
-        return replace(state, server=server, clients={_CLUSTER: cluster})
+        return replace(state, server=server, clients={_CLUSTER: torch.full((len(federation),), -1)})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains its center, newcomers the initial model; the server keeps what they send."""
         if not int(state.server[_CENTERS]):
             return first_plan(state, cohort, self.local)
-        cluster = state.clients[_CLUSTER][cohort.clients]
-        new, assignment = cluster < 0, cluster.clamp(min=0)
-        weights = averaging_weights(assignment, ~new, len(state.models))
-        members = LocalTraining(state.models, assignment, weights, lambda update: update)
-        if not bool(new.any()):
-            return RoundPlan(assignment, (members,))
-        newcomers = LocalTraining(
-            initial_params=state.server[_INITIAL][None],
-            init_index=torch.zeros_like(assignment),
-            weights=torch.zeros_like(weights),
-            keep=lambda update: update,
-            local=self.local,
-            participates=new,
-        )
-        return RoundPlan(assignment, (replace(members, participates=~new), newcomers))
+        cluster, equal = state.clients[_CLUSTER][cohort.clients], torch.ones_like(cohort.sizes)
+        return newcomers_plan(state, cluster, equal, state.server[_INITIAL], self.local, _whole, _whole)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """Clients go to their nearest centers, and centers to the means of their clients."""
-        node = state.clients[_CLUSTER].clone()
+        clusters = state.clients[_CLUSTER].clone()
         if not int(state.server[_CENTERS]):
             (update,) = aggregate.kept
             assert update is not None
             begun, cluster = grouped(state, cohort, update, weighting="equal")
-            node[cohort.clients] = cluster
+            clusters[cohort.clients] = cluster
             server = {**state.server, _CENTERS: cluster.max()[None] + 1}
-            return replace(begun, server=server, clients={**state.clients, _CLUSTER: node})
+            return replace(begun, server=server, clients={**state.clients, _CLUSTER: clusters})
         centers = state.models[: int(state.server[_CENTERS])]
         cluster, sums = plan.assignment.clone(), torch.zeros(centers.shape, dtype=torch.float64)
         count = torch.zeros(len(centers), 1, dtype=torch.float64)
-        trained, came = state.trained.clone(), torch.zeros(len(cohort), dtype=torch.bool)
+        trained, took_part = state.trained.clone(), torch.zeros(len(cohort), dtype=torch.bool)
         for training, update in zip(plan.trainings, aggregate.kept, strict=True):
             if update is None:
                 continue
-            who = torch.nonzero(training.participants()).flatten()
-            ends = training.initial_params[training.init_index[who]].double() + update[who].double()
-            cluster[who] = torch.cdist(ends, centers.double()).argmin(dim=1)
-            came[who] = True
+            rows = torch.nonzero(training.participants()).flatten()
+            ends = training.initial_params[training.init_index[rows]].double() + update[rows].double()
+            cluster[rows] = torch.cdist(ends, centers.double()).argmin(dim=1)
+            took_part[rows] = True
             if training.weights is not None and bool(training.weights.any()):
-                sums.index_add_(0, cluster[who], ends)
-                count.index_add_(0, cluster[who], torch.ones(len(who), 1, dtype=torch.float64))
-                trained[cohort.clients[who], cluster[who]] = cohort.round
+                sums.index_add_(0, cluster[rows], ends)
+                count.index_add_(0, cluster[rows], torch.ones(len(rows), 1, dtype=torch.float64))
+                trained[cohort.clients[rows], cluster[rows]] = cohort.round
         models = state.models.clone()
         models[: len(centers)] = torch.where(count > 0, (sums / count.clamp(min=1)).to(centers), centers)
-        node[cohort.clients[came]] = cluster[came]
+        clusters[cohort.clients[took_part]] = cluster[took_part]
         assignment = state.assignment.clone()
         assignment[cohort.clients] = cluster
-        clients = {**state.clients, _CLUSTER: node}
+        clients = {**state.clients, _CLUSTER: clusters}
         return replace(state, models=models, trained=trained, assignment=assignment, clients=clients)
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses its cluster's model; who has none, the first."""
+        """Each client uses its cluster's model, and without one the first."""
         assignment = state.clients[_CLUSTER][cohort.clients].clamp(min=0)
         return Deployed(state.models, assignment, assignment)
 
 
 _INITIAL, _CENTERS, _CLUSTER = "fesem.initial", "fesem.centers", "fesem.cluster"
+
+
+def _whole(update: Tensor) -> Tensor:
+    return update

@@ -1,9 +1,4 @@
-"""Group privacy for personalised federated learning: the server groups obfuscated models by k-means.
-
-Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396; extended in arXiv:2309.00416. The noise
-itself is a defence of the clients, `shoal.defenses.LaplaceNoise`, which any algorithm can have. The paper's algorithm
-is given here from memory of it and not checked against its text; no code of its authors was found.
-"""
+"""Group privacy for personalised federated learning: the server groups obfuscated models by k-means."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -12,20 +7,22 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
+from shoal.algorithms.wrapper import Derived
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, Cohort, Engine, LocalSGD, RoundPlan, State
 
 
 @settings
-class GroupPrivacy:
+class GroupPrivacy(Derived):
     """Client i trains ``k = argmin_k loss_ik`` and sends its model without k; the server clusters what it received.
 
     The server runs k-means over the n received models from the K models (the hypotheses) of the round, and each model
     becomes the mean of its cluster: ``model_k = mean of {sent_i : |sent_i - centroid_k| is the smallest}``. With noise
-    (`LaplaceNoise`) a received model may fall into another cluster than its client chose; without, and while models are
-    farther apart than clients move, this is IFCA with equal weights.
+    (`LaplaceNoise`, a defence of the clients that any algorithm can have) a received model may fall into another
+    cluster than its client chose; without, and while models are farther apart than clients move, this is IFCA with
+    equal weights.
 
     Ours, where the paper is not known to say: equal weights, Lloyd's iterations up to a number or until nobody moves
     (ties to the first), and a model that no received model is nearest to stays. A client's own choice is its cluster in
@@ -37,14 +34,11 @@ class GroupPrivacy:
         iterations: the most that k-means does in a round.
 
     Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396; extended in arXiv:2309.00416; from
-    memory of it, not checked against its text.
+    memory of it, not checked against its text. No code of its authors was found.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.IFCA(clusters=2), shoal.GroupPrivacy(clusters=2)
         >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
         >>> models[0].allclose(models[1])
@@ -56,18 +50,20 @@ class GroupPrivacy:
     name: Literal["group-privacy"] = "group-privacy"
     title: ClassVar[str] = "Group privacy"
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Any local training will do."""
+    @property
+    def inner(self) -> IFCA:
+        """IFCA, which says what clients do."""
+        return IFCA(self.clusters)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """K independent random models."""
-        state = self._ifca.init(engine, federation, local, stream)
+        state = super().init(engine, federation, local, stream)
         return replace(state, clients={_TRAINED: state.trained.clone()})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Each client trains the model with the lowest loss, and the server keeps what it sends."""
-        plan = self._ifca.plan(state, cohort)
-        return replace(plan, trainings=tuple(replace(each, keep=lambda update: update) for each in plan.trainings))
+        plan = super().plan(state, cohort)
+        return replace(plan, trainings=(replace(plan.trainings[0], keep=lambda update: update),))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The centroids are the new models."""
@@ -80,20 +76,12 @@ class GroupPrivacy:
         # Two tensors: a checkpoint does not store one twice.
         return replace(state, models=models, trained=trained, clients={_TRAINED: trained.clone()})
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses the model with the lowest loss."""
-        return self._ifca.deployed(state, cohort)
-
-    @property
-    def _ifca(self) -> IFCA:
-        return IFCA(self.clusters)
-
 
 _TRAINED = "group-privacy.trained"
 
 
 def k_means(points: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm from given centroids.
+    """Lloyd's algorithm.
 
     Args:
         points: (n, P), at least one.
@@ -111,7 +99,7 @@ def k_means(points: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor,
     moved, cluster = centroids.double(), torch.full((len(points),), -1)
     for _ in range(iterations):
         # One centroid at a time: memory stays that of the points.
-        distances = torch.stack([(points - each).norm(dim=1) for each in moved.to(points)], dim=1)
+        distances = torch.stack([(points - centroid).norm(dim=1) for centroid in moved.to(points)], dim=1)
         nearest = distances.argmin(dim=1)
         if torch.equal(nearest, cluster):
             break

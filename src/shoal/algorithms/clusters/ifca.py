@@ -1,9 +1,7 @@
-"""IFCA: each client trains the model with the lowest loss on its data, so that clusters of similar clients form.
-
-Source: Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, Algorithm 1.
-"""
+"""IFCA: each client trains the model with the lowest loss on its data, so that clusters of similar clients form."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -22,6 +20,7 @@ from shoal.engine import (
     Engine,
     LocalSGD,
     LocalTraining,
+    RemoteRounds,
     RoundPlan,
     State,
     averaging_weights,
@@ -32,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 @settings
 class Redraw:
-    """The official code's rule for initial models: draw all K anew until each wins enough clients.
+    """The official code's start: draw all K models anew until each is chosen by enough clients.
 
     Args:
         share: of the sampled clients that every model must win (official: 0.35 for K = 2, 0.1 for K = 4).
@@ -57,10 +56,33 @@ class Redraw:
     clients: Positive = 20
     attempts: Positive = 100
 
+    def models(self, draw: Callable[[int], Tensor], losses: Callable[[Tensor], Tensor]) -> Tensor:
+        """Initial models (K, P), the first or last draw that fits.
+
+        Args:
+            draw: models (K, P) of an attempt, from 1.
+            losses: of models (K, P) on the data of the sampled clients: (n, K).
+        """
+        for attempt in range(1, self.attempts + 1):
+            models = draw(attempt)
+            best = losses(models).argmin(dim=1)
+            if float((torch.bincount(best, minlength=len(models)) / len(best)).min()) >= self.share:
+                return models
+        LOG.warning(
+            "no draw of initial models in %d gave every model %g of the clients; going on with the last",
+            self.attempts,
+            self.share,
+        )
+        return draw(self.attempts + 1)
+
 
 @settings
 class IFCA:
     """Every client trains the model with the lowest loss on its own examples, and the server averages by cluster.
+
+    Clients must be told all K models. The choice is computed without noise and sent, so no epsilon of DP-SGD covers it.
+    From random models a small group may end in a large one's cluster: `Redraw`, `OneShotStart` and `FedAvgStart` are
+    other starts.
 
     Args:
         clusters: K, the number of models.
@@ -74,11 +96,8 @@ class IFCA:
     Source: Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, Algorithm 1.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), local, rounds=3)
         >>> result.clients["cluster"].tolist(), result.clients["train_accuracy"].tolist()
         ([0, 0, 1, 1], [1.0, 1.0, 1.0, 1.0])
@@ -96,7 +115,7 @@ class IFCA:
         share = 0.0 if self.redraw is None else self.redraw.share
         require(
             share * self.clusters <= 1,
-            f"'redraw.share' = {share:g} for each of {self.clusters} models is more than all clients",
+            f"'redraw.share' * clusters must be at most 1; got {share * self.clusters:g}",
         )
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
@@ -108,13 +127,22 @@ class IFCA:
         )
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """K independent random models, redrawn by the official rule if that is given."""
+        """K independent random models, redrawn where that is set."""
         del local
         require(
             self.clusters <= len(federation),
             f"'clusters' must be at most the federation's {len(federation)} clients; got {self.clusters}",
         )
-        return State.initial(self._models(engine, federation, stream), len(federation))
+
+        def draw(attempt: int) -> Tensor:
+            streams = stream if attempt == 1 else stream("redraw", attempt - 1)
+            return torch.stack([engine.model.init(streams("model", k)) for k in range(self.clusters)])
+
+        if self.redraw is None or self.clusters == 1:
+            return State.initial(draw(1), len(federation))
+        order = torch.randperm(len(federation), generator=stream("redraw clients").generator())
+        sample = federation.clients.take(torch.argsort(federation.ids)[order[: self.redraw.clients]])
+        return State.initial(self.redraw.models(draw, lambda models: engine.losses(models, sample)), len(federation))
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Each client trains the model with the lowest loss."""
@@ -148,25 +176,7 @@ class IFCA:
         assignment = cohort.losses(state.models).argmin(dim=1)
         return Deployed(state.models, assignment, assignment)
 
-    def _models(self, engine: Engine, federation: Federation, stream: Stream) -> Tensor:
-        models = _drawn(engine, self.clusters, stream)
-        if self.redraw is None or self.clusters == 1:
-            return models
-        order = torch.randperm(len(federation), generator=stream("redraw clients").generator())
-        sample = federation.clients.take(torch.argsort(federation.ids)[order[: self.redraw.clients]])
-        for attempt in range(1, self.redraw.attempts + 1):
-            winners = engine.losses(models, sample).argmin(dim=1)
-            won = torch.bincount(winners, minlength=self.clusters) / len(winners)
-            if float(won.min()) >= self.redraw.share:
-                return models
-            models = _drawn(engine, self.clusters, stream("redraw", attempt))
-        LOG.warning(
-            "no draw of initial models in %d gave every model %g of the clients; going on with the last",
-            self.redraw.attempts,
-            self.redraw.share,
-        )
-        return models
-
-
-def _drawn(engine: Engine, clusters: int, stream: Stream) -> Tensor:
-    return torch.stack([engine.model.init(stream("model", k)) for k in range(clusters)])
+    def remote_rounds(self) -> RemoteRounds:
+        """Clients choose."""
+        require(self.redraw is None, "IFCA's 'redraw' must be left out on several machines")
+        return RemoteRounds(self, self)

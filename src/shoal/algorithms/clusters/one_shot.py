@@ -1,16 +1,12 @@
-"""One-shot clustering: k-means of the models that clients trained by themselves, and then a model for each cluster.
+"""One-shot clustering: k-means of the models that clients trained by themselves, and then one model per cluster."""
 
-Source: Ghosh, Hong, Yin, Ramchandran 2019, arXiv:1906.06629; the baseline "one-shot" of Ghosh, Chung, Yin, Ramchandran
-2020, arXiv:2006.04088, on FEMNIST.
-"""
-
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from shoal.algorithms.clusters.cluster_numbers import numbered_by_first
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.core.errors import require
@@ -41,9 +37,9 @@ class OneShotClustering:
     The paper has clients minimise their own losses, groups the minimisers by k-means, trimmed against malicious
     clients, and lets each group learn from its own start. Ours: all start from one model, since networks trained from
     different ones are not comparable; plain k-means (scikit-learn's, the best of 10 starts); and groups go on from
-    their means. What `local` says of the first round must be long enough for clients' models to differ by group. The
-    server keeps all n updates of the first round until it ends: n vectors of the model's size. Where fewer clients than
-    K take part in it, the remaining models stay random. The method was taken from the paper's abstract and from notes.
+    their means. The first round must be long enough for clients' models to differ by group. The server keeps all n
+    updates of the first round until it ends. Where fewer clients than K take part in it, the remaining models stay
+    random. The method was taken from the paper's abstract and from notes.
 
     Args:
         clusters: K, the number of models.
@@ -53,11 +49,8 @@ class OneShotClustering:
     Ramchandran 2020, arXiv:2006.04088, on FEMNIST.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> result = shoal.simulate(federation, model, shoal.OneShotClustering(clusters=2), local, rounds=3)
         >>> result.clients["cluster"].tolist(), result.summary.overall["train_accuracy.overall"]
         ([0, 0, 1, 1], 1.0)
@@ -69,7 +62,7 @@ class OneShotClustering:
     title: ClassVar[str] = "One-shot clustering"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Any local training will do, but DP-SGD none beside one of its own; see `require_counted`."""
+        """Epsilon must count the first round."""
         del risk_period
         require_counted(self.local, local)
 
@@ -77,32 +70,21 @@ class OneShotClustering:
         """K random models, of which all clients train the first; nobody is in a cluster."""
         state = IFCA(self.clusters).init(engine, federation, local, stream)
         server = {_INITIAL: state.models[0].clone(), _MEANS: state.models[:0].clone()}
-        cluster = torch.full((len(federation),), -1)
-        return replace(state, server=server, clients={_CLUSTER: cluster})
+        return replace(state, server=server, clients={_CLUSTER: torch.full((len(federation),), -1)})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Members train their cluster's model, newcomers the initial one; before there are clusters, everybody does."""
         if not len(state.server[_MEANS]):
             return first_plan(state, cohort, self.local)
-        cluster, clusters = state.clients[_CLUSTER][cohort.clients], len(state.models)
-        new, assignment = cluster < 0, cluster.clamp(min=0)
-        weights = averaging_weights(assignment, cohort.sizes * ~new, clusters)
-        members = LocalTraining(state.models, assignment, weights, participates=~new if bool(new.any()) else None)
-        if not bool(new.any()):
-            return RoundPlan(assignment, (members,))
-        moves = (state.server[_MEANS] - state.server[_INITIAL]).clone()
-        newcomers = LocalTraining(
-            initial_params=state.server[_INITIAL][None],
-            init_index=torch.zeros_like(assignment),
-            weights=torch.zeros_like(weights),
-            keep=lambda update: torch.cdist(update, moves.to(update)),
-            local=self.local,
-            participates=new,
-        )
-        return RoundPlan(assignment, (members, newcomers))
+        initial, cluster = state.server[_INITIAL], state.clients[_CLUSTER][cohort.clients]
+
+        def distances(update: Tensor) -> Tensor:
+            return torch.cdist(update, (state.server[_MEANS] - initial).to(update))
+
+        return newcomers_plan(state, cluster, cohort.sizes, initial, self.local, None, distances)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The averages are the new models, newcomers join a cluster; or clusters are found."""
+        """The averages are the new models, newcomers join a cluster; in the first round clusters are made."""
         if not len(state.server[_MEANS]):
             (update,) = aggregate.kept
             assert update is not None
@@ -117,7 +99,7 @@ class OneShotClustering:
         return after
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses its cluster's model; who has none, the first."""
+        """Each client uses its cluster's model, and without one the first."""
         assignment = state.clients[_CLUSTER][cohort.clients].clamp(min=0)
         return Deployed(state.models, assignment, assignment)
 
@@ -125,21 +107,55 @@ class OneShotClustering:
 _INITIAL, _MEANS, _CLUSTER = "one_shot.initial", "one_shot.means", "one_shot.cluster"
 
 
-def require_counted(own: LocalSGD | None, local: LocalSGD) -> None:
-    """Raise `InputError` where the first round's ``own`` training would spend privacy that epsilon does not count."""
+def require_counted(first: LocalSGD | None, local: LocalSGD) -> None:
+    """Raise `InputError` where local training of the first round would spend privacy that epsilon does not count."""
     require(
-        own is None or not local.private,
+        first is None or not local.private,
         "with DP-SGD a first round cannot have a 'local' of its own, whose steps epsilon would not count; leave it out",
     )
 
 
 def first_plan(state: State, cohort: Cohort, local: LocalSGD | None) -> RoundPlan:
-    """Everybody trains the first model by itself, and the server keeps what they send."""
+    """The plan in which everybody trains the first model by itself, and the server keeps what they send."""
     plan = FedAvg().plan(state, cohort)
-    (training,) = plan.trainings
     weights = averaging_weights(plan.assignment, cohort.sizes, len(state.models))
-    kept = replace(training, weights=weights, keep=lambda update: update, local=local)
+    kept = replace(plan.trainings[0], weights=weights, keep=lambda update: update, local=local)
     return replace(plan, trainings=(kept,))
+
+
+def newcomers_plan(
+    state: State,
+    cluster: Tensor,
+    sizes: Tensor,
+    initial: Tensor,
+    local: LocalSGD | None,
+    keep: Callable[[Tensor], Tensor] | None,
+    keep_of_newcomers: Callable[[Tensor], Tensor],
+) -> RoundPlan:
+    """The plan in which members train their cluster's model, and newcomers the ``initial`` one (P,), moving none.
+
+    Args:
+        state: before the round.
+        cluster: (n,) int64; -1 of newcomers.
+        sizes: (n,), the clients' weights in averages.
+        initial: (P,).
+        local: local training of newcomers; None: the run's.
+        keep, keep_of_newcomers: as `LocalTraining.keep`, of either.
+    """
+    new, assignment = cluster < 0, cluster.clamp(min=0)
+    weights = averaging_weights(assignment, sizes * ~new, len(state.models))
+    members = LocalTraining(state.models, assignment, weights, keep)
+    if not bool(new.any()):
+        return RoundPlan(assignment, (members,))
+    newcomers = LocalTraining(
+        initial_params=initial[None],
+        init_index=torch.zeros_like(assignment),
+        weights=torch.zeros_like(weights),
+        keep=keep_of_newcomers,
+        local=local,
+        participates=new,
+    )
+    return RoundPlan(assignment, (replace(members, participates=~new), newcomers))
 
 
 def grouped(
@@ -166,19 +182,28 @@ def grouped(
 
 
 def k_means(vectors: Tensor, clusters: int, stream: Stream) -> Tensor:
-    """(n,) int64, the cluster of each of ``vectors`` (n, P), numbered by first appearance; K at most n."""
+    """(n,) int64, the cluster of each of ``vectors`` (n, P), as canonical labels; K at most n."""
     from sklearn.cluster import KMeans  # noqa: PLC0415 - scikit-learn takes a second to import
 
     seed = int(stream.numpy().integers(2**31))
     # scikit-learn's hints know n_init only by its default, a word.
     best_of_ten = KMeans(clusters, n_init=10, random_state=seed)  # pyright: ignore[reportArgumentType]
-    found = best_of_ten.fit(vectors.cpu().double().numpy())
-    return numbered_by_first(torch.from_numpy(found.labels_))
+    return canonical_labels(torch.from_numpy(best_of_ten.fit(vectors.cpu().double().numpy()).labels_))
 
 
-def _joined(state: State, cohort: Cohort, cluster: Tensor, who: Tensor) -> State:
-    """``state`` in which those ``who`` (n,) of the cohort are in their ``cluster`` (n,)."""
-    mine, assignment = state.clients[_CLUSTER].clone(), state.assignment.clone()
-    mine[cohort.clients[who]] = cluster[who]
-    assignment[cohort.clients[who]] = cluster[who]
-    return replace(state, clients={**state.clients, _CLUSTER: mine}, assignment=assignment)
+def canonical_labels(labels: Tensor) -> Tensor:
+    """(n,) int64, the same parts with the labels 0, 1, ... in order of first appearance.
+
+    >>> canonical_labels(torch.tensor([7, 2, 7, 5]))
+    tensor([0, 1, 0, 2])
+    """
+    order = list(dict.fromkeys(labels.tolist()))
+    return torch.tensor([order.index(label) for label in labels.tolist()], dtype=torch.int64)
+
+
+def _joined(state: State, cohort: Cohort, cluster: Tensor, joins: Tensor) -> State:
+    """``state`` in which the clients of the cohort that ``joins`` (n,) says are in their ``cluster`` (n,)."""
+    clusters, assignment = state.clients[_CLUSTER].clone(), state.assignment.clone()
+    clusters[cohort.clients[joins]] = cluster[joins]
+    assignment[cohort.clients[joins]] = cluster[joins]
+    return replace(state, clients={**state.clients, _CLUSTER: clusters}, assignment=assignment)

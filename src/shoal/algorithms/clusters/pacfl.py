@@ -1,8 +1,4 @@
-"""PACFL: clusters of clients whose data span similar subspaces, found once, before the first round.
-
-Source: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2022, arXiv:2209.10526 (AAAI 2023); settings of the
-authors' code (MMorafah/PACFL).
-"""
+"""PACFL: clusters of clients whose data span similar subspaces, found once, before the first round."""
 
 import logging
 from dataclasses import replace
@@ -11,30 +7,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.clusters.cluster_numbers import numbered_by_first
+from shoal.algorithms.clusters.one_shot import canonical_labels
 from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, PositiveFloat, settings
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
-from shoal.engine import (
-    Aggregate,
-    Cohort,
-    Deployed,
-    Engine,
-    LocalSGD,
-    LocalTraining,
-    RoundPlan,
-    State,
-    averaging_weights,
-)
+from shoal.engine import Cohort, Deployed, Engine, LocalSGD, LocalTraining, RoundPlan, State, averaging_weights
 
 LOG = logging.getLogger(__name__)
 
 
 @settings
-class PACFL:
+class PACFL(Derived):
     """Client i sends U_i, the first p left singular vectors of its data, and clients with close ones are one cluster.
 
     The data are a matrix of features by examples. Between two clients the principal angles are ``arccos s`` for the
@@ -52,7 +39,7 @@ class PACFL:
 
     Args:
         threshold: beta, in degrees; larger ones give fewer clusters. It must lie between the distances within groups
-            and across, which hang on the data; the log says how many clusters are found.
+            and across, which depend on the data; the log says how many clusters are found.
         vectors: p (the authors: 3 to 5).
         distance: the "smallest" principal angle, or the "sum" of all.
         linkage: of the hierarchical clustering: "average", "complete" or "single".
@@ -79,6 +66,11 @@ class PACFL:
     name: Literal["pacfl"] = "pacfl"
     title: ClassVar[str] = "PACFL"
 
+    @property
+    def inner(self) -> FedAvg:
+        """FedAvg, which moves each model to the average."""
+        return FedAvg()
+
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Steps must not be private: the singular vectors that are sent are not."""
         del risk_period
@@ -94,7 +86,7 @@ class PACFL:
         cluster = self.clusters_of(federation.clients, federation.ids)
         count = int(cluster.max()) + 1
         LOG.info("PACFL finds %d clusters in the clients' data", count)
-        state = FedAvg().init(engine, federation, local, stream)
+        state = super().init(engine, federation, local, stream)
         begun = State.initial(state.models.repeat(count, 1), len(federation))
         return replace(begun, clients={"pacfl.cluster": cluster})
 
@@ -103,11 +95,6 @@ class PACFL:
         assignment = state.clients["pacfl.cluster"][cohort.clients]
         weights = averaging_weights(assignment, cohort.sizes, len(state.models))
         return RoundPlan(assignment, (LocalTraining(state.models, assignment, weights),))
-
-    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The averages are the new models."""
-        del cohort, plan
-        return replace(state, models=aggregate.models)
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Each client uses its cluster's model."""
@@ -125,10 +112,10 @@ class PACFL:
         bases = [basis(clients.x[clients.owned(i)].flatten(1), self.vectors) for i in order.tolist()]
         pairs = torch.triu_indices(len(bases), len(bases), offset=1).T.tolist()
         angles = [principal_angles(bases[i], bases[j]) for i, j in pairs]
-        far = torch.stack([each[0] if self.distance == "smallest" else each.sum() for each in angles])
-        found = torch.from_numpy(fcluster(linkage(far.numpy(), self.linkage), self.threshold, "distance"))
+        distances = torch.stack([angle[0] if self.distance == "smallest" else angle.sum() for angle in angles])
+        labels = fcluster(linkage(distances.numpy(), self.linkage), self.threshold, "distance")
         cluster = torch.empty(len(bases), dtype=torch.int64)
-        cluster[order] = numbered_by_first(found)
+        cluster[order] = canonical_labels(torch.from_numpy(labels))
         return cluster
 
 
@@ -142,8 +129,8 @@ def principal_angles(one: Tensor, other: Tensor) -> Tensor:
     """(min(p, q),) float64, in degrees, ascending: between the subspaces of two orthonormal bases (F, p) and (F, q).
 
     >>> quarter = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
-    >>> turned = torch.tensor([[0.0], [0.5**0.5], [0.5**0.5]])
-    >>> principal_angles(quarter.double(), turned.double()).round()
+    >>> rotated = torch.tensor([[0.0], [0.5**0.5], [0.5**0.5]])
+    >>> principal_angles(quarter.double(), rotated.double()).round()
     tensor([45.], dtype=torch.float64)
     """
     return torch.linalg.svdvals(one.T @ other).clamp(max=1).acos().rad2deg()

@@ -1,8 +1,4 @@
-"""R-DPCFL: clusters from the first round's updates on full batches, by a Gaussian mixture; later from losses.
-
-Source: Malekmohammadi, Taik, Farnadi 2025, "Differentially Private Clustered Federated Learning" (TMLR 09/2025), and
-the authors' code (Saber-mm/DPCFL, main/DPCFL.py and utils/aggregate.py), which this follows where nothing else is said.
-"""
+"""R-DPCFL: clusters from the first round's updates on full batches, by a Gaussian mixture; later from losses."""
 
 import math
 from dataclasses import replace
@@ -13,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
+from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
@@ -21,7 +18,6 @@ from shoal.engine import (
     Aggregate,
     ClientTrainings,
     Cohort,
-    Deployed,
     Engine,
     LocalSGD,
     LocalTraining,
@@ -32,7 +28,7 @@ from shoal.engine import (
 
 
 @settings
-class RDPCFL:
+class RDPCFL(Derived):
     """DP-SGD's noise hides groups in updates and in losses, but least in updates on full batches.
 
     1. First round: everybody trains one model on full batches (with `DPSGD`, the noise of a step is then the smallest).
@@ -49,8 +45,8 @@ class RDPCFL:
     sent, and cost none. As everywhere here it does not cover choices by loss (phase 3), for which the paper spends
     some of its budget on an exponential mechanism. Also ours: how models begin (in the authors' code all begin at one
     client's); plain principal components (there, of standardised updates); the number of clusters is given (there too,
-    in fact). A client that was not in the first round is drawn from all clusters alike. A cluster without clients in
-    that draw begins at the mean of all.
+    in fact). A client that was not in the first round is drawn from all clusters uniformly. A cluster without clients
+    in that draw begins at the mean of all.
 
     Args:
         clusters: K, the number of models.
@@ -62,11 +58,8 @@ class RDPCFL:
     is said.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithm = shoal.RDPCFL(clusters=2, soft_rounds=2, loss_rounds=1)
         >>> result = shoal.simulate(federation, model, algorithm, local, rounds=4)
         >>> result.rounds.pivot(index="round", columns="cluster", values="clients").values.tolist()
@@ -79,8 +72,10 @@ class RDPCFL:
     name: Literal["r-dpcfl"] = "r-dpcfl"
     title: ClassVar[str] = "R-DPCFL"
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Any local training will do."""
+    @property
+    def inner(self) -> IFCA:
+        """IFCA, which makes plans of assignments and averages."""
+        return IFCA(self.clusters)
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
         """Full batches in the first round."""
@@ -88,13 +83,13 @@ class RDPCFL:
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """K independent random models, of which the first round trains the first alone."""
-        state = self._ifca.init(engine, federation, local, stream)
+        state = super().init(engine, federation, local, stream)
         count = len(federation)
-        alike = torch.full((count, self.clusters), 1 / self.clusters, dtype=torch.float64)
+        uniform = torch.full((count, self.clusters), 1 / self.clusters, dtype=torch.float64)
         return replace(
             state,
             server={_FIRST: torch.zeros(1, dtype=torch.int64), _SOFT: torch.zeros(1, dtype=torch.int64)},
-            clients={_PROBABILITIES: alike, _CHOICE: torch.full((count,), -1)},
+            clients={_PROBABILITIES: uniform, _CHOICE: torch.full((count,), -1)},
         )
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
@@ -107,29 +102,25 @@ class RDPCFL:
             return self._first(state, cohort)
         if self._soft(state, cohort):
             drawn = _drawn(state.clients[_PROBABILITIES][cohort.clients], cohort.stream("r-dpcfl"))
-            return self._ifca.plan_of(drawn, None, state, cohort)
+            return self.inner.plan_of(drawn, None, state, cohort)
         chosen = state.clients[_CHOICE][cohort.clients]
         over = cohort.round >= self._end_of_soft(state) + self.loss_rounds
         if over and bool((chosen >= 0).all()):
-            return self._ifca.plan_of(chosen, None, state, cohort)
+            return self.inner.plan_of(chosen, None, state, cohort)
         losses = cohort.losses(state.models)
         best = losses.argmin(dim=1)
-        return self._ifca.plan_of(torch.where(chosen >= 0, chosen, best) if over else best, losses, state, cohort)
+        return self.inner.plan_of(torch.where(chosen >= 0, chosen, best) if over else best, losses, state, cohort)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The mixture, after the first round; then averages, and who chose what by loss."""
         if not self._started(state):
             return self._clustered(state, cohort, aggregate)
-        after = self._ifca.server_update(state, cohort, plan, aggregate)
+        after = super().server_update(state, cohort, plan, aggregate)
         if self._soft(state, cohort):
             return after
         choice = state.clients[_CHOICE].clone()
         choice[cohort.clients] = plan.assignment
         return replace(after, clients={**state.clients, _CHOICE: choice})
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses the model with the lowest loss."""
-        return self._ifca.deployed(state, cohort)
 
     def _first(self, state: State, cohort: Cohort) -> RoundPlan:
         require(
@@ -150,13 +141,13 @@ class RDPCFL:
         drawn = _drawn(probabilities, stream)
         models, trained = aggregate.models[:1].repeat(self.clusters, 1), torch.zeros_like(state.trained)
         for k in range(self.clusters):
-            mine = drawn == k if bool((drawn == k).any()) else torch.ones_like(drawn, dtype=torch.bool)
-            models[k] = (state.models[0].double() + update[mine].double().mean(dim=0)).to(models)
-            trained[cohort.clients[mine], k] = cohort.round
-        assignment, everybody = state.assignment.clone(), state.clients[_PROBABILITIES].clone()
-        assignment[cohort.clients], everybody[cohort.clients] = drawn, probabilities
+            members = drawn == k if bool((drawn == k).any()) else torch.ones_like(drawn, dtype=torch.bool)
+            models[k] = (state.models[0].double() + update[members].double().mean(dim=0)).to(models)
+            trained[cohort.clients[members], k] = cohort.round
+        assignment, of_clients = state.assignment.clone(), state.clients[_PROBABILITIES].clone()
+        assignment[cohort.clients], of_clients[cohort.clients] = drawn, probabilities
         server = {_FIRST: torch.tensor([cohort.round]), _SOFT: torch.tensor([int((1 - overlap) * self.soft_rounds)])}
-        clients = {**state.clients, _PROBABILITIES: everybody}
+        clients = {**state.clients, _PROBABILITIES: of_clients}
         return replace(state, models=models, trained=trained, assignment=assignment, server=server, clients=clients)
 
     def _started(self, state: State) -> bool:
@@ -168,10 +159,6 @@ class RDPCFL:
 
     def _soft(self, state: State, cohort: Cohort) -> bool:
         return cohort.round < self._end_of_soft(state)
-
-    @property
-    def _ifca(self) -> IFCA:
-        return IFCA(self.clusters)
 
 
 _FIRST, _SOFT = "r-dpcfl.first_round", "r-dpcfl.soft_rounds"
@@ -187,23 +174,23 @@ def principal_components(updates: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(centred @ centred.T)
     scores = torch.zeros(len(updates), 2, dtype=torch.float64)
     for j in range(min(2, len(updates))):
-        found = vectors[:, -1 - j] * values[-1 - j].clamp(min=0).sqrt()
-        scores[:, j] = found * found[found.abs().argmax()].sign()
+        component = vectors[:, -1 - j] * values[-1 - j].clamp(min=0).sqrt()
+        scores[:, j] = component * component[component.abs().argmax()].sign()
     scores = scores - scores.amin(dim=0)
     return scores / scores.amax(dim=0).clamp(min=1e-300)
 
 
 def mixture(points: Tensor, clusters: int, stream: Stream) -> tuple[Tensor, float]:
-    """A mixture of round Gaussians, and how much the two closest overlap.
+    """Fit of a mixture of round Gaussians.
 
     Args:
         points: (n, d), at least as many as clusters.
-        clusters: K, their number.
-        stream: of the start of its fit.
+        clusters: K, the number of Gaussians.
+        stream: of the fit's random start.
 
     Returns:
-        The probabilities (n, K) float64 of each cluster, all being equally likely in advance; and the largest overlap,
-        in [0, 1], 0 of a single cluster.
+        The probabilities (n, K) float64 of each cluster, all being equally likely in advance; and the overlap of the
+        two closest, in [0, 1], 0 of a single cluster.
     """
     from sklearn.mixture import GaussianMixture  # noqa: PLC0415 - scikit-learn takes a second to import
 
@@ -216,11 +203,11 @@ def mixture(points: Tensor, clusters: int, stream: Stream) -> tuple[Tensor, floa
         random_state=stream.key() % 2**32,
     ).fit(points.numpy())
     fitted.weights_ = np.full(clusters, 1 / clusters)
-    means, deviations = np.asarray(fitted.means_), np.sqrt(np.asarray(fitted.covariances_))
+    means, std = np.asarray(fitted.means_), np.sqrt(np.asarray(fitted.covariances_))
     overlap = 0.0
     for k in range(clusters):
         for other in range(k):
-            separation = np.linalg.norm(means[k] - means[other]) / (2 * max(deviations[k], deviations[other]))
+            separation = np.linalg.norm(means[k] - means[other]) / (2 * max(std[k], std[other]))
             overlap = max(overlap, 1 - math.erf(separation / math.sqrt(2)))
     return torch.from_numpy(np.asarray(fitted.predict_proba(points.numpy()))), overlap
 

@@ -1,8 +1,4 @@
-"""FedOpt: an optimizer at the server, which takes the clients' average as a gradient.
-
-Source: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan 2021, arXiv:2003.00295, Algorithm 2; with
-"sgd", server momentum: Hsu, Qi, Brown 2019, arXiv:1909.06335, section 3.
-"""
+"""FedOpt: an optimizer at the server, which takes the clients' average as a gradient."""
 
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -12,18 +8,28 @@ from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.one_model.fedavg import FedAvg
-from shoal.algorithms.wrapper import require_kept_models
+from shoal.algorithms.wrapper import Wrapper, require_kept_models
 from shoal.core.randomness import Stream
 from shoal.core.settings import PositiveFloat, settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+from shoal.engine import (
+    Aggregate,
+    Algorithm,
+    Cohort,
+    Engine,
+    LocalSGD,
+    RemoteRounds,
+    RoundPlan,
+    State,
+    remote_rounds,
+)
 
 _Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 
 @settings
-class FedOpt:
-    """Moves each of the K models by an optimizer of its own, whose gradient is ``-delta = model - average``.
+class FedOpt(Wrapper):
+    """Each of the K models moves by an optimizer of its own, whose gradient is ``-delta = model - average``.
 
     - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. With learning rate 1 and beta1 = 0 it
       is ``base``.
@@ -45,11 +51,8 @@ class FedOpt:
     "sgd", server momentum: Hsu, Qi, Brown 2019, arXiv:1909.06335, section 3.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.FedOpt(optimizer="sgd", learning_rate=1.0, beta1=0.0), shoal.FedOpt()
         >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
         >>> models[0].allclose(models[1]), models[0].allclose(models[2])
@@ -69,21 +72,17 @@ class FedOpt:
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """The base must keep its number of models, each of which has its own moments."""
         require_kept_models(self)
-        self.base.check(local, risk_period)
+        super().check(local, risk_period)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """The base's state, with both moments of each model in float64."""
-        state = self.base.init(engine, federation, local, stream)
+        state = super().init(engine, federation, local, stream)
         first = torch.zeros_like(state.models, dtype=torch.float64)
         return replace(state, server={**state.server, "fedopt.m": first, "fedopt.v": first + self.tau**2})
 
-    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """See the base's."""
-        return self.base.plan(state, cohort)
-
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The base's update, replaced by a step of the optimizer for the parameters of models that moved."""
-        averaged = self.base.server_update(state, cohort, plan, aggregate)
+        averaged = super().server_update(state, cohort, plan, aggregate)
         moved = (averaged.models != state.models).any(dim=1, keepdim=True)
         delta = averaged.models.double() - state.models.double()
         first, second = state.server["fedopt.m"], state.server["fedopt.v"]
@@ -94,9 +93,10 @@ class FedOpt:
         server = {**averaged.server, **moments}
         return replace(averaged, models=torch.where(moved, models, state.models), server=server)
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """See the base's."""
-        return self.base.deployed(state, cohort)
+    def remote_rounds(self) -> RemoteRounds:
+        """The optimizer is the server's."""
+        base = remote_rounds(self.base)
+        return replace(base, server=replace(self, base=base.server))
 
     def _step(self, delta: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The new moments, and the step before the learning rate: (K, P) each."""

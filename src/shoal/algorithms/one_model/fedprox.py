@@ -1,7 +1,4 @@
-"""FedProx: local training that is pulled towards the model at which it starts.
-
-Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020, arXiv:1812.06127, Algorithm 2.
-"""
+"""FedProx: local training that is pulled towards the model at which it starts."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -9,30 +6,18 @@ from typing import ClassVar, Literal
 import torch
 
 from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Wrapper
 from shoal.core.errors import require
-from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, settings
-from shoal.data.federation import Federation
-from shoal.engine import (
-    Aggregate,
-    Algorithm,
-    Cohort,
-    Deployed,
-    Engine,
-    LinearTerm,
-    LocalSGD,
-    LocalTraining,
-    RoundPlan,
-    State,
-)
+from shoal.engine import Algorithm, Cohort, LinearTerm, LocalTraining, RemoteRounds, RoundPlan, State, remote_rounds
 
 
 @settings
-class FedProx:
+class FedProx(Wrapper):
     """Client i minimises ``f_i(theta) + mu / 2 * |theta - w|^2``, where w is the model that it starts from.
 
-    With mu = 0 it is ``base``, bit for bit. How exactly a client minimises (the paper's gamma) is the epochs of local
-    training.
+    With mu = 0 it is ``base``, bit for bit. The exactness of the minimum (the paper's gamma) follows from the epochs of
+    local training: with few steps a round the pull does nothing.
 
     Args:
         base: the algorithm whose local training is pulled.
@@ -41,11 +26,8 @@ class FedProx:
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020, arXiv:1812.06127, Algorithm 2.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.FedProx(mu=0.0), shoal.FedProx(mu=1.0)
         >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
         >>> models[0].equal(models[1]), models[0].equal(models[2])
@@ -57,26 +39,15 @@ class FedProx:
     name: Literal["fedprox"] = "fedprox"
     title: ClassVar[str] = "FedProx"
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """See the base's."""
-        self.base.check(local, risk_period)
-
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """See the base's."""
-        return self.base.init(engine, federation, local, stream)
-
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The base's plan, with the proximal term in every local training."""
-        plan = self.base.plan(state, cohort)
-        return replace(plan, trainings=tuple(self._pulled(each) for each in plan.trainings))
+        plan = super().plan(state, cohort)
+        return replace(plan, trainings=tuple(map(self._pulled, plan.trainings)))
 
-    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """See the base's."""
-        return self.base.server_update(state, cohort, plan, aggregate)
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """See the base's."""
-        return self.base.deployed(state, cohort)
+    def remote_rounds(self) -> RemoteRounds:
+        """The pull is the clients'."""
+        base = remote_rounds(self.base)
+        return replace(base, client=replace(self, base=base.client))
 
     def _pulled(self, training: LocalTraining) -> LocalTraining:
         if self.mu == 0:

@@ -1,10 +1,4 @@
-"""Metric privacy at the server: noise on each average, in proportion to how far the round's clients are apart.
-
-Source: Sainz-Pardo Diaz, Athanasiou, Jung, Palamidessi, Lopez Garcia 2025, arXiv:2502.01352 (Knowledge-Based Systems,
-2026), who say that it guides the noise and is no formal guarantee. Only the abstracts were at hand: Gaussian noise, the
-server's, scaled by a distance between the clients' models of the round. That the distance is the largest of two of
-them, and the factor before it, are ours.
-"""
+"""Metric privacy at the server: noise on each average, in proportion to how far the round's clients are apart."""
 
 import math
 from collections.abc import Callable
@@ -15,27 +9,17 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.one_model.fedavg import FedAvg
-from shoal.algorithms.wrapper import require_kept_models
+from shoal.algorithms.wrapper import Wrapper, require_kept_models
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, settings
 from shoal.data.federation import Federation
-from shoal.engine import (
-    Aggregate,
-    Algorithm,
-    Cohort,
-    Deployed,
-    Engine,
-    LocalSGD,
-    LocalTraining,
-    RoundPlan,
-    State,
-)
+from shoal.engine import Aggregate, Algorithm, Cohort, Engine, LocalSGD, LocalTraining, RoundPlan, State
 
 
 @settings
-class MetricPrivacy:
+class MetricPrivacy(Wrapper):
     """After the update of ``base``, ``model_k <- model_k + N(0, (noise_multiplier * w_k * d_k)^2 I)``.
 
     d_k is the largest L2 distance between two models that clients of the round sent for model k, and w_k the largest
@@ -53,8 +37,9 @@ class MetricPrivacy:
         noise_multiplier: standard deviation of the noise on a parameter, in units of w_k * d_k.
 
     Source: Sainz-Pardo Diaz, Athanasiou, Jung, Palamidessi, Lopez Garcia 2025, arXiv:2502.01352 (Knowledge-Based
-    Systems, 2026), who say that it guides the noise and is no formal guarantee. Only the abstracts were at hand: that
-    the distance is the largest of two models, and the factor before it, are ours.
+    Systems, 2026), who say that it guides the noise and is no formal guarantee. Only the abstracts were at hand:
+    Gaussian noise, the server's, scaled by a distance between the clients' models of the round. That the distance is
+    the largest of two models, and the factor before it, are ours.
 
     Example:
         >>> import shoal
@@ -79,10 +64,10 @@ class MetricPrivacy:
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """The base must keep its number of models, each of which gets the noise of what was sent for it."""
         require_kept_models(self)
-        self.base.check(local, risk_period)
+        super().check(local, risk_period)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """See the base's.
+        """The state of the base.
 
         Raises:
             InputError: the network has parameters that are not trained.
@@ -93,7 +78,7 @@ class MetricPrivacy:
             "metric privacy needs a network whose parameters are all trained, without batch norm; "
             f"{layout.size - layout.trainable} of this one's numbers are not",
         )
-        return self.base.init(engine, federation, local, stream)
+        return super().init(engine, federation, local, stream)
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The base's plan, of which the server keeps what it receives.
@@ -101,11 +86,12 @@ class MetricPrivacy:
         Raises:
             InputError: the base's clients send nothing.
         """
-        plan = self.base.plan(state, cohort)
-        sent = [each.weights is not None for each in plan.trainings]
-        require(any(sent), f"metric privacy needs clients that send models; those of {type(self.base).__name__} do not")
+        plan = super().plan(state, cohort)
+        sent = any(training.weights is not None for training in plan.trainings)
+        require(sent, f"metric privacy needs clients that send models; those of {type(self.base).__name__} do not")
         trainings = (
-            replace(each, keep=_Whole(each.keep)) if each.weights is not None else each for each in plan.trainings
+            training if training.weights is None else replace(training, keep=_Whole(training.keep))
+            for training in plan.trainings
         )
         return replace(plan, trainings=tuple(trainings))
 
@@ -122,7 +108,7 @@ class MetricPrivacy:
                 kept.append(update)
                 trainings.append(training)
         base = replace(plan, trainings=tuple(trainings))
-        after = self.base.server_update(state, cohort, base, Aggregate(aggregate.models, tuple(kept)))
+        after = super().server_update(state, cohort, base, Aggregate(aggregate.models, tuple(kept)))
         if self.noise_multiplier == 0:
             return after
         noise = torch.randn(
@@ -130,14 +116,10 @@ class MetricPrivacy:
         )
         return replace(after, models=after.models + (self.noise_multiplier * moved[:, None] * noise).to(after.models))
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """See the base's."""
-        return self.base.deployed(state, cohort)
-
 
 @dataclass(frozen=True)
 class _Whole:
-    """Keeps updates as they are, for what the base keeps of them."""
+    """``keep`` of a training that keeps whole updates, and the ``keep`` of the base."""
 
     then: Callable[[Tensor], Tensor] | None
 
@@ -154,7 +136,7 @@ def _largest_moves(plan: RoundPlan, aggregate: Aggregate, layout: Layout) -> Ten
     ]
     if not sent:
         return torch.zeros(len(aggregate.models), dtype=torch.float64)
-    weights, ends = torch.cat([each for each, _ in sent], dim=1), torch.cat([each for _, each in sent])
+    weights, ends = torch.cat([part for part, _ in sent], dim=1), torch.cat([part for _, part in sent])
     moves = [float(row.max()) * largest_distance(ends[row != 0]) for row in weights]
     return torch.tensor(moves, dtype=torch.float64)
 

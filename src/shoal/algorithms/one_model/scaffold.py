@@ -1,7 +1,4 @@
-"""SCAFFOLD: control variates correct the drift of local training.
-
-Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, arXiv:1910.06378, Algorithm 1, Option II.
-"""
+"""SCAFFOLD: control variates correct the drift of local training."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -9,15 +6,16 @@ from typing import ClassVar, Literal
 import torch
 
 from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import PositiveFloat, settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, ClientVectors, Cohort, Deployed, Engine, LinearTerm, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, ClientVectors, Cohort, Engine, LinearTerm, LocalSGD, RoundPlan, State
 
 
 @settings
-class Scaffold:
+class Scaffold(Derived):
     """A client's step is ``y <- y - eta_l * (g_i(y) - c_i + c)``, from the one model x.
 
     After E steps ``c_i <- c_i - c + (x - y) / (E * eta_l)``; the server moves ``x <- x + eta_g * mean_i(y - x)`` and
@@ -33,11 +31,8 @@ class Scaffold:
     Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, arXiv:1910.06378, Algorithm 1, Option II.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> for rounds in (1, 2):
         ...     fedavg = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=rounds)
         ...     scaffold = shoal.simulate(federation, model, shoal.Scaffold(), local, rounds=rounds)
@@ -51,6 +46,11 @@ class Scaffold:
     name: Literal["scaffold"] = "scaffold"
     title: ClassVar[str] = "SCAFFOLD"
 
+    @property
+    def inner(self) -> FedAvg:
+        """FedAvg."""
+        return FedAvg(weighting="equal")
+
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Local steps must be plain gradient steps."""
         del risk_period
@@ -63,13 +63,13 @@ class Scaffold:
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """One random model, and control variates of 0."""
-        state = _AVERAGE.init(engine, federation, local, stream)
+        state = super().init(engine, federation, local, stream)
         own = ClientVectors.same(torch.zeros_like(state.models[0]), len(federation))
         return replace(state, server={"scaffold.c": torch.zeros_like(state.models)}, personal={"scaffold": own})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """FedAvg's plan with equal weights, corrected by the control variates; the server keeps every update."""
-        plan = _AVERAGE.plan(state, cohort)
+        plan = super().plan(state, cohort)
         correction = state.server["scaffold.c"] - state.personal["scaffold"][cohort.clients]
         term = LinearTerm(torch.zeros(len(cohort)), state.models, plan.assignment, correction)
         (training,) = plan.trainings
@@ -92,10 +92,3 @@ class Scaffold:
             server={"scaffold.c": server + change.sum(dim=0) / len(own)},
             personal={"scaffold": own.moved(cohort.clients, change)},
         )
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody uses the one model."""
-        return _AVERAGE.deployed(state, cohort)
-
-
-_AVERAGE = FedAvg(weighting="equal")

@@ -1,8 +1,4 @@
-"""APFL: adaptive personalised federated learning, a mixture of a shared and a personal model.
-
-Source: Deng, Kamani, Mahdavi 2020, arXiv:2003.13461, Algorithm 1 and the rule for alpha in its section on adaptive
-personalisation; the authors' code (MLOPTPSU/FedTorch, 'trainings/federated/apfl.py').
-"""
+"""APFL: adaptive personalised federated learning, a mixture of a shared and a personal model."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
@@ -12,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
@@ -33,7 +30,7 @@ from shoal.engine import (
 
 
 @settings
-class APFL:
+class APFL(Derived):
     """Client i uses ``m_i = alpha_i * v_i + (1 - alpha_i) * w``, of its own model v_i and the shared model w.
 
     In every local step, on one batch: ``w <- w - eta * g(w)`` and ``v_i <- v_i - eta * alpha_i * g(m_i)``, with m_i
@@ -58,11 +55,8 @@ class APFL:
     personalisation; the authors' code (MLOPTPSU/FedTorch, 'trainings/federated/apfl.py').
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.APFL(alpha=0.0), shoal.FedAvg(), shoal.APFL(alpha=1.0), shoal.LocalOnly()
         >>> results = [shoal.simulate(federation, model, each, local, rounds=2) for each in algorithms]
         >>> [round(float(each.clients["loss"].mean()), 2) for each in results]
@@ -74,6 +68,11 @@ class APFL:
     weighting: Literal["equal", "examples"] = "equal"
     name: Literal["apfl"] = "apfl"
     title: ClassVar[str] = "APFL"
+
+    @property
+    def inner(self) -> FedAvg:
+        """FedAvg."""
+        return FedAvg(self.weighting)
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Local steps must be plain gradient steps."""
@@ -87,14 +86,14 @@ class APFL:
             layout.trainable == layout.size,
             "APFL mixes parameters, so the network must have neither batch norm nor frozen layers",
         )
-        state = FedAvg().init(engine, federation, local, stream)
+        state = super().init(engine, federation, local, stream)
         personal = ClientVectors.same(state.models[0], len(federation))
         alpha = torch.full((len(federation),), self.alpha)
         return replace(state, clients={"apfl.alpha": alpha}, personal={"apfl": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains the shared model and its own, and sends the shared one."""
-        plan = FedAvg(self.weighting).plan(state, cohort)
+        plan = super().plan(state, cohort)
         (training,) = plan.trainings
         size = state.models.shape[1]
         personal, alpha = state.personal["apfl"][cohort.clients], state.clients["apfl.alpha"][cohort.clients]

@@ -1,7 +1,4 @@
-"""Ditto: a personal model of every client, pulled towards the shared one.
-
-Source: Li, Hu, Beirami, Smith 2021, arXiv:2012.04221, Algorithm 1.
-"""
+"""Ditto: a personal model of every client, pulled towards the shared one."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -9,6 +6,7 @@ from typing import ClassVar, Literal
 import torch
 
 from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Wrapper
 from shoal.core.randomness import Stream
 from shoal.core.settings import NonNegativeFloat, settings
 from shoal.data.federation import Federation
@@ -24,20 +22,22 @@ from shoal.engine import (
     LocalSGD,
     LocalTraining,
     PersonalModels,
+    RemoteRounds,
     RoundPlan,
     State,
     client_trainings,
+    remote_rounds,
 )
 
 
 @settings
-class Ditto:
+class Ditto(Wrapper):
     """Beside ``base``, client i trains a model v_i of its own on ``f_i(v) + strength / 2 * |v - w|^2``.
 
     w is the model of ``base`` that the client trains in that round, before the round. v_i stays with the client and is
     what it uses; with strength 0 it is local training alone, bit for bit where both draw the same batches. The shared
-    models are those of ``base``, bit for bit. All personal models start from the first initial model of ``base``. The
-    epsilon of DP-SGD counts both trainings.
+    models are those of ``base``, bit for bit. All personal models start from the first initial model of ``base``. N
+    models are kept, and the epsilon of DP-SGD counts both trainings.
 
     Args:
         base: trains the shared models.
@@ -47,11 +47,8 @@ class Ditto:
     Source: Li, Hu, Beirami, Smith 2021, arXiv:2012.04221, Algorithm 1.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.Ditto(strength=0.1)
         >>> fedavg, ditto = (shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms)
         >>> ditto.state.models.equal(fedavg.state.models)
@@ -66,10 +63,6 @@ class Ditto:
     name: Literal["ditto"] = "ditto"
     title: ClassVar[str] = "Ditto"
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """See the base's."""
-        self.base.check(local, risk_period)
-
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
         """The base's and that of the personal model in each round; nobody uses what the base would tune at the end."""
         base, own = client_trainings(self.base, local), self.local or local
@@ -77,13 +70,13 @@ class Ditto:
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """The base's state, with a personal model for each client."""
-        state = self.base.init(engine, federation, local, stream)
+        state = super().init(engine, federation, local, stream)
         personal = ClientVectors.same(state.models[0], len(federation))
         return replace(state, personal={**state.personal, "ditto": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The base's plan, and then a training of the personal models, of which the server receives nothing."""
-        plan = self.base.plan(state, cohort)
+        plan = super().plan(state, cohort)
         everybody = torch.arange(len(cohort))
         # Without a pull there is no term at all: even one of 0 could make the engine compute in another order.
         pull = LinearTerm(torch.full((len(cohort),), self.strength), state.models, plan.assignment)
@@ -99,7 +92,7 @@ class Ditto:
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The base's update; and each client's own model moves."""
         shared = replace(plan, trainings=plan.trainings[:-1])
-        after = self.base.server_update(state, cohort, shared, Aggregate(aggregate.models, aggregate.kept[:-1]))
+        after = super().server_update(state, cohort, shared, Aggregate(aggregate.models, aggregate.kept[:-1]))
         update = aggregate.kept[-1]
         assert update is not None
         personal = state.personal["ditto"].moved(cohort.clients, update)
@@ -109,3 +102,8 @@ class Ditto:
         """Everybody uses its own model; clusters are the base's."""
         models = PersonalModels.of(state.personal["ditto"], cohort.clients)
         return Deployed(models, torch.arange(len(cohort)), self.base.deployed(state, cohort).assignment)
+
+    def remote_rounds(self) -> RemoteRounds:
+        """Personal models are the clients'."""
+        base = remote_rounds(self.base)
+        return replace(base, client=replace(self, base=base.client))

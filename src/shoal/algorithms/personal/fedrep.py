@@ -1,8 +1,4 @@
-"""FedRep: all clients train the network's body together, and each has a head of its own.
-
-Source: Collins, Hassani, Mokhtari, Shakkottai 2021, arXiv:2102.07078, Algorithm 1, and the authors' code
-(lgcollins/FedRep, 'main_fedrep.py' and 'models/Update.py').
-"""
+"""FedRep: all clients train the network's body together, and each has a head of its own."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -10,6 +6,7 @@ from typing import ClassVar, Literal
 import torch
 
 from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Derived
 from shoal.algorithms.wrappers.shared_body import head_of
 from shoal.core.errors import require
 from shoal.core.layout import Layout
@@ -32,7 +29,7 @@ from shoal.engine import (
 
 
 @settings
-class FedRep:
+class FedRep(Derived):
     """Client i trains its head h_i, the body b held: ``h_i <- h_i - eta * grad_h f_i(b, h)``; then b, h_i held.
 
     The body that it trained is sent and averaged; the head stays with the client, and no server sees it. Of the local
@@ -69,6 +66,11 @@ class FedRep:
     name: Literal["fedrep"] = "fedrep"
     title: ClassVar[str] = "FedRep"
 
+    @property
+    def inner(self) -> FedAvg:
+        """FedAvg."""
+        return FedAvg(self.weighting)
+
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """There must be epochs for the head beside those for the body, and all of them."""
         del risk_period
@@ -85,13 +87,13 @@ class FedRep:
         Raises:
             InputError: the network has no such head, or nothing beside it.
         """
-        state = FedAvg().init(engine, federation, local, stream)
+        state = super().init(engine, federation, local, stream)
         head = state.models[0, head_of(engine.model.layout, self.head)]
         return replace(state, personal={"fedrep": ClientVectors.same(head, len(federation))})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains its own head, then the body, and sends the body alone."""
-        plan = FedAvg(self.weighting).plan(state, cohort)
+        plan = super().plan(state, cohort)
         head, everybody = head_of(cohort.layout, self.head), torch.arange(len(cohort))
         theirs, body = _tensors(cohort.layout, self.head)
         assert cohort.local.epochs is not None

@@ -1,32 +1,16 @@
-"""Fine-tuning: after the last round every client trains its cluster's model further on its own examples.
-
-The baseline "FedAvg with fine-tuning" of most comparisons: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage 2019,
-arXiv:1910.10252; Collins, Hassani, Mokhtari, Shakkottai 2022, arXiv:2205.13692 (FedAvg-FT).
-"""
+"""Fine-tuning: after the last round every client trains its cluster's model further on its own examples."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
 
 from shoal.algorithms.one_model.fedavg import FedAvg
-from shoal.core.randomness import Stream
+from shoal.algorithms.wrapper import Wrapper
 from shoal.core.settings import settings
-from shoal.data.federation import Federation
-from shoal.engine import (
-    Aggregate,
-    Algorithm,
-    ClientTrainings,
-    Cohort,
-    Deployed,
-    Engine,
-    LocalSGD,
-    RoundPlan,
-    State,
-    client_trainings,
-)
+from shoal.engine import Algorithm, ClientTrainings, Cohort, Deployed, LocalSGD, State, client_trainings
 
 
 @settings
-class FineTuning:
+class FineTuning(Wrapper):
     """The rounds are those of ``base``, bit for bit; then client i uses what local training makes of its model w.
 
     w is what ``base`` says it uses: its cluster's, or one of its own. Everybody trains once more, also who took part in
@@ -38,15 +22,14 @@ class FineTuning:
         base: trains the shared models.
         local: local training of the fine-tuning; left out: as in a round.
 
+    The baseline "FedAvg with fine-tuning" of most comparisons.
+
     Source: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage 2019, arXiv:1910.10252; Collins, Hassani, Mokhtari,
     Shakkottai 2022, arXiv:2205.13692 (FedAvg-FT).
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.FineTuning(shoal.FedAvg())
         >>> fedavg, tuned = (shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms)
         >>> tuned.state.models.equal(fedavg.state.models)
@@ -60,28 +43,12 @@ class FineTuning:
     name: Literal["fine-tuning"] = "fine-tuning"
     title: ClassVar[str] = "Fine-tuning"
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """See the base's."""
-        self.base.check(local, risk_period)
-
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
         """The base's, and one more after the last round."""
         base = client_trainings(self.base, local)
         return replace(base, final=(*base.final, self.local or local))
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """See the base's."""
-        return self.base.init(engine, federation, local, stream)
-
-    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """See the base's."""
-        return self.base.plan(state, cohort)
-
-    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """See the base's."""
-        return self.base.server_update(state, cohort, plan, aggregate)
-
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody trains what the base deploys."""
-        deployed = self.base.deployed(state, cohort)
+        deployed = super().deployed(state, cohort)
         return replace(deployed, fine_tuning=(*deployed.fine_tuning, self.local))

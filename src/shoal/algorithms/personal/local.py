@@ -1,8 +1,4 @@
-"""Local training only: every client trains a model of its own, and nothing is sent.
-
-The baseline "local" of Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, and of Liu, Hu, Wu, Smith 2022,
-arXiv:2206.07902: what a client reaches without the others.
-"""
+"""Local training only: every client trains a model of its own, and nothing is sent."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -10,6 +6,7 @@ from typing import ClassVar, Literal
 import torch
 
 from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Derived
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
 from shoal.data.federation import Federation
@@ -28,8 +25,11 @@ from shoal.engine import (
 
 
 @settings
-class LocalOnly:
+class LocalOnly(Derived):
     """In every round that it takes part in, client i trains a model w_i of its own further, on ``f_i(w)`` alone.
+
+    The baseline "local" of Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, and of Liu, Hu, Wu, Smith 2022,
+    arXiv:2206.07902: what a client reaches without the others.
 
     All start from FedAvg's first model and draw the same batches as in FedAvg, so with one client it is FedAvg. No
     client sends anything: the server's filter, malicious clients and attacks by the server have nothing to act on, and
@@ -38,11 +38,8 @@ class LocalOnly:
     ``reference_federations`` repeats the clients' own training. N models of P parameters are kept.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> first, last = (shoal.simulate(federation, model, shoal.LocalOnly(), local, rounds=n) for n in (1, 3))
         >>> first.state.models.equal(last.state.models)
         True
@@ -53,12 +50,14 @@ class LocalOnly:
     name: Literal["local"] = "local"
     title: ClassVar[str] = "Local training only"
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Any local training will do."""
+    @property
+    def inner(self) -> FedAvg:
+        """FedAvg."""
+        return FedAvg()
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """FedAvg's random model, and the same one for each client."""
-        state = FedAvg().init(engine, federation, local, stream)
+        state = super().init(engine, federation, local, stream)
         return replace(state, personal={"local": ClientVectors.same(state.models[0], len(federation))})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

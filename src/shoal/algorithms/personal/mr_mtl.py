@@ -1,8 +1,4 @@
-"""MR-MTL: mean-regularised multi-task learning, a model of each client that is pulled to the mean of all of them.
-
-Source: Liu, Hu, Wu, Smith 2022, arXiv:2206.07902, and the authors' code (kenziyuliu/private-cross-silo-fl), whose
-update of the mean this is, with equal clients.
-"""
+"""MR-MTL: mean-regularised multi-task learning, a model of each client that is pulled to the mean of all of them."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -10,14 +6,13 @@ from typing import ClassVar, Literal
 import torch
 
 from shoal.algorithms.personal.local import LocalOnly
-from shoal.core.randomness import Stream
+from shoal.algorithms.wrapper import Derived
 from shoal.core.settings import NonNegativeFloat, settings
-from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Cohort, Deployed, Engine, LinearTerm, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, Cohort, LinearTerm, RoundPlan, State
 
 
 @settings
-class MRMTL:
+class MRMTL(Derived):
     """Client i trains a model w_i of its own on ``f_i(w) + strength / 2 * |w - m|^2``, where m is the mean of all w_i.
 
     m is that before the round, and the server's only model. A client starts from its own w_i and sends what it became;
@@ -33,11 +28,8 @@ class MRMTL:
     update of the mean this is, with equal clients.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.LocalOnly(), shoal.MRMTL(strength=0.0), shoal.MRMTL(strength=0.5)
         >>> losses = [shoal.simulate(federation, model, each, local, rounds=2).clients["loss"] for each in algorithms]
         >>> losses[1].equals(losses[0]), bool((losses[2] > losses[0]).all())
@@ -48,16 +40,14 @@ class MRMTL:
     name: Literal["mr-mtl"] = "mr-mtl"
     title: ClassVar[str] = "MR-MTL"
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Any local training will do."""
-
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """One random model, the same for the server and for each client."""
-        return _LOCAL.init(engine, federation, local, stream)
+    @property
+    def inner(self) -> LocalOnly:
+        """Local training only."""
+        return LocalOnly()
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody goes on with its own model, pulled to the mean, and sends it."""
-        plan = _LOCAL.plan(state, cohort)
+        plan = super().plan(state, cohort)
         weights = torch.full((1, len(cohort)), 1 / len(state.assignment), dtype=torch.float64)
         # Without a pull there is no term at all: even one of 0 could make the engine compute in another order.
         pull = LinearTerm(torch.full((len(cohort),), self.strength), state.models, plan.assignment)
@@ -72,11 +62,4 @@ class MRMTL:
         assert update is not None
         # Not `aggregate.models`: those move by what clients sent minus the mean, not minus what they started from.
         moved = state.models.double() + update.double().sum(dim=0) / len(state.assignment)
-        return replace(_LOCAL.server_update(state, cohort, plan, aggregate), models=moved.to(state.models))
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody uses its own model."""
-        return _LOCAL.deployed(state, cohort)
-
-
-_LOCAL = LocalOnly()
+        return replace(super().server_update(state, cohort, plan, aggregate), models=moved.to(state.models))

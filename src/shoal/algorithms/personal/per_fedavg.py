@@ -1,8 +1,4 @@
-"""Per-FedAvg: a shared model from which one gradient step on a client's own examples leads to a good personal one.
-
-Source: Fallah, Mokhtari, Ozdaglar 2020, arXiv:2002.07948, Algorithm 1 with the first-order approximation of its section
-on practical implementations (FO-MAML), which leaves the Hessian out.
-"""
+"""Per-FedAvg: a shared model from which one gradient step on a client's own examples leads to a good personal one."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -10,25 +6,16 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import PositiveFloat, settings
 from shoal.data.federation import Federation
-from shoal.engine import (
-    Aggregate,
-    Cohort,
-    Deployed,
-    Engine,
-    Gradient,
-    LocalSGD,
-    RoundPlan,
-    State,
-    require_plain_sgd,
-)
+from shoal.engine import Cohort, Deployed, Engine, Gradient, LocalSGD, RoundPlan, State, require_plain_sgd
 
 
 @settings
-class PerFedAvg:
+class PerFedAvg(Derived):
     """A client's step is ``w <- w - beta * g(w - alpha * g(w; D); D')``, with two batches D and D' and without Hessian.
 
     beta is local training's learning rate. D and D' are two batches of local training, one after the other, so an epoch
@@ -50,11 +37,8 @@ class PerFedAvg:
     section on practical implementations (FO-MAML), which leaves the Hessian out.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.PerFedAvg(alpha=1.0)
         >>> results = [shoal.simulate(federation, model, each, local, rounds=3) for each in algorithms]
         >>> [each.summary.overall["train_accuracy.overall"] for each in results]
@@ -65,6 +49,11 @@ class PerFedAvg:
     weighting: Literal["equal", "examples"] = "equal"
     name: Literal["per-fedavg"] = "per-fedavg"
     title: ClassVar[str] = "Per-FedAvg"
+
+    @property
+    def inner(self) -> FedAvg:
+        """FedAvg."""
+        return FedAvg(self.weighting)
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Local steps must be plain gradient steps."""
@@ -78,23 +67,18 @@ class PerFedAvg:
             layout.trainable == layout.size,
             "Per-FedAvg adapts all parameters, so the network must have neither batch norm nor frozen layers",
         )
-        return FedAvg().init(engine, federation, local, stream)
+        return super().init(engine, federation, local, stream)
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """Everybody trains the one model by such steps."""
-        plan = FedAvg(self.weighting).plan(state, cohort)
+        plan = super().plan(state, cohort)
         (training,) = plan.trainings
         return replace(plan, trainings=(replace(training, step_rule=_Adapted(self.alpha)),))
-
-    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The average is the new model."""
-        del cohort, plan
-        return replace(state, models=aggregate.models)
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """Everybody takes one step of adaptation from the one model."""
         step = LocalSGD(steps=1, batch_size="all", learning_rate=self.alpha)
-        return replace(FedAvg().deployed(state, cohort), fine_tuning=(step,))
+        return replace(super().deployed(state, cohort), fine_tuning=(step,))
 
 
 @dataclass(frozen=True)

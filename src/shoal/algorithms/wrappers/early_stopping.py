@@ -1,9 +1,4 @@
-"""Early stopping by cluster: a model that is exposed enough is trained no more.
-
-An overfitted model reveals its members (Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604), and a model
-overfits with the passes over their examples. Song, Mittal 2021, arXiv:2003.10595, find that stopping early protects
-about as well as defences that cost more. Stopping each cluster by itself is ours.
-"""
+"""Early stopping by cluster: a model that is exposed enough is trained no more."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -12,14 +7,13 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
-from shoal.core.randomness import Stream
+from shoal.algorithms.wrapper import Wrapper
 from shoal.core.settings import Count, settings
-from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, LocalTraining, RoundPlan, State
+from shoal.engine import Aggregate, Algorithm, Cohort, LocalTraining, RoundPlan, State
 
 
 @settings
-class EarlyStopping:
+class EarlyStopping(Wrapper):
     """Clients of ``base`` still choose a stopped cluster and use its model, but nobody trains it, and it stays.
 
     The directive "stop" of a cluster stops it in the rounds in which it is 1; below that, and so at 0, the cluster
@@ -31,14 +25,13 @@ class EarlyStopping:
         base: trains the models.
         after: rounds after which all clusters stop, where the server does not say which do; left out: they do not.
 
-    Source: ours by cluster; Song, Mittal 2021, arXiv:2003.10595, for early stopping as a defence.
+    Source: ours by cluster. An overfitted model reveals its members (Yeom, Giacomelli, Fredrikson, Jha 2018,
+    arXiv:1709.01604), and Song, Mittal 2021, arXiv:2003.10595, find that stopping early protects about as well as
+    defences that cost more.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithm = shoal.EarlyStopping(shoal.IFCA(clusters=2), after=1)
         >>> first, last = (shoal.simulate(federation, model, algorithm, local, rounds=n).state.models for n in (1, 3))
         >>> first.equal(last)
@@ -50,17 +43,9 @@ class EarlyStopping:
     name: Literal["early-stopping"] = "early-stopping"
     title: ClassVar[str] = "Early stopping"
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """See the base's."""
-        self.base.check(local, risk_period)
-
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """See the base's."""
-        return self.base.init(engine, federation, local, stream)
-
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The base's plan, in which clients of stopped clusters do not train."""
-        plan, stopped = self.base.plan(state, cohort), self._stopped(state, cohort)
+        plan, stopped = super().plan(state, cohort), self._stopped(state, cohort)
         if not bool(stopped.any()):
             return plan
         trains = ~stopped[plan.assignment]
@@ -70,19 +55,15 @@ class EarlyStopping:
         """The base's update by those who trained; stopped models stay."""
         stopped = self._stopped(state, cohort)
         if not bool(stopped.any()):
-            return self.base.server_update(state, cohort, plan, aggregate)
+            return super().server_update(state, cohort, plan, aggregate)
         trains = torch.nonzero(~stopped[plan.assignment]).flatten()
         if not len(trains):
             return state
-        after = self.base.server_update(state, *_part(cohort, plan, aggregate, trains))
+        after = super().server_update(state, *_part(cohort, plan, aggregate, trains))
         # Of another number of models only the base knows which is which.
         if len(after.models) != len(stopped):
             return after
         return replace(after, models=torch.where(stopped.to(after.models.device)[:, None], state.models, after.models))
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """See the base's."""
-        return self.base.deployed(state, cohort)
 
     def _stopped(self, state: State, cohort: Cohort) -> Tensor:
         """(K,) bool, the clusters that are not trained in the cohort's round."""

@@ -1,9 +1,4 @@
-"""Pooling: after each round every cluster's model is drawn towards the average of all models.
-
-What a model has learnt of few clients becomes a part of what it has learnt of all, so single records show less in it;
-with share 1 all clusters share one model. Mansour, Mohri, Ro, Suresh 2020, arXiv:2002.10619, interpolate between a
-client's model and the global one. Here it is a cluster's model, at the server, and its share may follow the risk: ours.
-"""
+"""Pooling: after each round every cluster's model is drawn towards the average of all models."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -12,14 +7,13 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
-from shoal.core.randomness import Stream
+from shoal.algorithms.wrapper import Wrapper
 from shoal.core.settings import Fraction, settings
-from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, Algorithm, Cohort, RoundPlan, State
 
 
 @settings
-class Pooling:
+class Pooling(Wrapper):
     """After the round of ``base``: ``theta_k <- (1 - rho_k) * theta_k + rho_k * mean``, with rho_k = share * directive.
 
     The mean of all models is weighted by the number of clients that trained each in this round: every client then
@@ -39,11 +33,8 @@ class Pooling:
     one.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = [shoal.Pooling(shoal.IFCA(clusters=2), share=share) for share in (0.0, 0.5, 1.0)]
         >>> models = [shoal.simulate(federation, model, each, local, rounds=3).state.models for each in algorithms]
         >>> [round(float((first - second).norm()), 2) for first, second in models]
@@ -56,27 +47,11 @@ class Pooling:
     title: ClassVar[str] = "Pooling"
     moves_by_average: ClassVar[bool] = False
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """See the base's."""
-        self.base.check(local, risk_period)
-
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """See the base's."""
-        return self.base.init(engine, federation, local, stream)
-
-    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """See the base's."""
-        return self.base.plan(state, cohort)
-
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The base's update; then each model moves towards the mean."""
-        after = self.base.server_update(state, cohort, plan, aggregate)
+        after = super().server_update(state, cohort, plan, aggregate)
         rho = self.share * after.strength("pooling")
         return replace(after, models=pooled(after.models, rho[:, None], trainers_per_model(after, cohort, plan)))
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """See the base's."""
-        return self.base.deployed(state, cohort)
 
 
 def pooled(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
@@ -99,9 +74,9 @@ def pooled(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
 
 
 def trainers_per_model(after: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
-    """(K,) float64, how many clients of ``cohort`` trained each model of ``after``, the state at the end of the round.
+    """(K,) float64, the number of clients of ``cohort`` that trained each model of ``after``, the round's last state.
 
-    Those with a weight in its aggregation; of models that the server has split or merged since, those assigned to it.
+    They have a weight in its aggregation; of models that the server has split or merged since, they are assigned to it.
     """
     clusters = len(after.models)
     moved = [each.weights != 0 for each in plan.trainings if each.weights is not None]

@@ -1,10 +1,4 @@
-"""RR-Cluster: random clients fill up clusters that too few have chosen.
-
-Source: Yang, Hu, Kim, Li 2025, arXiv:2508.06183: random rebalancing after each assignment guarantees every cluster a
-minimum number B of clients in a round, over many algorithms, for some bias by clients that train another model than
-they chose. There it makes the noise of client-level differential privacy cheaper; by itself it gives no such guarantee,
-but in a model that more clients train, single ones show less.
-"""
+"""RR-Cluster: random clients fill up clusters that too few have chosen."""
 
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -12,16 +6,15 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
+from shoal.algorithms.wrapper import Wrapper
 from shoal.core.errors import InputError
-from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
-from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+from shoal.engine import Algorithm, Cohort, LocalSGD, RoundPlan, State
 
 
 @runtime_checkable
 class PlansAnyAssignment(Protocol):
-    """What makes a plan of whatever assignment it is given, as `IFCA.plan_of` does."""
+    """An algorithm that makes a plan of any assignment, as `IFCA.plan_of` does."""
 
     def plan_of(self, assignment: Tensor, losses: Tensor | None, state: State, cohort: Cohort) -> RoundPlan:
         """The plan in which each client trains the model that ``assignment`` (n,) says."""
@@ -29,7 +22,7 @@ class PlansAnyAssignment(Protocol):
 
 
 @settings
-class RRCluster:
+class RRCluster(Wrapper):
     """After the clients of ``base`` chose, models with fewer than B of this round's clients get some of others'.
 
     A client is drawn at random from all whose model has more than B, and trains the model that lacks most (the first of
@@ -47,7 +40,8 @@ class RRCluster:
             your own. Wrap other wrappers around this one.
         min_clients: B, the clients that train each model in a round.
 
-    Source: Yang, Hu, Kim, Li 2025, arXiv:2508.06183.
+    Source: Yang, Hu, Kim, Li 2025, arXiv:2508.06183. There the floor makes the noise of client-level differential
+    privacy cheaper. By itself it gives no such guarantee; single clients show less in a model that more clients train.
 
     Example:
         >>> import shoal
@@ -68,29 +62,17 @@ class RRCluster:
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """The base must let others say who trains which model."""
         self._planner()
-        self.base.check(local, risk_period)
-
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """See the base's."""
-        return self.base.init(engine, federation, local, stream)
+        super().check(local, risk_period)
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The base's plan with clients moved to models below their floors."""
-        plan = self.base.plan(state, cohort)
+        plan = super().plan(state, cohort)
         floors = (self.min_clients * state.strength("size_floor")).round().long()
         order = torch.randperm(len(cohort), generator=cohort.stream("rr-cluster").generator())
         assignment = rebalanced(plan.assignment, floors, self.min_clients, order)
         if torch.equal(assignment, plan.assignment):
             return plan
         return self._planner().plan_of(assignment, plan.losses, state, cohort)
-
-    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """See the base's."""
-        return self.base.server_update(state, cohort, plan, aggregate)
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """See the base's: the clients' own choices."""
-        return self.base.deployed(state, cohort)
 
     def _planner(self) -> PlansAnyAssignment:
         for each in (self.base, getattr(self.base, "ifca", None)):

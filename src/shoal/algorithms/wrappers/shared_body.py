@@ -1,9 +1,4 @@
-"""Shared body: all clusters train the network's body together, and each has a head of its own.
-
-The split is that of Collins, Hassani, Mokhtari, Shakkottai 2021, arXiv:2102.07078 (FedRep), where a head is a client's;
-here it is a cluster's, and body and head are trained together, as in Arivazhagan et al. 2019, arXiv:1912.00818
-(FedPer). The body, which has most of the parameters, then learns from all clients instead of a few.
-"""
+"""Shared body: all clusters train the network's body together, and each has a head of its own."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -12,17 +7,18 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
+from shoal.algorithms.wrapper import Wrapper
 from shoal.algorithms.wrappers.pooling import pooled, trainers_per_model
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.core.settings import one_of, settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, Algorithm, Cohort, Engine, LocalSGD, RoundPlan, State
 
 
 @settings
-class SharedBody:
+class SharedBody(Wrapper):
     """After the round of ``base``, every parameter outside the head becomes the mean over the models.
 
     The mean is that of `Pooling`, weighted by the number of clients that trained each model in this round; so this is
@@ -33,6 +29,8 @@ class SharedBody:
     Args:
         base: trains the models.
         head: the layer that each cluster has for itself: "last", the last linear one, or a layer's name in the network.
+
+    The body, which has most of the parameters, learns from all clients instead of a few.
 
     Source: ours for clusters; the split is that of Collins, Hassani, Mokhtari, Shakkottai 2021, arXiv:2102.07078,
     trained together as in Arivazhagan et al. 2019, arXiv:1912.00818.
@@ -54,33 +52,21 @@ class SharedBody:
     title: ClassVar[str] = "Shared body"
     moves_by_average: ClassVar[bool] = False
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """See the base's."""
-        self.base.check(local, risk_period)
-
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """See the base's.
+        """The state of the base.
 
         Raises:
             InputError: the network has no such head, or nothing beside it.
         """
         head_of(engine.model.layout, self.head)
-        return self.base.init(engine, federation, local, stream)
-
-    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """See the base's."""
-        return self.base.plan(state, cohort)
+        return super().init(engine, federation, local, stream)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The base's update; then the bodies become one."""
-        after = self.base.server_update(state, cohort, plan, aggregate)
+        after = super().server_update(state, cohort, plan, aggregate)
         body = ~head_of(cohort.layout, self.head)
         rho = after.strength("shared_body")[:, None] * body
         return replace(after, models=pooled(after.models, rho, trainers_per_model(after, cohort, plan)))
-
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """See the base's."""
-        return self.base.deployed(state, cohort)
 
 
 def head_of(layout: Layout, head: str) -> Tensor:
@@ -106,7 +92,7 @@ def head_of(layout: Layout, head: str) -> Tensor:
     require(
         len(layers) > 1, "a shared body needs a network of several layers with parameters; this one has only its head"
     )
-    found = torch.zeros(layout.size, dtype=torch.bool)
+    inside = torch.zeros(layout.size, dtype=torch.bool)
     for slot in layout.slots:
-        found[slot.start : slot.start + slot.size] = layer[slot] == chosen
-    return found
+        inside[slot.start : slot.start + slot.size] = layer[slot] == chosen
+    return inside

@@ -1,43 +1,94 @@
-"""A start that finds groups: k-means of models that clients trained by themselves, then an algorithm with clusters.
+"""Starts: rounds before the first round of an algorithm with clusters, which find its initial models.
 
-Ours as a start of IFCA; the grouping is that of `OneShotClustering` (Ghosh et al. 2019, arXiv:1906.06629).
+IFCA needs initial models that are near the groups' own (Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, Theorem
+1), and independent random models of groups that overlap often end in one cluster for all. A start without rounds is
+`Redraw`, the official code's rule, which is a setting of IFCA.
 """
 
-from dataclasses import replace
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.algorithms.clusters.one_shot import first_plan, grouped, require_counted
-from shoal.algorithms.wrapper import require_no_first_round
+from shoal.algorithms.one_model.fedavg import FedAvg
+from shoal.algorithms.wrapper import Wrapper, require_no_first_round
+from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
-from shoal.core.settings import settings
+from shoal.core.settings import Positive, PositiveFloat, settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State, averaging_weights
+
+
+class Start(Wrapper):
+    """A wrapper whose own rounds come first and make the models with which ``base`` goes on.
+
+    Rounds without clients do not count. In the start's rounds the base's other models and tensors stay as they began.
+    """
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the start."""
+        return 1
+
+    @abstractmethod
+    def start_plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """The plan of a round of the start."""
+
+    @abstractmethod
+    def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
+        """The state after a round of the start; after the ``last`` one it has the models of the base."""
+
+    def starting(self, state: State) -> bool:
+        """Whether the next round is one of the start."""
+        return bool(state.server[self._left])
+
+    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
+        """The state of the base, and the number of rounds that are left of the start."""
+        state = self.base.init(engine, federation, local, stream)
+        return replace(state, server={**state.server, self._left: torch.tensor([self.rounds])})
+
+    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """The plan of the start; later that of the base."""
+        return self.start_plan(state, cohort) if self.starting(state) else self.base.plan(state, cohort)
+
+    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
+        """The update of the start; later that of the base."""
+        left = state.server[self._left]
+        if not self.starting(state):
+            after = self.base.server_update(state, cohort, plan, aggregate)
+            return replace(after, server={**after.server, self._left: left})
+        after = self.start_update(state, cohort, plan, aggregate, last=int(left) == 1)
+        return replace(after, server={**after.server, self._left: left - 1})
+
+    @property
+    def _left(self) -> str:
+        """Name of the tensor with the number of rounds that are left."""
+        return f"{type(self).__name__}.left"
 
 
 @settings
-class OneShotStart:
-    """In the first round that has clients, each trains the first model of ``base`` by itself; the means of the K
-    clusters that k-means finds in the results are the models with which ``base`` goes on.
+class OneShotStart(Start):
+    """In one round each client trains the first model of ``base`` by itself; k-means of the results makes K clusters,
+    and their means are the models with which ``base`` goes on.
 
-    The server keeps all n updates of that round until it ends. Where fewer clients than K take part, the remaining
-    models stay the base's. Wrap other wrappers inside: around this one they see the means as an update.
+    The server keeps all n updates of that round. Where fewer clients than K take part, the remaining models stay the
+    base's. Other wrappers belong inside: around this one they would see the means as an update.
 
     Args:
-        base: goes on with the K models, as many as it has clusters.
+        base: the algorithm that goes on with the K models.
         local: local training of the first round; left out: as in all others. It must be long enough for clients'
             models to differ by group.
 
-    Source: ours as a start; the grouping is that of Ghosh et al. 2019, arXiv:1906.06629.
+    Source: ours as a start; the grouping is `OneShotClustering`'s (Ghosh et al. 2019, arXiv:1906.06629).
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=5, learning_rate=1.0)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithm = shoal.OneShotStart(shoal.IFCA(clusters=2))
         >>> result = shoal.simulate(federation, model, algorithm, local, rounds=3)
         >>> result.rounds.pivot(index="round", columns="cluster", values="clients").values.tolist()
@@ -50,35 +101,157 @@ class OneShotStart:
     title: ClassVar[str] = "One-shot start"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """See the base's, `require_counted`, and `require_no_first_round`."""
+        """The base must have no first round of its own, and epsilon must count the start's."""
         require_counted(self.local, local)
         require_no_first_round(self)
-        self.base.check(local, risk_period)
+        super().check(local, risk_period)
 
-    def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """The base's state, which has not started."""
-        state = self.base.init(engine, federation, local, stream)
-        return replace(state, server={**state.server, _STARTED: torch.zeros(1, dtype=torch.int64)})
+    def start_plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Everybody trains the first model by itself."""
+        return first_plan(state, cohort, self.local)
 
-    def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains the first model by itself; later the base's plan."""
-        if not bool(state.server[_STARTED]):
-            return first_plan(state, cohort, self.local)
-        return self.base.plan(state, cohort)
-
-    def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The models become the clusters' means; later the base's update."""
-        if bool(state.server[_STARTED]):
-            after = self.base.server_update(state, cohort, plan, aggregate)
-            return replace(after, server={**after.server, _STARTED: state.server[_STARTED]})
+    def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
+        """The means of the clusters."""
+        del plan, last
         (update,) = aggregate.kept
         assert update is not None
-        begun, _ = grouped(state, cohort, update)
-        return replace(begun, server={**state.server, _STARTED: torch.ones(1, dtype=torch.int64)})
+        return grouped(state, cohort, update)[0]
+
+
+@settings
+class FedAvgStart(Start):
+    """FedAvg trains the first model of ``base`` for some rounds; then ``model_k = model + noise_k`` for all K.
+
+    The noise of a parameter is Gaussian with standard deviation ``noise * rms``, the root mean square of the values in
+    its tensor, and independent for each model; batch norm's statistics get none. All clients of these rounds count as
+    members of each copy, which holds what they taught the one model. Other wrappers belong inside: around this one they
+    would see the copies as an update.
+
+    Args:
+        base: the algorithm that trains the copies, as many as it has clusters.
+        fedavg_rounds: rounds in which every client trains the one model.
+        noise: standard deviation of the noise, in units of the root mean square of a tensor's values.
+
+    Source: ours. IFCA's official code begins FEMNIST in a similar way: all clusters have the layers of one model
+    trained by FedAvg, and a random last layer each.
+
+    Example:
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
+        >>> algorithm = shoal.FedAvgStart(shoal.IFCA(clusters=2), fedavg_rounds=2)
+        >>> result = shoal.simulate(federation, model, algorithm, local, rounds=4)
+        >>> result.rounds.pivot(index="round", columns="cluster", values="clients").values.tolist()
+        [[4, 0], [4, 0], [2, 2], [2, 2]]
+    """
+
+    base: Algorithm = IFCA()
+    fedavg_rounds: Positive = 10
+    noise: PositiveFloat = 0.1
+    name: Literal["fedavg-start"] = "fedavg-start"
+    title: ClassVar[str] = "FedAvg start"
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of FedAvg."""
+        return self.fedavg_rounds
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """The base must have no first round of its own."""
+        require_no_first_round(self)
+        super().check(local, risk_period)
+
+    def start_plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Everybody trains the one model."""
+        plan = FedAvg().plan(state, cohort)
+        weights = averaging_weights(plan.assignment, cohort.sizes, len(state.models))
+        return replace(plan, trainings=(replace(plan.trainings[0], weights=weights),))
+
+    def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
+        """The average is the one model; at last all models are copies of it."""
+        del plan
+        if not last:
+            return replace(state, models=aggregate.models)
+        models = noisy_copies(aggregate.models[0], len(state.models), self.noise, cohort.layout, cohort.stream)
+        return replace(state, models=models, trained=state.trained[:, :1].expand_as(state.trained).clone())
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """See the base's."""
-        return self.base.deployed(state, cohort)
+        """Everybody uses the one model; later the models of the base."""
+        return (FedAvg() if self.starting(state) else self.base).deployed(state, cohort)
 
 
-_STARTED = "one_shot_start.started"
+def noisy_copies(model: Tensor, count: int, noise: float, layout: Layout, stream: Stream) -> Tensor:
+    """(count, P): ``model`` (P,) with Gaussian noise, of ``noise`` times the root mean square of each tensor."""
+    scale = torch.zeros_like(model)
+    for slot in layout.slots:
+        place = slice(slot.start, slot.start + slot.size)
+        if slot.start < layout.trainable:
+            scale[place] = model[place].square().mean().sqrt()
+    draws = [torch.randn(len(model), generator=stream("copy", k).generator()) for k in range(count)]
+    return model + noise * scale * torch.stack(draws).to(model)
+
+
+@dataclass(frozen=True)
+class FarthestFirstStart(Start):
+    """In one round some clients train the first random model, each by itself; K of the results are the models.
+
+    The first is taken at random, and each other from the client whose lowest loss under those taken is the highest
+    (`HypCluster`). Where fewer clients than K train, the remaining models stay random.
+
+    Args:
+        base: the algorithm that goes on with the K models.
+        candidates: clients that train, drawn at random.
+    """
+
+    base: Algorithm
+    candidates: int
+
+    def start_plan(self, state: State, cohort: Cohort) -> RoundPlan:
+        """Candidates train the first model, and the server keeps what they send."""
+        order = torch.randperm(len(cohort), generator=cohort.stream("candidates").generator())
+        trains = torch.zeros(len(cohort), dtype=torch.bool)
+        trains[order[: self.candidates]] = True
+        plan = FedAvg().plan(state, cohort)
+        weights = averaging_weights(plan.assignment, cohort.sizes * trains, len(state.models))
+        kept = replace(plan.trainings[0], weights=weights, keep=lambda update: update, participates=trains)
+        return replace(plan, trainings=(kept,))
+
+    def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
+        """The models of candidates that are far from each other."""
+        del last
+        ((update,), (training,)) = aggregate.kept, plan.trainings
+        assert update is not None
+        candidates = torch.nonzero(training.participants()).flatten()
+        ends = state.models[0] + update.to(state.models)[candidates]
+
+        def losses(candidate: int) -> Tensor:
+            return cohort.losses(ends[candidate][None])[candidates, 0]
+
+        first = torch.randint(len(candidates), (1,), generator=cohort.stream("farthest-first").generator())
+        taken = farthest_first(losses, int(first), min(len(state.models), len(candidates)))
+        models, trained = state.models.clone(), torch.zeros_like(state.trained)
+        models[: len(taken)] = ends[taken]
+        # Each model has learnt from the one client that trained it, and from nobody else.
+        trained[cohort.clients[candidates[taken]], torch.arange(len(taken))] = cohort.round
+        return replace(state, models=models, trained=trained)
+
+
+def farthest_first(losses: Callable[[int], Tensor], first: int, count: int) -> list[int]:
+    """Candidates that each have the highest loss under the best model of those before them.
+
+    Args:
+        losses: of a candidate's model on the examples of all m candidates: (m,).
+        first: the candidate to begin with.
+        count: number of candidates, at most m.
+
+    >>> distance = torch.tensor([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]])
+    >>> farthest_first(lambda candidate: distance[candidate], 0, 3)
+    [0, 2, 1]
+    """
+    taken = [first]
+    lowest = losses(first).clone()
+    while len(taken) < count:
+        # Those taken already must not be taken again, where a model is worse for its own client than for others.
+        lowest[taken] = -torch.inf
+        taken.append(int(lowest.argmax()))
+        lowest = torch.minimum(lowest, losses(taken[-1]))
+    return taken

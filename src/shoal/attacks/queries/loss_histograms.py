@@ -212,7 +212,7 @@ def histograms(model: Tensor, shards: Shards, engine: Engine) -> Counts:
     counts = np.zeros((len(shards), len(EDGES) + 1))
     if len(shards.indices):
         rows = shards.indices.to(shards.y.device)
-        loss = losses(engine.outputs_at(model, shards.x, rows).cpu(), shards.y[rows].cpu(), engine.model.loss)
+        loss = losses(engine.outputs(model, shards.x, rows).cpu(), shards.y[rows].cpu(), engine.model.loss)
         np.add.at(counts, (shards.owners().numpy(), np.searchsorted(EDGES, loss, side="right")), 1)
     return counts
 

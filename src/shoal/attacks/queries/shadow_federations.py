@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.randomness import Stream
-from shoal.data.grouped_examples import GroupedExamples
-from shoal.data.shards import Shards
+from shoal.data.shards import GroupedExamples, Shards
 from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, State, averaging_weights
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
 

@@ -96,7 +96,7 @@ class ShadowModels:
                 kept[owner] = model.cpu(), trained_on, whole
                 outputs = whole[examples]
             else:
-                outputs = engine.outputs_at(model, shadow.x, examples.to(shadow.y.device)).cpu()
+                outputs = engine.outputs(model, shadow.x, examples.to(shadow.y.device)).cpu()
             number = torch.full((len(examples),), owner % self.number)
             records[owner] = Records(outputs, labels[examples], member, number, examples, loss=engine.model.loss)
         clusters = []

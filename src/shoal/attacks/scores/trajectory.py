@@ -52,7 +52,7 @@ def loss_trajectory(engine: Engine, models: Sequence[Tensor] | Tensor, x: Tensor
         ((2, 3), True)
     """
     labels = y[rows.to(y.device)].cpu()
-    columns = [losses(engine.outputs_at(model, x, rows.to(x.device)).cpu(), labels) for model in models]
+    columns = [losses(engine.outputs(model, x, rows.to(x.device)).cpu(), labels) for model in models]
     return np.stack(columns, axis=1) if columns else np.empty((len(rows), 0))
 
 

@@ -215,7 +215,7 @@ class ModelAcquisition:
                 joined.append(state.round + 1)
             present = training.federation.take(torch.arange(honest + len(joined)))
             now = replace(training, federation=present)
-            state = now.joined(state) if len(present) > len(state.assignment) else state
+            state = now.with_newcomers(state) if len(present) > len(state.assignment) else state
             updates = dict[int, Tensor]()
             for client, model in _sent(now, state):
                 if client < honest:

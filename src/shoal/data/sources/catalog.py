@@ -102,7 +102,7 @@ _SOURCES: dict[str, _Source] = {
     ),
     "cifar10": _Source(
         "60,000 of 32x32",
-        _instructions("cifar10", "'cifar-10-python.tar.gz' or 'cifar-10-binary.tar.gz'"),
+        _instructions("cifar10", "'cifar-10-binary.tar.gz'"),
         find_cifar10,
         _cifar10,
         count=_count_cifar10,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 
 from shoal.core.errors import InputError, require
-from shoal.data.client_dataset import ClientDataset
 from shoal.data.user.arrays import Columns
-from shoal.data.user.origins import file_row
+from shoal.data.user.client_dataset import ClientDataset
+from shoal.data.user.origins import NameOf, file_row
 from shoal.data.user.table_rows import read_rows
 
 PARQUET = (".parquet", ".pq")
@@ -47,8 +47,17 @@ def load_table(path: Path, columns: Columns) -> ClientDataset:
     parquet = path.suffix.lower() in PARQUET
     names = [each for each in (columns.client, columns.group) if each is not None]
     table = _read_parquet(path) if parquet else read_csv(path, names, columns.label)
-    rows = read_rows(f"'{path}'", table, columns)
-    require(bool(rows.inputs), f"'{path}' has no column of numbers or words; a file's inputs are these")
+    return table_dataset(f"'{path}'", table, columns, partial(file_row, path.name))
+
+
+def table_dataset(name: str, table: pd.DataFrame, columns: Columns, origin: NameOf) -> ClientDataset:
+    """The rows of ``table``, which sentences call ``name``; ``origin`` names each of them.
+
+    Raises:
+        InputError: as `read_rows`.
+    """
+    rows = read_rows(name, table, columns)
+    require(bool(rows.inputs), f"{name} has no column of numbers or words; the inputs are these")
     return ClientDataset.from_names(
         rows.name,
         rows.x,
@@ -59,7 +68,7 @@ def load_table(path: Path, columns: Columns) -> ClientDataset:
         words=rows.words,
         impute=columns.impute,
         warnings=rows.warnings,
-        origin=partial(file_row, path.name),
+        origin=origin,
     )
 
 

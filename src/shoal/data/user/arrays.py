@@ -16,7 +16,8 @@ from torch.utils.data import Dataset
 from shoal.core.errors import InputError, described, require
 from shoal.core.representation import one_line, shortened
 from shoal.core.settings import Flag, settings
-from shoal.data.groups import require_group_names
+from shoal.data.datasets import ImageDataset, LabelledDataset, TableDataset, TextDataset
+from shoal.data.names import require_group_names
 
 Arrays = tuple[Any, Any]
 """Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""
@@ -140,6 +141,44 @@ def tensors_of(name: str, given: object, task: Task = "classification") -> tuple
     y = _targets(name, given[1]) if task == "regression" else _labels(name, given[1])
     require(len(x) == len(y), f"{name} has {len(x)} examples but {len(y)} labels")
     return x, y
+
+
+def labelled_arrays(name: str, x: object, y: object) -> LabelledDataset:
+    """A data set of inputs and labels without an official split.
+
+    Args:
+        name: of the set in sentences.
+        x: images (M, C, H, W) or (M, H, W) of bytes, or of numbers in [0, 1]; rows (M, F) of floats, or a pandas frame
+            of numbers; or texts (M, L), words numbered from 1 by integers and padded by 0.
+        y: labels (M,), integers from 0.
+
+    Raises:
+        InputError: inputs or labels that cannot be used.
+
+    >>> labelled_arrays("notes", [[3, 1], [2, 0]], [0, 1]).kind, labelled_arrays("wine", [[0.5], [0.7]], [0, 1]).kind
+    ('texts', 'rows')
+    """
+    white = 255 if getattr(x, "dtype", None) in (torch.uint8, np.uint8) else 1
+    if hasattr(x, "columns"):
+        x = np.asarray(x, dtype=np.float32)
+    inputs, labels = tensors_of(name, (x, y))
+    require(len(labels) > 0, f"{name} has no examples; at least one is needed")
+    require_finite(name, inputs)
+    require(int(labels.min()) >= 0, f"{name} has the label {labels.min()}; labels are integers from 0")
+    count, classes = len(labels), int(labels.max()) + 1
+    if inputs.dim() == 2 and inputs.is_floating_point():
+        return TableDataset(name, inputs, labels, count, classes)
+    if inputs.dim() == 2:
+        require(int(inputs.min()) >= 0, f"{name} has the word {inputs.min()}; words are numbered from 1, padded by 0")
+        return TextDataset(name, inputs, int(inputs.max()), labels, count, classes)
+    require(
+        inputs.dim() in (3, 4),
+        f"{name} has inputs of shape {tuple(inputs.shape[1:])}; images are (C, H, W), rows (F,), texts (L,)",
+    )
+    low, high = float(inputs.min()), float(inputs.max())
+    require(low >= 0 and high <= white, f"{name} has images of numbers from {low:g} to {high:g}; give bytes, or [0, 1]")
+    images = inputs if inputs.dim() == 4 else inputs[:, None]
+    return ImageDataset(name, images if white == 1 else images.to(torch.uint8), white, labels, count, classes)
 
 
 def require_finite(name: str, x: Tensor, kind: str = "inputs") -> None:

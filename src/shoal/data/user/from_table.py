@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import require
-from shoal.data.groups import EVERYBODY
+from shoal.data.names import EVERYBODY, groups_of_clients, numbered, similar_names
 from shoal.data.user.arrays import Arrays, Columns, Examples, Table, Task, tensors_of
 from shoal.data.user.from_tensors import FederationParts, parts_of_tensors
-from shoal.data.user.names import alike, groups_of_clients, numbered
 from shoal.data.user.origins import at
 from shoal.data.user.packed_arrays import ClientArrays
 from shoal.data.user.standardizer import Standardizer
@@ -36,7 +35,7 @@ def parts_of_table(
 ) -> FederationParts:
     """See `Federation.from_table`."""
     known = read_rows("the table", frame_of("the table", table), columns, task)
-    scale = Standardizer.of(known.inputs, known.x, known.words, columns.impute) if known.inputs else None
+    scale = Standardizer.fit(known.inputs, known.x, known.words, columns.impute) if known.inputs else None
     columns = replace(columns, inputs=known.inputs or columns.inputs)
     own, names = pd.factorize(np.array(known.clients, dtype=object))
     client = torch.from_numpy(own)
@@ -52,7 +51,7 @@ def parts_of_table(
         number = groups_of_clients("the table", (client, list(names)), (of_example, group_names))
         groups = [group_names[g] for g in number.tolist()]
         named.append(("groups", list(group_names)))
-    for each in (*known.warnings, *(f"the table: {each}" for each in alike(named))):
+    for each in (*known.warnings, *(f"the table: {each}" for each in similar_names(named))):
         LOG.warning("%s", each)
 
     def pair(rows: TableRows) -> Arrays:
@@ -61,7 +60,7 @@ def parts_of_table(
             unknown = [] if as_they_are else [each for each in y if each not in number_of]
             require(not unknown, f"{rows.name} has the label '{(unknown or [''])[0]}', which no client has")
             y = [int(each) if as_they_are else number_of[each] for each in y]
-        return tensors_of(rows.name, (rows.x if scale is None else scale.applied(rows.x, rows.words), y), task)
+        return tensors_of(rows.name, (rows.x if scale is None else scale.transform(rows.x, rows.words), y), task)
 
     place = {each: i for i, each in enumerate(zip(names, groups or [EVERYBODY] * len(names), strict=True))}
 

@@ -12,10 +12,9 @@ from torch.utils.data import Dataset
 from shoal.core.errors import InputError, described, nearest, quoted, require, whole
 from shoal.core.representation import one_line
 from shoal.core.settings import MAX_CLASSES
-from shoal.data.grouped_examples import GroupedExamples
-from shoal.data.groups import EVERYBODY
+from shoal.data.names import EVERYBODY
 from shoal.data.preferences import Preferences
-from shoal.data.shards import Shards
+from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.user.arrays import (
     Arrays,
     Examples,

@@ -1,4 +1,4 @@
-"""Inputs from the columns of tables, by what training rows say, so that clients elsewhere can do as the server does."""
+"""Columns of tables as inputs, fitted to training rows, so that clients elsewhere can do as the server does."""
 
 from dataclasses import dataclass
 
@@ -10,97 +10,95 @@ from shoal.core.errors import require
 from shoal.data.user.arrays import Impute
 
 Words = tuple[tuple[str, ...], ...]
-"""Of each column its words; none where it holds numbers."""
+"""The words of each column; none where it holds numbers."""
 
 
 @dataclass(frozen=True)
 class Standardizer:
-    """Numbers as ``(x - mean) / deviation``, a word as one input for each word of its column: 1 for its own, 0 else.
+    """Numbers as ``(x - mean) / std``, and a word as one input per word of its column: 1 for its own, 0 otherwise.
 
     Args:
         inputs: the names of the F columns.
-        mean: of each; of words 0.
-        deviation: of each; infinite for a column that is constant, which becomes 0; of words 1.
-        words: of each column those that have an input; a row of another has 0 in all. (): all columns hold numbers.
-        fill: of each column what stands for an empty cell: a number, or the place of a word. (): nothing does.
+        mean: of each column; of words 0.
+        std: standard deviation of each column; infinite for a constant column, which becomes 0; of words 1.
+        words: the words of each column that have an input; a row of another word has 0 in all. (): all columns hold
+            numbers.
+        fill: what replaces an empty cell of each column: a number, or the place of a word. (): nothing does.
 
     Example:
         >>> import torch
         >>> from shoal.data import Standardizer
-        >>> scale = Standardizer.of(("age", "ward"), torch.tensor([[40.0, 7.0], [60.0, 7.0]]).double())
-        >>> scale
-        Standardizer(inputs=('age', 'ward'), mean=(50.0, 7.0), deviation=(10.0, inf), words=(), fill=())
-        >>> scale.applied(torch.tensor([[70.0, 8.0]]).double())
+        >>> standardizer = Standardizer.fit(("age", "ward"), torch.tensor([[40.0, 7.0], [60.0, 7.0]]).double())
+        >>> standardizer
+        Standardizer(inputs=('age', 'ward'), mean=(50.0, 7.0), std=(10.0, inf), words=(), fill=())
+        >>> standardizer.transform(torch.tensor([[70.0, 8.0]]).double())
         tensor([[2., 0.]])
-        >>> rows = torch.tensor([[40.0, 1.0], [60.0, 0.0]]).double()
-        >>> Standardizer.of(("age", "sex"), rows, words=((), ("f", "m"))).applied(rows, ((), ("f", "m")))
+        >>> rows, words = torch.tensor([[40.0, 1.0], [60.0, 0.0]]).double(), ((), ("f", "m"))
+        >>> Standardizer.fit(("age", "sex"), rows, words).transform(rows, words)
         tensor([[-1.,  0.,  1.],
                 [ 1.,  1.,  0.]])
     """
 
     inputs: tuple[str, ...]
     mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    std: tuple[float, ...]
     words: Words = ()
     fill: tuple[float, ...] = ()
 
     @staticmethod
-    def of(inputs: tuple[str, ...], x: Tensor, words: Words = (), impute: Impute | None = None) -> "Standardizer":
-        """That of training rows, by scikit-learn's transformers.
+    def fit(inputs: tuple[str, ...], x: Tensor, words: Words = (), impute: Impute | None = None) -> "Standardizer":
+        """Fit to training rows, by scikit-learn's transformers.
 
         Args:
             inputs: the names of the F columns.
             x: (M, F) float64, a word by its place in ``words`` and NaN where a cell is empty.
             words: of each column; (): all hold numbers.
-            impute: what stands for empty cells, in a column of words the most frequent; None: there are none.
+            impute: what replaces empty cells, in a column of words the most frequent one; None: there are none.
         """
         # Here, so that what has no table does not load scikit-learn.
         from sklearn.impute import SimpleImputer  # noqa: PLC0415
         from sklearn.preprocessing import OneHotEncoder, StandardScaler  # noqa: PLC0415
 
-        known, fill, words = x.numpy(), [], words if any(words) else ()
-        of_words = [bool(each) for each in words] or [False] * len(inputs)
+        values, fill, words = x.numpy(), [], words if any(words) else ()
+        has_words = [bool(own) for own in words] or [False] * len(inputs)
         if impute is not None:
-            empty = [name for name, column in zip(inputs, known.T, strict=True) if np.isnan(column).all()]
+            empty = [name for name, column in zip(inputs, values.T, strict=True) if np.isnan(column).all()]
             require(not empty, f"the column '{(empty or [''])[0]}' is empty in every training row; leave it out")
             filled = []
-            for column, worded in zip(known.T, of_words, strict=True):
-                strategy = "most_frequent" if worded else impute.replace("-", "_")
-                imputer = SimpleImputer(strategy=strategy)
+            for column, worded in zip(values.T, has_words, strict=True):
+                imputer = SimpleImputer(strategy="most_frequent" if worded else impute.replace("-", "_"))
                 filled.append(imputer.fit_transform(column[:, None])[:, 0])
                 fill.append(float(np.asarray(imputer.statistics_)[0]))
-            known = np.stack(filled, axis=1)
-        scaler = StandardScaler().fit(known)
-        # Of equal numbers the deviation is rounding, which would be blown up to 1.
-        deviation = np.where(known.min(axis=0) == known.max(axis=0), np.inf, np.asarray(scaler.scale_))
-        mean = np.where(of_words, 0.0, np.asarray(scaler.mean_))
+            values = np.stack(filled, axis=1)
+        scaler = StandardScaler().fit(values)
+        # Of equal numbers the standard deviation is rounding, which would be blown up to 1.
+        std = np.where(values.min(axis=0) == values.max(axis=0), np.inf, np.asarray(scaler.scale_))
+        mean = np.where(has_words, 0.0, np.asarray(scaler.mean_))
         kept = ()
         if words:
-            places = OneHotEncoder().fit(known).categories_
-            chosen = zip(words, places, strict=True)
-            kept = tuple(tuple(own[int(i)] for i in there) if own else () for own, there in chosen)
-            fill = [
-                float(each.searchsorted(f)) if own else f for f, each, own in zip(fill, places, words, strict=False)
-            ]
+            places = OneHotEncoder().fit(values).categories_
+            pairs = list(zip(words, places, strict=True))
+            kept = tuple(tuple(own[int(i)] for i in used) if own else () for own, used in pairs)
+            fill = [float(used.searchsorted(f)) if own else f for f, (own, used) in zip(fill, pairs, strict=False)]
         return Standardizer(
-            inputs, tuple(mean.tolist()), tuple(np.where(of_words, 1.0, deviation).tolist()), kept, tuple(fill)
+            inputs, tuple(mean.tolist()), tuple(np.where(has_words, 1.0, std).tolist()), kept, tuple(fill)
         )
 
     @property
     def width(self) -> int:
-        """The number of inputs of the network, one for each column of numbers and one for each word."""
-        return sum(len(each) or 1 for each in self.words or [()] * len(self.inputs))
+        """The number of inputs of the network: one per column of numbers and one per word."""
+        return sum(len(own) or 1 for own in self.words or [()] * len(self.inputs))
 
-    def applied(self, x: Tensor, words: Words = ()) -> Tensor:
-        """The rows (M, F) float64, whose columns have ``words``, as float32 (M, inputs).
+    def transform(self, x: Tensor, words: Words = ()) -> Tensor:
+        """The rows (M, F) float64, whose columns have ``words``, as float32 (M, width).
 
         Raises:
-            InputError: a column of numbers where this has words, or the other way round, or an empty cell that nothing
-                stands for.
+            InputError: a column of numbers where words were fitted, or the other way round, or an empty cell that
+                nothing replaces.
         """
         values, ours, theirs = x.numpy(), self.words or ((),) * len(self.inputs), words or ((),) * x.shape[1]
-        for name, one, other in zip(self.inputs, ours, theirs, strict=True):
-            kinds = ["words" if each else "numbers" for each in (other, one)]
+        for name, fitted, given in zip(self.inputs, ours, theirs, strict=True):
+            kinds = ["words" if own else "numbers" for own in (given, fitted)]
             require(kinds[0] == kinds[1], f"the column '{name}' holds {kinds[0]}, where others hold {kinds[1]}")
         if self.fill:
             # Of words the place behind the last stands for the word that fills.
@@ -108,13 +106,13 @@ class Standardizer:
             values = np.where(np.isnan(values), ends, values)
         require(not np.isnan(values).any(), f"'{self.inputs[0] if self.inputs else ''}' or another input is empty")
         if not self.words:
-            return torch.from_numpy(((values - np.array(self.mean)) / np.array(self.deviation)).astype(np.float32))
+            return torch.from_numpy(((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32))
         parts = []
-        for i, known in enumerate(ours):
-            if known:
-                filled = [known[int(self.fill[i])]] if self.fill else []
-                own = np.array([*theirs[i], *filled])[values[:, i].astype(np.int64)]
-                parts.append(own[:, None] == np.array(known))
+        for i, own in enumerate(ours):
+            if own:
+                filled = [own[int(self.fill[i])]] if self.fill else []
+                row_words = np.array([*theirs[i], *filled])[values[:, i].astype(np.int64)]
+                parts.append(row_words[:, None] == np.array(own))
             else:
-                parts.append((values[:, i : i + 1] - self.mean[i]) / self.deviation[i])
+                parts.append((values[:, i : i + 1] - self.mean[i]) / self.std[i])
         return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))

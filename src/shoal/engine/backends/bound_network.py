@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.engine.backends.client_optimizer import client_optimizer, trained_names
 from shoal.engine.backends.gradient_clipping import PerExampleClipper
+from shoal.engine.backends.optimizers import client_optimizer, trained_names
 from shoal.engine.local_sgd import GradientPrivacy, LocalSGD
-from shoal.engine.step_protocols import Forward
+from shoal.engine.steps import Forward
 from shoal.models.dropout import seeded_dropouts
 from shoal.models.model import Model
 
@@ -19,15 +19,15 @@ LONE_EXAMPLE = (
     "no client a rest of one, or a network without batch norm"
 )
 
+_BatchLoss = Callable[[Forward, Tensor, Tensor], Tensor]
+
 
 class BoundNetwork:
-    """A network bound to a row of numbers: writing the row changes the network, training it changes the row.
+    """A network bound to a row: writing the row changes the network, and training the network changes the row.
 
-    With a ``dtype`` below float32 the row stays float32 (the master copy that small steps add up in) and the
-    network computes on a copy of it in ``dtype``.
-
-    A network that says ``onednn_layout = True`` is given its inputs in oneDNN's own layout, where there is one: on a
-    CPU, in float32. All its layers must know it.
+    With a ``dtype`` below float32 the row stays float32 (the master copy, in which small steps add up), and the network
+    computes on a copy of it in ``dtype``. A network with the attribute ``onednn_layout = True`` is given its inputs in
+    oneDNN's own layout, on a CPU in float32; all its layers must support it.
     """
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
@@ -53,10 +53,10 @@ class BoundNetwork:
             and torch.backends.mkldnn.is_available()
         )
         # A tensor that layers share has several names and one place in the row.
-        given = dict(self.network.named_parameters(remove_duplicate=False))
-        places = {id(parameter): [name for name in given if given[name] is parameter] for parameter in given.values()}
+        named = dict(self.network.named_parameters(remove_duplicate=False))
+        aliases = {id(parameter): [name for name in named if named[name] is parameter] for parameter in named.values()}
         for slot, (name, view) in zip(layout.slots, layout.views(self._computed).items(), strict=True):
-            if name not in given:
+            if name not in named:
                 owner, _, leaf = name.rpartition(".")
                 self.network.get_submodule(owner).register_buffer(leaf, view)
                 self._buffers.append(view)
@@ -64,8 +64,8 @@ class BoundNetwork:
             parameter = nn.Parameter(view, requires_grad=slot.start < layout.trainable)
             if parameter.requires_grad:
                 self._trainable[name] = parameter
-            for place in places[id(given[name])]:
-                owner, _, leaf = place.rpartition(".")
+            for alias in aliases[id(named[name])]:
+                owner, _, leaf = alias.rpartition(".")
                 setattr(self.network.get_submodule(owner), leaf, parameter)
 
     def load(self, row: Tensor) -> None:
@@ -78,10 +78,10 @@ class BoundNetwork:
         """Start the local training of a client.
 
         Args:
-            row: (P,), where it starts.
+            row: (P,), the parameters that it starts from.
             local: at the learning rate of the round.
-            term: as `client_optimizer` takes it.
-            seed: of the masks of dropout.
+            term: of `client_optimizer`.
+            seed: of dropout's masks.
         """
         self.load(row)
         self.network.train()
@@ -97,67 +97,50 @@ class BoundNetwork:
                 layer.generator = generator
                 layer.p = rate if local.dropout is None else local.dropout
 
-    def step(
-        self,
-        x: Tensor,
-        y: Tensor,
-        weights: Tensor | None = None,
-        objective: Callable[[Forward, Tensor, Tensor], Tensor] | None = None,
-    ) -> None:
-        """One step on the mean loss of a batch, each example's times its weight, or on what ``objective`` makes of the
-        network, inputs and labels.
-        """
-        self._optimizer.step(self._gradients(x, y, weights, objective))
+    def step(self, x: Tensor, y: Tensor, weights: Tensor | None = None, batch_loss: _BatchLoss | None = None) -> None:
+        """One step on the weighted mean loss of a batch, or on ``batch_loss`` of network, inputs and labels."""
+        self._optimizer.step(self._gradients(x, y, weights, batch_loss))
         self._synchronise()
 
     def gradient(
-        self,
-        row: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weights: Tensor | None = None,
-        objective: Callable[[Forward, Tensor, Tensor], Tensor] | None = None,
+        self, row: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None, batch_loss: _BatchLoss | None = None
     ) -> Tensor:
-        """The gradient (P,) at ``row`` (P,) of what `step` would descend; 0 where nothing is trained."""
+        """The gradient (P,) at ``row`` (P,) of the loss of `step`; 0 where nothing is trained."""
         self.load(row)
         flat = torch.zeros_like(self.row)
         views = self.model.layout.views(flat)
-        for name, gradient in zip(self._names, self._gradients(x, y, weights, objective), strict=True):
+        for name, gradient in zip(self._names, self._gradients(x, y, weights, batch_loss), strict=True):
             views[name].copy_(gradient)
         return flat
 
     def _gradients(
-        self,
-        x: Tensor,
-        y: Tensor,
-        weights: Tensor | None,
-        objective: Callable[[Forward, Tensor, Tensor], Tensor] | None,
+        self, x: Tensor, y: Tensor, weights: Tensor | None, batch_loss: _BatchLoss | None
     ) -> Sequence[Tensor]:
         """By trained tensor."""
         try:
-            value = self._mean_loss(x, y, weights) if objective is None else objective(self._forward, x, y)
+            value = self._mean_loss(x, y, weights) if batch_loss is None else batch_loss(self._forward, x, y)
         except ValueError as error:
             # Batch norm has no variance to divide by.
             require("more than 1 value per channel" not in str(error), LONE_EXAMPLE)
             raise
-        # Neither an optimizer nor `.grad`: gradients are used once and need no place of their own.
+        # Without an optimizer or `.grad`: gradients are used once and need no place of their own.
         return torch.autograd.grad(value, self._trained, materialize_grads=True)
 
     def private_step(self, x: Tensor, y: Tensor, expected: int, rule: GradientPrivacy, noise: torch.Generator) -> None:
         """One step on clipped gradients with noise.
 
         Args:
-            x: inputs (B, ...); B may be 0, and then the step is noise alone.
+            x: inputs (B, ...); with B = 0 the step is noise alone.
             y: labels (B,).
-            expected: number of examples that the sum of gradients and noise is divided by.
+            expected: the number of examples that divides the sum of gradients and noise.
             rule: bound and noise.
-            noise: the client's.
+            noise: the client's generator.
 
         Raises:
             InputError: the network has batch norm, or changes other buffers in training.
         """
-        layout, before = self.model.layout, [each.clone() for each in self._buffers]
-        # One for each choice of tensors: it knows the layers of those that are trained now.
+        layout, before = self.model.layout, [buffer.clone() for buffer in self._buffers]
+        # One per set of trained tensors: a clipper knows the layers that are trained.
         clipper = self._clippers.get(self._tensors)
         if clipper is None:
             clipper = self._clippers[self._tensors] = PerExampleClipper(self.network, self.model.loss, self.dtype)

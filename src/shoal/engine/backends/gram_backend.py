@@ -19,10 +19,10 @@ from shoal.models.model import Model
 
 
 class GramTrainer:
-    """Trains owners many at a time, if their network says which of its layers is the input layer.
+    """Trains owners many at a time, where their network names its input layer.
 
     Args:
-        model: its network has ``input_layer``, the name of a `torch.nn.Linear` that alone sees the inputs, flattened,
+        model: its network has ``input_layer``, the name of the `torch.nn.Linear` that alone sees the inputs, flattened,
             and sees them once.
     """
 
@@ -39,13 +39,13 @@ class GramTrainer:
         self._gradients = VmapGradients(self._without_input_layer, model.loss, torch.float32)
         self._networks = threading.local()
 
-    def pays(self, examples: int, steps: int) -> bool:
+    def is_cheaper(self, examples: int, steps: int) -> bool:
         """Whether ``steps`` on a batch of ``examples`` take fewer multiplications this way."""
         once = 2 * self._inputs * self._outputs + examples * self._inputs
         return once + steps * examples * self._outputs < 2 * steps * self._inputs * self._outputs
 
     def expect(self, shape: torch.Size, steps: int, labels: Tensor, device: torch.device) -> None:
-        """As `VmapGradients.expect`, for owners' stored inputs of a shape (n, B, ...) with labels like these."""
+        """Announce stored inputs of a shape (n, B, ...) with labels like these; see `VmapGradients.expect`."""
 
         def example() -> GradientInputs:
             rows = torch.zeros(shape[0], self._layout.size, device=device)
@@ -57,14 +57,14 @@ class GramTrainer:
         self._gradients.expect(shape, (*self._names(), self._z), steps, example)
 
     def train(self, rows: Tensor, x: Tensor, y: Tensor, share: Tensor, steps: int, local: LocalSGD) -> None:
-        """Train n owners for ``steps`` full-batch steps.
+        """Train n owners for ``steps`` full-batch steps, from and into ``rows`` (n, P).
 
         Args:
-            rows: (n, P), where they start; changed in place to where they end.
+            rows: changed in place.
             x: stored inputs (n, B, ...) float32.
             y: labels (n, B).
-            share: of each example in its owner's mean loss (n, B).
-            steps: of every owner.
+            share: (n, B), of each example in its owner's mean loss.
+            steps: per owner.
             local: learning rate and weight decay.
         """
         flat = x.flatten(2)
@@ -72,17 +72,17 @@ class GramTrainer:
         z0, kernel = torch.bmm(flat, start.transpose(1, 2)), torch.bmm(flat, flat.transpose(1, 2))
         moved = torch.zeros_like(z0)
         weights, rest = self._tensors(rows)
-        kept, shrink = 1.0, 1 - local.learning_rate * local.weight_decay
+        scale, shrink = 1.0, 1 - local.learning_rate * local.weight_decay
         for _ in range(steps):
-            weights[self._z] = torch.baddbmm(z0, kernel, moved, beta=kept)
+            weights[self._z] = torch.baddbmm(z0, kernel, moved, beta=scale)
             gradients = self._gradients(self._network(), weights, rest, x, y, share)
             if local.weight_decay:
-                kept *= shrink
+                scale *= shrink
                 moved.mul_(shrink)
             moved.sub_(gradients.pop(self._z), alpha=local.learning_rate)
             for name, gradient in gradients.items():
                 weights[name].mul_(shrink).sub_(gradient, alpha=local.learning_rate)
-        start.baddbmm_(moved.transpose(1, 2), flat, beta=kept)
+        start.baddbmm_(moved.transpose(1, 2), flat, beta=scale)
 
     def _tensors(self, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The views of rows (n, P) that train step by step, and the others, both without the input layer's weight."""
@@ -110,7 +110,7 @@ class GramTrainer:
 
 
 class _Outputs(nn.Module):
-    """Stands where the input layer stood and gives ``z``, which somebody else computed, plus the bias."""
+    """Replaces the input layer and returns the precomputed ``z`` plus the bias."""
 
     z: Tensor
     bias: nn.Parameter | None
@@ -125,7 +125,7 @@ class _Outputs(nn.Module):
 
 
 def gram_trainer(model: Model, dtype: torch.dtype) -> GramTrainer | None:
-    """What trains full batches of ``model`` in the span of their inputs; None where nothing can."""
+    """The trainer of full batches of ``model`` in the span of their inputs; None where there is none."""
     network, layout = model.network(), model.layout
     name = getattr(network, "input_layer", None)
     trains = any(slot.name == f"{name}.weight" and slot.start < layout.trainable for slot in layout.slots)

@@ -1,4 +1,4 @@
-"""Gradients of many owners in one computation, by vmap, traced where a shape comes back often."""
+"""Gradients of many owners in one computation by vmap, traced for shapes that recur often."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 
 from shoal.data.memory_format import to_channels_first
-from shoal.engine.backends.gradient import gradient_of
 from shoal.models.model import Loss
 
 _TRACE_AFTER = 100
-"""Uses of one shape after which its computation is traced, which takes as long as it saves in about so many."""
+"""Uses of one shape after which its computation is traced; tracing takes as long as it saves in about as many."""
 
 GradientInputs = tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor, Tensor]
 """Weights, other tensors, x, y and example weights, as `VmapGradients.__call__` takes them."""
@@ -21,18 +20,18 @@ GradientInputs = tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor, Ten
 _Gradient = Callable[..., dict[str, Tensor]]
 
 _Kind = tuple[torch.Size, tuple[str, ...]]
-"""What a traced computation is for: stored inputs of one shape, and the names of the trained tensors."""
+"""The shape of the stored inputs and the names of the trained tensors that a traced computation is for."""
 
 
 @dataclass(eq=False)
 class VmapGradients:
     """Gradients of the loss of n owners, each at its own weights and on its own batch, in one computation.
 
-    A shape that comes back often is traced into a plain sequence of tensor operations: the same operations in the
-    same order, without the cost of finding them again (measured, 0.7 ms a step of a small network).
+    A shape that recurs often is traced into a plain sequence of tensor operations: the same operations in the same
+    order, without the cost of dispatching them (measured: 0.7 ms per step of a small network).
 
     Args:
-        build: gives a network, for its structure.
+        build: makes a network, for its structure.
         loss: per-example loss.
         dtype: to compute in.
     """
@@ -44,40 +43,38 @@ class VmapGradients:
     _traced: dict[_Kind, _Gradient] = field(default_factory=dict)
 
     def expect(self, shape: torch.Size, names: Iterable[str], uses: int, example: Callable[[], GradientInputs]) -> None:
-        """Say that stored inputs of a shape (n, B, ...) are about to be used, while no other thread runs a network
-        (PyTorch's tracing is not safe beside other threads).
+        """Announce the use of stored inputs, while no other thread runs a network: tracing is not thread-safe.
 
         Args:
-            shape: of x.
+            shape: (n, B, ...), of x.
             names: of the trained tensors, in their order.
-            uses: how often.
-            example: gives arguments like those to come, of any values.
+            uses: expected number.
+            example: makes arguments of these shapes, of any values.
         """
         kind = (shape, tuple(names))
         self._uses[kind] += uses
         if self._uses[kind] < _TRACE_AFTER or kind in self._traced:
             return
-        # Imported here because it takes a second, which short runs need not spend.
-        from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
+        from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - takes a second to import
 
-        given = example()
-        traced = make_fx(self._of(self.build().to(given[2].device).train()))(*given)
+        inputs = example()
+        traced = make_fx(self._of(self.build().to(inputs[2].device).train()))(*inputs)
         traced.graph.eliminate_dead_code()
         traced.recompile()
         self._traced[kind] = traced
 
-    def __call__(self, network: nn.Module, *given: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+    def __call__(self, network: nn.Module, *inputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
         """By name, (n, ...): the gradient of ``sum_b share[i, b] * loss(network(x[i, b]), y[i, b])``.
 
         Args:
             network: structure, in training mode, not in use by another thread.
-            *given: the trainable tensors by name, each (n, ...); the network's other tensors, each (n, ...); stored
-                inputs x (n, B, ...); labels y (n, B); and each example's share in its owner's mean loss (n, B).
+            *inputs: the trainable tensors by name, each (n, ...); the network's other tensors, each (n, ...); stored
+                inputs x (n, B, ...); labels y (n, B); and each example's share (n, B) of its owner's mean loss.
         """
-        weights, _, x, *_ = given
+        weights, _, x, *_ = inputs
         assert isinstance(weights, dict)
         assert isinstance(x, Tensor)
-        return (self._traced.get((x.shape, tuple(weights))) or self._of(network))(*given)
+        return (self._traced.get((x.shape, tuple(weights))) or self._of(network))(*inputs)
 
     def _of(self, network: nn.Module) -> _Gradient:
         def loss(weights: dict[str, Tensor], rest: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
@@ -85,9 +82,9 @@ class VmapGradients:
             outputs = functional_call(network, tensors, (to_channels_first(x),)).float()
             return (self.loss(outputs, y) * share).sum()
 
-        return vmap(gradient_of(loss))
+        return vmap(grad(loss))
 
 
 def zero_labels(shape: torch.Size, labels: Tensor, device: torch.device) -> Tensor:
-    """Zeros (n, B), of a regression (n, B, d), like ``labels`` (M, ...), for stored inputs of a shape (n, B, ...)."""
+    """Zeros (n, B), or (n, B, d) in a regression, like ``labels`` (M, ...), for stored inputs of a shape."""
     return torch.zeros(*shape[:2], *labels.shape[1:], dtype=labels.dtype, device=device)

@@ -1,24 +1,24 @@
-"""Aggregation: the formula by which every algorithm moves its models."""
+"""Aggregation: the formula by which every algorithm moves its models.
+
+Source: McMahan et al. 2017 (K = 1); Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1.
+"""
 
 import torch
 from torch import Tensor
 
 PartialSum = tuple[Tensor, Tensor, Tensor]
-"""Of some clients: the models (k,) they move, the weighted sums (k, P) of their parameters, and of weights (k, 1)."""
+"""The models (k,) that some clients move, the weighted sums (k, P) of their parameters, and of their weights (k, 1)."""
 
 
 class Aggregator:
     """Moves K models towards the parameters that n clients trained, while others are still training.
 
     ``models_k += sum_i W[k, i] * (end_i - models_k)``. Threads add up what they trained together (`partial_sum`), and
-    these sums are added in float64 in a fixed order (`add`), so memory is K models and a few sums, whatever the number
-    of clients.
+    these sums are added in float64 in a fixed order (`add`), so memory is K models and a few sums for any n.
 
     Args:
         models: (K, P); left as it is.
         weights: W (K, n); rows sum to at most 1. A row of zeros leaves its model unchanged.
-
-    Source: McMahan et al. 2017 (K = 1); Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1.
 
     Example:
         >>> import torch
@@ -30,6 +30,7 @@ class Aggregator:
     """
 
     def __init__(self, models: Tensor, weights: Tensor) -> None:
+        self.parameters = models.shape[1]
         self._models = models
         self._weights = weights.double()
         self._ends = torch.zeros(models.shape, dtype=torch.float64)
@@ -38,13 +39,13 @@ class Aggregator:
     def partial_sum(self, clients: Tensor, ends: Tensor) -> PartialSum:
         """The weighted sums of the ``ends`` (u, P) of ``clients`` (u,), by model; any thread may call this."""
         weights = self._weights[:, clients]
-        which = torch.nonzero(weights.any(dim=1)).flatten()
-        return which, (weights[which].to(ends) @ ends).cpu(), weights[which].sum(dim=1, keepdim=True)
+        moved = torch.nonzero(weights.any(dim=1)).flatten()
+        return moved, (weights[moved].to(ends) @ ends).cpu(), weights[moved].sum(dim=1, keepdim=True)
 
     def add(self, partial: PartialSum) -> None:
         """Add a partial sum; the order of calls decides the last bits."""
-        which, ends, weights = partial
-        for k, end, weight in zip(which.tolist(), ends, weights, strict=True):
+        moved, ends, weights = partial
+        for k, end, weight in zip(moved.tolist(), ends, weights, strict=True):
             self._ends[k].add_(end)
             self._added[k].add_(weight)
 

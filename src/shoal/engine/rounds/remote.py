@@ -5,7 +5,7 @@ client plans as the only client of its cohort; the server plans for all of them,
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,10 +14,74 @@ from shoal.core.errors import require
 from shoal.core.representation import one_line
 from shoal.data.preferences import Preferences
 from shoal.engine.cohort import Cohort
+from shoal.engine.protocols import Algorithm
 from shoal.engine.rounds.cohort_trainer import aggregated
 from shoal.engine.rounds.round_plan import RoundPlan
 from shoal.engine.rounds.training import Training
 from shoal.engine.state import State
+
+
+@dataclass(frozen=True)
+class RemoteRounds:
+    """Division of an algorithm's rounds between clients on other machines and the server.
+
+    Args:
+        client: what each client runs, from the models, risks and directives that it is offered and its own tensors of
+            the state. Its plan has one training with ``weights``, since a client sends one update.
+        server: what the server runs, from the updates, the clients' choices and their numbers of examples.
+        choice: who decides which model a client trains: the "client", which is offered all; the "server", which offers
+            it one; or nobody, where clients train for all models and send their "shares" (`ClientUpdate.best`).
+
+    Example:
+        >>> import shoal
+        >>> from shoal.engine import remote_rounds
+        >>> remote_rounds(shoal.Ditto(shoal.IFCA(2))).server, remote_rounds(shoal.CFL()).choice
+        (IFCA(), 'server')
+    """
+
+    client: Algorithm
+    server: Algorithm
+    choice: Literal["client", "server", "shares"] = "client"
+
+
+@runtime_checkable
+class RunsRemotely(Protocol):
+    """An algorithm whose rounds can be divided among several machines, so that it can be deployed.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.engine import RunsRemotely
+        >>> isinstance(shoal.FedAvg(), RunsRemotely), isinstance(shoal.FedEM(), RunsRemotely)
+        (True, False)
+    """
+
+    def remote_rounds(self) -> RemoteRounds:
+        """The part of each machine.
+
+        Raises:
+            InputError: the algorithm, as it is set, needs more of a client in a round than one update.
+        """
+        ...
+
+
+def remote_rounds(algorithm: Algorithm) -> RemoteRounds:
+    """The parts of an algorithm on several machines.
+
+    Raises:
+        InputError: it is not `RunsRemotely`, or not as it is set.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.engine import remote_rounds
+        >>> remote_rounds(shoal.FedAvg()).client
+        FedAvg()
+    """
+    require(
+        isinstance(algorithm, RunsRemotely),
+        f"{type(algorithm).__name__} does not run on several machines: it has no method 'remote_rounds'",
+    )
+    assert isinstance(algorithm, RunsRemotely)
+    return algorithm.remote_rounds()
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +218,7 @@ def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor
 def server_round(training: Training, state: State, received: Received) -> tuple[State, RoundPlan]:
     """The server's part of the round after ``state``: it merges what it received.
 
-    Without clients nothing changes but the round. Risks are not estimated yet (`Training.estimated`).
+    Without clients nothing changes but the round. Risks are not estimated yet (`Training.with_risks`).
 
     Returns:
         The state after the round, and what the clients did in it.

@@ -11,9 +11,8 @@ from shoal.core.layout import Layout
 from shoal.core.representation import one_line
 from shoal.data.shards import entries_of
 from shoal.engine.engine import gather_params
-from shoal.engine.linear_term import LinearTerm
 from shoal.engine.local_sgd import LocalSGD
-from shoal.engine.step_rule import StepRule
+from shoal.engine.steps import LinearTerm, StepRule
 
 
 @dataclass(frozen=True)

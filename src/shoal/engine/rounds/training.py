@@ -32,9 +32,8 @@ from shoal.engine.protocols import (
 )
 from shoal.engine.rounds.client_trainings import require_counted
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
-from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport, UpdateCollector
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
-from shoal.engine.rounds.round_updates import UpdateCollector
 from shoal.engine.state import State, Tensors
 
 LOG = logging.getLogger(__name__)
@@ -42,22 +41,22 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """A federation being trained: whose data, by which algorithm, on which engine, from which random streams.
+    """A federation in training: data, algorithm, engine, defences, attackers and random streams.
 
     Args:
         federation: the clients.
-        algorithm: who trains which model, and how models move.
+        algorithm: decides which model each client trains, and how models move.
         local: local training before any defence.
-        engine: computes it; its data should have been prepared (`Engine.prepare`).
+        engine: its data should have been prepared (`Engine.prepare`).
         stream: the root of the run's random streams.
         participation: fraction of the clients that take part in a round, in [0, 1].
-        risk_estimator: estimates risks; None: nobody does.
+        risk_estimator: estimates the models' risks; None: they stay unknown.
         update_filter: applied by the server to every update; None: none.
         client_filter: applied by every honest client to its update before it sends it; None: none.
-        defenses: change local training, in order, anew for each cluster in each round.
-        malicious_clients: train in their own way; None: nobody does.
-        coordinator: turns risks into directives, after each estimate; None: nobody does.
-        record_every: rounds from one whose report has the updates that the server received to the next; 0: none has.
+        defenses: change local training, in order, for each cluster in each round.
+        malicious_clients: replace local training; None: all clients are honest.
+        coordinator: turns each estimate of risks into directives; None: there are no directives.
+        record_every: rounds between reports with the updates that the server received; 0: none has them.
 
     Example:
         >>> import shoal
@@ -106,13 +105,11 @@ class Training:
             return state
         return replace(state, adversary=self.malicious_clients.start(state, self.stream("insider")))
 
-    def joined(self, state: State) -> State:
-        """``state`` of the federation's first n clients, in which the others are newcomers.
-
-        Of the newcomers it says what the algorithm's first state says of them.
+    def with_newcomers(self, state: State) -> State:
+        """``state`` of the federation's first n clients, extended by the algorithm's first state of all further ones.
 
         Raises:
-            InputError: the state has more clients than the federation, or knows of them what the first state does not.
+            InputError: the state has more clients than the federation, or tensors that the first state does not have.
         """
         had, now = len(state.assignment), len(self.federation)
         require(had <= now, f"a state of {had} clients needs a federation of at least as many; this one has {now}")
@@ -151,21 +148,21 @@ class Training:
         plan, after = RoundPlan(torch.empty(0, dtype=torch.int64), ()), replace(state, round=number)
         collector = self._collector(state, clients, plan)
         if len(clients):
-            began = time.perf_counter()
+            start = time.perf_counter()
             cohort = self.cohort_of(state, clients)
             plan = self.algorithm.plan(state, cohort)
             planned = time.perf_counter()
             collector = self._collector(state, clients, plan)
             after = self._train(state, cohort, plan, collector)
-            seconds["choose"], seconds["train"] = planned - began, time.perf_counter() - planned
+            seconds["choose"], seconds["train"] = planned - start, time.perf_counter() - planned
 
-        began = time.perf_counter()
-        after, due = self.estimated(after)
-        seconds["red_team"] = time.perf_counter() - began if due else 0.0
+        start = time.perf_counter()
+        after, is_due = self.with_risks(after)
+        seconds["red_team"] = time.perf_counter() - start if is_due else 0.0
         updates = None if collector is None else collector.updates(number)
-        return after, RoundReport(clients, plan, due, seconds, updates)
+        return after, RoundReport(clients, plan, is_due, seconds, updates)
 
-    def estimated(self, after: State) -> tuple[State, bool]:
+    def with_risks(self, after: State) -> tuple[State, bool]:
         """``after`` a round with new risks and directives, where they are due in it; and whether they were."""
         estimator, number = self.risk_estimator, after.round
         if estimator is None or estimator.every == 0 or number % estimator.every:
@@ -183,10 +180,7 @@ class Training:
         return after, True
 
     def cohort(self, number: int) -> Tensor:
-        """Positions (n,) of a round's clients, ordered by id; perhaps none.
-
-        Which clients take part depends on their ids, not on their positions.
-        """
+        """Positions (n,) of a round's clients, ordered by id, on which the draw depends; possibly none."""
         by_id = self._by_id
         count = round(self.participation * len(by_id))
         if count == len(by_id):
@@ -213,21 +207,20 @@ class Training:
 
     def final_cohort(self, state: State) -> Cohort:
         """All clients with all their examples, after the last round."""
-        clients, everyone = self.federation.clients, torch.arange(len(self.federation))
-        given = state.models
+        shards, everyone = self.federation.clients, torch.arange(len(self.federation))
 
         @cache
         def losses() -> Tensor:
-            return self._losses(given, clients, everyone, state.round)
+            return self._losses(state.models, shards, everyone, state.round)
 
         def scores(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
             del examples
-            return losses() if models is given else self._losses(models, clients, everyone, state.round)
+            return losses() if models is state.models else self._losses(models, shards, everyone, state.round)
 
-        return self._cohort(state, everyone, clients, scores, state.round)
+        return self._cohort(state, everyone, shards, scores, state.round)
 
     def deployed(self, state: State) -> tuple[Deployed, Tensor]:
-        """What every client uses after the last round, and its loss (N,) on all its own examples, float64."""
+        """The models that clients use after the last round, and each client's loss (N,) float64 on all its examples."""
         cohort = self.final_cohort(state)
         deployed = self.algorithm.deployed(state, cohort)
         if deployed.fine_tuning:
@@ -247,13 +240,13 @@ class Training:
         Args:
             state: before the round.
             cluster: its index.
-            local: what the defences change; None: the run's local training.
+            local: settings before the defences; None: the run's.
         """
         directive = {name: float(values[cluster]) for name, values in state.directives.items()}
-        at = ClusterRound(state.round + 1, cluster, float(state.risks[cluster]), directive)
+        cluster_round = ClusterRound(state.round + 1, cluster, float(state.risks[cluster]), directive)
         changed = self.local if local is None else local
         for defense in self.defenses:
-            changed = defense.local(changed, at)
+            changed = defense.local(changed, cluster_round)
         return changed.at_round(state.round + 1)
 
     def local_of_clusters(self, state: State) -> tuple[LocalSGD, ...]:
@@ -266,45 +259,41 @@ class Training:
         return self.stream("round", state.round + 1, "batches")
 
     def _fine_tuned(self, state: State, deployed: Deployed) -> Deployed:
-        """``deployed`` with a model of its own for every client, after the trainings that it asks for."""
-        models, model = deployed.models, deployed.model
-        if any(each.private for each in self.local_of_clusters(state)):
+        """``deployed`` with a personal model per client, after its `Deployed.fine_tuning`."""
+        if any(local.private for local in self.local_of_clusters(state)):
             require_counted(self.algorithm, self.local, [deployed.fine_tuning], final=True)
+        everyone = torch.arange(len(self.federation))
         for index, local in enumerate(deployed.fine_tuning):
-            models, model = self._trained_once(state, replace(deployed, models=models, model=model), local, index)
-        return replace(deployed, models=models, model=model)
+            models = PersonalModels.of(self._trained_once(state, deployed, local, index), everyone)
+            deployed = replace(deployed, models=models, model=everyone)
+        return deployed
 
-    def _trained_once(
-        self, state: State, deployed: Deployed, local: LocalSGD | None, index: int
-    ) -> tuple[PersonalModels, Tensor]:
-        """What one training makes of every client's model, and the index (N,) of each, some clients at a time."""
+    def _trained_once(self, state: State, deployed: Deployed, local: LocalSGD | None, index: int) -> ClientVectors:
+        """The models of all clients after one training, computed for some clients at a time."""
         everyone, width = torch.arange(len(self.federation)), state.models.shape[1]
         rows = self.engine.stored({"fine-tuned": ClientVectors.same(state.models[0], len(everyone))})["fine-tuned"]
         # All examples, as `final_cohort`, also where a round has only some of a client's.
         batches = self.stream("deployed", state.round, "batches")
-        for some in everyone.split(max(1, BLOCK // width)):
-            starts, which = deployed.models, deployed.model[some]
-            if isinstance(starts, PersonalModels):
-                starts, which = starts.rows(which), torch.arange(len(some))
-            shards = self.federation.clients.take(some)
-            trainer = replace(self.trainer(state, some), shards=shards, batches=batches)
-            training = LocalTraining(starts, which, keep=lambda update: update, local=local)
+        for clients in everyone.split(max(1, BLOCK // width)):
+            params, init_index = deployed.models, deployed.model[clients]
+            if isinstance(params, PersonalModels):
+                params, init_index = params.rows(init_index), torch.arange(len(clients))
+            shards = self.federation.clients.take(clients)
+            trainer = replace(self.trainer(state, clients), shards=shards, batches=batches)
+            training = LocalTraining(params, init_index, keep=lambda update: update, local=local)
             try:
-                aggregate, _ = trainer.train(state, RoundPlan(deployed.assignment[some], (training,)), index)
+                aggregate, _ = trainer.train(state, RoundPlan(deployed.assignment[clients], (training,)), index)
             except DivergenceError as diverged:
-                client = int(some[diverged.owner])
+                client = clients[diverged.owner]
                 rate = self.local_of(state, int(deployed.assignment[client]), local).learning_rate
-                raise InputError(
-                    f"the loss became NaN in the fine-tuning after round {state.round} at client "
-                    f"{int(self.federation.ids[client])} with learning rate {rate:g}; lower 'learning_rate'"
-                ) from diverged
+                raise self._diverged(f"the fine-tuning after round {state.round}", client, rate) from diverged
             (update,) = aggregate.kept
             assert update is not None
-            rows = rows.replaced(some, starts[which] + update)
-        return PersonalModels.of(rows, everyone), everyone
+            rows = rows.replaced(clients, params[init_index] + update)
+        return rows
 
     def _collector(self, state: State, clients: Tensor, plan: RoundPlan) -> UpdateCollector | None:
-        """What copies the updates of the round after ``state``; None where they are not recorded."""
+        """The collector of the updates of the round after ``state``; None where they are not recorded."""
         if not self.record_every or (state.round + 1) % self.record_every:
             return None
         sent = [plan.clusters(index) for index, each in enumerate(plan.trainings) if each.weights is not None]
@@ -315,7 +304,7 @@ class Training:
         try:
             aggregate, adversary = self.trainer(state, cohort.clients, collector).train(state, plan)
         except DivergenceError as diverged:
-            raise self._diverged(cohort.round, cohort.clients[diverged.owner]) from diverged
+            raise self._diverged_in_round(cohort.round, cohort.clients[diverged.owner]) from diverged
         if any(self.local_of(state, k).private for k in plan.assignment.unique().tolist()):
             require_counted(self.algorithm, self.local, plan.trainings_of_clients())
         return self.merged(state, cohort, plan, aggregate, adversary)
@@ -323,24 +312,23 @@ class Training:
     def merged(
         self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, adversary: Tensors | None = None
     ) -> State:
-        """The state after a round whose trainings are done: the server's part of it.
+        """The state after a round whose trainings are done: the server's part.
 
         Args:
             state: before the round.
             cohort: the n clients that trained.
-            plan: what they did.
-            aggregate: what came of it.
-            adversary: `State.adversary` after it; None: as it was.
+            plan: of the round.
+            aggregate: of its trainings.
+            adversary: `State.adversary` after it; None: unchanged.
         """
         assignment = state.assignment.clone()
         assignment[cohort.clients] = plan.assignment
-        trained = _trained(state, cohort, plan)
         now = replace(
             state,
             round=cohort.round,
             assignment=assignment,
             adversary=state.adversary if adversary is None else adversary,
-            trained=trained,
+            trained=_trained(state, cohort, plan),
         )
         after = self.algorithm.server_update(now, cohort, plan, aggregate)
         if after.trained.shape[1] == len(after.models):
@@ -351,7 +339,7 @@ class Training:
         return replace(after, trained=trained)
 
     def trainer(self, state: State, clients: Tensor, collector: UpdateCollector | None = None) -> CohortTrainer:
-        """What trains the clients at ``clients`` (n,) in the round after ``state``."""
+        """The trainer of the clients at ``clients`` (n,) in the round after ``state``."""
         return CohortTrainer(
             engine=self.engine,
             shards=self.federation.clients_in_round(state.round + 1).take(clients),
@@ -373,7 +361,6 @@ class Training:
         number: int,
     ) -> Cohort:
         """The cohort after ``state``; ``number`` is the round that errors name."""
-        given, labels = self.federation.preferences, shards.y[shards.indices.to(shards.y.device)].cpu()
 
         def example_scores(models: Tensor) -> Tensor:
             losses = self.engine.example_losses(models, shards)
@@ -384,13 +371,13 @@ class Training:
             round=state.round + 1,
             clients=clients,
             sizes=shards.sizes,
-            preferences=given.take(clients),
+            preferences=self.federation.preferences.take(clients),
             local=self.local.at_round(state.round + 1),
             layout=self.engine.model.layout,
             scores=scores,
             stream=self.stream("round", state.round + 1, "server"),
             example_scores=example_scores,
-            labels=labels,
+            labels=shards.y[shards.indices.to(shards.y.device)].cpu(),
         )
 
     def _losses(self, models: Tensor, shards: Shards, clients: Tensor, number: int) -> Tensor:
@@ -399,16 +386,19 @@ class Training:
         return losses
 
     def _require_finite(self, losses: Tensor, clients: Tensor, number: int) -> None:
-        """Raise the error of a round in which ``losses`` (m, K) of ``clients``, a row of each in (m,), are none."""
+        """Raise the error of a round in which ``losses`` (m, K) of ``clients`` (m,) are not finite."""
         unusable = ~torch.isfinite(losses).all(dim=1)
         if bool(unusable.any()):
-            raise self._diverged(number, clients[unusable][0])
+            raise self._diverged_in_round(number, clients[unusable][0])
 
-    def _diverged(self, number: int, position: Tensor) -> InputError:
-        """The error of a round in which the training of the client at ``position`` diverged."""
+    def _diverged_in_round(self, number: int, position: Tensor) -> InputError:
+        return self._diverged(f"round {number}", position, self.local.at_round(number).learning_rate)
+
+    def _diverged(self, when: str, position: Tensor, learning_rate: float) -> InputError:
+        """The error of a training that diverged at the client at ``position``."""
         return InputError(
-            f"the loss became NaN in round {number} at client {int(self.federation.ids[position])} with learning rate "
-            f"{self.local.at_round(number).learning_rate:g}; lower 'learning_rate'"
+            f"the loss became NaN in {when} at client {int(self.federation.ids[position])} with learning rate "
+            f"{learning_rate:g}; lower 'learning_rate'"
         )
 
 

@@ -11,9 +11,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from shoal.reports.audit.attack_titles import attack_title
+from shoal.core.formats import decimal, percent
+from shoal.reports.attack_titles import attack_head
 from shoal.reports.audit.findings import Finding, measured
-from shoal.reports.formats import decimal, percent
 from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, group_style, legend, short
 from shoal.reports.svg import add_named_points, name_points
 
@@ -56,7 +56,7 @@ def accuracy_of_attacks(groups: Mapping[str, Sequence[Finding]]) -> Figure | Non
                 elinewidth=1.4, capsize=2.5,
             )  # fmt: skip
             name_points(drawn.lines[0], [_words(each) for each in here])
-        axes.set_yticks(range(len(attacks)), [short(attack_title(each), 24) for each in attacks])
+        axes.set_yticks(range(len(attacks)), [short(attack_head(each), 24) for each in attacks])
         axes.set_ylim(-0.6, len(attacks) - 0.4)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("balanced accuracy")

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from shoal.audit.audit import Audit
 from shoal.core.errors import require
-from shoal.reports.audit.attack_titles import ATTACKERS, attack_title
+from shoal.core.formats import DASH, count, decimal
+from shoal.reports.attack_titles import ATTACKERS, attack_head
 from shoal.reports.audit.audit_figures import accuracy_of_attacks, chance_exposure, drawn_groups, exposure_of_records
 from shoal.reports.audit.audit_tables import (
     MOST_ROWS,
@@ -32,7 +33,6 @@ from shoal.reports.audit.findings import Finding, findings, judged_groups, measu
 from shoal.reports.audit.guesses import guesses_table
 from shoal.reports.audit.reconstruction import reconstruction_table
 from shoal.reports.estimate import null_size
-from shoal.reports.formats import DASH, count, decimal
 from shoal.reports.html import render
 from shoal.reports.plotting import png
 
@@ -120,7 +120,7 @@ def audit_page(
         "pictured": [_pictured(row, pictures) for row in top[pictured].to_dict("records")],
         "listed": of_records(top[~pictured]) if not pictured.all() else None,
         "epsilon": epsilon_sentences(audit, stated),
-        "omitted": [(attack_title(attack), reason) for attack, reason in audit.omitted.items()],
+        "omitted": [(attack_head(attack), reason) for attack, reason in audit.omitted.items()],
         "not_asked": _not_asked(audit),
         "notes": audit.notes,
     }
@@ -148,7 +148,7 @@ def _key_metrics(
     interval = f"95 % interval {worst.accuracy.interval}; " if worst.accuracy.interval else ""
     interval += f"guessing: 0.500{null_size(worst.null_high)}"
     return (
-        ("Attack that decides", worst.title, whose),
+        ("Attack that decides", worst.head, whose),
         ("Balanced accuracy", worst.accuracy.text, interval),
         ("TPR at 1 % FPR", tpr.percent, _rate_remark(worst, groups[worst.name])),
         epsilon,

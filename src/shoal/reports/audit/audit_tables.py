@@ -8,9 +8,9 @@ import pandas as pd
 
 from shoal.audit.records import SERVER
 from shoal.audit.update_audit import OTHERS
+from shoal.core.formats import DASH, count, decimal
 from shoal.reports.audit.findings import FALSE_POSITIVE_RATES, Finding, measured
 from shoal.reports.estimate import Estimate
-from shoal.reports.formats import DASH, count, decimal
 
 MOST_ROWS = 20
 """The most groups, models, clients and records that are listed."""
@@ -69,7 +69,7 @@ def by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> List
     for name in shown:
         found = groups[name]
         rows = tuple(
-            Row((Cell(each.title, each.attacker), *_metrics(each)), strong=i == 0 and each.accuracy.known)
+            Row((Cell(each.head, each.attacker), *_metrics(each)), strong=i == 0 and each.accuracy.known)
             for i, each in enumerate(found)
         )
         whose = f"{count(found[0].members)} members, {count(found[0].non_members)} non-members"
@@ -108,7 +108,7 @@ def by_model(models: Mapping[str, Sequence[Finding]]) -> Listing | None:
         return None
     rows = tuple(
         Row(
-            (Cell(f"model {each.name}"), Cell(each.title), _accuracy(each), _rate(each.tpr[0.01]), *_counts(each)),
+            (Cell(f"model {each.name}"), Cell(each.head), _accuracy(each), _rate(each.tpr[0.01]), *_counts(each)),
         )
         for each in listed
     )
@@ -132,7 +132,7 @@ def by_client(clients: Mapping[str, Sequence[Finding]], records: pd.DataFrame) -
     listed = sorted(known, key=lambda each: -each.accuracy.low)[:MOST_ROWS]
     group = dict(zip(records["client"].astype(str), records["group"].astype(str), strict=True))
     rows = tuple(
-        Row((Cell(each.name), Cell(group.get(each.name, DASH)), Cell(each.title), _accuracy(each), *_counts(each)))
+        Row((Cell(each.name), Cell(group.get(each.name, DASH)), Cell(each.head), _accuracy(each), *_counts(each)))
         for each in listed
     )
     above = sum(each.accuracy.low > 0.5 for each in known)

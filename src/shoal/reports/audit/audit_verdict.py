@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from shoal.reports.audit.attack_titles import WEAK
+from shoal.core.formats import decimal
+from shoal.reports.attack_titles import WEAK
 from shoal.reports.audit.findings import Finding, measured
 from shoal.reports.estimate import Estimate, null_size
-from shoal.reports.formats import decimal
 
 
 def verdict(groups: Mapping[str, Sequence[Finding]], everything: Sequence[Finding] = ()) -> str:
@@ -97,8 +97,7 @@ def _weaker(worst: Finding, found: Sequence[Finding], groups: int) -> str:
     if not weak:
         return ""
     values = ", ".join(
-        f"the {_lower(each.title)} {each.accuracy.text}"
-        + (f" ({each.accuracy.interval})" if each.accuracy.interval else "")
+        f"{each.title} {each.accuracy.text}" + (f" ({each.accuracy.interval})" if each.accuracy.interval else "")
         for each in weak
     )
     less = all(worst.accuracy.minus(each.accuracy).among(groups).low > 0 for each in weak)

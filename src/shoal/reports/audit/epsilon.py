@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import isinf, isnan, log
 
 from shoal.audit.audit import Audit
-from shoal.reports.formats import DASH
+from shoal.core.formats import DASH
 
 
 def epsilon_text(value: float) -> str:

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from shoal.core.formats import count
 from shoal.metrics import least_non_members
-from shoal.reports.audit.attack_titles import attack_title
+from shoal.reports.attack_titles import attack_head, attack_title
 from shoal.reports.estimate import Estimate
-from shoal.reports.formats import count
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 """Those that true positive rates are given at."""
@@ -48,8 +48,13 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """What the attack is called."""
+        """What the attack is called within a sentence."""
         return attack_title(self.attack)
+
+    @property
+    def head(self) -> str:
+        """What it is called at the beginning of a line."""
+        return attack_head(self.attack)
 
     def why_no_tpr(self, rate: float) -> str:
         """Why there is no true positive rate at a false positive rate."""

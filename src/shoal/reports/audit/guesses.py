@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from shoal.reports.audit.attack_titles import attack_title
+from shoal.core.formats import DASH, decimal
+from shoal.reports.attack_titles import attack_head
 from shoal.reports.audit.audit_tables import Cell, Listing, Row, Section
 from shoal.reports.estimate import Estimate
-from shoal.reports.formats import DASH, decimal
 
 GUESSED: Mapping[str, str] = {
     "source-inference": "whose a record is, among all clients",
@@ -23,7 +23,7 @@ def guesses_table(guesses: Mapping[str, float]) -> Listing | None:
     names = [name for name in GUESSED if f"{name}.accuracy" in guesses]
     if not names:
         return None
-    rows = tuple(Row((Cell(attack_title(name)), Cell(GUESSED[name]), *_figures(name, guesses))) for name in names)
+    rows = tuple(Row((Cell(attack_head(name)), Cell(GUESSED[name]), *_figures(name, guesses))) for name in names)
     note = "Below each accuracy its 95 % interval."
     if "cluster-identity" in names:
         note += (

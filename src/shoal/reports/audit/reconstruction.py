@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from math import isnan
 
+from shoal.core.formats import DASH, count, decimal
 from shoal.reports.audit.audit_tables import MOST_ROWS, Cell, Listing, Row, Section
 from shoal.reports.estimate import Estimate
-from shoal.reports.formats import DASH, count, decimal
 
 _KEY = "reconstruction."
 

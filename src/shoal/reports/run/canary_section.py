@@ -5,9 +5,9 @@ from math import isnan
 
 import pandas as pd
 
+from shoal.core.formats import DASH, count, decimal, percent
 from shoal.metrics import auc_interval, median_interval
 from shoal.metrics.summary import Metrics
-from shoal.reports.formats import DASH, count, decimal, percent
 from shoal.reports.run.run_tables import Format, Table, TableRow, cell
 
 _RATES = (

@@ -6,7 +6,7 @@ from math import isfinite, isnan, nan
 
 import pandas as pd
 
-from shoal.reports.formats import ACCURACY, DASH, count, decimal, metric_format, name_examples, percent
+from shoal.core.formats import ACCURACY, DASH, count, decimal, metric_format, name_examples, percent
 from shoal.reports.run.limits import EXCEEDED, UNCERTAIN, UNKNOWN, WITHIN_LIMIT, has_intervals, with_limits
 
 ALL_ROWS = 200

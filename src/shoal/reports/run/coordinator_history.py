@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from shoal.control import COLUMN, Coordinator
-from shoal.reports.formats import decimal, percent
+from shoal.core.formats import decimal, percent
 
 
 def directive_name(column: str) -> str:

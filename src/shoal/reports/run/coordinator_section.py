@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from shoal.control import COLUMN, Coordinator
+from shoal.core.formats import capitalized, decimal, percent
 from shoal.reports.curves import Curve, fit_rounds, over_rounds
-from shoal.reports.formats import capitalized, decimal, percent
 from shoal.reports.plotting import CHANCE_LINE, Figure, draw_figure, legend
 from shoal.reports.run.coordinator_history import directive_name, history
 from shoal.reports.run.run_curves import curves_by_cluster, guess_key

@@ -1,16 +1,18 @@
 """What a report says of how a run was made, whether a configuration or a Python program made it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.config.kinds import algorithm_title, name_of
-from shoal.config.schema import Config, PropertyAttackSection
+from shoal.config.round_attack_section import RoundAttackSection
+from shoal.config.schema import Config
 from shoal.control import Coordinator
+from shoal.core.formats import ACCURACY
 from shoal.core.representation import one_line
 from shoal.data import Group
 from shoal.data.sources.catalog import kind_of
-from shoal.reports.formats import ACCURACY
+from shoal.metrics.metric_table import Metric
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class RunDescription:
         attack: the membership attack's name in a file.
         estimator: of the red team.
         settings: the text of config.toml.
-        property_attack: its settings; None where there is none, or they are not known.
+        property_attack: the settings of an attack on rounds; None where there is none, or they are not known.
+        attack_table: the name of such an attack's table, and the columns that it always has; None: there is none.
         test_examples: of each group, where the summary does not say its numbers of non-members.
         metric: what the models are measured by, "accuracy" or the name of a model's own.
         kind: what the examples are, in the plural: images, texts, rows, or just examples.
@@ -33,6 +36,7 @@ class RunDescription:
         coordinator: that steered the run, perhaps without its knobs; None: nobody did.
         data_name: of the user's own file or folder; "": none but ``dataset``.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
+        metrics: of the user's own measurements.
         examples: the hash of the federation, `shoal.data.fingerprint`; "": unknown.
     """
 
@@ -43,7 +47,8 @@ class RunDescription:
     attack: str
     estimator: str
     settings: str
-    property_attack: PropertyAttackSection | None = None
+    property_attack: RoundAttackSection | None = None
+    attack_table: tuple[str, Sequence[str]] | None = None
     test_examples: int = 0
     metric: str = ACCURACY
     task: str | None = None
@@ -52,6 +57,7 @@ class RunDescription:
     coordinator: Coordinator | None = None
     examples: str = ""
     data_name: str = ""
+    metrics: tuple[Metric, ...] = ()
     __repr__ = one_line
 
     @property
@@ -62,7 +68,7 @@ class RunDescription:
     @staticmethod
     def of(config: Config) -> "RunDescription":
         """That of a run by configuration."""
-        partition = config.data.partition
+        partition, section = config.data.partition, config.property_attack
         return RunDescription(
             algorithm=config.algorithm.name,
             dataset=config.data.source,
@@ -71,7 +77,8 @@ class RunDescription:
             attack=name_of(type(config.red_team.attack)),
             estimator=config.red_team.estimator,
             settings=config.toml(),
-            property_attack=config.property_attack,
+            property_attack=section,
+            attack_table=None if section is None else (section.attack.name, section.attack.columns),
             # Dealt out evenly among all groups.
             test_examples=0 if partition is None else partition.test_examples // len(config.data.groups),
             task=config.data.task,

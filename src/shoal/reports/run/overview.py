@@ -8,9 +8,9 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from shoal.core.formats import ACCURACY
 from shoal.metrics.summary import Summary
 from shoal.reports.curves import over_rounds
-from shoal.reports.formats import ACCURACY
 from shoal.reports.plotting import CHANCE_LINE, WIDTH, styled
 from shoal.reports.run.run_curves import curves_by_cluster
 

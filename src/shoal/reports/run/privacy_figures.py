@@ -9,8 +9,8 @@ from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from shoal.core.formats import decimal, percent
 from shoal.reports.curves import NAMED
-from shoal.reports.formats import decimal, percent
 from shoal.reports.plotting import CHANCE_LINE, OVER, UNSURE, WITHIN, Figure, draw_figure, group_style, legend, short
 from shoal.reports.run.limits import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
 from shoal.reports.run.run_curves import guess_key

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from shoal.core.formats import DASH
 from shoal.core.representation import one_line
 from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.findings import judged_groups, measured
 from shoal.reports.estimate import null_size
-from shoal.reports.formats import DASH
 
 
 @dataclass(frozen=True, eq=False)

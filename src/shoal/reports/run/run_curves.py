@@ -13,9 +13,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from shoal.core.formats import ACCURACY, capitalized, decimal, name_examples
 from shoal.metrics.summary import Summary
 from shoal.reports.curves import Curve, fit_rounds, over_rounds, round_axes
-from shoal.reports.formats import ACCURACY, capitalized, decimal, name_examples
 from shoal.reports.plotting import CHANCE_LINE, Figure, cluster_style, draw_figure, group_style, legend, short
 from shoal.reports.svg import add_named_points, name_points
 

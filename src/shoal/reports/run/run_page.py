@@ -8,12 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shoal.data import Group
-from shoal.metrics.summary import Summary
-from shoal.property.property_section import property_section
-from shoal.reports.audit.attack_titles import attack_title
-from shoal.reports.estimate import null_size
-from shoal.reports.formats import (
+from shoal.core.formats import (
     ACCURACY,
     DASH,
     capitalized,
@@ -23,6 +18,10 @@ from shoal.reports.formats import (
     metric_format,
     name_examples,
 )
+from shoal.data import Group
+from shoal.metrics.summary import Summary
+from shoal.reports.attack_titles import attack_title
+from shoal.reports.estimate import null_size
 from shoal.reports.html import render
 from shoal.reports.plotting import png
 from shoal.reports.run import privacy_figures, run_curves, run_tables
@@ -78,9 +77,8 @@ def run_page(
     clusters = int(rounds["cluster"].max()) + 1
     at_end = {k: int((clients["cluster"] == k).sum()) for k in range(clusters)}
     non_members = {name: summary.by_group.get(name, {}).get("non_members", run.test_examples) for name in groups}
-    section = None
-    if run.property_attack is not None and updates is not None:
-        section = property_section(run.property_attack, run.task, summary, updates, clusters)
+    describe = getattr(run.property_attack, "page", None)
+    section = None if describe is None or updates is None else describe(run.task, summary, updates, clusters)
     figures = (
         run_curves.accuracy_by_cluster(rounds, run.kind, run.metric),
         run_curves.accuracy_by_group(rounds, groups, run.kind, run.metric) if len(groups) > 1 or clusters > 1 else None,
@@ -91,6 +89,7 @@ def run_page(
     )
     # A regression has no fairness between groups; a classification without it is shown dashes.
     fair = run.metric == ACCURACY or any(key.startswith("fairness.") for key in summary.overall)
+    own = {each.key: each for each in run.metrics}
     page: dict[str, Any] = {
         "title": run.title,
         "kind": run.kind,
@@ -102,11 +101,19 @@ def run_page(
         "attack": _attack(run, references),
         "references": references,
         "attacks": run_tables.by_attack(summary, groups),
-        "groups": run_tables.by_group(summary, clients, groups, others, non_members, run.kind, run.metric),
+        "groups": run_tables.by_group(summary, clients, groups, others, non_members, run.kind, run.metric, own=own),
         "clusters": run_tables.by_cluster(
-            summary, clients, groups, clusters, non_members, estimated=estimated, kind=run.kind, metric=run.metric
+            summary,
+            clients,
+            groups,
+            clusters,
+            non_members,
+            estimated=estimated,
+            kind=run.kind,
+            metric=run.metric,
+            own=own,
         ),
-        "property": section,
+        "round_attack": section,
         "canaries": None if canaries is None else canary_section(summary.overall, canaries),
         "coordinator": None if run.coordinator is None else coordinator_section(run.coordinator, rounds),
         "recorded": None if recorded is None else recorded_sentence(recorded),
@@ -117,7 +124,7 @@ def run_page(
             for name, group in run.groups.items()
             if name in samples
         ],
-        "overall": run_tables.overall(summary.overall, run.kind, fair=fair),
+        "overall": run_tables.overall(summary.overall, run.kind, fair=fair, own=own),
         "fair": fair,
         "seconds": run_tables.seconds(summary.overall),
         "config": run.settings,

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from shoal.config.kinds import algorithm_title
 from shoal.control import COLUMN
+from shoal.core.formats import ACCURACY, decimal, metric_format, percent
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
 from shoal.reports.estimate import Estimate, Outcome
-from shoal.reports.formats import ACCURACY, decimal, metric_format, percent
 from shoal.reports.strongest import reference_federations, strongest_attacks
 
 SAID: Mapping[Outcome, str] = {

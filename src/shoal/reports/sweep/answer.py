@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from shoal.reports.sweep.labels import Labels, format_value
+from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import ReportSpec, TableSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate, metrics_in
+from shoal.reports.sweep.sweep_metrics import format_value
 
 USUAL = ("accuracy.overall", "exceeded.total", "violations.total")
 """Metrics that every answer has, where the runs have them."""

@@ -13,12 +13,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 
-from shoal.reports.formats import DASH
+from shoal.core.formats import DASH
 from shoal.reports.plotting import cluster_style
 from shoal.reports.svg import name_points
 from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, in_rows
-from shoal.reports.sweep.labels import SPREADS, format_value
+from shoal.reports.sweep.labels import SPREADS
 from shoal.reports.sweep.seed_statistics import Estimate, Floats, estimate
+from shoal.reports.sweep.sweep_metrics import format_value
 
 RED = "#C00000"
 """The colour of medians."""

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import FigureSpec
 from shoal.reports.sweep.seed_statistics import Floats, SeedStatistics
-from shoal.reports.sweep.undefined import reason
+from shoal.reports.sweep.sweep_metrics import reason
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 
 from shoal.core.errors import InputError, nearest
 from shoal.reports.sweep.report_spec import Axes, Displayed, Spread
-from shoal.reports.sweep.undefined import possible_metrics
+from shoal.reports.sweep.sweep_metrics import possible_metrics
 
 Floats = NDArray[np.float64]
 

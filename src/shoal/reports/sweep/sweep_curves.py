@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from shoal.reports.curves import Curve, over_rounds
 from shoal.reports.plotting import cluster_style
 from shoal.reports.sweep.figure_data import NOTE, Content, FigureData, Panel, in_rows
-from shoal.reports.sweep.labels import SPREADS, format_value
+from shoal.reports.sweep.labels import SPREADS
 from shoal.reports.sweep.seed_statistics import Estimate, Floats, estimate, require_metrics
+from shoal.reports.sweep.sweep_metrics import format_value
 
 ReadRounds = Callable[[str], pd.DataFrame]
 """Reads the rounds.csv of a run, one row per round and cluster."""

@@ -6,14 +6,15 @@ from pathlib import Path
 import pandas as pd
 
 from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
-from shoal.reports.formats import DASH
+from shoal.core.formats import DASH, capitalized
 from shoal.reports.html import render
 from shoal.reports.sweep.answer import answer, reading
-from shoal.reports.sweep.labels import Labels, capitalised, decimals_of, format_value
+from shoal.reports.sweep.labels import Labels
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, said_of
 from shoal.reports.sweep.seed_statistics import SeedStatistics, metrics_in
 from shoal.reports.sweep.sweep_curves import ReadRounds
 from shoal.reports.sweep.sweep_figures import SweepFigure, draw_figure
+from shoal.reports.sweep.sweep_metrics import format_value, metric_at
 from shoal.reports.sweep.sweep_tables import SweepTable, sweep_table
 from shoal.reports.sweep.table_formats import latex, markdown, table_csv
 
@@ -96,7 +97,7 @@ def sweep_page(
     columns += [_values(results[key], key) for key in keys]
     page = {
         "title": title or "Sweep",
-        "answer": [capitalised(each) for each in answer(statistics, spec, labels)],
+        "answer": [capitalized(each) for each in answer(statistics, spec, labels)],
         "reading": reading(statistics, labels),
         "summary": _summary(statistics, len(missing), labels),
         "missing": [
@@ -121,10 +122,10 @@ def _summary(statistics: SeedStatistics, missing: int, labels: Labels) -> str:
         done = f"{finished} of {finished + missing} runs {'is' if finished == 1 else 'are'} finished"
     else:
         done = "The one run is finished" if finished == 1 else f"All {finished} runs are finished"
-    return f"{capitalised(', with '.join(filter(None, [' by '.join(varied), runs])))}. {done}."
+    return f"{capitalized(', with '.join(filter(None, [' by '.join(varied), runs])))}. {done}."
 
 
 def _values(values: pd.Series, key: str) -> list[str]:
     """A metric of each run; counts are whole numbers here, as they are no means."""
-    whole = decimals_of(key) == 1 and bool((values.dropna() % 1 == 0).all())
+    whole = metric_at(key).format in ("count", "seconds") and bool((values.dropna() % 1 == 0).all())
     return [format_value(value, key, decimals=0 if whole else None) for value in values]

@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shoal.reports.sweep.labels import SPREADS, Labels, capitalised, format_estimate, format_value
+from shoal.core.formats import capitalized
+from shoal.reports.sweep.labels import SPREADS, Labels
 from shoal.reports.sweep.report_spec import TableSpec
 from shoal.reports.sweep.seed_statistics import SeedStatistics, estimate
-from shoal.reports.sweep.undefined import reason
+from shoal.reports.sweep.sweep_metrics import format_estimate, format_value, reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,7 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
     named = all(isinstance(value, str) for axis in spec.columns for value in statistics.axes[axis])
     return SweepTable(
         name=name,
-        title=spec.title or capitalised("; ".join(map(labels.key, spec.y))),
+        title=spec.title or capitalized("; ".join(map(labels.key, spec.y))),
         caption=spec.caption,
         note=_note(spec, statistics, labels),
         over="" if named else ", ".join(map(labels.axis, spec.columns)),
@@ -118,5 +119,5 @@ def _note(spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> str:
     for key, lacking in zip(spec.y, statistics.undefined(spec).sum(axis=0).tolist(), strict=True):
         if lacking:
             runs = "all runs" if lacking == (statistics.rows(spec) >= 0).sum() else f"{lacking} of its runs"
-            sentences.append(f"{capitalised(labels.key(key))}: {reason(key)} in {runs}.")
-    return capitalised(" ".join(sentences))
+            sentences.append(f"{capitalized(labels.key(key))}: {reason(key)} in {runs}.")
+    return capitalized(" ".join(sentences))

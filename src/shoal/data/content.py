@@ -1,0 +1,178 @@
+"""Content of data: a fingerprint of everything that a federation holds, and the examples that it has more than once."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.core.randomness import Stream
+from shoal.data.federation import Federation
+from shoal.data.shards import Shards
+from shoal.data.user.client_dataset import SourceData
+
+_BLOCK = 2**24
+"""Numbers, or bytes of examples, that are hashed at once."""
+
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+"""Those of splitmix64 (Steele, Lea, Flood 2014)."""
+
+
+def fingerprint(data: SourceData) -> str:
+    """64 hexadecimal digits that depend on every example, label, name, group, preference and schedule of ``data``."""
+    return _hash(data).hexdigest()
+
+
+def tensors_fingerprint(*tensors: Tensor) -> str:
+    """64 hexadecimal digits that depend on the shapes, types and values of ``tensors``."""
+    return _hash(tensors).hexdigest()
+
+
+def _hash(value: object) -> "hashlib._Hash":
+    digest = hashlib.sha256()
+
+    def feed(value: object) -> None:
+        if isinstance(value, Tensor):
+            digest.update(repr((value.dtype, tuple(value.shape))).encode())
+            for block in _blocks(value.detach().cpu()):
+                # A copy, since a tensor of one number counts as contiguous with any stride, but is not to `view`.
+                flat = block.contiguous().flatten()
+                flat = flat.clone(memory_format=torch.contiguous_format) if len(flat) == 1 else flat
+                digest.update(flat.view(torch.uint8).numpy().data)
+        elif is_dataclass(value):
+            for field in (each for each in fields(value) if each.compare):
+                digest.update(field.name.encode())
+                feed(getattr(value, field.name))
+        elif isinstance(value, tuple):
+            digest.update(f"{len(value)} values".encode())
+            for item in value:
+                feed(item)
+        else:
+            digest.update(repr(value).encode())
+
+    feed(value)
+    return digest
+
+
+def _blocks(value: Tensor) -> Sequence[Tensor]:
+    """Blocks of rows, so that not all are copied at once where they do not lie in order."""
+    return value.split(max(1, _BLOCK // max(1, value[:1].numel()))) if value.dim() else [value]
+
+
+def content_hashes(x: Tensor, y: Tensor) -> NDArray[np.uint64]:
+    """(M,) hashes of 64 bits, equal where inputs (M, ...) and labels (M,) or (M, d) are equal byte for byte.
+
+    Of m different examples two have one hash with a probability of about m^2 / 2^65.
+
+    >>> first, again, other = content_hashes(torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([0, 0, 1])).tolist()
+    >>> first == again, first == other
+    (True, False)
+    """
+    hashes = np.zeros(len(y), dtype=np.uint64)
+    for number, part in enumerate((x, y)):
+        size = max(1, _BLOCK // max(1, part[:1].numel() * part.element_size()))
+        for first in range(0, len(y), size):
+            hashes[first : first + size] += _row_hashes(part[first : first + size].detach().cpu(), number)
+    return hashes
+
+
+def _row_hashes(rows: Tensor, part: int) -> NDArray[np.uint64]:
+    """The sum over each row's 64-bit words of a mixture of the word with a key of its place."""
+    content = rows.reshape(len(rows), -1).contiguous().view(torch.uint8).numpy()
+    padded = np.pad(content, ((0, 0), (0, -content.shape[1] % 8)))
+    keys = Stream(0)("content", part).numpy().integers(2**64, size=padded.shape[1] // 8, dtype=np.uint64)
+    words = padded.view(np.uint64) ^ keys
+    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
+        words ^= words >> np.uint64(shift)
+        words *= multiplier
+    words ^= words >> np.uint64(31)
+    return words.sum(axis=1, dtype=np.uint64)
+
+
+def comparable_hashes(first: Shards, *others: Shards) -> list[NDArray[np.uint64]]:
+    """`content_hashes` of the entries of each, in bfloat16 if one of them is in bfloat16."""
+    coarse = any(shards.x.dtype == torch.bfloat16 for shards in (first, *others))
+    return [
+        content_hashes(shards.x.bfloat16() if coarse else shards.x, shards.y)[shards.indices.numpy()]
+        for shards in (first, *others)
+    ]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """How many examples are copies of a training example.
+
+    Args:
+        within: training examples that their client has already.
+        across: training examples that another client has, each client's first.
+        test, holdout, shadow: examples of these sets that a client trains on.
+        examples: of all these sets together.
+    """
+
+    within: int
+    across: int
+    test: int
+    holdout: int
+    shadow: int
+    examples: int
+
+    @property
+    def total(self) -> int:
+        """All copies."""
+        return self.within + self.across + self.test + self.holdout + self.shadow
+
+    def __str__(self) -> str:
+        kinds = {"within clients": self.within, "across clients": self.across, "in the test set": self.test}
+        kinds |= {"in the hold-outs": self.holdout, "in the shadow set": self.shadow}
+        listed = ", ".join(f"{count:,} {place}" for place, count in kinds.items() if count)
+        return f"{self.total:,} of the {self.examples:,} examples are copies of training examples: {listed}"
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleHashes:
+    """`content_hashes` of the examples of a federation.
+
+    Args:
+        clients: (T,) of the training examples, client after client.
+        owner: (T,) the position of each one's client.
+        holdout, test, shadow: of the examples of these sets.
+    """
+
+    clients: NDArray[np.uint64]
+    owner: NDArray[np.int64]
+    holdout: NDArray[np.uint64]
+    test: NDArray[np.uint64]
+    shadow: NDArray[np.uint64]
+
+    @staticmethod
+    def of(federation: Federation) -> "ExampleHashes":
+        """The hashes of all examples, each read once."""
+        clients, holdout = (
+            content_hashes(part.x, part.y)[part.indices.numpy()] for part in (federation.clients, federation.holdout)
+        )
+        test, shadow = (content_hashes(part.x, part.y) for part in (federation.test, federation.shadow))
+        return ExampleHashes(clients, federation.clients.owners().numpy(), holdout, test, shadow)
+
+    def copies(self) -> Copies:
+        """The numbers of copies of training examples."""
+        order = np.argsort(self.clients, kind="stable")
+        again = np.diff(self.clients[order]) == 0
+        # Entries lie client after client, so those of one content are in the order of their clients.
+        same_owner = np.diff(self.owner[order]) == 0
+        others = (self.test, self.holdout, self.shadow)
+        return Copies(
+            int((again & same_owner).sum()),
+            int((again & ~same_owner).sum()),
+            *(int(np.isin(part, self.clients).sum()) for part in others),
+            examples=len(self.clients) + sum(map(len, others)),
+        )
+
+    def repeated(self) -> NDArray[np.uint64]:
+        """The hashes of which the federation has several examples, in whatever sets."""
+        value, count = np.unique(
+            np.concatenate([self.clients, self.holdout, self.test, self.shadow]), return_counts=True
+        )
+        return value[count > 1]

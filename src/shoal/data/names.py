@@ -1,0 +1,94 @@
+"""Names of clients, classes and groups: which are allowed, and their numbers."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import quoted, require
+
+RESERVED = ("overall", "total")
+"""Names that no group may have: `accuracy.overall` and `violations.total` are of all groups."""
+
+EVERYBODY = "all"
+"""The name of the only group where clients have none; in an audit's keys it stands for the records of all groups."""
+
+
+def require_group_name(name: object) -> None:
+    """Raise `InputError` unless ``name`` can stand in summary keys, tables and figures."""
+    require(isinstance(name, str), f"a group's name must be a string; got {name!r}")
+    assert isinstance(name, str)
+    require(
+        bool(name) and name not in RESERVED,
+        f"'{name}' cannot be a group's name; {' and '.join(RESERVED)} stand for all groups in summary keys",
+    )
+    require(
+        name.isprintable() and not set(name) & set("/\\"),
+        f"{name!r} cannot be a group's name; it must be printable, without '/' and '\\'",
+    )
+
+
+def require_group_names(names: Collection[str]) -> None:
+    """Raise `InputError` unless ``names`` can be those of the groups of one federation."""
+    for name in names:
+        require_group_name(name)
+    require_unambiguous(names)
+
+
+def require_unambiguous(names: Collection[str]) -> None:
+    """Raise `InputError` where one of several groups is called ``all``.
+
+    The key ``attacks.lira.all.auc`` of an audit would be of that group and of all clients.
+    """
+    require(
+        len(names) < 2 or EVERYBODY not in names,
+        f"'{EVERYBODY}' cannot be the name of one of several groups, since it stands for all of them in audits; "
+        "give that group another name",
+    )
+
+
+def groups_of_clients(name: str, clients: tuple[Tensor, Sequence[str]], groups: tuple[Tensor, Sequence[str]]) -> Tensor:
+    """(N,) int64, the group of each client; both come as the (M,) numbers of the examples, and their names.
+
+    Raises:
+        InputError: a client in several groups.
+    """
+    (client, client_names), (example_group, group_names) = clients, groups
+    group = torch.zeros(len(client_names), dtype=torch.int64)
+    group[client] = example_group
+    moved = torch.nonzero(group[client] != example_group).flatten()
+    if len(moved):
+        first = int(client[moved[0]])
+        several = quoted(group_names[int(g)] for g in example_group[client == first].unique().tolist())
+        require(False, f"{name} has the client '{client_names[first]}' in several groups: {several}; one is needed")
+    return group
+
+
+def similar_names(named: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
+    """Warnings of names that differ only by case or spaces; ``named`` are pairs such as ("clients", names).
+
+    >>> list(similar_names([("clients", ["C1", "c1", "c1 ", "c2"])]))
+    ["the clients 'C1', 'c1', 'c1 ' are counted as 3, though their names differ only by case or spaces"]
+    """
+    for kind, names in named:
+        spellings: dict[str, list[str]] = {}
+        for name in names:
+            spellings.setdefault("".join(name.split()).casefold(), []).append(name)
+        several = [same for same in spellings.values() if len(same) > 1]
+        for same in several[:3]:
+            more = f" ({len(several)} such cases)" if len(several) > 3 else ""
+            counted = f"{quoted(same)} are counted as {len(same)}"
+            yield f"the {kind} {counted}, though their names differ only by case or spaces{more}"
+
+
+def numbered(names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """The number of each of M names (M,) int64, and the distinct names in sorted order: integers by size.
+
+    >>> numbered(["10", "9", "10"])
+    (tensor([1, 0, 1]), ('9', '10'))
+    """
+    distinct = set(names)
+    integers = all(name.lstrip("-").isdecimal() for name in distinct)
+    ordered = tuple(sorted(distinct, key=lambda name: (float(name) if integers else 0, name)))
+    number = {name: i for i, name in enumerate(ordered)}
+    return torch.tensor([number[name] for name in names], dtype=torch.int64), ordered

@@ -1,0 +1,343 @@
+"""Examples that clients have already, as in a table with a client column: split within each client."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shoal.core.errors import quoted, require
+from shoal.core.randomness import Stream
+from shoal.core.settings import OpenFraction, Positive, settings
+from shoal.data.datasets import LabelledDataset
+from shoal.data.federation import Federation
+from shoal.data.memory_format import gather, to_channels_first
+from shoal.data.names import EVERYBODY, groups_of_clients, numbered, require_group_names, similar_names
+from shoal.data.partition import PartitionIndices
+from shoal.data.preferences import Preferences
+from shoal.data.shards import GroupedExamples, Shards
+from shoal.data.user.arrays import Impute
+from shoal.data.user.origins import NameOf, at
+from shoal.data.user.standardizer import Standardizer, Words
+
+_Part = Annotated[float, Field(ge=0, lt=1, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class ClientDataset:
+    """Labelled examples of N named clients.
+
+    Attributes:
+        name: of the file or folder, in sentences.
+        x: pictures (M, C, H, W) uint8, or rows of a table (M, F) float64, not standardised.
+        labels: (M,) int64, the classes by their numbers.
+        client: (M,) int64, the client of each example.
+        group: (N,) int64, the group of each client.
+        class_names, client_names, group_names: by number.
+        inputs: names of the F columns; none for pictures.
+        words: the words of each column, whose places are in ``x``; none where it holds numbers.
+        impute: what replaces empty cells, which are NaN; None: there are none.
+        warnings: sentences for the user before training.
+        origin: maps the number of an example to its name in the file or folder.
+
+    Example:
+        >>> import torch
+        >>> from shoal.data import ClientDataset
+        >>> x, names = torch.arange(4.0)[:, None].double(), ["ward 2", "ward 10", "ward 2", "ward 10"]
+        >>> data = ClientDataset.from_names("wards", x, clients=names, labels=["ill", "healthy", "ill", "ill"])
+        >>> data.client_names, data.client.tolist()
+        (('ward 10', 'ward 2'), [1, 0, 1, 0])
+        >>> data.class_names, data.labels.tolist(), data.shares
+        (('healthy', 'ill'), [1, 0, 1, 1], {'all': 1.0})
+    """
+
+    name: str
+    x: Tensor
+    labels: Tensor
+    client: Tensor
+    group: Tensor
+    class_names: tuple[str, ...]
+    client_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    words: Words = ()
+    impute: Impute | None = None
+    warnings: tuple[str, ...] = ()
+    origin: NameOf = str
+
+    @property
+    def kind(self) -> str:
+        """What the examples are, in the plural: images, or rows of a table."""
+        return "images" if self.x.dim() == 4 else "rows"
+
+    @property
+    def classes(self) -> int:
+        """C, the number of classes."""
+        return len(self.class_names)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each group's fraction of the clients."""
+        return {name: count / len(self.group) for name, count in _counts(self.group_names, self.group)}
+
+    @staticmethod
+    def from_names(
+        name: str,
+        x: Tensor,
+        *,
+        clients: Sequence[str],
+        labels: Sequence[str],
+        groups: Sequence[str] | None = None,
+        inputs: Sequence[str] = (),
+        words: Words = (),
+        impute: Impute | None = None,
+        warnings: Sequence[str] = (),
+        origin: NameOf = str,
+    ) -> "ClientDataset":
+        """Number the clients, classes and groups of M examples, each in sorted order.
+
+        Args:
+            name: of the file or folder, in sentences.
+            x: the M inputs.
+            clients, labels: (M,) names.
+            groups: (M,) names; None: one group, ``all``.
+            inputs, words, impute, warnings, origin: as in `ClientDataset`.
+
+        Raises:
+            InputError: no example, one class only, a client in several groups, or a name that no group can have.
+        """
+        require(len(labels) > 0, f"{name} has no examples; at least one client with a few is needed")
+        client, client_names = numbered(clients)
+        y, class_names = numbered(labels)
+        example_group, group_names = numbered([EVERYBODY] * len(labels) if groups is None else groups)
+        require(
+            len(class_names) > 1, f"{name} has examples of the class '{class_names[0]}' only; at least 2 are needed"
+        )
+        require_group_names(group_names)
+        named = (("clients", client_names), ("classes", class_names), ("groups", group_names))
+        return ClientDataset(
+            name=name,
+            x=x,
+            labels=y,
+            client=client,
+            group=groups_of_clients(name, (client, client_names), (example_group, group_names)),
+            class_names=class_names,
+            client_names=client_names,
+            group_names=group_names,
+            inputs=tuple(inputs),
+            words=words,
+            impute=impute,
+            warnings=(*warnings, *(f"{name}: {sentence}" for sentence in similar_names(named))),
+            origin=origin,
+        )
+
+    def with_at_least(self, examples: int) -> "ClientDataset":
+        """Leave out the clients with fewer examples, with a warning.
+
+        Raises:
+            InputError: there is no other client; or as `from_names` of the others.
+        """
+        counts = torch.bincount(self.client, minlength=len(self.client_names))
+        few = torch.nonzero(counts < examples).flatten().tolist()
+        if not few:
+            return self
+        kept = torch.nonzero(counts[self.client] >= examples).flatten()
+        require(
+            len(kept) > 0,
+            f"{self.name}: 'min_examples' is {examples}, which leaves out all clients; the largest has {counts.max()}",
+        )
+        left_out = ", ".join(f"'{self.client_names[i]}' ({counts[i]:,})" for i in few[:10])
+        more = f" and {len(few) - 10} more" if len(few) > 10 else ""
+        clients = f"{len(few)} client{'s' * (len(few) > 1)} with fewer than {examples} examples"
+        others = ClientDataset.from_names(
+            self.name,
+            self.x[kept],
+            clients=[self.client_names[i] for i in self.client[kept].tolist()],
+            labels=[self.class_names[i] for i in self.labels[kept].tolist()],
+            groups=[self.group_names[i] for i in self.group[self.client[kept]].tolist()],
+            inputs=self.inputs,
+            words=self.words,
+            impute=self.impute,
+            origin=partial(at, self.origin, kept),
+        )
+        return replace(others, warnings=(*self.warnings, f"{self.name}: left out {clients}: {left_out}{more}"))
+
+    def standardizer(self, indices: PartitionIndices) -> Standardizer | None:
+        """The standardizer of all clients' training rows; None for pictures."""
+        if self.x.dim() == 4:
+            return None
+        return Standardizer.fit(self.inputs, self.x[torch.cat(indices.clients)], self.words, self.impute)
+
+    def description(self) -> Iterator[str]:
+        """The meaning of the numbers in results, in lines."""
+        for title, names, numbers in (
+            ("clients, by number (examples)", self.client_names, self.client),
+            ("groups (clients)", self.group_names, self.group),
+            ("classes, by number (examples)", self.class_names, self.labels),
+        ):
+            counted = enumerate(_counts(names, numbers))
+            by_number = "by number" in title
+            yield f"{title}: " + ", ".join(f"{f'{i} ' * by_number}'{name}' ({count:,})" for i, (name, count) in counted)
+        if self.x.dim() == 4:
+            _, channels, height, width = self.x.shape
+            yield f"inputs: pictures of {height}x{width}, {'grey' if channels == 1 else 'RGB'}"
+        else:
+            worded = [name for name, words in zip(self.inputs, self.words, strict=False) if words]
+            yield f"inputs, standardised: {quoted(name for name in self.inputs if name not in worded)}"
+            if worded:
+                yield f"inputs, one for each word: {quoted(worded)}"
+
+
+SourceData = LabelledDataset | ClientDataset | Federation
+"""The result of a source: a set to be partitioned, clients with their own examples, or the federation itself."""
+
+
+def _counts(names: Sequence[str], numbers: Tensor) -> list[tuple[str, int]]:
+    return list(zip(names, torch.bincount(numbers, minlength=len(names)).tolist(), strict=True))
+
+
+@settings
+class ClientSplit:
+    """Fractions of each client's examples that are held out, drawn at random; it trains on the rest.
+
+    Args:
+        test_fraction: of each client's examples, for measuring; rounded, and at least one example of a client with
+            several. A group's test examples are those of its clients.
+        holdout_fraction: kept by the client for the estimators of risk ``federated`` and ``histogram``; above 0 at
+            least one example.
+        shadow_fraction: given to the server as its shadow set; above 0 at least one example. A federation in use would
+            need such examples from elsewhere.
+        min_examples: clients with fewer are left out, with a warning. A client with too few for all parts keeps one to
+            train on, then has test, holdout and shadow examples, in this order.
+
+    Raises:
+        InputError: a value outside its range, or fractions that leave nothing to train on.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.data import ClientDataset, ClientSplit
+        >>> x, labels = torch.arange(20.0)[:, None].double(), ["ill", "healthy", "healthy", "ill"] * 5
+        >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels)
+        >>> indices = ClientSplit(test_fraction=0.2, holdout_fraction=0.1).draw(data, shoal.Stream(0))
+        >>> [len(own) for own in indices.clients], [len(own) for own in indices.holdout], len(indices.test)
+        ([7, 7], [1, 1], 4)
+    """
+
+    test_fraction: OpenFraction = 0.2
+    holdout_fraction: _Part = 0.0
+    shadow_fraction: _Part = 0.0
+    min_examples: Positive = 1
+
+    def __post_init__(self) -> None:
+        total = self.test_fraction + self.holdout_fraction + self.shadow_fraction
+        require(
+            total < 1,
+            "'test_fraction', 'holdout_fraction' and 'shadow_fraction' must sum to less than 1, or there is nothing to "
+            f"train on; got {total:g}",
+        )
+
+    def draw(self, data: ClientDataset, stream: Stream) -> PartitionIndices:
+        """Draw the parts of each client's examples, which depend on its name and the stream only.
+
+        Raises:
+            InputError: a group without a test example, or a class of which no client has a training example.
+        """
+        order = torch.argsort(data.client, stable=True).split(torch.bincount(data.client).tolist())
+        parts: list[list[Tensor]] = [[], [], [], []]
+        for name, own in zip(data.client_names, order, strict=True):
+            counts = self._held_out(len(own))
+            shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
+            for part, indices in zip(parts, shuffled.split([*counts, len(own) - sum(counts)]), strict=True):
+                part.append(indices)
+        test, holdout, shadow, training = parts
+        trained = torch.bincount(data.labels[torch.cat(training)], minlength=data.classes)
+        for (name, count), kept in zip(_counts(data.class_names, data.labels), trained.tolist(), strict=True):
+            only = "its only example is" if count == 1 else f"all its {count} examples are"
+            require(
+                kept > 0,
+                f"{data.name} has no training example of the class '{name}', since {only} held out; leave the class "
+                "out, give it more examples, or choose another 'seed'",
+            )
+        tested = _counts(data.group_names, data.group[data.client[torch.cat(test)]])
+        without = quoted(name for name, count in tested if not count)
+        require(
+            not without,
+            f"{data.name} has no test example of the group {without}, whose clients have one example each; it needs a "
+            "client with two",
+        )
+        return PartitionIndices(training, holdout, torch.cat(shadow), torch.cat(test))
+
+    def _held_out(self, examples: int) -> list[int]:
+        """The sizes of test, holdout and shadow set of a client; at least one example is left."""
+        counts, left = [], examples - 1
+        for fraction in (self.test_fraction, self.holdout_fraction, self.shadow_fraction):
+            counts.append(min(left, max(1, round(fraction * examples)) if fraction > 0 else 0))
+            left -= counts[-1]
+        return counts
+
+
+def federation_of_clients(
+    data: ClientDataset, indices: PartitionIndices, preferences: Preferences, scale: Standardizer | None = None
+) -> Federation:
+    """The federation of clients that have their examples already.
+
+    Pictures are scaled to [0, 1]; columns are standardised.
+
+    Args:
+        data: the examples.
+        indices: which of them are for what, as `ClientSplit.draw` returns them.
+        preferences: of the N clients.
+        scale: of columns; None: fitted to all clients' training examples.
+
+    Raises:
+        InputError: the scale of other columns.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.data import ClientDataset, ClientSplit, federation_of_clients
+        >>> x, labels = torch.arange(20.0)[:, None].double(), ["ill", "healthy", "healthy", "ill"] * 5
+        >>> data = ClientDataset.from_names("wards", x, clients=["a", "b"] * 10, labels=labels, inputs=["age"])
+        >>> preferences = shoal.draw_preferences(2, (0.5, 0.8), "threshold", shoal.Stream(0))
+        >>> federation = federation_of_clients(data, ClientSplit().draw(data, shoal.Stream(0)), preferences)
+        >>> federation.names, federation.clients.sizes.tolist(), federation.test.y.shape
+        (('a', 'b'), [8, 8], torch.Size([4]))
+    """
+    x = _scaled(data, data.standardizer(indices) if scale is None else scale)
+
+    def shards(parts: list[Tensor]) -> Shards:
+        rows, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
+        return Shards.from_contiguous(gather(x, rows), data.labels[rows], sizes)
+
+    def examples(rows: Tensor) -> GroupedExamples:
+        client = data.client[rows]
+        return GroupedExamples(gather(x, rows), data.labels[rows], data.group[client], client)
+
+    rows = {"clients": torch.cat(indices.clients), "holdout": torch.cat(indices.holdout), "test": indices.test}
+    return Federation(
+        clients=shards(indices.clients),
+        holdout=shards(indices.holdout),
+        shadow=examples(indices.shadow),
+        test=examples(indices.test),
+        ids=torch.arange(len(data.client_names)),
+        group=data.group,
+        groups=data.group_names,
+        preferences=preferences,
+        classes=data.classes,
+        names=data.client_names,
+        origins={part: partial(at, data.origin, numbers) for part, numbers in rows.items()},
+        own_inputs=True,
+    )
+
+
+def _scaled(data: ClientDataset, scale: Standardizer | None) -> Tensor:
+    """The inputs as float32."""
+    if scale is None:
+        return to_channels_first(data.x.permute(0, 2, 3, 1).contiguous().float() / 255)
+    require(
+        data.inputs == scale.inputs,
+        f"{data.name} has the inputs {quoted(data.inputs)}, where others have {quoted(scale.inputs)}",
+    )
+    return scale.transform(data.x, data.words)

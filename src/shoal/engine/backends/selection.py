@@ -1,0 +1,177 @@
+"""The choice between the two backends that train clients, and the reasons why one cannot train a model."""
+
+import logging
+import textwrap
+import warnings
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import require
+from shoal.core.layout import Layout
+from shoal.core.randomness import Stream
+from shoal.data.memory_format import to_channels_first, to_channels_last
+from shoal.engine.backends.vmap_gradients import VmapGradients
+from shoal.engine.local_sgd import LocalSGD
+from shoal.models.dropout import seeded_dropouts
+from shoal.models.model import Model
+from shoal.models.validation import require_fits
+
+LOG = logging.getLogger(__name__)
+
+Backend = Literal["loop", "vmap"]
+"""How clients are trained: one after another on each thread (`loop_backend.py`), or many at a time as one batched
+computation (`vmap_backend.py`). Results differ in their last bits only."""
+
+_TOLERANCE = 1e-3
+"""Relative to the largest gradient's norm; float32 in another order of summation differs by 1e-6."""
+
+
+def loop_reason(local: LocalSGD) -> str | None:
+    """The reason why only the loop backend can train by ``local``; None: there is none."""
+    if local.private:
+        return "cannot clip the gradients of examples, as DP-SGD needs"
+    if local.optimizer is not None:
+        return "trains by SGD alone, not by torch.optim"
+    if local.augmentation is not None:
+        return "cannot augment images"
+    return None if local.objective is None else "cannot minimise another objective than the mean loss"
+
+
+def prefers_vmap(layout: Layout, network: nn.Module) -> bool:
+    """Whether a network trains faster under vmap than in the loop on a CPU: at most 500,000 parameters, all of them in
+    linear layers (measured in `docs/performance.md`).
+    """
+    owners = [module for module in network.modules() if any(True for _ in module.parameters(recurse=False))]
+    return layout.size <= 500_000 and all(isinstance(module, nn.Linear) for module in owners)
+
+
+def resolve_backend(
+    model: Model,
+    local: LocalSGD | None = None,
+    examples: tuple[Tensor, Tensor] | None = None,
+    classes: int | None = None,
+) -> Backend:
+    """The faster backend for a model on a CPU, by `prefers_vmap`; the loop where only the loop can train.
+
+    Args:
+        model: to be trained.
+        local: local training.
+        examples: a few inputs (B, ...) and their labels, on which vmap is tried; where it does not give the loop's
+            gradients, the loop trains, and a warning gives the reason. None: the network's layers alone decide.
+        classes: of these labels; None: those of a regression.
+
+    Raises:
+        InputError: neither backend can train the model on the examples.
+
+    Example:
+        >>> from torch import nn
+        >>> from shoal import Model
+        >>> from shoal.engine import resolve_backend
+        >>> resolve_backend(Model(lambda: nn.Linear(2, 3)))
+        'vmap'
+    """
+    network = model.network()
+    only_loop = bool(seeded_dropouts(network)) or (local is not None and loop_reason(local) is not None)
+    if only_loop or not prefers_vmap(model.layout, network):
+        return "loop"
+    obstacle = None if examples is None else vmap_obstacle(model, *examples)
+    if examples is None or obstacle is None:
+        return "vmap"
+    require_fits(model, *examples, classes)
+    LOG.warning(
+        "clients are trained one after another (backend 'loop'), since the network and its loss cannot be computed for "
+        "many at once (backend 'vmap'): %s",
+        obstacle,
+    )
+    return "loop"
+
+
+def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None = None) -> None:
+    """Raise `InputError` where the requested backend cannot train ``model``, or not by ``local``.
+
+    Example:
+        >>> import shoal
+        >>> from torch import nn
+        >>> from shoal.engine import check_backend
+        >>> model = shoal.Model(lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+        >>> check_backend("loop", model)
+        >>> check_backend("vmap", model)
+        Traceback (most recent call last):
+            ...
+        shoal.core.errors.InputError: backend 'vmap' cannot train batch norm; use 'loop'
+    """
+    allowed = backend is None or backend in get_args(Backend)
+    require(allowed, f"'backend' must be None, 'loop' or 'vmap'; got {backend!r}")
+    if backend != "vmap":
+        return
+    network = model.network()
+    for kind, name in ((nn.modules.batchnorm._NormBase, "batch norm"), (nn.RNNBase, "recurrent layers")):
+        present = any(isinstance(module, kind) for module in network.modules())
+        require(not present, f"backend 'vmap' cannot train {name}; use 'loop'")
+    require(not seeded_dropouts(network), "backend 'vmap' cannot train dropout; use 'loop'")
+    reason = None if local is None else loop_reason(local)
+    require(reason is None, f"backend 'vmap' {reason}; use 'loop'")
+
+
+def check_examples(backend: Backend, model: Model, x: Tensor, y: Tensor) -> None:
+    """Raise `InputError` where a backend cannot train ``model`` on a few inputs x (B, ...) with labels y.
+
+    Networks and losses that branch on the values of their inputs, as `torch.nn.functional.gaussian_nll_loss` does,
+    change buffers, or mix the examples of a batch need the loop.
+    """
+    obstacle = vmap_obstacle(model, x, y) if backend == "vmap" else None
+    require(
+        obstacle is None,
+        "the network and its loss cannot be computed for many clients at once, as backend 'vmap' does; use "
+        f"backend='loop' ({obstacle})",
+    )
+
+
+def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
+    """The reason why vmap cannot train ``model`` on inputs x (B, ...) with labels y; None: it can, or the loop cannot
+    either.
+
+    Two owners are tried, one with three examples and one with two that are padded to three: vmap must give the loop's
+    gradients, and leave buffers alone, which padded examples would change.
+    """
+    # The last example twice; the padding of the second owner is the first example.
+    full, padded = torch.tensor([0, 1, 1]) % len(x), torch.tensor([0, 1, 0]) % len(x)
+    stored = to_channels_last(x)
+    try:
+        expected = [_mean_gradients(model, stored[rows], y[rows]) for rows in (full, padded[:2])]
+    except Exception:  # `require_fits` refuses what cannot be trained at all.
+        return None
+    # The parameters that `Model.network` has.
+    layout, params = model.layout, model.init(Stream(0, ("structure",))).repeat(2, 1)
+    rest = layout.views(params)
+    weights = {name: rest.pop(name) for name in expected[0]}
+    share = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [1 / 2, 1 / 2, 0]])
+    both = torch.stack([full, padded])
+    before = params[:, layout.trainable :].clone()
+    compute = VmapGradients(model.network, model.loss, torch.float32)
+    try:
+        with warnings.catch_warnings():
+            # Without a batching rule vmap computes one owner after another, with a warning.
+            warnings.filterwarnings("error", message=".*batching rule")
+            gradients = compute(model.network().train(), weights, rest, stored[both], y[both], share)
+    except Exception as error:
+        sentence = " ".join(str(error).removeprefix("vmap: ").split()).partition(". ")[0].rstrip(".")
+        return f"PyTorch says: {textwrap.shorten(sentence or type(error).__name__, 140, placeholder=' …')}"
+    if not torch.equal(params[:, layout.trainable :], before):
+        return "it changes buffers in training"
+    for i, true in enumerate(expected):
+        size = max(float(gradient.norm()) for gradient in true.values())
+        error = max(float((gradients[name][i] - gradient).norm()) for name, gradient in true.items())
+        if error > _TOLERANCE * size:
+            return "what it gives for an example depends on the others of the batch"
+    return None
+
+
+def _mean_gradients(model: Model, stored: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """The gradients of the mean loss by trained parameter, without vmap."""
+    network = model.network().train()
+    trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+    loss = model.loss(network(to_channels_first(stored).clone()).float(), y).mean()
+    return dict(zip(trained, torch.autograd.grad(loss, [*trained.values()], materialize_grads=True), strict=True))

@@ -1,0 +1,148 @@
+"""The one table of metrics: name, meaning, format and direction of every number that a run reports.
+
+The table is `metrics.toml`. Pages, comparisons and sweeps read it; the metrics of a user's own measurement are `Metric`
+values as well, and are shown in the same places.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import isnan
+from pathlib import Path
+from typing import Literal
+
+from shoal.core.formats import ACCURACY, DASH, count, decimal, format_duration, number, percent
+
+Format = Literal["percent", "decimal", "count", "seconds", "number"]
+Scope = Literal["run", "group", "model", "round"]
+"""What a metric is of: a whole run, a group of clients, a model and its clients, or a model in a round."""
+
+_TEXTS: Mapping[Format, Callable[[float], str]] = {
+    "percent": percent, "decimal": decimal, "count": count, "seconds": format_duration, "number": number,
+}  # fmt: skip
+_DECIMALS: Mapping[Format, int] = {"percent": 3, "decimal": 3, "count": 1, "seconds": 1, "number": 3}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a run reports.
+
+    Args:
+        key: in `summary.json`, without the group or the model that it is of.
+        name: within a sentence; a page begins it with a capital letter.
+        meaning: in one or two sentences.
+        format: how a value is written.
+        better: which values are better; None: neither.
+        scopes: what it is of, separated by spaces, as in `Scope`.
+        of_model: the meaning of a model's, where that is another one.
+        decimals: of a mean over seeds; None: as many as the format has.
+        interval: whether the ends of its 95 % interval are reported beside it.
+
+    Example:
+        >>> from shoal.metrics import Metric
+        >>> calibration = Metric("calibration_error", "calibration error", better="lower")
+        >>> calibration.text(0.04321)
+        '0.043'
+    """
+
+    key: str
+    name: str
+    meaning: str = ""
+    format: Format = "decimal"
+    better: Literal["higher", "lower"] | None = None
+    scopes: str = "group model"
+    of_model: str = ""
+    decimals: int | None = None
+    interval: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name with the unit of its plain numbers."""
+        return f"{self.name} (s)" if self.format == "seconds" else self.name
+
+    def text(self, value: float | None) -> str:
+        """A value as a page writes it; a dash where there is none."""
+        return DASH if value is None or isnan(value) else _TEXTS[self.format](value)
+
+    def plain(self, value: float | None, decimals: int | None = None) -> str:
+        """A value or a mean as a table of many writes it, without a unit; a dash where there is none.
+
+        >>> metric_of("violations").plain(1.25), metric_of("accuracy").plain(0.8123), metric_of("migrated").plain(1, 0)
+        ('1.2', '0.812', '1')
+        """
+        places = next(each for each in (decimals, self.decimals, _DECIMALS[self.format]) if each is not None)
+        return DASH if value is None or isnan(value) else f"{value:z,.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _table() -> dict[str, Metric]:
+    """The rows of `metrics.toml`; after one with an interval, the ends of it."""
+    table = {}
+    for key, row in tomllib.loads((Path(__file__).parent / "metrics.toml").read_text(encoding="utf-8")).items():
+        metric = table[key] = Metric(key, **row)
+        for end, words in (("low", "lower end"), ("high", "upper end")) if metric.interval else ():
+            name, meaning = f"{metric.name}, {words}", "Of its 95 % interval."
+            end_key = f"{key}.{end}" if "." in key else f"{key}_{end}"
+            table[end_key] = replace(metric, key=end_key, name=name, meaning=meaning, of_model=meaning, interval=False)
+    return table
+
+
+METRICS: Mapping[str, Metric] = _table()
+"""Every metric that Shoal itself reports, by key; in the order of pages."""
+
+_FAMILIES = {"mia_by_": "MIA accuracy, {}", "mia_against_": "MIA accuracy against {}",
+             "mia_auc_against_": "MIA AUC against {}", "loss_threshold_against_": "loss-threshold attack against {}",
+             "directive.": "directive {}", "epsilon.": "epsilon, {}"}  # fmt: skip
+"""Metrics that each attack, group, knob or view has one of: the beginning of their keys, and their names."""
+
+
+def metric_of(
+    key: str,
+    *,
+    measured: str = ACCURACY,
+    own: Mapping[str, Metric] | None = None,
+    attack_title: Callable[[str], str] = str,
+) -> Metric:
+    """The metric of a key in `summary.json`, without the group or the model that it is of.
+
+    One that nobody declares is called by its key.
+
+    Args:
+        key: of the metric.
+        measured: what the run reports as accuracy.
+        own: the metrics of the user's measurements, by key.
+        attack_title: the title of an attack, from its name in audit.json.
+
+    Example:
+        >>> from shoal.metrics import metric_of
+        >>> metric_of("mia_low").name, metric_of("mia_against_few").name, metric_of("directive.shorter_training").name
+        ('MIA accuracy, lower end', 'MIA accuracy against few', 'directive shorter training')
+        >>> metric_of("accuracy", measured="R2").text(-12.5), metric_of("mine").name
+        ('-12.5', 'mine')
+    """
+    if own and key in own:
+        return own[key]
+    if key in METRICS:
+        return _measured_by(METRICS[key], measured)
+    for prefix, name in _FAMILIES.items():
+        if key.startswith(prefix):
+            which = key.removeprefix(prefix)
+            words = attack_title(which.replace("_", "-")) if prefix == "mia_by_" else which
+            words = words.replace("_", " ") if prefix == "directive." else words
+            return Metric(key, name.format(words), better=None if prefix == "directive." else "lower")
+    return Metric(key, key, format="number")
+
+
+def is_declared(key: str) -> bool:
+    """Whether a key, without the group or the model that it is of, is in the table or of a family in it."""
+    return key in METRICS or key.startswith(tuple(_FAMILIES))
+
+
+def _measured_by(metric: Metric, measured: str) -> Metric:
+    """A metric of accuracy as that of a run with another metric: its own name, and a number of any size."""
+    if measured == ACCURACY or metric.key not in ("accuracy", "train_accuracy"):
+        return metric
+    if metric.key == "accuracy":
+        meaning = "Mean over held-out examples of a client's own group; higher is better."
+        return replace(metric, name=measured, meaning=meaning, of_model=meaning, format="number")
+    meaning = "On the examples that the clients trained on."
+    return replace(metric, name=f"train {measured}", meaning=meaning, of_model=meaning, format="number")

@@ -1,0 +1,293 @@
+"""Federations in which one client, the victim, has examples with a property: their schedule and their partition.
+
+Source: Melis, Song, De Cristofaro, Shmatikov 2019, arXiv:1805.04049, section VII; Kim et al., RAID 2023, sections 4 and
+4.1.1; label skew as `skew_labels_balanced`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shoal.core.errors import InputError, require
+from shoal.core.randomness import Stream
+from shoal.core.representation import one_line
+from shoal.core.settings import OpenFraction, Positive, settings
+from shoal.data.datasets import LabelledDataset
+from shoal.data.federation import Federation
+from shoal.data.partition import (
+    DEFAULT_STREAM,
+    Partition,
+    PartitionIndices,
+    disjoint,
+    partitioned,
+    shuffled_indices,
+    skew_labels_balanced,
+)
+from shoal.data.preferences import Preferences, equal_preferences
+from shoal.data.shards import Shards
+from shoal.data.shifts import Group
+
+ATTACKER, VICTIM = 0, 1
+"""Ids of the two clients; any would do, since examples are assigned to clients at random."""
+
+_ATTEMPTS = 1_000
+_GROUPS = (Group("all", 1.0),)
+
+
+@dataclass(frozen=True, eq=False)
+class PropertySchedule:
+    """A property that only the training examples of the victim and of the attacker have, and the victim's schedule.
+
+    In every ``period``-th round the victim trains only on its examples with the property, in all other rounds only on
+    those without: the attacker's task is to tell these rounds apart.
+
+    Args:
+        has_property: (M,) bool, which of the clients' examples have the property.
+        test_has_property: (M',) bool, which of the test examples have it.
+        victim: id of the client that the attack is about.
+        attacker: id of the client that attacks.
+        period: rounds from one with the property to the next.
+
+    Example:
+        >>> import torch, shoal
+        >>> has_property = torch.tensor([True, False, True, False])
+        >>> schedule = shoal.PropertySchedule(has_property, has_property, victim=1, attacker=0, period=3)
+        >>> [schedule.present(number) for number in range(1, 7)]
+        [False, False, True, False, False, True]
+    """
+
+    has_property: Tensor
+    test_has_property: Tensor
+    victim: int
+    attacker: int
+    period: int
+    __repr__ = one_line
+
+    def present(self, number: int) -> bool:
+        """True if the victim trains on the property in round ``number``, counted from 1."""
+        return number % self.period == 0
+
+    def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
+        """The shards that the clients train on in a round, out of ``clients``, all their examples; ids (N,) int64."""
+        indices = [clients.owned(i) for i in range(len(clients))]
+        for i in torch.nonzero(ids == self.victim).flatten().tolist():
+            indices[i] = self._of_victim(indices[i], present=self.present(number))
+        sizes = torch.tensor([len(each) for each in indices])
+        return Shards.from_indices(clients.x, clients.y, torch.cat(indices), sizes)
+
+    def swapped(self, clients: Shards, ids: Tensor, number: int) -> Shards:
+        """The victim's shard as it would be if round ``number`` were of the other kind: one owner, or none."""
+        owners = torch.nonzero(ids == self.victim).flatten()
+        indices = [self._of_victim(clients.owned(i), present=not self.present(number)) for i in owners.tolist()]
+        sizes = torch.tensor([len(each) for each in indices], dtype=torch.int64)
+        return Shards.from_indices(clients.x, clients.y, torch.cat([owners[:0], *indices]), sizes)
+
+    def _of_victim(self, indices: Tensor, *, present: bool) -> Tensor:
+        return indices[self.has_property[indices] == present]
+
+
+def schedule_of(federation: Federation) -> PropertySchedule:
+    """The federation's property schedule.
+
+    Raises:
+        InputError: it has none.
+    """
+    if not isinstance(federation.schedule, PropertySchedule):
+        raise InputError(
+            "a property attack needs a federation in which a client holds a property (Federation.schedule)"
+        )
+    return federation.schedule
+
+
+@settings
+class PropertyPartition:
+    """How examples with and without a property are partitioned.
+
+    The training examples are ``clients * examples_per_client``, drawn as for any federation. Those with the property go
+    to the attacker and the victim, those without to all clients, with label skew by ``dirichlet_alpha``, from which the
+    victim may be exempt.
+
+    Args:
+        partition: how many examples go where.
+        attacker_share: fraction of the property's training examples that the attacker gets; the victim gets the rest
+            (paper: 0.5; its authors' code: 0.3).
+        period: rounds from one in which the victim trains on the property to the next.
+        min_examples: fewest examples of each kind that a client trains on, usually a batch.
+        victim_labels: of the victim's examples without the property: "natural", drawn at random before label skew, as
+            many as it has with the property or as are left (the authors' code); or "skewed" as those of the others.
+
+    Raises:
+        InputError: fewer than three clients, or a value outside its range.
+
+    Example:
+        >>> import shoal
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), attacker_share=0.5, min_examples=4)
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
+        >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
+        >>> federation.clients.sizes.tolist()
+        [50, 48, 31, 31]
+        >>> schedule, owner = federation.schedule, federation.clients.owners()
+        >>> [int(schedule.has_property[owner == i].sum()) for i in range(4)]
+        [18, 17, 0, 0]
+    """
+
+    partition: Partition
+    attacker_share: OpenFraction = 0.5
+    period: Annotated[int, Field(ge=2, strict=True)] = 5
+    min_examples: Positive = 32
+    victim_labels: Literal["natural", "skewed"] = "natural"
+
+    def __post_init__(self) -> None:
+        require(
+            self.partition.clients >= 3,
+            "a property attack needs an attacker, a victim and at least one further client, so 'clients' must be at "
+            f"least 3; got {self.partition.clients}",
+        )
+
+
+def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, stream: Stream) -> PartitionIndices:
+    """Draw which examples go where.
+
+    Raises:
+        InputError: too few examples, a task without a property, a property that no or every example has, fewer
+            examples with it than ``min_examples``, or label skew that leaves a client fewer than that.
+
+    Example:
+        >>> import shoal
+        >>> from shoal.property import draw_property_partition
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4)
+        >>> indices = draw_property_partition(digits, plan, shoal.Stream(0))
+        >>> [int(digits.has_property[each].sum()) for each in indices.clients]
+        [18, 17, 0, 0]
+    """
+    has_property = _has_property(dataset).numpy()
+    partition = plan.partition
+    per_client = partition.examples_per_client + partition.holdout_examples
+    needed = partition.clients * per_client + partition.shadow_examples + partition.test_examples
+    require(
+        needed <= len(has_property),
+        f"the partition needs {needed:,} examples ({partition.clients} clients x {per_client} + "
+        f"{partition.shadow_examples:,} shadow + {partition.test_examples:,} test), but {dataset.name} has "
+        f"{len(has_property):,}",
+    )
+    order = shuffled_indices(dataset, stream("split").numpy())
+    training, *others = disjoint(partition, order, _GROUPS)
+    with_property, without = training[has_property[training]], training[~has_property[training]]
+    cut = round(plan.attacker_share * len(with_property))
+    for name, count in (("attacker", cut), ("victim", len(with_property) - cut)):
+        require(
+            count >= plan.min_examples,
+            f"the {name} gets {count} training examples with the property, fewer than a batch of "
+            f"{plan.min_examples}; raise 'examples_per_client', lower the batch size, or change 'attacker_share'",
+        )
+    owners = _owners_without_property(dataset.labels.numpy()[without], len(with_property) - cut, plan, stream)
+    clients = [without[owners == client] for client in range(partition.clients)]
+    clients[ATTACKER] = np.concatenate([with_property[:cut], clients[ATTACKER]])
+    clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
+    holdout, shadow, test = map(torch.from_numpy, others)
+    own = [torch.from_numpy(indices) for indices in clients]
+    return PartitionIndices(own, _equal_parts(holdout, partition.clients), shadow, test)
+
+
+def partition_by_property(
+    dataset: LabelledDataset,
+    plan: PropertyPartition,
+    preferences: Preferences | None = None,
+    stream: Stream = DEFAULT_STREAM,
+) -> Federation:
+    """The federation of a data set partitioned by property, with one group; raises as `draw_property_partition`.
+
+    ``preferences`` and ``stream`` are those of `partition_dataset`.
+
+    Example:
+        >>> import shoal
+        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4, period=3)
+        >>> digits = shoal.load_dataset("digits", task="class/thick")
+        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
+        >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
+        >>> victim = federation.schedule.victim
+        >>> [int(federation.clients_in_round(number).sizes[victim]) for number in (1, 2, 3)]
+        [31, 31, 17]
+    """
+    if preferences is None:
+        preferences = equal_preferences(plan.partition.clients)
+    return partitioned_federation(dataset, plan, draw_property_partition(dataset, plan, stream), preferences, stream)
+
+
+def _equal_parts(indices: Tensor, clients: int) -> list[Tensor]:
+    """``indices`` in as many parts of one length, in order."""
+    return list(indices.reshape(clients, -1))
+
+
+def partitioned_federation(
+    dataset: LabelledDataset, plan: PropertyPartition, drawn: PartitionIndices, preferences: Preferences, stream: Stream
+) -> Federation:
+    """The federation of a data set whose partition by property is ``drawn`` already."""
+    has_property = _has_property(dataset)
+    schedule = PropertySchedule(
+        has_property[torch.cat(drawn.clients)],
+        has_property[drawn.test],
+        victim=VICTIM,
+        attacker=ATTACKER,
+        period=plan.period,
+    )
+    federation = partitioned(dataset, _GROUPS, drawn, preferences, stream)
+    return replace(federation, schedule=schedule)
+
+
+def _has_property(dataset: LabelledDataset) -> Tensor:
+    """(M,) bool, which examples have the property; neither all nor none."""
+    has_property = dataset.has_property
+    if has_property is None:
+        raise InputError(
+            "a property attack needs a 'task' with a property, such as \"smiling/sunglasses\" of faces; "
+            f"the task of {dataset.name} names none"
+        )
+    count = int(has_property.sum())
+    require(
+        0 < count < len(has_property),
+        f"{'every one' if count else 'none'} of the {len(has_property):,} examples of {dataset.name} has the property, "
+        "so that an AUC is undefined; choose another 'task'",
+    )
+    return has_property
+
+
+def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyPartition, stream: Stream) -> np.ndarray:
+    """The client of each example without the property: (M,).
+
+    Args:
+        labels: (M,) of these examples.
+        of_victim: number of examples with the property that the victim has.
+        plan: how they are partitioned.
+        stream: of the partition.
+    """
+    clients, alpha = plan.partition.clients, plan.partition.dirichlet_alpha
+    require(
+        len(labels) >= clients * plan.min_examples,
+        f"there are {len(labels):,} training examples without the property, fewer than a batch of "
+        f"{plan.min_examples} for each of {clients} clients; raise 'examples_per_client' or lower the batch size",
+    )
+    skew = stream("skew").numpy()
+    if alpha is None:
+        return skew.permutation(np.arange(len(labels)) % clients)
+    owners, others, left = np.full(len(labels), VICTIM), clients, np.arange(len(labels))
+    if plan.victim_labels == "natural":
+        # Enough are left for the others to have a batch each.
+        count = min(max(of_victim, plan.min_examples), len(labels) - (clients - 1) * plan.min_examples)
+        others, left = clients - 1, stream("victim").numpy().permutation(len(labels))[count:]
+    for _ in range(_ATTEMPTS):
+        drawn = skew_labels_balanced(labels[left], others, alpha, skew)
+        if np.bincount(drawn, minlength=others).min() >= plan.min_examples:
+            # With a natural victim, the others are all clients but this one.
+            owners[left] = drawn if others == clients else drawn + (drawn >= VICTIM)
+            return owners
+    raise InputError(
+        f"'dirichlet_alpha' = {alpha:g} leaves a client fewer than {plan.min_examples} of {len(labels):,} examples "
+        f"without the property in each of {_ATTEMPTS:,} draws; raise it, or 'examples_per_client'"
+    )

@@ -1,0 +1,117 @@
+"""The table ``[property_attack]`` of a configuration: the attack, the federation that it is made for, and its page."""
+
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+from pydantic import Field
+
+from shoal.config.schema import Config
+from shoal.core.errors import InputError, require
+from shoal.core.randomness import Stream
+from shoal.core.settings import Flag, Fraction, Inline, OpenFraction, PositiveFloat, settings
+from shoal.data import Federation, LabelledDataset, Preferences
+from shoal.data.partition import PartitionIndices
+from shoal.engine import MaliciousClients
+from shoal.metrics.summary import Summary
+from shoal.models import Model
+from shoal.property.active_attacker import active_property_attacker
+from shoal.property.property_attack import PropertyAttack
+from shoal.property.property_federation import (
+    PropertyPartition,
+    PropertySchedule,
+    draw_property_partition,
+    partitioned_federation,
+)
+from shoal.simulation.simulation import Simulation
+
+
+@settings
+class PropertyAttackSection:
+    """Property inference by a client. The victim has examples with the property of ``data.task``, and the attacker
+    wants to know in which rounds it trains on them; see [property inference](#property-inference).
+
+    Args:
+        mode: ``passive``; ``active``: the attacker also trains for the property; ``scaled``: it also sends ``gamma``
+            times its update.
+        alpha: weight of the main loss in the attacker's training, unless it is passive; the property's has the rest.
+        gamma: factor on the attacker's update when ``scaled``.
+        period: rounds from one in which the victim trains on the property only to the next; in the others it trains on
+            examples without it.
+        attacker_share: fraction of the property's training examples that the attacker has; the victim has the rest (the
+            authors' code: 0.3).
+        victim_labels: labels of the victim's examples without the property: ``natural``, drawn before label skew (the
+            authors' code), or ``skewed`` as those of the others. Then its labels change with its rounds where those of
+            the property do not follow the same skew, and an attack may see labels instead of the property.
+        train_head: whether the attacker's outputs for the property learn; in the code of Melis et al. they stay as
+            initialised.
+        attack: what the attacker infers.
+    """
+
+    mode: Literal["passive", "active", "scaled"] = "passive"
+    alpha: Fraction = 0.9
+    gamma: PositiveFloat = 5.0
+    period: Annotated[int, Field(ge=2, strict=True)] = 5
+    attacker_share: OpenFraction = 0.5
+    victim_labels: Literal["natural", "skewed"] = "natural"
+    train_head: Flag = True
+    attack: Annotated[PropertyAttack, Inline()] = PropertyAttack()
+
+    @staticmethod
+    def of(simulation: Simulation) -> "PropertyAttackSection | None":
+        """The table of a simulation in Python with a passive attack; an active one does not say its weights."""
+        attack, schedule = simulation.round_attack, simulation.federation.schedule
+        if not isinstance(attack, PropertyAttack) or simulation.malicious_clients is not None:
+            return None
+        period = schedule.period if isinstance(schedule, PropertySchedule) else PropertyAttackSection.period
+        return PropertyAttackSection(attack=attack, period=period)
+
+    def check(self, config: Config) -> None:
+        """Raise `InputError` where examples are dealt out in another way, or no attacked round has the property."""
+        data, groups = config.data, config.data.groups.values()
+        require(
+            [(each.rotation, each.brightness, each.label_shift) for each in groups] == [(None, None, None)],
+            "'property_attack' partitions examples by label and property, so 'data.groups' must be left out",
+        )
+        assert data.partition is not None
+        require(not data.partition.reuse_images, "'property_attack' does not go together with 'data.reuse_images'")
+        first = (self.attack.warm_up // self.period + 1) * self.period
+        require(
+            first <= config.algorithm.rounds,
+            f"'algorithm.rounds' must be at least {first}, or the victim never trains on the property in an attacked "
+            f"round and the AUC is undefined; got {config.algorithm.rounds}",
+        )
+
+    def draw(self, config: Config, dataset: LabelledDataset, stream: Stream) -> PartitionIndices:
+        """See `draw_property_partition`."""
+        return draw_property_partition(dataset, self._partition(config), stream)
+
+    def federation(
+        self,
+        config: Config,
+        dataset: LabelledDataset,
+        indices: PartitionIndices,
+        preferences: Preferences,
+        stream: Stream,
+    ) -> Federation:
+        """The federation of a data set whose partition is drawn already."""
+        return partitioned_federation(dataset, self._partition(config), indices, preferences, stream)
+
+    def malicious_clients(self, model: Model, federation: Federation) -> MaliciousClients | None:
+        """The active attacker; None for a passive one."""
+        if self.mode == "passive":
+            return None
+        gamma = self.gamma if self.mode == "scaled" else 1.0
+        return active_property_attacker(model, federation, alpha=self.alpha, gamma=gamma, train_head=self.train_head)
+
+    def page(self, task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int) -> Any:  # noqa: ANN401
+        """The section of a run's page."""
+        from shoal.property.property_section import property_section  # noqa: PLC0415 - matplotlib takes a second
+
+        return property_section(self, task, summary, updates, clusters)
+
+    def _partition(self, config: Config) -> PropertyPartition:
+        partition = config.data.partition
+        if partition is None:
+            raise InputError(f"data source '{config.data.source}' has clients of its own")
+        least = config.local.batch(partition.examples_per_client)
+        return PropertyPartition(partition, self.attacker_share, self.period, least, self.victim_labels)

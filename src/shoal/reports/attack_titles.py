@@ -1,0 +1,46 @@
+"""What attacks are called in text, and who their attackers are."""
+
+from collections.abc import Mapping
+
+import shoal.attacks
+from shoal.attacks import ShadowModelAttack, SourceInference
+from shoal.audit.update_audit import OTHERS
+from shoal.core.formats import capitalized
+
+_DECLARED = [each for each in vars(shoal.attacks).values() if isinstance(each, type) and hasattr(each, "title")]
+
+TITLES: Mapping[str, str] = {getattr(each, "name"): getattr(each, "title") for each in _DECLARED} | {  # noqa: B009
+    "posterior": ShadowModelAttack.title,
+    "label-only": "label only",
+    "boundary-distance": "boundary distance",
+    "trajectory": "loss trajectory",
+    "source-inference-in-cluster": f"{SourceInference.title} in the cluster",
+    "reconstruction": "reconstruction of updates from released models",
+}
+"""Attacks by their names in audit.json and in files: as each declares itself, and those that are no class."""
+
+WEAK = ("posterior", "loss-threshold", "gap")
+"""Attacks without reference models of the same records, which audits of federations usually end with."""
+
+ATTACKERS: Mapping[str, str] = {
+    "outsider": "has the released models, and asks of each record the one that its client uses",
+    "client": "is sent the models of all clusters",
+    "server": "sees the update of every client",
+}
+"""Attackers by their names, and what they have."""
+
+
+def attack_head(name: str) -> str:
+    """The title of an attack at the beginning of a line; a name that is no title stays as it is."""
+    title = attack_title(name)
+    return capitalized(title) if name.removesuffix(OTHERS) in TITLES else title
+
+
+def attack_title(name: str) -> str:
+    """What an attack is called within a sentence; its name where it declares no title.
+
+    >>> attack_title("lira-offline"), attack_title("fedmia-i-others"), attack_title("my-attack")
+    ('offline LiRA', 'FedMIA-I, other clients', 'my-attack')
+    """
+    attack = name.removesuffix(OTHERS)
+    return TITLES.get(name) or (f"{TITLES[attack]}, other clients" if attack in TITLES else name)

@@ -1,0 +1,23 @@
+"""The smallest federation with two groups, on which the examples of docstrings run."""
+
+from shoal.data.federation import Federation
+from shoal.engine import LocalSGD
+from shoal.models import Model, VectorShape, create_model
+
+
+def two_groups(*, beta: float = 0.5, threshold: float = 0.65) -> tuple[Federation, Model, LocalSGD]:
+    """Four clients with two examples each, the labels of the last two swapped; a linear classifier; five large steps.
+
+    One model for all clients is right on half of their examples, and one model per group on all of them. The test and
+    shadow examples are those of the first client.
+
+    Args:
+        beta, threshold: preferences of all clients.
+
+    >>> federation, model, local = two_groups()
+    >>> federation.clients.x.flatten().tolist(), federation.clients.y.tolist()
+    ([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0], [0, 1, 0, 1, 1, 0, 1, 0])
+    """
+    one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])
+    federation = Federation.from_tensors([one, one, other, other], test=one, shadow=one, beta=beta, threshold=threshold)
+    return federation, create_model("logistic", VectorShape(inputs=1, classes=2)), LocalSGD(steps=5, learning_rate=1.0)

@@ -1,0 +1,78 @@
+"""The pages of algorithms, attacks and defences: one row for each that there is, with what was measured."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import shoal.attacks
+from experiment_scripts import experiment_script
+from shoal.algorithms import Algorithms
+from shoal.config.schema import DefensesSection
+from shoal.config.settings_tables import names_of
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+NOT_A_CLASS = {"canaries", "CanaryClients", "passive", "active", "scaled", "reconstruction", "label-only"} | {
+    "boundary-distance", "trajectory", "posterior", "source-inference-in-cluster",
+}  # fmt: skip
+"""Attacks of the table that no class with a name declares: functions, modes, and keys of `audit.json`."""
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of each row that names something in its first cell."""
+    lines = (DOCS / f"{page}.md").read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| .*?\(`", line)]
+
+
+def names(page: str) -> list[str]:
+    """The names in the first cells of a page's tables."""
+    return [name for first, *_ in rows(page) for name in re.findall(r"`([\w-]+)`", first)]
+
+
+def test_each_algorithm_has_one_row_with_its_title_and_name():
+    first = [row[0] for row in rows("algorithms")]
+    assert sorted(first) == sorted(f"{cls.title} (`{cls.name}`)" for cls in get_args(Algorithms))
+
+
+def test_each_attack_has_one_row():
+    declared = {
+        value.name
+        for value in vars(shoal.attacks).values()
+        if isinstance(value, type) and isinstance(getattr(value, "name", None), str)
+    }
+    listed = names("attacks")
+    assert len(listed) == len(set(listed))
+    assert declared - {"grad-difference"} <= set(listed)
+    assert set(listed) - declared <= NOT_A_CLASS | {"shadow"}
+
+
+def test_each_defence_of_a_configuration_has_one_row():
+    assert sorted(names("defenses")) == sorted({*names_of(DefensesSection)} - {"custom"})
+
+
+@pytest.mark.parametrize("page", ["algorithms", "attacks", "defenses"])
+def test_every_row_ends_with_what_was_measured(page):
+    for row in rows(page):
+        assert len(row[-1].split()) >= 2, row[0]
+
+
+def test_every_folder_of_measured_files_is_linked_from_a_page():
+    results = DOCS / "results"
+    linked = {
+        (page.parent / link).resolve()
+        for page in DOCS.glob("*.md")
+        for link in re.findall(r"\]\(([^)#\s]*results/[^)#\s]*)\)", page.read_text(encoding="utf-8"))
+    }
+    folders = {folder for path in linked for folder in path.parents if folder.is_relative_to(results)}
+    for path in results.rglob("*.csv"):
+        assert {path.parent, path.parent.parent} & folders - {results}, path
+
+
+def test_labels_alone_find_what_the_pages_say(capsys):
+    experiment_script("attacks/labels_alone").main()
+    auc, labels, grouped = (line.split(": ")[1] for line in capsys.readouterr().out.splitlines())
+    assert f"an AUC of {auc}" in (DOCS / "attacks.md").read_text(encoding="utf-8")
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert f"{labels} by labels, {grouped} with the group" in text

@@ -1,0 +1,174 @@
+"""Runs with a property attack: what is written, what a crash leaves, and what wrong files say."""
+
+import pandas as pd
+import pytest
+
+from run_files import content, metrics
+from shoal.config.build import build
+from shoal.core.errors import InputError
+from shoal.engine import Engine
+from shoal.property.update_table import PROPERTY_COLUMNS
+from shoal.runs.run import run
+
+PROPERTY = {
+    "data": {
+        "source": "digits",
+        "task": "class/thick",
+        "clients": 5,
+        "examples_per_client": 120,
+        "test_examples": 200,
+        "dirichlet_alpha": 1.0,
+    },
+    "model": {"name": "mlp", "hidden": 12},
+    "algorithm": {"name": "ifca", "rounds": 12, "choose_by": "batch"},
+    "local": {"steps": 1, "batch_size": 16, "learning_rate": 0.1},
+    "red_team": {"every": 0, "attack": "gap"},
+    "property_attack": {"mode": "scaled", "period": 3, "trees": 10, "simulated_clients": 3},
+}
+"""Digits with thick strokes, for which an active attacker looks."""
+
+
+@pytest.fixture(scope="module")
+def config_of(toy_config):
+    return lambda **changes: toy_config(**PROPERTY | changes)
+
+
+@pytest.fixture(scope="module")
+def finished(config_of, tmp_path_factory):
+    return run(config_of(), tmp_path_factory.mktemp("runs") / "whole")
+
+
+def test_what_a_run_says_of_a_property(finished):
+    summary = metrics(finished)
+    rows = pd.read_csv(finished / "property.csv")
+    assert set(PROPERTY_COLUMNS) <= set(rows)
+    assert summary["property.updates"] == len(rows)
+    assert summary["property.positives"] == rows["present"].sum() == 4
+    assert rows.loc[rows["present"] == 1, "round"].tolist() == [3, 6, 9, 12]
+    for key in ("property.auc", "property.auc_control", "property.auc_rounds", "main.auc", "main.auc_even"):
+        assert 0 <= summary[key] <= 1
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill_after(number):
+    def watch(simulation, progress, report):
+        if progress.state.round == number and report is not None:
+            raise Killed
+
+    return watch
+
+
+def without_config(out):
+    return {name: each for name, each in content(out).items() if name != "config.toml"}
+
+
+def test_a_killed_and_resumed_run_is_the_uninterrupted_one(finished, config_of, tmp_path):
+    """The malicious client's memory, the last updates and the observations all have to come back."""
+    out = tmp_path / "run"
+    # Killed between two checkpoints, at round 5, and at one, at round 8.
+    for number in (5, 8):
+        with pytest.raises(Killed):
+            run(config_of(checkpoint__every=4), out, resume=True, watch=kill_after(number))
+    run(config_of(checkpoint__every=4), out, resume=True)
+    assert "property.csv" in content(out)
+    assert without_config(out) == without_config(finished)
+
+
+def test_a_finished_run_that_is_prolonged_is_the_longer_run(finished, config_of, tmp_path):
+    """Its 7 rounds end between two with the property and between two checkpoints."""
+    out = run(config_of(algorithm__rounds=7, checkpoint__every=4), tmp_path / "run")
+    assert len(pd.read_csv(out / "property.csv")) < len(pd.read_csv(finished / "property.csv"))
+    run(config_of(checkpoint__every=4), out, resume=True)
+    assert "property.csv" in content(out)
+    assert without_config(out) == without_config(finished)
+
+
+def test_a_damaged_checkpoint_takes_its_observations_with_it(finished, config_of, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        run(config_of(checkpoint__every=3), out, watch=kill_after(8))
+    newest = sorted((out / "checkpoint").glob("round-*"))[-1]
+    assert newest.name.startswith("round-000008")
+    newest.write_bytes(newest.read_bytes()[:-1] + b"x")
+    run(config_of(checkpoint__every=3), out, resume=True)
+    assert (out / "property.csv").read_bytes() == (finished / "property.csv").read_bytes()
+
+
+def test_observations_without_a_checkpoint_are_forgotten(finished, config_of, tmp_path):
+    """Killed between the first observations and their checkpoint, and resumed at another interval."""
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        run(config_of(checkpoint__every=4), out, watch=kill_after(4))
+    for path in (out / "checkpoint").glob("round-*"):
+        path.unlink()
+    assert list((out / "checkpoint").glob("observations-*"))
+    run(config_of(checkpoint__every=5), out, resume=True)
+    assert (out / "property.csv").read_bytes() == (finished / "property.csv").read_bytes()
+
+
+def test_a_warm_up_may_end_right_before_a_round_with_the_property(config_of):
+    build(config_of(algorithm__rounds=6, property_attack__period=3, property_attack__warm_up=5))
+
+
+def test_a_passive_attack_leaves_the_models_as_they_are(config_of, tmp_path):
+    """The same federation, once watched closely, once hardly."""
+    close, hardly = (
+        run(config_of(property_attack=section), tmp_path / name)
+        for name, section in (
+            ("close", {"period": 3, "trees": 5}),
+            ("hardly", {"period": 3, "trees": 5, "simulate_every": 100, "warm_up": 9, "visible_models": "own"}),
+        )
+    )
+    assert (close / "models.safetensors").read_bytes() == (hardly / "models.safetensors").read_bytes()
+
+
+def test_the_written_configuration_says_everything(finished):
+    text = (finished / "config.toml").read_text()
+    for line in ('mode = "scaled"', "gamma = 5.0", "alpha = 0.9", "attacker_share = 0.5", 'task = "class/thick"'):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data__task": "class"}, "needs a 'task' with a property"),
+        ({"data__task": None}, "needs a 'task' with a property"),
+        ({"data__task": "class/thin"}, "thick"),
+        ({"data__clients": 2}, "clients' must be at least 3; got 2"),
+        ({"property_attack__gamma": 0.0}, "'property_attack.gamma' must be above 0"),
+        ({"property_attack__gamma": -2.0}, "'property_attack.gamma' must be above 0"),
+        ({"property_attack__alpha": 1.2}, "'property_attack.alpha' must be at most 1"),
+        ({"property_attack__alpha": -0.2}, "'property_attack.alpha' must be at least 0"),
+        ({"property_attack__mode": "sneaky"}, "'property_attack.mode' must be 'passive', 'active' or 'scaled'"),
+        ({"property_attack__gama": 3.0}, "did you mean 'gamma'"),
+        ({"property_attack__period": 13}, "'algorithm.rounds' must be at least 13"),
+        ({"property_attack__period": 5, "property_attack__warm_up": 10}, "'algorithm.rounds' must be at least 15"),
+        ({"local__batch_size": 100}, "fewer than a batch of 100"),
+        ({"data__groups": {"a": {"share": 0.5}, "b": {"share": 0.5}}}, "'data.groups' must be left out"),
+        ({"data__groups": {"a": {"share": 1.0, "rotation": [0, 9]}}}, "'data.groups' must be left out"),
+    ],
+)
+def test_what_cannot_run_is_one_sentence_before_anything_is_written(config_of, tmp_path, changes, sentence):
+    with pytest.raises(InputError, match=sentence) as error:
+        run(config_of(**changes), tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_are_the_papers_unless_said_otherwise(config_of):
+    decided = {
+        name: build(config_of(algorithm={"name": name, "rounds": 9, **more}))[0].algorithm.value.weighting
+        for name, more in (("fedavg", {}), ("ifca", {}))
+    }
+    assert decided == {"fedavg": "examples", "ifca": "equal"}
+    equal = build(config_of(algorithm={"name": "fedavg", "rounds": 9, "weighting": "equal"}))
+    assert equal[0].algorithm.value.weighting == "equal"
+    simulation = equal[1]
+    with Engine(simulation.setup.model, threads=1) as engine:
+        training = simulation.on(engine)
+        _, report = next(training.rounds(training.start(), 1))
+    (weights,) = (each.weights for each in report.plan.trainings)
+    assert weights.tolist() == [pytest.approx([0.2] * 5)]
