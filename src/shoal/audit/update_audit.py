@@ -65,9 +65,9 @@ class UpdateAudit:
         >>> import numpy as np
         >>> from shoal.attacks import GradCosine, UpdateScores
         >>> from shoal.audit import audit_updates
-        >>> fit, zeros = np.eye(4, 8)[None], np.zeros(8, dtype=np.int64)  # one round, four clients, their records first
+        >>> fit, zero = np.eye(4, 8)[None], np.zeros(8, dtype=np.int64)  # one round, four clients, their records first
         >>> owner, clients = np.array([0, 1, 2, 3, -1, -1, -1, -1]), np.arange(4)
-        >>> scores = UpdateScores(np.array([1]), clients, zeros[None, :4], -fit, fit, fit, zeros, owner, zeros, ("all",))
+        >>> scores = UpdateScores(np.array([1]), clients, zero[None, :4], -fit, fit, fit, zero, owner, zero, ("all",))
         >>> audit = audit_updates(GradCosine(), scores)
         >>> sorted(audit.by_client), audit.unused.members, audit.others.auc
         ([0, 1, 2, 3], 4, 1.0)
@@ -94,9 +94,9 @@ def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None 
         >>> import numpy as np
         >>> from shoal.attacks import GradCosine, UpdateScores
         >>> from shoal.audit import audit_updates
-        >>> fit, zeros = np.eye(4, 8)[None], np.zeros(8, dtype=np.int64)  # one round, four clients, their records first
+        >>> fit, zero = np.eye(4, 8)[None], np.zeros(8, dtype=np.int64)  # one round, four clients, their records first
         >>> owner, clients = np.array([0, 1, 2, 3, -1, -1, -1, -1]), np.arange(4)
-        >>> scores = UpdateScores(np.array([1]), clients, zeros[None, :4], -fit, fit, fit, zeros, owner, zeros, ("all",))
+        >>> scores = UpdateScores(np.array([1]), clients, zero[None, :4], -fit, fit, fit, zero, owner, zero, ("all",))
         >>> audit_updates(GradCosine(), scores).unused.auc
         1.0
     """
