@@ -323,7 +323,7 @@ def test_a_group_s_clients_count_by_their_examples(clustered):
     clients = Shards.from_indices(
         federation.clients.x, federation.clients.y, rows[torch.arange(100) % len(rows)], torch.tensor([90, 10])
     )
-    two = replace(federation.permuted(torch.tensor([0, 1])), clients=clients)
+    two = replace(federation.take(torch.tensor([0, 1])), clients=clients)
 
     class Constant(ByLabel):
         def __init__(self, score):
@@ -345,7 +345,7 @@ def test_a_model_without_members_has_no_exposure(clustered):
 def test_exposure_does_not_depend_on_the_order_of_clients(clustered):
     state, federation, engine = clustered
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    permuted = federation.permuted(order)
+    permuted = federation.take(order)
     audits = [
         audit_of(GAPS, state.models, assignment, each, engine)
         for each, assignment in ((federation, state.assignment), (permuted, state.assignment[order]))

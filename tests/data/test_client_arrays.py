@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from full_simulation import simulate_with
 from shoal import (
     IFCA,
     ClientArrays,
@@ -21,7 +22,6 @@ from shoal import (
     Model,
     Stream,
     Training,
-    simulate,
 )
 from shoal.audit import final_attacks, predictions
 from shoal.data import Shards, content
@@ -78,7 +78,9 @@ def pairs(kind="rows"):
 
 def run(given: Federation, kind: str, algorithm=None, **settings):
     local = LocalSGD(epochs=2, batch_size=2)
-    return simulate(given, MODELS[kind], algorithm or IFCA(clusters=2), local, rounds=3, participation=0.75, **settings)
+    return simulate_with(
+        given, MODELS[kind], algorithm or IFCA(clusters=2), local, rounds=3, participation=0.75, **settings
+    )
 
 
 def require_same(one, other):
@@ -206,9 +208,9 @@ WRONG = {
     "fewer labels": (lambda: ClientArrays(X, Y[:-1], SIZES), "'clients' has 13 examples but 12 labels"),
     "another sum": (lambda: ClientArrays(X, Y, [3, 5, 1, 5]), "'sizes' of 'clients' sum to 14, but it has 13 examples"),
     "no divisor": (lambda: ClientArrays(X, Y, 4), "'sizes' of 'clients' must divide its 13 examples"),
-    "negative": (lambda: ClientArrays(X, Y, [-1, 14]), "'sizes' of 'clients' must be whole numbers from 0"),
-    "fractions": (lambda: ClientArrays(X, Y, [6.5, 6.5]), "'sizes' of 'clients' must be whole numbers from 0"),
-    "words": (lambda: ClientArrays(X, Y, "many"), "'sizes' of 'clients' must be whole numbers from 0"),
+    "negative": (lambda: ClientArrays(X, Y, [-1, 14]), "'sizes' of 'clients' must be integers from 0"),
+    "fractions": (lambda: ClientArrays(X, Y, [6.5, 6.5]), "'sizes' of 'clients' must be integers from 0"),
+    "words": (lambda: ClientArrays(X, Y, "many"), "'sizes' of 'clients' must be integers from 0"),
     "a client without": (lambda: ClientArrays(X, Y, [3, 0, 6, 4]), "client 1 has no examples"),
     "nobody": (lambda: ClientArrays(X[:0], Y[:0], np.array([], int)), "a federation needs at least one client"),
     "not finite": (lambda: ClientArrays(X.where(X < 1, torch.nan), Y, SIZES), "inputs that are NaN or infinite"),

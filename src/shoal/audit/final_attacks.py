@@ -2,6 +2,9 @@
 
 The configured attack is fitted as often as the red team says; the gap attack and a threshold on the loss stand beside
 it. With reference models, attacks on records join them.
+
+A personal model is attacked by what was fitted on its cluster's model: shadow models of every client would cost N times
+as much. It may understate the exposure of personal models.
 """
 
 from collections.abc import Callable, Mapping, Sequence

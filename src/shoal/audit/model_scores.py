@@ -1,7 +1,8 @@
 """One attack's scores of the training and test examples of K models, as tables of records.
 
 The simulator knows who was trained on what. For measurement alone: algorithms see none of it, unless the red team's
-estimator is "audit".
+estimator is "audit". Non-members are weighted to the members' groups and labels, not drawn: a draw would add noise to a
+headline figure.
 """
 
 from collections.abc import Sequence
