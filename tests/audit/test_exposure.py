@@ -6,6 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
+from full_simulation import simulate_with
 from shoal import IFCA, FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, simulate
 from shoal.audit.exposure import exposure_of_clients
 from shoal.core.randomness import Stream
@@ -68,7 +69,7 @@ def test_a_state_made_by_hand_takes_the_assignment():
 
 def measured(mlp, build, algorithm, **settings):
     team = RedTeam(every=0, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
-    return simulate(build(), mlp, algorithm, LOCAL, **{"rounds": 4, "red_team": team} | settings)
+    return simulate_with(build(), mlp, algorithm, LOCAL, **{"rounds": 4, "red_team": team} | settings)
 
 
 def test_members_are_those_who_trained_and_not_those_who_choose_at_the_end(mlp, build):

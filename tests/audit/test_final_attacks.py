@@ -8,7 +8,8 @@ import torch
 
 import shoal
 from calibrated_confidence import CalibratedConfidence
-from shoal import IFCA, FedAvg, FineTuning, LocalOnly, LocalSGD, LossThreshold, RedTeam, ShadowModels, simulate
+from full_simulation import simulate_with
+from shoal import IFCA, FedAvg, FineTuning, LocalOnly, LocalSGD, LossThreshold, RedTeam, ShadowModels
 from shoal.audit import exposure, final_attacks
 from shoal.metrics.summary import flatten
 from shoal.models import squared_error
@@ -29,7 +30,7 @@ def line(count, seed):
     ids=["local", "fine-tuning, references", "ifca", "ifca, references"],
 )
 def test_models_in_parts_of_one_give_the_bits_of_all_at_once(algorithm, team, mlp, build, monkeypatch):
-    in_parts(monkeypatch, lambda: simulate(build(), mlp, algorithm, LOCAL, rounds=2, threads=1, red_team=team))
+    in_parts(monkeypatch, lambda: simulate_with(build(), mlp, algorithm, LOCAL, rounds=2, threads=1, red_team=team))
 
 
 def test_so_it_is_in_a_regression(monkeypatch):
@@ -37,7 +38,9 @@ def test_so_it_is_in_a_regression(monkeypatch):
         [line(7, seed) for seed in range(5)], test=line(33, 10), shadow=line(40, 11), task="regression"
     )
     model = shoal.Model(lambda: torch.nn.Linear(1, 1), squared_error)
-    in_parts(monkeypatch, lambda: simulate(federation, model, LocalOnly(), LOCAL, rounds=2, threads=1, red_team=LOSS))
+    in_parts(
+        monkeypatch, lambda: simulate_with(federation, model, LocalOnly(), LOCAL, rounds=2, threads=1, red_team=LOSS)
+    )
 
 
 def in_parts(monkeypatch, simulated):
@@ -66,6 +69,6 @@ def test_outputs_of_an_earlier_part_are_not_kept(mlp, build, monkeypatch):
     monkeypatch.setattr(final_attacks, "evaluate_models", watched)
     monkeypatch.setattr(final_attacks, "PART", 1)
     federation = build()
-    simulate(federation, mlp, LocalOnly(), LOCAL, rounds=1, threads=1, red_team=REFERENCES)
+    simulate_with(federation, mlp, LocalOnly(), LOCAL, rounds=1, threads=1, red_team=REFERENCES)
     # One part a client, and then the cluster's model.
     assert len(kept) == len(federation) + 1

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from calibrated_confidence import CalibratedConfidence
-from shoal import IFCA, Ditto, FedAvg, Gap, LocalSGD, LossThreshold, RedTeam, ShadowModels, simulate
+from full_simulation import simulate_with
+from shoal import IFCA, Ditto, FedAvg, Gap, LocalSGD, LossThreshold, RedTeam, ShadowModels
 from shoal.audit.repeated_attacks import Refits, refit_metrics
 from shoal.core.randomness import Stream
 from shoal.metrics import MembershipMetrics
@@ -27,7 +28,7 @@ def ended(mlp, build, team, algorithm, seed=0):
 
     known = {name: random(getattr(federation, name), name) for name in ("clients", "test", "shadow")}
     federation = replace(federation, **known)
-    return simulate(federation, mlp, algorithm, LOCAL, rounds=2, seed=seed, threads=1, red_team=team)
+    return simulate_with(federation, mlp, algorithm, LOCAL, rounds=2, seed=seed, threads=1, red_team=team)
 
 
 @dataclass

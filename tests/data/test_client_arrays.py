@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from full_simulation import simulate_with
 from shoal import (
     IFCA,
     ClientArrays,
@@ -21,7 +22,6 @@ from shoal import (
     Model,
     Stream,
     Training,
-    simulate,
 )
 from shoal.audit import membership_audit as audit
 from shoal.audit import model_outputs
@@ -79,7 +79,9 @@ def pairs(kind="rows"):
 
 def run(given: Federation, kind: str, algorithm=None, **settings):
     local = LocalSGD(epochs=2, batch_size=2)
-    return simulate(given, MODELS[kind], algorithm or IFCA(clusters=2), local, rounds=3, participation=0.75, **settings)
+    return simulate_with(
+        given, MODELS[kind], algorithm or IFCA(clusters=2), local, rounds=3, participation=0.75, **settings
+    )
 
 
 def require_same(one, other):

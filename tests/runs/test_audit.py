@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from full_simulation import simulate_with
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning, LocalOnly
 from shoal.attacks import Gap, ReferenceScores
 from shoal.audit import RedTeam
@@ -28,8 +29,7 @@ from shoal.models import Model
 from shoal.replay.reference_federations import AttackedRun
 from shoal.runs.audits import audit_run, audit_scores, audit_trace
 from shoal.runs.result import load
-from shoal.runs.run import run
-from shoal.runs.simulate import simulate
+from shoal.runs.run import run, simulate
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
 ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "gap"} | {
@@ -500,7 +500,7 @@ def test_a_result_is_audited_as_the_run_of_its_directory_is(toy_config, tmp_path
     config = toy_config(algorithm__name="ifca", algorithm__participation=0.7)
     from_file = audit_run(run(config, tmp_path / "run"), references=3)
     _, simulation = build(config)
-    result = simulate(
+    result = simulate_with(
         simulation.federation,
         simulation.setup.model,
         simulation.algorithm,

@@ -1,4 +1,8 @@
-"""The membership-inference attacks on the final models, the configured one fitted as often as the red team says."""
+"""The membership-inference attacks on the final models, the configured one fitted as often as the red team says.
+
+A personal model is attacked by what was fitted on its cluster's model: shadow models of every client would cost N times
+as much. It may understate the exposure of personal models.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

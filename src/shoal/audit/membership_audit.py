@@ -1,6 +1,7 @@
 """Attack scores of every member and non-member, from the simulator's full knowledge of who was trained on what.
 
 For measurement. The algorithms see none of it unless the red team's estimator is "audit".
+Non-members are weighted to the members' groups and labels, not drawn: a draw would add noise to a headline figure.
 """
 
 from collections.abc import Sequence

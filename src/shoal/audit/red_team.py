@@ -4,6 +4,10 @@ Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which does not say on whic
 The server holds no members, so there are four estimators. For "federated", it sends the attack, with the reference
 models that it needs; each client scores its own examples on the model it chose, and only counts come back. For
 "histogram", it sends nothing, and gets histograms of losses (`loss_histograms`).
+
+"shadow" is cross-validated over shadow models: judged on its own training records an attack would look too strong.
+Shadow models train on the whole shadow mix, since the server does not know a cluster's groups. A refit draws shadow
+models anew: logistic regression draws nothing, and would be the same again on the same records.
 """
 
 from dataclasses import replace

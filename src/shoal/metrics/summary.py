@@ -1,4 +1,7 @@
-"""A run's metrics as a value, and as the flat keys of `summary.json`."""
+"""A run's metrics as a value, and as the flat keys of `summary.json`.
+
+Undefined figures are left out: the exposure of a model that no client chose is no number.
+"""
 
 import re
 from collections.abc import Collection, Hashable, Mapping
