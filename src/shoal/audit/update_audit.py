@@ -62,14 +62,8 @@ class UpdateAudit:
         by_client: `unused` of each client, by its id.
 
     Example:
-    <<<<<<< HEAD
-        >>> import torch, shoal
-        >>> from shoal.attacks import update_scores
-        >>> from shoal.attacks import GradCosine, OwnedRecords
-    =======
         >>> import numpy as np
         >>> from shoal.attacks import GradCosine, UpdateScores
-    >>>>>>> main
         >>> from shoal.audit import audit_updates
         >>> fit, zero = np.eye(4, 8)[None], np.zeros(8, dtype=np.int64)  # one round, four clients, their records first
         >>> owner, clients = np.array([0, 1, 2, 3, -1, -1, -1, -1]), np.arange(4)
@@ -97,14 +91,8 @@ def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None 
         group: name of a group; None: all clients.
 
     Example:
-    <<<<<<< HEAD
-        >>> import torch, shoal
-        >>> from shoal.attacks import update_scores
-        >>> from shoal.attacks import GradCosine, OwnedRecords
-    =======
         >>> import numpy as np
         >>> from shoal.attacks import GradCosine, UpdateScores
-    >>>>>>> main
         >>> from shoal.audit import audit_updates
         >>> fit, zero = np.eye(4, 8)[None], np.zeros(8, dtype=np.int64)  # one round, four clients, their records first
         >>> owner, clients = np.array([0, 1, 2, 3, -1, -1, -1, -1]), np.arange(4)
