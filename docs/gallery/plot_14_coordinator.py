@@ -26,13 +26,13 @@ preferences = shoal.draw_preferences(24, (0.52, 0.62), 0.5, shoal.Stream(0))
 federation = shoal.partition_dataset(digits, partition, groups, preferences)
 
 # %%
-# The same training twice, without and with a coordinator. ``relief`` and ``cost`` are what the defence is believed to
-# do before anything was measured. The estimator "audit" attacks with the simulator's full knowledge of members; a
-# server has "federated" or "histogram" instead, with which clients count for themselves.
+# The same training twice, without and with a coordinator. ``risk_reduction`` and ``accuracy_cost`` are the defence's
+# expected effects before anything was measured. The estimator "audit" attacks with the simulator's full knowledge of
+# members; a server has "federated" or "histogram" instead, with which clients count for themselves.
 
 model = shoal.create_model("mlp", shoal.Shape(channels=1, height=8, width=8, classes=10), hidden=64)
 algorithm = shoal.OneShotStart(shoal.IFCA(clusters=2), shoal.LocalSGD(epochs=50, batch_size=6, learning_rate=0.1))
-knob = shoal.Knob(shoal.ShorterTraining(0.2), relief=0.05, cost=0.02)
+knob = shoal.Knob(shoal.ShorterTraining(0.2), risk_reduction=0.05, accuracy_cost=0.02)
 coordinator = shoal.Coordinator({"shorter": knob}, target=0.1, max_cost=0.05)
 free, steered = (
     shoal.simulate(

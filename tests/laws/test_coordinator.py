@@ -107,7 +107,7 @@ def test_recorded_risks_and_directives_play_the_run_again(mlp, build):
         ]
         again = Training(
             federation, IFCAMIR(), LOCAL, engine, Stream(5), risk_estimator=RecordedRisks.of_rows(2, rows),
-            defenses=(asked,), coordinator=RecordedDirectives.of_rows(asked, rows, Stream(5)),
+            defenses=(asked,), coordinator=RecordedDirectives.from_rows(asked, rows, Stream(5)),
         )  # fmt: skip
         replayed = [each for each, _ in again.rounds(again.start(), 6)][-1]
     assert same(replayed, states[-1])

@@ -109,21 +109,7 @@ class StepRule(Protocol):
 
 @runtime_checkable
 class Augmentation(Protocol):
-    """Random transformations of the images that a client trains on, drawn anew in every pass.
-
-    Example:
-        >>> import torch, shoal
-        >>> from dataclasses import dataclass
-        >>> from shoal.engine import Augmentation
-        >>> @dataclass(frozen=True)
-        ... class Brightness:
-        ...     spread: float
-        ...     def augmented(self, images, generator):
-        ...         return images * (1 + self.spread * torch.rand(len(images), 1, 1, 1, generator=generator))
-        ...
-        >>> isinstance(Brightness(0.1), Augmentation), shoal.LocalSGD(augmentation=Brightness(0.1)).augmentation
-        (True, Brightness(spread=0.1))
-    """
+    """Random transformations of the images that a client trains on, drawn anew in every pass."""
 
     def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Images of the same shape; each depends on its own original alone, so that DP-SGD bounds its influence.

@@ -2,6 +2,8 @@
 
 Source: Melis et al. 2019, arXiv:1805.04049, section V-B (multi-task loss); Kim et al., RAID 2023, equation 1 and
 Algorithm 2, line 6 (scale-up).
+The attacker's network is the federation's with two more outputs, not a second head beside it: layouts, dropout and
+private steps need to know nothing of it.
 """
 
 from collections.abc import Callable

@@ -50,20 +50,6 @@ class Deployed:
         assignment: (n,) int64, the cluster of each client.
         fine_tuning: local trainings that every client takes from its model, in order, on all its examples, without
             sending anything; None stands for the run's. `Training.deployed` performs them.
-
-    Example:
-        >>> import torch, shoal
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     for algorithm in (shoal.FedAvg(), shoal.LocalOnly()):
-        ...         training = shoal.Training(federation, algorithm, shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...         deployed, losses = training.deployed(training.start())
-        ...         print(len(deployed.models), deployed.model.tolist(), losses.shape)
-        ...
-        1 [0, 0] torch.Size([2])
-        2 [0, 1] torch.Size([2])
     """
 
     models: Tensor | PersonalModels

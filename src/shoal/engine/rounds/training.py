@@ -66,12 +66,11 @@ class Training:
         >>> with shoal.Engine(model) as engine:
         ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), shoal.LocalSGD(), engine, shoal.Stream(0))
         ...     state = training.start()
-        ...     for state, report in training.rounds(state, 3):
+        ...     for state, report in training.rounds(state, 2):
         ...         print(state.round, report.assignment.tolist())
         ...
         1 [0, 0, 1, 1]
         2 [0, 0, 1, 1]
-        3 [0, 0, 1, 1]
     """
 
     federation: Federation
