@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from full_simulation import simulate_with
 from shoal.algorithms import IFCA
 from shoal.attacks import Gap, LossHistograms, ShadowModels
 from shoal.attacks.membership import losses
@@ -16,7 +17,6 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Shards
 from shoal.engine import LocalSGD
-from shoal.runs.simulate import simulate
 
 LOCAL = LocalSGD(epochs=1, batch_size=4)
 TEAM = RedTeam(1, "histogram", Gap())
@@ -196,7 +196,7 @@ def test_no_shadow_model_is_trained_for_it(clustered, monkeypatch):
 def test_watching_changes_nothing(mlp, build, epsilon):
     team = replace(TEAM, histograms=LossHistograms(epsilon))
     watched, alone = (
-        simulate(build(), mlp, IFCA(2), LOCAL, rounds=3, threads=1, red_team=each) for each in (team, None)
+        simulate_with(build(), mlp, IFCA(2), LOCAL, rounds=3, threads=1, red_team=each) for each in (team, None)
     )
     assert torch.equal(watched.state.models, alone.state.models)
     assert watched.rounds["risk"].nunique() > 1, "risks were estimated"

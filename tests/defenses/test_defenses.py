@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoal import FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, Training, simulate
+from full_simulation import simulate_with
+from shoal import FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, Training
 from shoal.algorithms import IFCA, IFCAMIR
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -77,7 +78,7 @@ def undefended(build):
 
 
 def played(model, federation, algorithm, *defenses, **settings):
-    return simulate(
+    return simulate_with(
         federation, model, algorithm, LOCAL, **{"rounds": 3, "red_team": RED_TEAM, "defenses": defenses} | settings
     )
 

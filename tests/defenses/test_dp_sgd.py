@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoal import FedAvg, simulate
+from full_simulation import simulate_with
+from shoal import FedAvg
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, TrainingSetup
@@ -176,7 +177,7 @@ def test_private_steps_are_the_loop_s(mlp, build):
     # A directive may ask for them in one round alone, so an engine of vmap loops them; a configuration is refused.
     assert torch.equal(trained(mlp, build(), private, backend="vmap"), trained(mlp, build(), private, backend="loop"))
     with pytest.raises(InputError, match="backend 'vmap' cannot clip the gradients"):
-        simulate(build(), mlp, FedAvg(), LOCALS["epochs"], rounds=1, defenses=[DPSGD(1.0, 0.5)], backend="vmap")
+        simulate_with(build(), mlp, FedAvg(), LOCALS["epochs"], rounds=1, defenses=[DPSGD(1.0, 0.5)], backend="vmap")
 
 
 def test_batch_norm_is_refused_before_anything_runs():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from full_simulation import simulate_with
 from shoal import FedAvg, Group, Partition, RedTeam, Stream, TextDataset, draw_preferences, partition_dataset, simulate
 from shoal.config.build import build
 from shoal.config.schema import parse_config
@@ -130,7 +131,7 @@ def test_a_gru_in_bfloat16_is_close_to_one_in_float32(federation, gru):
 
 def test_two_threads_give_a_gru_s_federation_bit_for_bit_what_one_gives(federation, gru):
     done = [
-        simulate(federation, gru, FedAvg(), LOCAL, rounds=2, threads=threads, red_team=RedTeam(every=1))
+        simulate_with(federation, gru, FedAvg(), LOCAL, rounds=2, threads=threads, red_team=RedTeam(every=1))
         for threads in (1, 2)
     ]
     assert torch.equal(done[0].state.models, done[1].state.models)

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from shoal.audit.audit import Audit, audit_records
 from shoal.audit.gate import gates_of
-from shoal.audit.records import AuditRecords
+from shoal.audit.reference_records import AuditRecords
 from shoal.audit.score_file import read_scores
-from shoal.audit.server_audit import audit_server, with_server, without_server
-from shoal.config.build import engine_of, load_data, resolve
+from shoal.audit.update_audit import audit_server, with_server, without_server
+from shoal.config.build import load_data, resolve
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.toml_files import read_toml
 from shoal.core.errors import described, path_of, require, whole
@@ -31,15 +31,13 @@ from shoal.replay.reference_store import (
     replayed_scores,
     warn_of_records,
 )
-from shoal.replay.run_records import records_of_run
-from shoal.replay.trajectory_attack import trajectory_attack
+from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.reports.run.description import RunDescription
 from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, write_audit
 from shoal.runs.checkpoint import load_checkpoint
-from shoal.runs.directory import logged
+from shoal.runs.directory import locked, logged
 from shoal.runs.files import read_summary
 from shoal.runs.hashes import require_same_examples, require_unchanged
-from shoal.runs.lock import locked
 from shoal.runs.result import Result, report_of
 from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
 from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
@@ -105,7 +103,7 @@ def audit_run(
     title = f"Audit of {RunDescription.of(config).title}"
     model = simulation.setup.model
     make_directory(out)
-    with locked(home), logged(home / "run.log"), engine_of(config, model) as engine:
+    with locked(home), logged(home / "run.log"), config.engine.engine(model) as engine:
         attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows, engine)
         trained = _trained_again(attacked, references, engine, home / "references", watch)
         recorded = trace_of(run, simulation.federation, model) if simulation.record_updates else None

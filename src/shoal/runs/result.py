@@ -19,12 +19,13 @@ from torch import Tensor
 from shoal.audit.audit import ATTACK_COLUMNS
 from shoal.audit.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
-from shoal.core.errors import InputError, path_of, require
+from shoal.core.errors import InputError, path_of, require, require_instance
 from shoal.core.representation import shortened
 from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
 from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine, State
+from shoal.engine.state import UNKNOWN_RISK
 from shoal.metrics.summary import Summary
 from shoal.models import Model
 from shoal.reports.run.description import RunDescription
@@ -36,6 +37,7 @@ from shoal.runs.record import read_description
 from shoal.runs.updates import recorded_in
 from shoal.simulation.outcome import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
 from shoal.simulation.simulation import Simulation
+from shoal.simulation.warm_start import Start
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,6 +114,23 @@ class Result:
         copied: dict[str, Any] = deepcopy(self.__getstate__(), memo)
         # Both are shared: nothing changes a simulation, and an engine has no copy.
         return Result(**copied | {"simulation": self.simulation, "engine": self.engine})
+
+    def start(self, *, public: bool = False) -> Start:
+        """These models as the ``start`` of another `Simulation`.
+
+        Args:
+            public: whether no example of that simulation's clients had a part in them, as in models trained on public
+                data. The models alone are taken over then, and reference federations begin at them too.
+        """
+        require_instance("public", public, bool, "True or False")
+        state = self.state
+        if state is None:
+            risks = [self.summary.by_cluster.get(k, {}).get("risk", UNKNOWN_RISK) for k in self.models]
+            assignment = torch.tensor(self.clients["cluster"].tolist(), dtype=torch.int64)
+            last = int(self.summary.run["rounds"])
+            state = State(last, torch.empty(len(risks), 0), torch.tensor(risks, dtype=torch.float64), assignment)
+        rows = [{str(name): value for name, value in row.items()} for row in self.rounds.to_dict("records")]
+        return Start(state, self.models, self.simulation, self.engine, rows, public)
 
     def _repr_html_(self) -> str:
         from shoal.reports.run.run_verdict import verdict  # noqa: PLC0415
