@@ -49,7 +49,7 @@ nitpick_ignore_regex = [
         r"py:class",
         r"shoal\.attacks\.(\w+\.Fitted\w+|audit\.Margins|simulated_updates\.Auxiliary)|shoal\.metrics\.intervals\.RateEstimate",
     ),
-    (r"py:class", r"shoal\.simulation\.(simulation\.SimulationState|attacked_records\.AttackScores|warm_start\.Start)"),
+    (r"py:class", r"shoal\.simulation\.(simulation\.SimulationState|warm_start\.Start)"),
     (r"py:class", r"shoal\.sweeps\.(spec\.Run|plan\.PlannedRun)"),
 ]
 

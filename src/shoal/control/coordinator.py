@@ -1,4 +1,8 @@
-"""Coordinator at the server: integral control of each cluster's risk by the cheapest knob first."""
+"""Coordinator at the server: integral control of each cluster's risk by the cheapest knob first.
+
+The rounds ask it; it does not wrap the algorithm: it needs risks, which are estimated after the server's update, and
+local training, which no algorithm decides.
+"""
 
 import logging
 import math

@@ -4,6 +4,9 @@ A membership-inference attack that compares a record's score with what models th
 (LiRA, RMIA) needs such models. Here each is the outcome of a federation like the attacked one, so that a record's score
 contains the choice of a cluster that the record causes. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
 centralised training.
+
+Risks and directives of the attacked run are replayed: steered by its own risks, a reference federation would train
+under another defence.
 """
 
 from collections.abc import Sequence
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks import Population, RecordedRisks, ReferenceScores, logit_confidence
-from shoal.audit.members import Membership, is_personal
+from shoal.audit.model_scores import Membership, is_personal
 from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
@@ -203,7 +206,7 @@ class AttackedRun:
         state, training, seen = None, None, list[Tensor]()
         for stage in self.stages:
             replay = replace(
-                stage.simulation, federation=stage.records.exchanged(exchange[stage.pair]), reference_federations=0
+                stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
             )
             replay = replay if state is None else replace(replay, start=Start(state))
             with opened(stage.engine, engine) as own:

@@ -1,4 +1,8 @@
-"""The choice between the two backends that train clients, and the reasons why one cannot train a model."""
+"""The choice between the two backends that train clients, and the reasons why one cannot train a model.
+
+A local training that needs the loop is looped under vmap too: were the run's backend chosen by what a directive may
+turn on, all other trainings would change in their last bits.
+"""
 
 import logging
 import textwrap
