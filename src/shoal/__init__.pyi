@@ -48,7 +48,7 @@ from .attacks import (
 )
 from .audit import RedTeam
 from .audit.audit import Audit, audit_records
-from .audit.records import AuditRecords
+from .audit.reference_records import AuditRecords
 from .config.schema import Config, read_config
 from .control import Coordinator, Knob, RiskPrediction
 from .core.errors import InputError, ShoalError

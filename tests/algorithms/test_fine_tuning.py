@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning
-from shoal.audit.members import Membership
+from shoal.audit.model_scores import Membership
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation

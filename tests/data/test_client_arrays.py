@@ -23,8 +23,7 @@ from shoal import (
     Stream,
     Training,
 )
-from shoal.audit import membership_audit as audit
-from shoal.audit import model_outputs
+from shoal.audit import final_attacks, predictions
 from shoal.data import Shards, content
 from shoal.engine import engine as engine_module
 
@@ -278,16 +277,16 @@ def test_outputs_in_parts_are_the_outputs_bit_for_bit(monkeypatch):
 @pytest.mark.parametrize("algorithm", [FedAvg(), IFCA(clusters=2)], ids=["fedavg", "ifca"])
 def test_what_is_kept_of_members_alone_measures_the_same(algorithm, monkeypatch):
     kept = []
-    of = audit.Margins.of
+    margins_of = final_attacks.margins_of
 
     def counted(outputs, *others):
         kept.append(sum(map(len, outputs.members)))
-        return of(outputs, *others)
+        return margins_of(outputs, *others)
 
-    monkeypatch.setattr(audit.Margins, "of", staticmethod(counted))
+    monkeypatch.setattr(final_attacks, "margins_of", counted)
     given = federation(pairs())
     usual = run(given, "rows", algorithm, member_rounds=1)
-    monkeypatch.setattr(model_outputs, "MAX_OUTPUTS", 0)
+    monkeypatch.setattr(predictions, "MAX_OUTPUTS", 0)
     require_same(run(given, "rows", algorithm, member_rounds=1), usual)
     assert min(kept) < max(kept)
 

@@ -17,7 +17,7 @@ from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning, LocalOnly
 from shoal.attacks import Gap, ReferenceScores
 from shoal.audit import RedTeam
 from shoal.audit.audit import audit_records
-from shoal.audit.records import AuditRecords
+from shoal.audit.reference_records import AuditRecords
 from shoal.audit.score_file import read_scores
 from shoal.cli.app import main
 from shoal.config.build import build
@@ -222,7 +222,7 @@ def test_without_reference_federations_the_other_attacks_remain(finished, tmp_pa
 def test_the_distance_of_large_images_to_the_boundary_is_not_asked_and_the_page_can_say_why(
     finished, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("shoal.replay.attacks_without_references.MOST_INPUTS", 63)
+    monkeypatch.setattr("shoal.replay.run_records.MOST_INPUTS", 63)
     found = audit_run(finished, references=0, out=tmp_path).audit
     attacks = set(found.attacks["attack"])
     assert "label-only" in attacks

@@ -143,6 +143,15 @@ class MetricKey(NamedTuple):
     cluster: int | None = None
 
 
+def accuracy_key(attack: str) -> str:
+    """The metric of `summary.json` that holds an attack's balanced accuracy.
+
+    >>> accuracy_key("other-clusters")
+    'mia_by_other_clusters'
+    """
+    return "mia_by_" + re.sub(r"\W", "_", attack)
+
+
 _CLUSTER = re.compile(r"clusters\.(\d+)\.(.+)")
 _OVERALL = re.compile(
     r"[^.]*|(train_)?accuracy\.overall|(violations|exceeded)\.total|(fairness|main|property|cosine|seconds|canaries)\..*"

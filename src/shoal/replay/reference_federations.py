@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks import Population, RecordedRisks, ReferenceScores, logit_confidence
-from shoal.audit.members import Membership, is_personal
+from shoal.audit.model_scores import Membership, is_personal
 from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
@@ -206,7 +206,7 @@ class AttackedRun:
         state, training, seen = None, None, list[Tensor]()
         for stage in self.stages:
             replay = replace(
-                stage.simulation, federation=stage.records.exchanged(exchange[stage.pair]), reference_federations=0
+                stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
             )
             replay = replay if state is None else replace(replay, start=Start(state))
             with opened(stage.engine, engine) as own:

@@ -1,7 +1,6 @@
 """Which attack decides about a run's exposure, where reference federations were trained for it."""
 
-from shoal.audit.attack_metrics import accuracy_key
-from shoal.metrics.summary import Metrics, Summary
+from shoal.metrics.summary import Metrics, Summary, accuracy_key
 from shoal.reports.attack_titles import attack_title
 
 _PREFIX = accuracy_key("")

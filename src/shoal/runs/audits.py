@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from shoal.audit.audit import Audit, audit_records
 from shoal.audit.gate import gates_of
-from shoal.audit.records import AuditRecords
+from shoal.audit.reference_records import AuditRecords
 from shoal.audit.score_file import read_scores
-from shoal.audit.server_audit import audit_server, with_server, without_server
+from shoal.audit.update_audit import audit_server, with_server, without_server
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.toml_files import read_toml
@@ -31,8 +31,7 @@ from shoal.replay.reference_store import (
     replayed_scores,
     warn_of_records,
 )
-from shoal.replay.run_records import records_of_run
-from shoal.replay.trajectory_attack import trajectory_attack
+from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.reports.run.description import RunDescription
 from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, write_audit
 from shoal.runs.checkpoint import load_checkpoint

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.attacks import Gap, LossThreshold, MembershipAttacks, needs_classes
 from shoal.audit import RedTeam
-from shoal.audit.records import AttackedRecords
+from shoal.audit.reference_records import AttackedRecords
 from shoal.control import Coordinator
 from shoal.core.errors import InputError, described, require, require_instance, whole
 from shoal.core.randomness import Stream
@@ -348,7 +348,7 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
     attack = simulation.round_attack
     if attack is None:
         return now
-    return replace(now, seconds=now.seconds | {f"{attack.name}_attack": 0.0}, memory=attack.start(state))
+    return replace(now, seconds=now.seconds | {f"{attack.name}_attack": 0.0}, memory=attack.initial_memory(state))
 
 
 def run_rounds(
