@@ -49,7 +49,7 @@ nitpick_ignore_regex = [
         r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.core\.(layout\.Layout|client_vectors\.VectorsInMemory)",
     ),
     (r"py:class", r"shoal\.data\.(partition\.PartitionIndices|sources\.catalog\.Availability)"),
-    (r"py:class", r"shoal\.engine\.(engine\._Result|round_updates\.UpdateCollector|cohort_trainer\.CohortTrainer)"),
+    (r"py:class", r"shoal\.engine\.(engine\._Result|rounds\.cohort_trainer\.CohortTrainer)"),
     (
         r"py:class",
         r"shoal\.attacks\.(\w+\.Fitted\w+|audit\.Margins|simulated_updates\.Auxiliary)|shoal\.metrics\.intervals\.RateEstimate",
