@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.audit.audit import Audit, audit_records
-from shoal.audit.gate import gates_of
+from shoal.audit.audit import Audit, audit_records, parse_gates
 from shoal.audit.reference_records import AuditRecords
-from shoal.audit.score_file import read_scores
 from shoal.audit.update_audit import audit_server, with_server, without_server
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import SIMULATION, Config, read_config
@@ -33,7 +31,7 @@ from shoal.replay.reference_store import (
 )
 from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.reports.run.description import RunDescription
-from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, write_audit
+from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, read_scores, write_audit
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import locked, logged
 from shoal.runs.files import read_summary
@@ -92,7 +90,7 @@ def audit_run(
     """
     run, references = path_of("run", run), whole("references", references, "such as 16", 0)
     out = run if out is None else path_of("out", out)
-    limits = gates_of(gates)
+    limits = parse_gates(gates)
     config, progress = _finished(run)
     home = run if os.access(run, os.W_OK) else out
     resolved = resolve(config, load_data(config.data, data_dir))
@@ -219,7 +217,7 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequ
     """Audit the records of a score file, of any framework.
 
     Args:
-        path: see `shoal.audit.score_file`.
+        path: see `shoal.runs.audit_files`.
         out: where the audit's files are written; None: beside ``path``.
         gates: as of `audit_run`.
 
@@ -241,7 +239,7 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequ
         1.0
     """
     path = path_of("path", path)
-    limits = gates_of(gates)
+    limits = parse_gates(gates)
     folder = path.parent if out is None else path_of("out", out)
     audit = audit_records(read_scores(path), Stream(0)("thresholds"))
     return write_audit(folder, audit, AboutAudited(path.name, gates=limits))
@@ -278,7 +276,7 @@ def audit_trace(
         True
     """
     trace = path_of("trace", trace)
-    limits = gates_of(gates)
+    limits = parse_gates(gates)
     folder = trace if out is None else path_of("out", out)
     given = read_trace(trace, data_dir)
     with Engine(given.model) as engine:
