@@ -1,4 +1,9 @@
-"""The documentation site: Sphinx reads this. `docs/house.md` says why it is built so, `CONTRIBUTING.md` how."""
+"""The documentation site: Sphinx reads this; `CONTRIBUTING.md` says how a page is written.
+
+Pages are Markdown that reads well in a plain view of the repository: toctrees are the only directives, links are paths.
+Every build reads everything anew (`--fresh-env`), since Sphinx remembers pages and not what it warned of. Doctests are
+pytest's. A public name has one page, under the shortest name that imports it. Nothing comes from another host.
+"""
 
 import sys
 import typing

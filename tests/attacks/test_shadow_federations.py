@@ -9,7 +9,7 @@ import torch
 from full_simulation import simulate_with
 from shoal.algorithms import IFCA
 from shoal.attacks import LossThreshold, Query, ShadowModels
-from shoal.attacks.queries.shadow_federations import ShadowFederation, split_between_owners, train_shadow_federations
+from shoal.attacks.queries.shadow_models import ShadowFederation, split_between_owners, train_shadow_federations
 from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream

@@ -179,11 +179,11 @@ WRONG = {
         "[coordinator]: SCAFFOLD needs all local steps, of which shorter training takes a share alone",
     ),
     "somebody's own defence that has no strength": (
-        {"coordinator": {"custom": {"own": {"name": "shoal.defenses.dropout:Dropout", "dropout": 0.1}}}},
+        {"coordinator": {"custom": {"own": {"name": "shoal.defenses.regularization:Dropout", "dropout": 0.1}}}},
         "[coordinator]: 'custom.own' cannot be steered: Dropout has no method 'scaled'",
     ),
     "somebody's own defence under a shipped one's name": (
-        {"coordinator": {"custom": {"l2": {"name": "shoal.defenses.l2:L2", "l2": 0.1}}}},
+        {"coordinator": {"custom": {"l2": {"name": "shoal.defenses.regularization:L2", "l2": 0.1}}}},
         "[coordinator]: 'custom.l2' has the name of a shipped defence; call it otherwise",
     ),
     "a share above all": (

@@ -69,7 +69,7 @@ def played(model, federation, algorithm, *, attack=None, malicious_clients=None,
             malicious_clients=malicious_clients,
         )
         states, observations = [training.start()], []
-        memory = {} if attack is None else attack.start(states[0])
+        memory = {} if attack is None else attack.initial_memory(states[0])
         for state, report in training.rounds(states[0], rounds):
             if attack is not None:
                 observation, memory = attack.observe(states[-1], state, report, memory, training)

@@ -93,7 +93,7 @@ def texts():
 
 def observed(attack, before, after, report, training, last=None):
     """What the attack saw of a round, and the updates that it remembers."""
-    memory = attack.start(before) if last is None else {"updates": last}
+    memory = attack.initial_memory(before) if last is None else {"updates": last}
     tensors, memory = attack.observe(before, after, report, memory, training)
     return RoundObservation(after.round, **tensors), memory["updates"]
 

@@ -9,8 +9,13 @@ import torch
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import ImageDataset, Partition, TextDataset, draw_preferences
-from shoal.property import PropertyPartition, draw_property_partition, partition_by_property
-from shoal.property.property_federation import ATTACKER, VICTIM
+from shoal.property.property_federation import (
+    ATTACKER,
+    VICTIM,
+    PropertyPartition,
+    draw_property_partition,
+    partition_by_property,
+)
 
 STREAM = Stream(7, ("data",))
 

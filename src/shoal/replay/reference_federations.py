@@ -206,7 +206,7 @@ class AttackedRun:
         state, training, seen = None, None, list[Tensor]()
         for stage in self.stages:
             replay = replace(
-                stage.simulation, federation=stage.records.exchanged(exchange[stage.pair]), reference_federations=0
+                stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
             )
             replay = replay if state is None else replace(replay, start=Start(state))
             with opened(stage.engine, engine) as own:

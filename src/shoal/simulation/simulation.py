@@ -348,7 +348,7 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
     attack = simulation.round_attack
     if attack is None:
         return now
-    return replace(now, seconds=now.seconds | {f"{attack.name}_attack": 0.0}, memory=attack.start(state))
+    return replace(now, seconds=now.seconds | {f"{attack.name}_attack": 0.0}, memory=attack.initial_memory(state))
 
 
 def run_rounds(

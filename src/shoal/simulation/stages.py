@@ -50,7 +50,7 @@ def stages_before(simulation: Simulation, records: PairedRecords) -> list[Stage]
     found = []
     for start in starts_before(simulation):
         assert start.simulation is not None
-        own, pair = records.found_in(start.simulation.federation)
+        own, pair = records.located_in(start.simulation.federation)
         found.append(Stage(start.simulation, start.engine, *recorded(start.simulation, start.rows), own, pair))
     return found
 
