@@ -27,9 +27,7 @@ from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine, State
 from shoal.metrics.summary import Summary
 from shoal.models import Model
-from shoal.reports.run.description import RunDescription
-from shoal.reports.run.recorded_updates import RecordedUpdates
-from shoal.reports.run.run_audit import RunAudit
+from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
 from shoal.runs.files import read_models, read_samples, read_summary, read_table, read_warnings
 from shoal.runs.hashes import write_hashes
 from shoal.runs.record import read_description
@@ -203,7 +201,7 @@ class Result:
         Returns:
             Three axes of matplotlib, in a figure of their own (``axes[0].figure``).
         """
-        from shoal.reports.run.overview import plot_rounds  # noqa: PLC0415
+        from shoal.reports.run.run_curves import plot_rounds  # noqa: PLC0415
 
         return plot_rounds(self.rounds, self.summary, self.description.metric)
 
