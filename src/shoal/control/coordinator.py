@@ -118,7 +118,6 @@ class Coordinator:
         A predicted cluster has the federation's examples divided by the number of models, and all clients answer
         whether its risk is over their limits, as after an estimate.
         """
-        del engine
         memory = Memory.empty(len(state.models), self.knobs)
         if self.prediction is not None:
             examples_per_class = int(federation.clients.sizes.sum()) / len(state.models) / (federation.classes or 1)
