@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.config.build import build, engine_of
+from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.replay.reference_federations import AttackedRun
 from shoal.simulation.simulation import initial_state, measure_final, move_to_engine, run_rounds
@@ -23,7 +23,7 @@ def measured(config: Config, references: int) -> str:
     """A Markdown row: parameters, and the seconds of each part."""
     began = time.process_time()
     decided, simulation = build(config)
-    with engine_of(decided, simulation.setup.model) as engine:
+    with decided.engine.engine(simulation.setup.model) as engine:
         simulation = move_to_engine(simulation, engine)
         *_, (now, _) = run_rounds(simulation, engine, initial_state(simulation, engine))
         measure_final(simulation, engine, now)

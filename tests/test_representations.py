@@ -87,7 +87,14 @@ def comparison():
     return shoal.Comparison(frame, frame, tuple(LONG))
 
 
+def simulation():
+    return shoal.Simulation(FEDERATION, MODEL, shoal.IFCA(clusters=9), LOCAL, 12, seed=3, participation=0.123)
+
+
 VALUES = {
+    "EngineSettings": lambda: shoal.EngineSettings("cuda:1", 12, "bf16", "loop", "disk"),
+    "Run": lambda: shoal.Run(simulation(), "runs/mine", notes=["x" * 300]),
+    "Simulation": simulation,
     "Comparison": comparison,
     "Config": config,
     "MeasurementError": lambda: shoal.MeasurementError({0: {"w": BIG}}, "measuring failed"),

@@ -12,6 +12,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import nn
 
+from full_simulation import simulate_with
 from shoal import (
     DPSGD,
     IFCA,
@@ -45,7 +46,6 @@ from shoal import (
     load_dataset,
     read_config,
     run,
-    simulate,
     squared_error,
 )
 from shoal.models import cross_entropy
@@ -83,7 +83,7 @@ def simulated(**changes):
         "local": LocalSGD(learning_rate=0.1),
         "rounds": 1,
     }
-    return simulate(**settings | changes)
+    return simulate_with(**settings | changes)
 
 
 def with_labels(labels):
@@ -140,10 +140,10 @@ FEDERATIONS = {
     "labels None": (lambda: with_labels(None), "the labels of client 0 must be numbers"),
     "fractional labels": (
         lambda: with_labels(Y + 0.5),
-        "the labels of client 0 must be whole numbers from 0; got torch.float32 such as [0.5]; numbers to be predicted "
+        "the labels of client 0 must be integers from 0; got torch.float32 such as [0.5]; numbers to be predicted "
         "are given with task='regression'",
     ),
-    "labels NaN": (lambda: with_labels(Y * float("nan")), "the labels of client 0 must be whole numbers from 0"),
+    "labels NaN": (lambda: with_labels(Y * float("nan")), "the labels of client 0 must be integers from 0"),
     "two columns of labels": (lambda: with_labels(torch.stack([Y, Y], 1)), "must be one number per example"),
     "one label": (lambda: with_labels(torch.tensor(1)), "must be one number per example"),
     "a negative label": (lambda: with_labels(Y - 1), "client 0 has the label -1; labels must be in 0..2"),
@@ -371,20 +371,26 @@ SIMULATIONS = {
     "malicious 'x'": (lambda: simulated(malicious_clients="x"), "'malicious_clients' must be a MaliciousClients"),
     "participation '1'": (lambda: simulated(participation="1"), "'participation' must be a number in [0, 1]; got '1'"),
     "fp16": (lambda: simulated(precision="fp16"), "'precision' must be 'fp32' or 'bf16'; got 'fp16'"),
-    "tpu": (lambda: simulated(device="tpu"), "device 'tpu' cannot be used; use 'cpu', 'cuda'"),
-    "mps": (lambda: simulated(device="mps"), "device 'mps' cannot be used; use 'cpu', 'cuda'"),
-    "meta": (lambda: simulated(device=torch.device("meta")), "device 'meta' cannot be used"),
-    "backend x": (lambda: simulated(backend="x"), "'backend' must be None, 'loop' or 'vmap'; got 'x'"),
+    "tpu": (
+        lambda: simulated(device="tpu"),
+        "'device' must be 'cpu' or 'cuda', or one of several",
+    ),
+    "mps": (
+        lambda: simulated(device="mps"),
+        "such as 'cuda:1'; got 'mps'",
+    ),
+    "meta": (lambda: simulated(device=torch.device("meta")), "'device' must be a string; got device"),
+    "backend x": (lambda: simulated(backend="x"), "'backend' must be 'auto', 'loop' or 'vmap'; got 'x'"),
     "vmap of dropout": (
         lambda: simulated(model=Model(lambda: nn.Sequential(nn.Dropout(0.5), linear())), backend="vmap"),
         "backend 'vmap' cannot train dropout; use 'loop'",
     ),
-    "threads 0": (lambda: simulated(threads=0), "'threads' must be at least 1 and at most 1024; got 0"),
+    "threads 0": (lambda: simulated(threads=0), "'threads' must be at least 1; got 0"),
     "a million threads": (
         lambda: Engine(Model(linear), threads=10**6),
         "'threads' must be at least 1",
     ),
-    "threads '2'": (lambda: simulated(threads="2"), "'threads' must be a whole number, such as 2; got '2'"),
+    "threads '2'": (lambda: simulated(threads="2"), "'threads' must be a whole number; got '2'"),
     "local None": (lambda: simulated(local=None), "'local' must be a LocalSGD, such as LocalSGD(epochs=1); got None"),
     "local of a dict": (lambda: simulated(local={"epochs": 1}), "'local' must be a LocalSGD"),
     "the class LocalSGD": (lambda: simulated(local=LocalSGD), "got the class LocalSGD"),
@@ -470,8 +476,8 @@ RUNS = {
     "load 3": (lambda: load(3), f"'directory' {PATH} 3"),
     "load nowhere": (lambda: load("nowhere"), "nowhere: is not a finished run"),
     "megabytes": (
-        lambda: simulated(record_updates=1, out="never", record_max_megabytes="x"),
-        "'record_max_megabytes' must be a whole number, such as 1000; got 'x'",
+        lambda: simulated(record_updates=1, out="never", max_megabytes="x"),
+        "'max_megabytes' must be a whole number, such as 1000; got 'x'",
     ),
     "changes of numbers": (lambda: read_config("pyproject.toml", [3]), "'changes' must be a str, such as"),
     "no data set": (lambda: load_dataset(None), "unknown data source 'None'; known: "),
@@ -536,7 +542,6 @@ def test_numpy_s_numbers_are_taken_as_python_s():
 
 def test_what_is_accepted_in_several_forms():
     plain = simulated().state.models
-    assert torch.equal(simulated(device=torch.device("cpu")).state.models, plain)
     assert torch.equal(simulated(defenses=[]).state.models, simulated(defenses=()).state.models)
     whole = federation([(x.double().numpy(), y.tolist()) for x, y in CLIENTS])
     assert torch.equal(simulated(federation=replace(whole)).state.models, plain)

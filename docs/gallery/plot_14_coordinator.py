@@ -9,6 +9,8 @@ rounds, and for a weaker one when it can. Here the defence is shorter training: 
 four fifths of its local steps.
 """
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 
 import shoal
@@ -26,26 +28,18 @@ preferences = shoal.draw_preferences(24, (0.52, 0.62), 0.5, shoal.Stream(0))
 federation = shoal.partition_dataset(digits, partition, groups, preferences)
 
 # %%
-# The same training twice, without and with a coordinator. ``relief`` and ``cost`` are what the defence is believed to
-# do before anything was measured. The estimator "audit" attacks with the simulator's full knowledge of members; a
-# server has "federated" or "histogram" instead, with which clients count for themselves.
+# The same training twice, without and with a coordinator. ``risk_reduction`` and ``accuracy_cost`` are the defence's
+# expected effects before anything was measured. The estimator "audit" attacks with the simulator's full knowledge of
+# members; a server has "federated" or "histogram" instead, with which clients count for themselves.
 
 model = shoal.create_model("mlp", shoal.Shape(channels=1, height=8, width=8, classes=10), hidden=64)
 algorithm = shoal.OneShotStart(shoal.IFCA(clusters=2), shoal.LocalSGD(epochs=50, batch_size=6, learning_rate=0.1))
-knob = shoal.Knob(shoal.ShorterTraining(0.2), relief=0.05, cost=0.02)
+knob = shoal.Knob(shoal.ShorterTraining(0.2), risk_reduction=0.05, accuracy_cost=0.02)
 coordinator = shoal.Coordinator({"shorter": knob}, target=0.1, max_cost=0.05)
-free, steered = (
-    shoal.simulate(
-        federation,
-        model,
-        algorithm,
-        shoal.LocalSGD(epochs=5, batch_size=6, learning_rate=0.1),
-        rounds=40,
-        red_team=shoal.RedTeam(every=4, estimator="audit", attack=shoal.LossThreshold()),
-        coordinator=each,
-    )
-    for each in (None, coordinator)
-)
+local = shoal.LocalSGD(epochs=5, batch_size=6, learning_rate=0.1)
+red_team = shoal.RedTeam(every=4, estimator="audit", attack=shoal.LossThreshold())
+alone = shoal.Simulation(federation, model, algorithm, local, rounds=40, red_team=red_team)
+free, steered = (shoal.Run(each).train() for each in (alone, replace(alone, coordinator=coordinator)))
 
 # %%
 # Solid lines are with the coordinator, dashed ones without it.

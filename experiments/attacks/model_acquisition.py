@@ -30,7 +30,7 @@ from acquisition_page import acquisition_figure, page
 
 from shoal.algorithms import CFL
 from shoal.attacks import Acquisition, ModelAcquisition, logit_confidence
-from shoal.config.build import build, engine_of
+from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import InputError, require
@@ -215,7 +215,7 @@ def run(seed: int, sybils: int, changes: Sequence[str]) -> dict[str, list[dict[s
     """The rows of all three files of one seed."""
     config, simulation = build(read_config(BASE, [*changes, f"seed={seed}"]))
     rows: dict[str, list[dict[str, Any]]] = {"shares": [], "newcomers": [], "membership": []}
-    with engine_of(config, simulation.setup.model) as engine:
+    with config.engine.engine(simulation.setup.model) as engine:
         ready = settled(simulation, engine)
         group = seed % ready.groups
         print(f"seed {seed}: {len(ready.state.models)} clusters", flush=True)

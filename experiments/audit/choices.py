@@ -18,7 +18,7 @@ import pandas as pd
 
 from shoal.attacks import ClusterIdentity, PreferenceInference
 from shoal.audit import audit_reconstruction
-from shoal.config.build import build, engine_of
+from shoal.config.build import build
 from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError
@@ -35,7 +35,7 @@ from paired_differences import differences, spread, table
 def measured(config: Config) -> dict[str, float]:
     """The figures of one run: what each attack says, and what its chance or baseline is."""
     decided, simulation = build(config)
-    with engine_of(decided, simulation.setup.model) as engine:
+    with decided.engine.engine(simulation.setup.model) as engine:
         simulation = move_to_engine(replace(simulation, record_updates=1), engine)
         training, federation = simulation.on(engine), simulation.federation
         # One row a client, in the order of ids.

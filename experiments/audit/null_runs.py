@@ -27,20 +27,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shoal.audit import record_exposure
-from shoal.audit.attack_metrics import attacks_on_records
+from shoal.audit import RecordTable, measure, record_exposure
 from shoal.audit.audit import audit_records
-from shoal.audit.exposure import exposure_of_clients
-from shoal.audit.members import Membership
-from shoal.audit.records import AttackedRecords, AuditRecords
+from shoal.audit.final_attacks import exposure_of_clients
+from shoal.audit.model_scores import Membership
+from shoal.audit.reference_records import AuditRecords, attack_records
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.run_records import records_of_run
-from shoal.replay.trajectory_attack import trajectory_attack
+from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.reports.audit.audit_verdict import verdict
 from shoal.reports.audit.findings import findings
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
@@ -109,7 +107,7 @@ def noise(records: AuditRecords, random: np.random.Generator) -> AuditRecords:
     further = {}
     for name, each in records.further.items():
         order = random.permutation(len(old))
-        further[name] = replace(each, scores=each.scores[order], margins=each.margins[order])
+        further[name] = replace(each, score=each.score[order], threshold=each.threshold[order])
     models = None if records.all_models is None else drawn(records.all_models.shape[1])
     return replace(records, scores=scores, further=further, all_models=models)
 
@@ -134,10 +132,11 @@ def audited(table_of: dict[str, Any], references: int, draws: int) -> Iterator[d
         for i in range(draws):
             stream = Stream(simulation.seed)("null", kind, i)
             null = draw(records, stream.numpy())
-            audit, groups = audit_records(null, stream), simulation.federation.groups
-            clients = exposure_of_clients(
-                attacks_on_records(AttackedRecords.of(null), groups, {}), trainers, simulation.federation
-            )
+            audit, by_model = audit_records(null, stream), attack_records(null).measured("model")
+            # A model that no record is asked of has no figures.
+            nothing = {attack: measure(RecordTable.join([])) for attack in next(iter(by_model.values()))}
+            by_model = [by_model.get(s, nothing) for s in range(trainers.shape[1])]
+            clients = exposure_of_clients(by_model, trainers, simulation.federation)
             text = verdict(findings(audit, "group"), next(iter(findings(audit, "all").values())))
             said = not text.startswith(SILENT) or any(each in text for each in SAID)
             known = {

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from made_by import made_by
 
-from shoal.config.build import build, engine_of, load_data
+from shoal.config.build import build, load_data
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
@@ -103,7 +103,7 @@ class TimedCoordinator(Timed[Coordinator]):
 def measured(config: Config, examples: LabelledDataset | ClientDataset) -> dict[str, float]:
     """Wall and processor seconds of the rounds of one run, and the processor seconds of sensor and coordinator."""
     config, simulation = build(config, dataset=examples)
-    with engine_of(config, simulation.setup.model) as engine:
+    with config.engine.engine(simulation.setup.model) as engine:
         ready = move_to_engine(simulation, engine)
         training, state = ready.on(engine), initial_state(ready, engine).state
         sensor = TimedSensor(ready.red_team)

@@ -28,7 +28,7 @@ from made_by import made_by
 from response_figure import CLUSTERS, response_figure
 from settling import BAND, FINAL, conclusion, settling, table
 
-from shoal.config.build import build, engine_of
+from shoal.config.build import build
 from shoal.config.schema import Config, read_config
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import InputError
@@ -113,7 +113,7 @@ def run(config: Config, event: Event) -> pd.DataFrame:
     """The rows of rounds.csv at estimates, with `COLUMNS`, the cluster's name at the event and the seed."""
     config, simulation = build(config)
     whole, rows = simulation.federation, []
-    with engine_of(config, simulation.setup.model) as engine:
+    with config.engine.engine(simulation.setup.model) as engine:
 
         def trained(part: Simulation) -> State:
             ready = move_to_engine(part, engine)
@@ -125,9 +125,8 @@ def run(config: Config, event: Event) -> pd.DataFrame:
 
         state = trained(replace(simulation, federation=event.before(whole), rounds=event.round))
         changed = event.after(whole, state, Stream(config.seed, ("event",)))
-        last = event.round + AFTERWARDS
         larger = larger_cluster(state.assignment)
-        trained(replace(simulation, federation=changed, rounds=last, start=Start(state)))
+        trained(replace(simulation, federation=changed, rounds=AFTERWARDS, start=Start(state)))
     found = pd.DataFrame(rows)
     found = found[found["round"] % config.red_team.every == 0]
     names = found["cluster"].map(lambda k: CLUSTERS[0 if k == larger else 1])

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from shoal.attacks.queries.loss_histograms import own_risks
-from shoal.config.build import build, engine_of
+from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
@@ -22,7 +22,7 @@ from shoal.simulation.simulation import initial_state, move_to_engine, run_round
 def compared(config: Path, changes: list[str]) -> pd.DataFrame:
     """A row for each model: how many clients have it, and the estimates of its risk."""
     decided, simulation = build(read_config(config, changes))
-    with engine_of(decided, simulation.setup.model) as engine:
+    with decided.engine.engine(simulation.setup.model) as engine:
         simulation = move_to_engine(simulation, engine)
         (*_, (now, _)) = run_rounds(simulation, engine, initial_state(simulation, engine))
         training, state = simulation.on(engine), now.state

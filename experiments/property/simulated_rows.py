@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from shoal.config.build import build, engine_of
+from shoal.config.build import build
 from shoal.core.atomic_files import write_text
 from shoal.core.randomness import Stream
 from shoal.property import PropertyAttack, RoundObservation
@@ -70,7 +70,7 @@ def rows_of(seed: int) -> list[dict[str, object]]:
     given = next(run.config for run in read_sweep(SWEEP).runs if run.settings["property_attack.simulate_every"] == 1)
     config, simulation = build(replace(given, seed=seed))
     observations = list[RoundObservation]()
-    with engine_of(config, simulation.setup.model) as engine:
+    with config.engine.engine(simulation.setup.model) as engine:
         simulation = move_to_engine(simulation, engine)
         for now, _ in run_rounds(simulation, engine, initial_state(simulation, engine)):
             assert now.observation is not None

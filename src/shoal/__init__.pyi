@@ -48,7 +48,7 @@ from .attacks import (
 )
 from .audit import RedTeam
 from .audit.audit import Audit, audit_records
-from .audit.records import AuditRecords
+from .audit.reference_records import AuditRecords
 from .config.schema import Config, read_config
 from .control import Coordinator, Knob, RiskPrediction
 from .core.errors import InputError, ShoalError
@@ -92,12 +92,14 @@ from .property import (
     active_property_attacker,
     partition_by_property,
 )
-from .runs.audits import audit_run, audit_scores, audit_trace
+from .runs.audit_run import audit_run
+from .runs.audits import audit_scores, audit_trace
 from .runs.comparison import Comparison, compare
 from .runs.measuring import MeasurementError
 from .runs.result import Result, load
-from .runs.run import run
-from .runs.simulate import simulate
+from .runs.run import Run, run, simulate
+from .simulation.engine_settings import EngineSettings
+from .simulation.simulation import Simulation
 
 __version__: str
 
@@ -125,6 +127,7 @@ __all__ = [
     "Dropout",
     "EarlyStopping",
     "Engine",
+    "EngineSettings",
     "Examples",
     "FeSEM",
     "FedAvg",
@@ -176,6 +179,7 @@ __all__ = [
     "Result",
     "RiskAwareChoice",
     "RiskPrediction",
+    "Run",
     "Scaffold",
     "ShadowModelAttack",
     "ShadowModels",
@@ -183,6 +187,7 @@ __all__ = [
     "SharedBody",
     "ShoalError",
     "ShorterTraining",
+    "Simulation",
     "Stream",
     "TableDataset",
     "TextDataset",

@@ -1,4 +1,4 @@
-"""The smallest federation with two groups, on which the examples of docstrings run."""
+"""Small federations, on which the examples of docstrings run."""
 
 from shoal.data.federation import Federation
 from shoal.engine import LocalSGD
@@ -20,4 +20,19 @@ def two_groups(*, beta: float = 0.5, threshold: float = 0.65) -> tuple[Federatio
     """
     one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])
     federation = Federation.from_tensors([one, one, other, other], test=one, shadow=one, beta=beta, threshold=threshold)
-    return federation, create_model("logistic", VectorShape(inputs=1, classes=2)), LocalSGD(steps=5, learning_rate=1.0)
+    return federation, _logistic(), LocalSGD(steps=5, learning_rate=1.0)
+
+
+def one_group() -> tuple[Federation, Model, LocalSGD]:
+    """Three clients with the same two examples; a linear classifier; twenty steps.
+
+    >>> federation, model, local = one_group()
+    >>> federation.clients.x.flatten().tolist(), federation.clients.y.tolist()
+    ([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0], [0, 1, 0, 1, 0, 1])
+    """
+    federation = Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
+    return federation, _logistic(), LocalSGD(steps=20, learning_rate=0.5)
+
+
+def _logistic() -> Model:
+    return create_model("logistic", VectorShape(inputs=1, classes=2))

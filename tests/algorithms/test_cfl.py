@@ -206,7 +206,7 @@ def test_a_coordinator_goes_on_from_the_strengths_of_the_divided_cluster(four):
     """Instead of from nothing, which would free both parts of what their members asked for."""
     sizes = [len(each.models) for each in four]
     before, federation = four[sizes.index(2) - 1], relabelled(FOUR)
-    coordinator = Coordinator({"l2": Knob(L2(0.01), relief=0.1, cost=0.001)}, target=0.0, gain=0.05)
+    coordinator = Coordinator({"l2": Knob(L2(0.01), risk_reduction=0.1, accuracy_cost=0.001)}, target=0.0, gain=0.05)
     with Engine(LINEAR, threads=1) as engine:
         federation = engine.prepare(federation)
         training = Training(federation, SPLITS, FULL, engine, Stream(3), coordinator=coordinator)

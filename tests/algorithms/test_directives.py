@@ -78,6 +78,6 @@ def test_steered_clusters_go_on_after_an_interruption_and_with_their_clients_per
 
     whole = played(build(), (4,))
     assert same(played(build(), (2, 4)), whole)
-    permuted = played(build().permuted(order), (4,))
+    permuted = played(build().take(order), (4,))
     assert torch.equal(permuted.assignment, whole.assignment[order])
     torch.testing.assert_close(permuted.models, whole.models, rtol=1e-5, atol=1e-7)

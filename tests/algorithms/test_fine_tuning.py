@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning
-from shoal.audit.members import Membership
+from shoal.audit.model_scores import Membership
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
@@ -91,7 +91,7 @@ def test_asked_again_on_other_threads_or_in_another_order_it_gives_the_same_mode
     federation, order = build(), torch.tensor([3, 0, 5, 1, 4, 2])
     (_, first), (_, second) = (ended(mlp, federation, FineTuning(), BATCHES, threads=count) for count in (1, 3))
     assert torch.equal(first.models.tensor(), second.models.tensor())
-    _, permuted = ended(mlp, federation.permuted(order), FineTuning(), BATCHES)
+    _, permuted = ended(mlp, federation.take(order), FineTuning(), BATCHES)
     torch.testing.assert_close(permuted.models.tensor(), first.models.tensor()[order], **CLOSE)
 
 

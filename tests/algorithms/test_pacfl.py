@@ -39,7 +39,7 @@ def test_clients_with_the_same_directions_are_one_cluster(build, mlp, distance):
     found = PACFL(30.0, 2, distance).clusters_of(federation.clients, federation.ids)
     assert found.tolist() == [0, 1, 0, 1, 1, 0, 2]
     order = torch.tensor([3, 0, 6, 5, 1, 4, 2])
-    permuted = federation.permuted(order)
+    permuted = federation.take(order)
     assert torch.equal(PACFL(30.0, 2, distance).clusters_of(permuted.clients, permuted.ids), found[order])
 
 

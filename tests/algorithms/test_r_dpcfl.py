@@ -15,7 +15,7 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import ClientTrainings, LocalSGD
-from shoal.runs.simulate import simulate
+from shoal.runs.run import simulate
 
 PRIVATE = LocalSGD(epochs=2, batch_size=4, learning_rate=0.1)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.algorithms import IFCA
-from shoal.attacks import reconstruct_from_rounds, reconstruct_updates
+from shoal.attacks.updates.centroid_reconstruction import reconstruct_from_rounds, reconstruct_updates
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import LaplaceNoise

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from full_simulation import simulate_with
 from shoal.algorithms import IFCA
 from shoal.attacks import Gap, LossHistograms, ShadowModels
 from shoal.attacks.membership import losses
@@ -16,7 +17,6 @@ from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Shards
 from shoal.engine import LocalSGD
-from shoal.runs.simulate import simulate
 
 LOCAL = LocalSGD(epochs=1, batch_size=4)
 TEAM = RedTeam(1, "histogram", Gap())
@@ -163,7 +163,7 @@ def test_noise_is_named_by_client_and_estimate(clustered):
     permuted = replace(state, assignment=state.assignment[order])
     noisy = LossHistograms(epsilon=1.0)
     straight = noisy.received(state, federation, engine, Stream(7))
-    turned = noisy.received(permuted, federation.permuted(order), engine, Stream(7))
+    turned = noisy.received(permuted, federation.take(order), engine, Stream(7))
     np.testing.assert_array_equal(turned, straight[order.numpy()])
     noise = straight - LossHistograms().received(state, federation, engine, Stream(7))
     assert len({each.tobytes() for each in noise}) == 6
@@ -175,7 +175,7 @@ def test_estimates_are_accuracies_whatever_the_order_of_clients(clustered, epsil
     state, federation, engine = clustered
     team = replace(TEAM, histograms=LossHistograms(epsilon))
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    turned = replace(state, assignment=state.assignment[order]), federation.permuted(order), engine
+    turned = replace(state, assignment=state.assignment[order]), federation.take(order), engine
     risks = risks_of(clustered, team)
     assert torch.equal(risks, risks_of(turned, team))
     assert ((risks >= 0) & (risks <= 1)).all()
@@ -196,7 +196,7 @@ def test_no_shadow_model_is_trained_for_it(clustered, monkeypatch):
 def test_watching_changes_nothing(mlp, build, epsilon):
     team = replace(TEAM, histograms=LossHistograms(epsilon))
     watched, alone = (
-        simulate(build(), mlp, IFCA(2), LOCAL, rounds=3, threads=1, red_team=each) for each in (team, None)
+        simulate_with(build(), mlp, IFCA(2), LOCAL, rounds=3, threads=1, red_team=each) for each in (team, None)
     )
     assert torch.equal(watched.state.models, alone.state.models)
     assert watched.rounds["risk"].nunique() > 1, "risks were estimated"

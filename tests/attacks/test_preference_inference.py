@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shoal.attacks import PreferenceInference
-from shoal.attacks.updates.preference_inference import LAXER, NEITHER, STRICTER, strictness
+from shoal.attacks.updates.choices import LAXER, NEITHER, STRICTER, strictness
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data.preferences import Preferences

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from calibrated_confidence import CalibratedConfidence, FittedCalibratedConfidence
+from full_simulation import simulate_with
 from shoal.algorithms import IFCA
 from shoal.attacks import Gap, LossThreshold, Query, ShadowModels
 from shoal.audit import RedTeam, evaluate_models
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.engine import LocalSGD
-from shoal.runs.simulate import simulate
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
 
@@ -174,7 +174,7 @@ def test_shadow_models_that_know_their_members_by_heart_are_at_risk(clustered):
 def test_measured_at_the_end_like_any_other_attack(mlp, build):
     team = RedTeam(every=1, estimator="audit", attack=CalibratedConfidence(), shadow_models=ShadowModels(number=3))
     attacked, alone = (
-        simulate(build(), mlp, IFCA(2), LOCAL, rounds=2, threads=1, red_team=each) for each in (team, None)
+        simulate_with(build(), mlp, IFCA(2), LOCAL, rounds=2, threads=1, red_team=each) for each in (team, None)
     )
     for group in ("rows", "columns"):
         assert 0 <= attacked.summary.by_group[group]["mia"] <= 1

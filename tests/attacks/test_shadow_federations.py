@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from full_simulation import simulate_with
 from shoal.algorithms import IFCA
 from shoal.attacks import LossThreshold, Query, ShadowModels
-from shoal.attacks.queries.shadow_federations import ShadowFederation, split_between_owners, train_shadow_federations
+from shoal.attacks.queries.shadow_models import ShadowFederation, split_between_owners, train_shadow_federations
 from shoal.audit import RedTeam
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Shards
 from shoal.engine import DivergenceError, Engine, LocalSGD
-from shoal.runs.simulate import simulate
 
 FULL = LocalSGD(steps=1, batch_size="all", learning_rate=0.2)
 
@@ -160,7 +160,7 @@ def test_watching_with_federated_shadow_models_changes_nothing(mlp, build):
     local = LocalSGD(epochs=1, batch_size=4)
     team = RedTeam(1, "shadow", LossThreshold(), ShadowModels(number=2, training="federated"))
     watched, alone = (
-        simulate(build(), mlp, IFCA(2), local, rounds=2, threads=1, red_team=each) for each in (team, None)
+        simulate_with(build(), mlp, IFCA(2), local, rounds=2, threads=1, red_team=each) for each in (team, None)
     )
     assert torch.equal(watched.state.models, alone.state.models)
     assert np.isfinite(watched.rounds["risk"]).all()

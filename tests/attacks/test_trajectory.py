@@ -1,19 +1,16 @@
-"""The loss-trajectory attack: its features against the losses of each model, its regression against scikit-learn's, and
+"""The loss-trajectory attack: its regression against scikit-learn's, and
 a case in which the path matters and the last loss says little.
 """
 
 import numpy as np
 import pytest
-import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from shoal.attacks.scores.trajectory import LossTrajectory, loss_trajectory
+from shoal.attacks.scores.trajectory import LossTrajectory
 from shoal.core.errors import InputError
-from shoal.core.randomness import Stream
-from shoal.engine import Engine
 
 
 def paths(seed: int, count: int = 400) -> tuple[np.ndarray, np.ndarray]:
@@ -46,20 +43,6 @@ def test_a_round_in_which_all_losses_are_equal_says_nothing():
     more = np.concatenate([np.full((len(losses), 1), 0.7), losses], axis=1)
     fitted, wider = LossTrajectory().fit(losses, member), LossTrajectory().fit(more, member)
     np.testing.assert_allclose(wider.score(more), fitted.score(losses), atol=1e-6)
-
-
-def test_losses_are_of_each_model_in_order(model, build):
-    federation = build()
-    test, rows = federation.test, torch.tensor([3, 0, 25])
-    with Engine(model) as engine:
-        models = torch.stack([model.init(Stream(k)) for k in range(3)])
-        found = loss_trajectory(engine, models, test.x, test.y, rows)
-        expected = [
-            torch.nn.functional.cross_entropy(engine.outputs(row, test.x[rows]), test.y[rows], reduction="none")
-            for row in models
-        ]
-        assert loss_trajectory(engine, [], test.x, test.y, rows).shape == (3, 0)
-    np.testing.assert_allclose(found, torch.stack(expected, dim=1).numpy(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

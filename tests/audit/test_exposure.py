@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+from full_simulation import simulate_with
 from shoal import IFCA, FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, simulate
-from shoal.audit.exposure import exposure_of_clients
+from shoal.audit.final_attacks import exposure_of_clients
 from shoal.core.randomness import Stream
 from shoal.engine import Engine, State, Training
 
@@ -68,7 +70,7 @@ def test_a_state_made_by_hand_takes_the_assignment():
 
 def measured(mlp, build, algorithm, **settings):
     team = RedTeam(every=0, attack=LossThreshold(), shadow_models=ShadowModels(number=2))
-    return simulate(build(), mlp, algorithm, LOCAL, **{"rounds": 4, "red_team": team} | settings)
+    return simulate_with(build(), mlp, algorithm, LOCAL, **{"rounds": 4, "red_team": team} | settings)
 
 
 def test_members_are_those_who_trained_and_not_those_who_choose_at_the_end(mlp, build):
@@ -112,23 +114,16 @@ def test_who_trained_too_long_ago_is_no_member(mlp, build):
     assert sum(each["members"] for each in result.summary.by_group.values()) == 55
 
 
-class Measured:
-    """An audit whose models have these accuracies and lower ends."""
-
-    def __init__(self, *models):
-        self.models = models
-
-    def of_cluster(self, k):
-        accuracy, low = self.models[k]
-        return type("Metrics", (), {"accuracy": accuracy, "low": low, "null_high": 0.54})
-
-
 def test_exposure_is_by_the_deciding_attack_on_the_most_exposed_model_that_a_client_trained(build):
     federation = build(threshold=0.6)
     nan = float("nan")
-    first, other = Measured((0.55, 0.5), (0.7, 0.65), (nan, nan)), Measured((0.66, 0.64), (0.72, 0.66), (nan, nan))
+    first, other = ((0.55, 0.5), (0.7, 0.65), (nan, nan)), ((0.66, 0.64), (0.72, 0.66), (nan, nan))
+    by_model = [
+        {name: SimpleNamespace(accuracy=accuracy, low=low, null_high=0.54) for name, (accuracy, low) in attacks}
+        for attacks in (zip(("first", "other"), pair, strict=True) for pair in zip(first, other, strict=True))
+    ]
     trainers = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1], [0, 0, 0], [1, 0, 1]], dtype=bool)
-    columns = exposure_of_clients({"first": first, "other": other}, trainers, federation)
+    columns = exposure_of_clients(by_model, trainers, federation)
     # On the first model the other is certain to be stronger, on the second it is larger by chance.
     np.testing.assert_array_equal(columns["exposure"], [0.66, 0.7, 0.7, nan, nan, 0.66])
     at_once = 0.66 - 0.02 * NormalDist().inv_cdf(0.9875) / NormalDist().inv_cdf(0.975)
@@ -136,7 +131,7 @@ def test_exposure_is_by_the_deciding_attack_on_the_most_exposed_model_that_a_cli
     np.testing.assert_array_equal(columns["exposure_null_high"], [0.54, 0.54, 0.54, nan, nan, 0.54])
     assert columns["attack"].tolist() == ["other", "first", "first", "none", "none", "other"]
     assert columns["exceeded"].tolist() == [True, True, True, False, False, True]
-    strict = exposure_of_clients({"first": first, "other": other}, trainers, build(threshold=0.64))
+    strict = exposure_of_clients(by_model, trainers, build(threshold=0.64))
     assert strict["exceeded"].tolist() == [False, True, True, False, False, False], "the estimate is above, the end not"
 
 

@@ -8,8 +8,9 @@ import torch
 
 import shoal
 from calibrated_confidence import CalibratedConfidence
-from shoal import IFCA, FedAvg, FineTuning, LocalOnly, LocalSGD, LossThreshold, RedTeam, ShadowModels, simulate
-from shoal.audit import exposure, final_attacks
+from full_simulation import simulate_with
+from shoal import IFCA, FedAvg, FineTuning, LocalOnly, LocalSGD, LossThreshold, RedTeam, ShadowModels
+from shoal.audit import final_attacks
 from shoal.metrics.summary import flatten
 from shoal.models import squared_error
 
@@ -29,21 +30,23 @@ def line(count, seed):
     ids=["local", "fine-tuning, references", "ifca", "ifca, references"],
 )
 def test_models_in_parts_of_one_give_the_bits_of_all_at_once(algorithm, team, mlp, build, monkeypatch):
-    in_parts(monkeypatch, lambda: simulate(build(), mlp, algorithm, LOCAL, rounds=2, threads=1, red_team=team))
+    in_parts(monkeypatch, lambda: simulate_with(build(), mlp, algorithm, LOCAL, rounds=2, threads=1, red_team=team))
 
 
-def test_so_it_is_in_a_regression(monkeypatch):
+def test_models_in_parts_give_the_bits_of_all_at_once_in_a_regression(monkeypatch):
     federation = shoal.Federation.from_tensors(
         [line(7, seed) for seed in range(5)], test=line(33, 10), shadow=line(40, 11), task="regression"
     )
     model = shoal.Model(lambda: torch.nn.Linear(1, 1), squared_error)
-    in_parts(monkeypatch, lambda: simulate(federation, model, LocalOnly(), LOCAL, rounds=2, threads=1, red_team=LOSS))
+    in_parts(
+        monkeypatch, lambda: simulate_with(federation, model, LocalOnly(), LOCAL, rounds=2, threads=1, red_team=LOSS)
+    )
 
 
 def in_parts(monkeypatch, simulated):
     whole = simulated()
-    monkeypatch.setattr(final_attacks, "PART", 1)
-    monkeypatch.setattr(exposure, "PART", 1)
+    monkeypatch.setattr(final_attacks, "OUTPUTS_AT_ONCE", 1)
+    monkeypatch.setattr(final_attacks, "PAIRS_AT_ONCE", 1)
     parts = simulated()
     found, expected = (
         {key: value for key, value in flatten(each.summary).items() if not key.startswith("seconds.")}
@@ -64,8 +67,8 @@ def test_outputs_of_an_earlier_part_are_not_kept(mlp, build, monkeypatch):
         return outputs
 
     monkeypatch.setattr(final_attacks, "evaluate_models", watched)
-    monkeypatch.setattr(final_attacks, "PART", 1)
+    monkeypatch.setattr(final_attacks, "OUTPUTS_AT_ONCE", 1)
     federation = build()
-    simulate(federation, mlp, LocalOnly(), LOCAL, rounds=1, threads=1, red_team=REFERENCES)
+    simulate_with(federation, mlp, LocalOnly(), LOCAL, rounds=1, threads=1, red_team=REFERENCES)
     # One part a client, and then the cluster's model.
     assert len(kept) == len(federation) + 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.audit.members import Membership, is_personal
+from shoal.audit.model_scores import Membership, is_personal
 from shoal.engine import Deployed, LocalSGD, PersonalModels, State
 
 

@@ -10,17 +10,16 @@ from made_up_scores import made_up_pairs
 from shoal.attacks import UpdateScores
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit import audit_updates, record_exposure
-from shoal.audit.attack_metrics import strongest
-from shoal.audit.records import REFERENCE_ATTACKS, AttackedRecords
-from shoal.audit.server_audit import UPDATE_ATTACKS
+from shoal.audit.records import measure, strongest
+from shoal.audit.reference_records import REFERENCE_ATTACKS, attack_records
+from shoal.audit.update_audit import UPDATE_ATTACKS
 from shoal.config.build import build
 from shoal.config.schema import parse_config
 from shoal.core.randomness import Stream
 from shoal.engine import Engine
 from shoal.metrics import membership_metrics
 from shoal.replay.reference_federations import AttackedRun
-from shoal.replay.run_records import records_of_run
-from shoal.replay.trajectory_attack import trajectory_attack
+from shoal.replay.run_records import records_of_run, trajectory_attack
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
 
 AUDITS = 80
@@ -42,10 +41,13 @@ def audits(request):
     """What each attack finds on all records and on the first group, in each audit."""
     found = []
     for seed in range(AUDITS):
-        attacked = AttackedRecords.of(null(request.param, seed))
-        group = attacked.records.group == "0"
-        found.append((attacked.measured(np.ones_like(group)), attacked.measured(group)))
+        attacked = attack_records(null(request.param, seed))
+        found.append((everything(attacked), attacked.measured("group")["0"]))
     return found
+
+
+def everything(attacked):
+    return {name: measure(attacked.attacks[name]) for name in dict.fromkeys((attacked.chosen, *attacked.attacks))}
 
 
 def least(share: float, of: int) -> int:
@@ -100,21 +102,20 @@ def run():
         trained = [attacked.train_reference(i, engine) for i in range(4)]
         records = records_of_run(attacked, attacked.scores(engine), trained, engine)
         trajectory = trajectory_attack(attacked.replay(engine), trained)
-    return AttackedRecords.of(replace(records, further={**records.further, "trajectory": trajectory}))
+    return attack_records(replace(records, further={**records.further, "trajectory": trajectory}))
 
 
 def test_every_attack_on_a_run_is_at_chance_where_coins_say_who_is_a_member(run):
-    scores, rng = run.records.scores, np.random.default_rng(0)
-    assert {*run.found} >= {
+    rng, (table, *_) = np.random.default_rng(0), run.attacks.values()
+    assert {*run.attacks} >= {
         "other-clusters", "posterior", "gap", "label-only", "boundary-distance", "trajectory", *NAMES,
     }  # fmt: skip
-    assert run.measured_by("rmia", np.ones(len(scores), dtype=bool)).low > 0.5, "there is something to find"
+    assert measure(run.attacks["rmia"]).low > 0.5, "there is something to find"
     found = []
     for _ in range(AUDITS):
-        member = scores.member ^ (rng.random(len(scores) // 2) < 0.5)[run.records.pair]
-        null = replace(run, records=replace(run.records, scores=replace(scores, member=member)))
-        found.append({name: null.measured_by(name, np.ones_like(member)) for name in run.found})
-    for name in run.found:
+        member = table.member ^ (rng.random(len(table) // 2) < 0.5)[table.pair]
+        found.append({name: measure(replace(rows, member=member)) for name, rows in run.attacks.items()})
+    for name in run.attacks:
         mine = [each[name] for each in found]
         for low, high in (("auc_low", "auc_high"), ("low", "high")):
             holds = sum(getattr(each, low) <= 0.5 <= getattr(each, high) for each in mine)

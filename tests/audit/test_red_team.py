@@ -10,7 +10,8 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from shoal.attacks import Gap, LossThreshold, Query, Records, ShadowModelAttack, ShadowModels
 from shoal.attacks.queries.yeom import FittedLossThreshold
-from shoal.audit import MembershipAudit, RedTeam, evaluate_models
+from shoal.audit import ModelScores, RedTeam, evaluate_models, measure
+from shoal.audit.model_scores import Membership, margins_of
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples, Shards
@@ -203,7 +204,7 @@ def audit_of(attacks, models, assignment, federation, engine):
     """Each client is a member of the one model that it is assigned to."""
     members = assignment[:, None] == torch.arange(len(models))
     outputs = evaluate_models(models, members, federation, engine)
-    return MembershipAudit.of(outputs, attacks, members, assignment, federation)
+    return ModelScores(margins_of(outputs, attacks), Membership(members, assignment), federation)
 
 
 def audited(clustered, assignment):
@@ -259,7 +260,7 @@ def own_group(g):
 def test_a_cluster_is_measured_against_non_members_of_the_same_groups_and_labels(clustered, attacks, population, k):
     state, federation, engine = clustered
     audit = audit_of(attacks, state.models, torch.tensor(ASSIGNMENT), federation, engine)
-    metrics = audit.of_cluster(k, population=population)
+    metrics = measure(audit.of_model(k, population=population))
     shares = federation.group_fractions.numpy()
     members = [(i, k) for i, chosen in enumerate(ASSIGNMENT) if chosen == k]
     expected = by_hand(clustered, attacks, members, (lambda _: shares) if population else own_group)
@@ -273,7 +274,7 @@ def test_a_cluster_is_measured_against_non_members_of_the_same_groups_and_labels
 def test_a_group_is_measured_on_the_models_its_clients_trained(clustered, attacks, mix, g):
     state, federation, engine = clustered
     audit = audit_of(attacks, state.models, torch.tensor(ASSIGNMENT), federation, engine)
-    metrics = audit.of_group(g, np.array(mix))
+    metrics = measure(audit.of_group(g, np.array(mix)))
     members = [(i, ASSIGNMENT[i]) for i in range(6) if federation.group[i] == g]
     expected = by_hand(clustered, attacks, members, lambda _: np.array(mix))
     assert (metrics.accuracy, metrics.auc) == pytest.approx(expected, abs=1e-6)
@@ -283,10 +284,11 @@ def test_a_client_is_a_member_of_every_model_that_it_trained(clustered):
     state, federation, engine = clustered
     both = torch.tensor([[True, True], *[[False, True]] * 5])
     outputs = evaluate_models(state.models, both, federation, engine)
-    audit = MembershipAudit.of(outputs, GAPS, both, torch.ones(6, dtype=torch.int64), federation)
-    assert audit.of_cluster(0).accuracy == pytest.approx(by_hand(clustered, GAPS, [(0, 0)], own_group)[0])
+    members = Membership(both, torch.ones(6, dtype=torch.int64))
+    audit = ModelScores(margins_of(outputs, GAPS), members, federation)
+    assert measure(audit.of_model(0)).accuracy == pytest.approx(by_hand(clustered, GAPS, [(0, 0)], own_group)[0])
     of_all = by_hand(clustered, GAPS, [(i, 1) for i in range(6)], own_group)
-    assert audit.of_cluster(1).accuracy == pytest.approx(of_all[0])
+    assert measure(audit.of_model(1)).accuracy == pytest.approx(of_all[0])
 
 
 class ByLabel:
@@ -307,10 +309,9 @@ def test_an_attack_that_only_knows_labels_gains_nothing_from_their_skew(clustere
     clients = Shards.from_indices(federation.clients.x, federation.clients.y, torch.cat(rows), sizes)
     skewed = replace(federation, clients=clients)
     audit = audit_of([ByLabel()] * 2, state.models, torch.tensor([0, 0, 1, 1, 1, 1]), skewed, engine)
-    for metrics in (
-        audit.of_cluster(0), audit.of_cluster(0, population=True), audit.of_group(0, own_group(0)),
-        audit.of_group(0, own_group(1)), audit.of_group(0, np.array([0.5, 0.5])),
-    ):  # fmt: skip
+    of_model = audit.of_model(0), audit.of_model(0, population=True)
+    of_group = [audit.of_group(0, mix) for mix in (own_group(0), own_group(1), np.array([0.5, 0.5]))]
+    for metrics in map(measure, (*of_model, *of_group)):
         assert metrics.accuracy == pytest.approx(0.5)
         assert metrics.auc == pytest.approx(0.5)
 
@@ -322,7 +323,7 @@ def test_a_group_s_clients_count_by_their_examples(clustered):
     clients = Shards.from_indices(
         federation.clients.x, federation.clients.y, rows[torch.arange(100) % len(rows)], torch.tensor([90, 10])
     )
-    two = replace(federation.permuted(torch.tensor([0, 1])), clients=clients)
+    two = replace(federation.take(torch.tensor([0, 1])), clients=clients)
 
     class Constant(ByLabel):
         def __init__(self, score):
@@ -332,11 +333,11 @@ def test_a_group_s_clients_count_by_their_examples(clustered):
             return np.full(len(query.labels), self.value)
 
     audit = audit_of([Constant(1.0), Constant(0.0)], state.models, torch.tensor([0, 1]), two, engine)
-    assert audit.of_group(0, own_group(0)).accuracy == pytest.approx(0.5)
+    assert measure(audit.of_group(0, own_group(0))).accuracy == pytest.approx(0.5)
 
 
 def test_a_model_without_members_has_no_exposure(clustered):
-    metrics = audited(clustered, [0] * 6).of_cluster(1)
+    metrics = measure(audited(clustered, [0] * 6).of_model(1))
     assert np.isnan(metrics.accuracy)
     assert metrics.members == 0
 
@@ -344,13 +345,13 @@ def test_a_model_without_members_has_no_exposure(clustered):
 def test_exposure_does_not_depend_on_the_order_of_clients(clustered):
     state, federation, engine = clustered
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    permuted = federation.permuted(order)
+    permuted = federation.take(order)
     audits = [
         audit_of(GAPS, state.models, assignment, each, engine)
         for each, assignment in ((federation, state.assignment), (permuted, state.assignment[order]))
     ]
     for k in range(2):
-        straight, turned = (each.of_cluster(k) for each in audits)
+        straight, turned = (measure(each.of_model(k)) for each in audits)
         assert straight.accuracy == pytest.approx(turned.accuracy)
         assert straight.auc == pytest.approx(turned.auc)
 

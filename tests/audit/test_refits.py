@@ -1,15 +1,15 @@
 """The attack at the end of a run, fitted several times: what is averaged, what is drawn anew, and what stays."""
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
-import numpy as np
 import pytest
 import torch
 
 from calibrated_confidence import CalibratedConfidence
-from shoal import IFCA, Ditto, FedAvg, Gap, LocalSGD, LossThreshold, RedTeam, ShadowModels, simulate
-from shoal.audit.repeated_attacks import Refits, refit_metrics
+from full_simulation import simulate_with
+from shoal import IFCA, Ditto, FedAvg, Gap, LocalSGD, LossThreshold, RedTeam, ShadowModels
+from shoal.audit.records import mean_metrics
 from shoal.core.randomness import Stream
 from shoal.metrics import MembershipMetrics
 from shoal.runs.run import run
@@ -27,40 +27,18 @@ def ended(mlp, build, team, algorithm, seed=0):
 
     known = {name: random(getattr(federation, name), name) for name in ("clients", "test", "shadow")}
     federation = replace(federation, **known)
-    return simulate(federation, mlp, algorithm, LOCAL, rounds=2, seed=seed, threads=1, red_team=team)
+    return simulate_with(federation, mlp, algorithm, LOCAL, rounds=2, seed=seed, threads=1, red_team=team)
 
 
-@dataclass
-class Audit:
-    """Of two models and as many groups, with these accuracies."""
-
-    of_models: tuple[float, float]
-    trainers = np.ones((6, 2), dtype=bool)
-
-    def of_cluster(self, k):
-        accuracy, half = self.of_models[k], 0.1
-        rates = dict.fromkeys((each.name for each in fields(MembershipMetrics)), 0.1)
-        own = {"accuracy": accuracy, "low": accuracy - half, "high": accuracy + half, "auc": accuracy}
-        return MembershipMetrics(**{**rates, **own, "members": 10, "non_members": 20})
-
-    def of_group(self, g, mix):
-        assert mix[g] == 1
-        return replace(self.of_cluster(g), accuracy=self.of_models[g] + 0.01)
-
-
-def test_a_mean_and_a_spread_over_fits(build):
-    refits = Refits([Audit((0.5, 0.7)), Audit((0.6, 0.7)), Audit((0.7, 0.7))])
-    measured = refits.of_cluster(0)
+def test_metrics_of_several_fits_average_accuracy_and_interval():
+    rates = dict.fromkeys((each.name for each in fields(MembershipMetrics)), 0.1) | {"members": 10, "non_members": 20}
+    fits = [
+        MembershipMetrics(**{**rates, "accuracy": a, "low": a - 0.1, "high": a + 0.1, "auc": a})
+        for a in (0.5, 0.6, 0.7)
+    ]
+    measured = mean_metrics(fits)
     assert (measured.accuracy, measured.low, measured.high) == pytest.approx((0.6, 0.5, 0.7))
     assert (measured.auc, measured.members) == (0.5, 10), "the rest is the first fit's"
-    summary = refit_metrics(refits, Refits(refits.audits[:2]), build())
-    assert summary.by_group["rows"] == pytest.approx({"mia_mean": 0.61, "mia_spread": 0.1})
-    assert summary.by_group["columns"] == pytest.approx({"mia_mean": 0.71, "mia_spread": 0.0})
-    assert summary.by_cluster[0] == pytest.approx({"mia_mean": 0.55, "mia_spread": np.std([0.5, 0.6], ddof=1)})
-
-
-def test_one_fit_has_no_spread(build):
-    assert refit_metrics(Refits([Audit((0.5, 0.7))]), Refits([Audit((0.5, 0.7))]), build()).by_group == {}
 
 
 @pytest.mark.parametrize("attack", [LossThreshold(), CalibratedConfidence()], ids=repr)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shoal.attacks import UpdateScores
-from shoal.audit.server_audit import audit_server
+from shoal.audit.update_audit import audit_server
 from shoal.core.errors import InputError
 from shoal.engine import RoundUpdates
 

@@ -145,7 +145,7 @@ def test_data_says_what_is_here_and_how_to_get_the_rest(capsys, monkeypatch, tmp
         (["run", "{config}", "--set", "model.name=vgg11"], ["[model]", "vgg11", "32x32"]),
         (["run", "{config}", "--set", "red_team.every=0"], ["[algorithm]", "IFCA-MIR", "red team", "every"]),
         (["run", "{config}", "--set", "nonsense"], ["KEY=VALUE", "nonsense"]),
-        (["run", "{config}", "--set", "engine.device=cuda"], ["[engine]", "device 'cuda' cannot be used"]),
+        (["run", "{config}", "--set", "engine.device=cuda"], ["device 'cuda' cannot be used"]),
         (["run", "{config}", "--out", "/dev/null/x"], ["/dev/null/x", "cannot be written"]),
         (["run", "{config}", "--out", "x" * 300], ["x" * 300, "too long a name"]),
         (["run"], ["config"]),

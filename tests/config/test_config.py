@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal.algorithms import IFCA, IFCAMIR
-from shoal.config.build import build, load_data, resolve
+from shoal.config.build import build, resolve
 from shoal.config.schema import Config, parse_config, read_config
 from shoal.core.errors import InputError
 from shoal.data import ImageDataset
@@ -55,8 +55,8 @@ def built(base: Path, *changes: str) -> Any:
 
 
 def setup_of(base: Path, *changes: str) -> TrainingSetup:
-    config = read_config(base, changes)
-    return resolve(config, load_data(config.data)).setup
+    _, simulation = built(base, *changes)
+    return simulation.setup
 
 
 # --- reading and writing ------------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ def test_the_face_network_s_sizes_are_decided_and_built(base: Path, section: dic
     images = ImageDataset("squares", torch.zeros(400, 1, 24, 22, dtype=torch.uint8), 255, torch.arange(400) % 2, 400, 2)
     found = resolve(parse_config(table | {"model": {"name": "faces-cnn"} | section}, "test"), images)
     assert (found.config.model.hidden, found.config.model.filters) == (hidden, filters)
-    network = found.setup.model.network()
+    network = found.model.network()
     assert (network.first.out_channels, network.second.out_channels, network.third.out_channels) == filters  # pyright: ignore
     assert network.hidden.out_features == hidden  # pyright: ignore
 

@@ -9,7 +9,7 @@ from conftest import toy_table
 from shoal.algorithms import IFCA, IFCAMIR, Pooling, PricedChoice
 from shoal.cli.app import main
 from shoal.config.build import build
-from shoal.config.coordinator_section import BELIEFS
+from shoal.config.coordinator_section import PRIOR_EFFECTS
 from shoal.config.schema import parse_config, read_config
 from shoal.config.settings_tables import table_of
 from shoal.control import Knob, RiskPrediction
@@ -38,18 +38,18 @@ def written(tmp_path: Path, **changes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", BELIEFS)
+@pytest.mark.parametrize("name", PRIOR_EFFECTS)
 def test_each_knob_is_given_by_the_keys_of_its_defence(toy_config, name):
     table, defense = ALONE[name]
     section = toy_config(coordinator=table).coordinator
-    assert section.coordinator().knobs == {name: Knob(defense, *BELIEFS[name])}
+    assert section.coordinator().knobs == {name: Knob(defense, *PRIOR_EFFECTS[name])}
     given = toy_config(coordinator=table | {"relief": {name: 0.5}, "cost": {name: 0.25}}).coordinator
     assert given.coordinator().knobs == {name: Knob(defense, 0.5, 0.25)}
 
 
 def test_what_the_server_steers_wraps_the_algorithm(toy_config):
     section = toy_config(coordinator=STEERED).coordinator
-    assert section.obeyed_by(IFCAMIR()) == PricedChoice(Pooling(IFCAMIR(), 0.4))
+    assert section.with_server_knobs(IFCAMIR()) == PricedChoice(Pooling(IFCAMIR(), 0.4))
     simulation = build(toy_config(coordinator=STEERED))[1]
     assert simulation.algorithm == PricedChoice(Pooling(IFCAMIR(), 0.4))
     assert list(simulation.coordinator.knobs) == ["augmentation", "l2", "pooling"]
@@ -179,11 +179,11 @@ WRONG = {
         "[coordinator]: SCAFFOLD needs all local steps, of which shorter training takes a share alone",
     ),
     "somebody's own defence that has no strength": (
-        {"coordinator": {"custom": {"own": {"name": "shoal.defenses.dropout:Dropout", "dropout": 0.1}}}},
+        {"coordinator": {"custom": {"own": {"name": "shoal.defenses.regularization:Dropout", "dropout": 0.1}}}},
         "[coordinator]: 'custom.own' cannot be steered: Dropout has no method 'scaled'",
     ),
     "somebody's own defence under a shipped one's name": (
-        {"coordinator": {"custom": {"l2": {"name": "shoal.defenses.l2:L2", "l2": 0.1}}}},
+        {"coordinator": {"custom": {"l2": {"name": "shoal.defenses.regularization:L2", "l2": 0.1}}}},
         "[coordinator]: 'custom.l2' has the name of a shipped defence; call it otherwise",
     ),
     "a share above all": (

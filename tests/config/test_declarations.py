@@ -14,7 +14,7 @@ from shoal.config import build as building
 from shoal.config import reference
 from shoal.config.build import build, load_data, resolve
 from shoal.config.kinds import name_of
-from shoal.config.schema import Config, EngineSection, parse_config, read_config
+from shoal.config.schema import Config, EngineSettings, parse_config, read_config
 from shoal.config.settings_tables import keys_of, read, table_of
 from shoal.control import Coordinator, RiskPrediction
 from shoal.core.errors import InputError
@@ -273,7 +273,7 @@ def test_an_optimizer_of_torch_is_a_table(where, tmp_path):
     options = {"betas": (0.9, 0.99), "amsgrad": True}
     assert resolve(config, load_data(config.data)).config.engine.backend == "loop"
     with pytest.raises(InputError, match=r"\[engine\]: backend 'vmap' trains by SGD alone"):
-        build(replace(config, engine=EngineSection(backend="vmap")))
+        build(replace(config, engine=EngineSettings(backend="vmap")))
     expected = LocalSGD(steps=2, batch_size="all", optimizer=TorchOptimizer("Adam", options))
     assert (config.algorithm.value.local if own else config.local) == expected
     assert written_again(config, tmp_path / "config.toml") == config
@@ -470,7 +470,7 @@ def test_names_are_those_of_files():
 def test_each_random_part_of_a_federation_is_drawn_once(monkeypatch):
     """A configuration is resolved once, and its simulation made of what that found."""
     calls = []
-    for name in ("draw_preferences", "draw_property_partition", "load_dataset", "check_backend", "defended"):
+    for name in ("draw_preferences", "draw_property_partition", "load_dataset"):
         module = building if hasattr(building, name) else scenario
         original = getattr(module, name)
 
@@ -481,7 +481,7 @@ def test_each_random_part_of_a_federation_is_drawn_once(monkeypatch):
         monkeypatch.setattr(module, name, counted)
     data = DATA | {"task": "class/thick", "clients": 3, "examples_per_client": 200}
     build(config_of(data=data, property_attack={"mode": "active", "period": 2}))
-    assert sorted(calls) == ["check_backend", "defended", "draw_preferences", "draw_property_partition", "load_dataset"]
+    assert sorted(calls) == ["draw_preferences", "draw_property_partition", "load_dataset"]
 
 
 def test_resolving_copies_no_example():

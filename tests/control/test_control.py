@@ -9,10 +9,9 @@ import torch
 from scipy.optimize import linprog
 
 from shoal.control import Coordinator, Knob, RecordedDirectives, RiskPrediction
-from shoal.control.allocation import allocate
 from shoal.control.feedback import over_limit_shares, utilities
+from shoal.control.knobs import Sensitivity, allocate
 from shoal.control.memory import Memory
-from shoal.control.sensitivity import Sensitivity
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
@@ -116,13 +115,13 @@ def test_a_model_that_nobody_uses_teaches_nothing():
     shares = torch.tensor([1.0, 0.5, torch.nan], dtype=FLOAT)
     for risks in ([0.7, 0.7, 0.7], [0.6, 0.65, 0.7], [0.5, 0.6, 0.7]):
         state = replace(state, risks=torch.tensor(risks, dtype=FLOAT))
-        before = Memory.of(state, coordinator.knobs)
+        before = Memory.from_state(state, coordinator.knobs)
         state = coordinator.steered(state, shares, shares, none, none)
-        after = Memory.of(state, coordinator.knobs)
+        after = Memory.from_state(state, coordinator.knobs)
         changed = (before.strengths - before.strengths_before)[:2]
-        alone = before.relief.observed(changed, (before.risk - state.risks)[:2])
-        assert torch.equal(after.relief.evidence, alone.evidence)
-    assert (after.relief.evidence != 0).any(), "or nothing was learned at all"
+        alone = before.risk_reduction.observed(changed, (before.risk - state.risks)[:2])
+        assert torch.equal(after.risk_reduction.evidence, alone.evidence)
+    assert (after.risk_reduction.evidence != 0).any(), "or nothing was learned at all"
 
 
 def test_votes_are_counted_by_model_and_nobody_else_is_asked():
@@ -151,7 +150,7 @@ def test_randomised_answers_are_unbiased_and_go_with_the_client():
     assert min(few) == 0, "a share is never less"
     assert max(few) == 1, "nor more"
     order = torch.randperm(many, generator=torch.Generator().manual_seed(1))
-    again = over_limit_shares(risks, assignment, federation.permuted(order), 1.0, Stream(0))
+    again = over_limit_shares(risks, assignment, federation.take(order), 1.0, Stream(0))
     assert float(again) == float(found[0])
 
 
@@ -176,7 +175,9 @@ def test_utilities_are_of_the_members_hold_outs_or_else_of_the_shadow_set(mlp):
 
 
 def coordinator(**changes) -> Coordinator:
-    return Coordinator({"l2": Knob(L2(0.1), relief=0.1, cost=0.01)}, **{"gain": 0.1, "max_cost": 0.02, **changes})
+    return Coordinator(
+        {"l2": Knob(L2(0.1), risk_reduction=0.1, accuracy_cost=0.01)}, **{"gain": 0.1, "max_cost": 0.02, **changes}
+    )
 
 
 def updated(
@@ -229,7 +230,14 @@ def test_clients_are_asked_about_the_advantage_times_the_audit_factor(factor, st
 def test_a_knob_that_seemed_to_harm_once_is_not_given_up(mlp):
     """The steered model's risk rose by 0.3: less relief than a quarter of what was believed is not concluded."""
     states = updated(coordinator(gain=1.0), [[0.6, 0.5], [0.9, 0.5], [0.9, 0.5]], [0.55] * 6, mlp)
-    assert float(Memory.of(states[-1], {"l2": Knob(L2(0.1), relief=0.1, cost=0.01)}).relief.effect()) < 0
+    assert (
+        float(
+            Memory.from_state(
+                states[-1], {"l2": Knob(L2(0.1), risk_reduction=0.1, accuracy_cost=0.01)}
+            ).risk_reduction.effect()
+        )
+        < 0
+    )
     assert [each[0] for each in strengths(states)] == pytest.approx([0.0, 1.0, 1.0, 1.0])
     assert float(states[-1].control["demand"][0]) == pytest.approx(0.25 * 0.1)
 
@@ -307,7 +315,7 @@ def wanting(asked: Coordinator, demand: float, best: float = 0.8) -> State:
 @pytest.mark.parametrize("max_cost", [0.0, 0.01, 0.03])
 @pytest.mark.parametrize("error", [0.0, 0.004, 0.02])
 def test_demand_is_halved_beyond_the_cost_that_is_allowed_and_two_errors_of_a_difference(max_cost, error):
-    asked = Coordinator({"l2": Knob(L2(0.1), relief=0.1, cost=1e-9)}, max_cost=max_cost + 1e-9)
+    asked = Coordinator({"l2": Knob(L2(0.1), risk_reduction=0.1, accuracy_cost=1e-9)}, max_cost=max_cost + 1e-9)
     allowed = asked.max_cost + 2 * math.sqrt(error**2 + error**2)
     for fell, demand in ((allowed - 1e-6, 0.05 + 0.1 * (0.12 - 0.1)), (allowed + 1e-6, 0.05 / 2)):
         after = estimated(asked, wanting(asked, 0.05), 0.12, 0.12, 0.8 - fell, error)
@@ -375,7 +383,7 @@ def test_a_predicted_risk_is_asked_about_by_randomised_response(mlp):
     with Engine(mlp) as engine:
         state = State.initial(mlp.init(Stream(0))[None], many)
         found = [asked.start(state, federation, engine, Stream(seed)).control["demand"] for seed in range(40)]
-        played = RecordedDirectives.of_rows(asked, [], Stream(7)).start(state, federation, engine, Stream(8))
+        played = RecordedDirectives.from_rows(asked, [], Stream(7)).start(state, federation, engine, Stream(8))
         attacked = asked.start(state, federation, engine, Stream(7)("coordinator", 0))
     assert torch.equal(played.control["demand"], attacked.control["demand"])
     shares = torch.cat(found) / asked.gain
@@ -427,7 +435,7 @@ def test_local_training_is_the_same_object_without_a_directive():
 
 def test_recorded_directives_come_back_round_by_round(mlp):
     rows = [{"round": r, "cluster": k, "directive.l2": r + k / 10} for r in (2, 4) for k in range(2)]
-    recorded = RecordedDirectives.of_rows(coordinator(), rows, Stream(0))
+    recorded = RecordedDirectives.from_rows(coordinator(), rows, Stream(0))
     models = torch.stack([mlp.init(Stream(k)) for k in range(2)])
     with Engine(mlp) as engine:
         for number, expected in ((2, [2.0, 2.1]), (3, [9.0, 9.0]), (4, [4.0, 4.1])):

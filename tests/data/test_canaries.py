@@ -81,7 +81,7 @@ def test_a_clients_canaries_depend_on_its_id_and_not_on_its_position(many):
     order = torch.randperm(30, generator=Stream(9).generator())
     settings = MislabelledCanaries(per_client=5, clients=12)
     planted, canaries = settings.insert(many, Stream(2))
-    permuted, moved = settings.insert(many.permuted(order), Stream(2))
+    permuted, moved = settings.insert(many.take(order), Stream(2))
 
     def told(found):
         columns = (found.client, found.record, found.y, found.member)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from full_simulation import simulate_with
 from shoal import (
     IFCA,
     ClientArrays,
@@ -21,10 +22,8 @@ from shoal import (
     Model,
     Stream,
     Training,
-    simulate,
 )
-from shoal.audit import membership_audit as audit
-from shoal.audit import model_outputs
+from shoal.audit import final_attacks, predictions
 from shoal.data import Shards, content
 from shoal.engine import engine as engine_module
 
@@ -79,7 +78,9 @@ def pairs(kind="rows"):
 
 def run(given: Federation, kind: str, algorithm=None, **settings):
     local = LocalSGD(epochs=2, batch_size=2)
-    return simulate(given, MODELS[kind], algorithm or IFCA(clusters=2), local, rounds=3, participation=0.75, **settings)
+    return simulate_with(
+        given, MODELS[kind], algorithm or IFCA(clusters=2), local, rounds=3, participation=0.75, **settings
+    )
 
 
 def require_same(one, other):
@@ -207,9 +208,9 @@ WRONG = {
     "fewer labels": (lambda: ClientArrays(X, Y[:-1], SIZES), "'clients' has 13 examples but 12 labels"),
     "another sum": (lambda: ClientArrays(X, Y, [3, 5, 1, 5]), "'sizes' of 'clients' sum to 14, but it has 13 examples"),
     "no divisor": (lambda: ClientArrays(X, Y, 4), "'sizes' of 'clients' must divide its 13 examples"),
-    "negative": (lambda: ClientArrays(X, Y, [-1, 14]), "'sizes' of 'clients' must be whole numbers from 0"),
-    "fractions": (lambda: ClientArrays(X, Y, [6.5, 6.5]), "'sizes' of 'clients' must be whole numbers from 0"),
-    "words": (lambda: ClientArrays(X, Y, "many"), "'sizes' of 'clients' must be whole numbers from 0"),
+    "negative": (lambda: ClientArrays(X, Y, [-1, 14]), "'sizes' of 'clients' must be integers from 0"),
+    "fractions": (lambda: ClientArrays(X, Y, [6.5, 6.5]), "'sizes' of 'clients' must be integers from 0"),
+    "words": (lambda: ClientArrays(X, Y, "many"), "'sizes' of 'clients' must be integers from 0"),
     "a client without": (lambda: ClientArrays(X, Y, [3, 0, 6, 4]), "client 1 has no examples"),
     "nobody": (lambda: ClientArrays(X[:0], Y[:0], np.array([], int)), "a federation needs at least one client"),
     "not finite": (lambda: ClientArrays(X.where(X < 1, torch.nan), Y, SIZES), "inputs that are NaN or infinite"),
@@ -276,16 +277,16 @@ def test_outputs_in_parts_are_the_outputs_bit_for_bit(monkeypatch):
 @pytest.mark.parametrize("algorithm", [FedAvg(), IFCA(clusters=2)], ids=["fedavg", "ifca"])
 def test_what_is_kept_of_members_alone_measures_the_same(algorithm, monkeypatch):
     kept = []
-    of = audit.Margins.of
+    margins_of = final_attacks.margins_of
 
     def counted(outputs, *others):
         kept.append(sum(map(len, outputs.members)))
-        return of(outputs, *others)
+        return margins_of(outputs, *others)
 
-    monkeypatch.setattr(audit.Margins, "of", staticmethod(counted))
+    monkeypatch.setattr(final_attacks, "margins_of", counted)
     given = federation(pairs())
     usual = run(given, "rows", algorithm, member_rounds=1)
-    monkeypatch.setattr(model_outputs, "MAX_OUTPUTS", 0)
+    monkeypatch.setattr(predictions, "MAX_OUTPUTS", 0)
     require_same(run(given, "rows", algorithm, member_rounds=1), usual)
     assert min(kept) < max(kept)
 

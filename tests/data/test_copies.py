@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import shoal
+from full_simulation import simulate_with
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data.content import Copies, ExampleHashes, content_hashes
@@ -93,7 +94,7 @@ def test_left_out_are_all_examples_that_are_there_twice(federation):
 def test_copies_are_said_once_before_training(federation, caplog):
     model = shoal.create_model("logistic", shoal.VectorShape(inputs=3, classes=2))
     seen = []
-    result = shoal.simulate(
+    result = simulate_with(
         federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=2, duplicates="leave-out",
         watch=lambda *_: seen.append([each for each in caplog.messages if "are copies of training" in each]),
     )  # fmt: skip
@@ -107,7 +108,7 @@ def test_copies_are_said_once_before_training(federation, caplog):
 def test_what_to_do_with_copies_is_one_of_two_words(federation):
     model = shoal.create_model("logistic", shoal.VectorShape(inputs=3, classes=2))
     with pytest.raises(InputError, match="'duplicates' must be 'keep' or 'leave-out'; got 'drop'"):
-        shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, duplicates="drop")
+        simulate_with(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, duplicates="drop")
 
 
 def test_a_federation_without_copies_says_nothing(caplog):

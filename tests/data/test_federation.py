@@ -137,7 +137,7 @@ def test_a_federation_of_one_s_own_tensors() -> None:
 )
 def test_whose_a_test_example_is_is_a_place_in_the_list_of_clients(clients, got) -> None:
     test = Examples(*examples(5), ["all"] * 5, clients)
-    with pytest.raises(InputError, match=f"must be 5 whole numbers from -1 to 2; got {got}$"):
+    with pytest.raises(InputError, match=f"must be 5 integers from -1 to 2; got {got}$"):
         make_federation(test=test)
 
 
@@ -158,7 +158,7 @@ def test_permuted_clients_take_everything_with_them() -> None:
         beta=torch.tensor([0.1, 0.2, 0.3]),
     )
     order = [2, 0, 1]
-    moved = federation.permuted(torch.tensor(order))
+    moved = federation.take(torch.tensor(order))
     assert moved.ids.tolist() == order
     assert moved.group.tolist() == [0, 0, 1]
     assert moved.groups == federation.groups
@@ -171,8 +171,8 @@ def test_permuted_clients_take_everything_with_them() -> None:
     assert moved.test is federation.test
     assert federation.ids.tolist() == [0, 1, 2]
     assert federation.names is moved.names is None
-    assert replace(federation, names=("x", "y", "z")).permuted(torch.tensor(order)).names == ("z", "x", "y")
-    back = moved.permuted(torch.tensor([1, 2, 0]))
+    assert replace(federation, names=("x", "y", "z")).take(torch.tensor(order)).names == ("z", "x", "y")
+    back = moved.take(torch.tensor([1, 2, 0]))
     assert back.ids.tolist() == [0, 1, 2]
     assert labels_by_owner(back.clients) == labels_by_owner(federation.clients)
 

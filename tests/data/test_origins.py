@@ -81,7 +81,7 @@ def test_a_place_in_the_user_s_own_lists_is_an_expression_of_python() -> None:
         test=(test, [0, 1] * 10),
     )
     canaries = shoal.MislabelledCanaries(per_client=5, clients="all").insert(made, STREAM)[0]
-    for federation in (made, canaries, pickle.loads(pickle.dumps(made)), made.permuted(torch.tensor([2, 0, 1]))):
+    for federation in (made, canaries, pickle.loads(pickle.dumps(made)), made.take(torch.tensor([2, 0, 1]))):
         for part in PARTS:
             for name, x in named(federation, part).items():
                 assert eval(name, {"clients": clients, "holdout": holdout, "test": test}) == x

@@ -130,7 +130,7 @@ def test_a_column_of_pictures():
         ),
         (
             lambda t: t.assign(label=[0.5, 1, 0]),
-            r"not whole in the column 'label', such as \[0.5\]; .* task='regression'",
+            r"not integers in the column 'label', such as \[0.5\]; .* task='regression'",
         ),
         (lambda t: t.assign(label=[1, 1, 2]), "the test table has the label '0', which no client has"),
         (lambda t: t.assign(how=[1.0, None, 2.0]), r"the table has 1 empty, .* in 'how' \(1\), the first in row 2"),
@@ -254,7 +254,7 @@ def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
     assert said == [
         ": the column 'dose' is left out, since 1 of 30 cells is no number, 'many' in row 30; correct it or name "
         "'inputs'",
-        ": inputs that may be ids or codes: 'id' (another whole number in each row); 'inputs' can leave them out",
+        ": inputs that may be ids or codes: 'id' (another integer in each row); 'inputs' can leave them out",
     ]
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoal import FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, Training, simulate
+from full_simulation import simulate_with
+from shoal import FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, Training
 from shoal.algorithms import IFCA, IFCAMIR
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -77,7 +78,7 @@ def undefended(build):
 
 
 def played(model, federation, algorithm, *defenses, **settings):
-    return simulate(
+    return simulate_with(
         federation, model, algorithm, LOCAL, **{"rounds": 3, "red_team": RED_TEAM, "defenses": defenses} | settings
     )
 
@@ -107,7 +108,7 @@ def test_every_defense_plays_every_algorithm(network, build, algorithm, defense,
     assert torch.equal(two.models, one.models)
     assert torch.equal(two.risks, one.risks)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    permuted = trained(model, build().permuted(order), algorithm, defense)
+    permuted = trained(model, build().take(order), algorithm, defense)
     torch.testing.assert_close(permuted.models, one.models, rtol=1e-5, atol=1e-6)
     assert torch.equal(permuted.assignment, one.assignment[order])
 

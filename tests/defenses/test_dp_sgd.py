@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoal import FedAvg, simulate
+from full_simulation import simulate_with
+from shoal import FedAvg
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, TrainingSetup
@@ -158,7 +159,7 @@ def test_neither_threads_nor_other_clients_change_a_bit(model, build, sampling):
     federation, order = build(), torch.tensor([3, 0, 5, 1, 4, 2])
     one = trained(model, federation, local, threads=1)
     assert torch.equal(trained(model, federation, local, threads=2), one)
-    assert torch.equal(trained(model, federation.permuted(order), local, threads=2), one[order])
+    assert torch.equal(trained(model, federation.take(order), local, threads=2), one[order])
     assert len({row.sum().item() for row in one}) == 6
 
 
@@ -176,7 +177,7 @@ def test_private_steps_are_the_loop_s(mlp, build):
     # A directive may ask for them in one round alone, so an engine of vmap loops them; a configuration is refused.
     assert torch.equal(trained(mlp, build(), private, backend="vmap"), trained(mlp, build(), private, backend="loop"))
     with pytest.raises(InputError, match="backend 'vmap' cannot clip the gradients"):
-        simulate(build(), mlp, FedAvg(), LOCALS["epochs"], rounds=1, defenses=[DPSGD(1.0, 0.5)], backend="vmap")
+        simulate_with(build(), mlp, FedAvg(), LOCALS["epochs"], rounds=1, defenses=[DPSGD(1.0, 0.5)], backend="vmap")
 
 
 def test_batch_norm_is_refused_before_anything_runs():

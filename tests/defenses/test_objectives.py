@@ -197,7 +197,7 @@ def test_what_a_client_draws_is_its_own(mlp, build):
 
     one = ends_of(federation, 1)
     assert torch.equal(ends_of(federation, 2), one)
-    assert torch.equal(ends_of(federation.permuted(order), 2), one[order])
+    assert torch.equal(ends_of(federation.take(order), 2), one[order])
 
 
 @pytest.mark.parametrize("defense", OBJECTIVES, ids=repr)

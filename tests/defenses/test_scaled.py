@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from directed_halves import Halves
-from shoal import simulate
+from full_simulation import simulate_with
 from shoal.algorithms import FedAvg
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
@@ -111,7 +111,7 @@ def test_what_the_loop_alone_can_train_is_looped_under_vmap_bit_for_bit(mlp, bui
 )
 def test_a_fixed_defence_that_the_configured_backend_cannot_train_is_refused(mlp, build, defense, sentence):
     with pytest.raises(InputError, match=f"^{sentence}$"):
-        simulate(build(), mlp, FedAvg(), LOCAL, rounds=1, defenses=[defense], backend="vmap")
+        simulate_with(build(), mlp, FedAvg(), LOCAL, rounds=1, defenses=[defense], backend="vmap")
     setup = defense.applied(TrainingSetup(mlp, LOCAL, kind="images"))
     assert resolve_backend(mlp, setup.first_local()) == "loop"
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import shoal
+from full_simulation import simulate_with
 from shoal.config.schema import parse_config, read_config
 from shoal.engine import Algorithm, ClusterRound, LocalDefense, LocalSGD, ScalableDefense
 from shoal.runs.result import report_of
@@ -147,10 +148,10 @@ def test_one_s_own_defence_is_steered(examples, build, mlp):
     half, local = LowerRate(0.5), LocalSGD(learning_rate=0.2)
     at = ClusterRound(round=1, cluster=0)
     assert [half.scaled(u).local(local, at).learning_rate for u in (0.0, 0.5, 1.0)] == pytest.approx([0.2, 0.15, 0.1])
-    knobs = {"rate": shoal.Knob(half, relief=0.02, cost=0.01)}
+    knobs = {"rate": shoal.Knob(half, risk_reduction=0.02, accuracy_cost=0.01)}
     asked = shoal.Coordinator(knobs, gain=1.0, release=0.0, prediction=shoal.RiskPrediction())
     team = shoal.RedTeam(every=2, estimator="audit", attack=shoal.LossThreshold())
-    result = shoal.simulate(build(), mlp, shoal.IFCA(2), local, rounds=2, red_team=team, coordinator=asked)
+    result = simulate_with(build(), mlp, shoal.IFCA(2), local, rounds=2, red_team=team, coordinator=asked)
     alone = shoal.simulate(build(), mlp, shoal.IFCA(2), local, rounds=2, red_team=team)
     assert (result.rounds.loc[result.rounds["round"] == 1, "directive.rate"] == 1.0).all()
     slow = shoal.simulate(build(), mlp, shoal.IFCA(2), half.local(local, at), rounds=2, red_team=team)

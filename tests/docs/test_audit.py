@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from shoal.audit.audit import METRICS
-from shoal.audit.records import REFERENCE_ATTACKS
-from shoal.audit.server_audit import UPDATE_ATTACKS
+from shoal.audit.reference_records import REFERENCE_ATTACKS
+from shoal.audit.update_audit import UPDATE_ATTACKS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "audit.md").read_text(encoding="utf-8")

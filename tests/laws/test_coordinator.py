@@ -90,7 +90,7 @@ def test_interrupted_threads_and_order_of_clients_change_nothing(mlp, build, alg
     assert same(state, whole)
     assert torch.equal(state.directives["l2"], whole.directives["l2"])
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    permuted = played(mlp, federation.permuted(order), algorithm, asked)
+    permuted = played(mlp, federation.take(order), algorithm, asked)
     torch.testing.assert_close(permuted.directives["l2"], whole.directives["l2"])
     torch.testing.assert_close(permuted.models, whole.models, rtol=1e-4, atol=1e-5)
 
@@ -107,7 +107,7 @@ def test_recorded_risks_and_directives_play_the_run_again(mlp, build):
         ]
         again = Training(
             federation, IFCAMIR(), LOCAL, engine, Stream(5), risk_estimator=RecordedRisks.of_rows(2, rows),
-            defenses=(asked,), coordinator=RecordedDirectives.of_rows(asked, rows, Stream(5)),
+            defenses=(asked,), coordinator=RecordedDirectives.from_rows(asked, rows, Stream(5)),
         )  # fmt: skip
         replayed = [each for each, _ in again.rounds(again.start(), 6)][-1]
     assert same(replayed, states[-1])

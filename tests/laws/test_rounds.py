@@ -142,7 +142,7 @@ def test_permuted_clients_permute_the_results(kind, participation, build, algori
     model = request.getfixturevalue(kind)
     federation, order = build(), torch.tensor([3, 0, 5, 1, 4, 2])
     straight = played(model, federation, algorithm, rounds=3, participation=participation)
-    permuted = played(model, federation.permuted(order), algorithm, rounds=3, participation=participation)
+    permuted = played(model, federation.take(order), algorithm, rounds=3, participation=participation)
     assert torch.equal(permuted.assignment, straight.assignment[order])
     torch.testing.assert_close(permuted.models, straight.models, rtol=1e-4, atol=1e-5)
     for name, own in straight.clients.items():

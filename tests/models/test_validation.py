@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import shoal
-from shoal import FedAvg, Federation, LocalSGD, Model, simulate
+from full_simulation import simulate_with
+from shoal import FedAvg, Federation, LocalSGD, Model
 from shoal.core.errors import InputError
 from shoal.engine import check_examples, resolve_backend
 
@@ -32,7 +33,7 @@ def trained(build, *shape: int, words: int = 0, **settings):
     of = [examples(size, *shape, seed=size, words=words) for size in (3, 5, 8)]
     model = build if isinstance(build, Model) else Model(build)
     federation = Federation.from_tensors(of, test=examples(3, *shape, seed=4, words=words), classes=3)
-    return simulate(federation, model, FedAvg(), LOCAL, rounds=2, **settings)
+    return simulate_with(federation, model, FedAvg(), LOCAL, rounds=2, **settings)
 
 
 class Net(nn.Module):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from full_simulation import simulate_with
 from shoal.algorithms import CFL, IFCA, IFCAMIR, FedAvg
 from shoal.attacks import LossThreshold, ShadowModels
 from shoal.audit import RedTeam
@@ -28,7 +29,6 @@ from shoal.property import (
 )
 from shoal.property.simulated_updates import Auxiliary, aggregated_updates, local_updates
 from shoal.property.update_table import property_summary
-from shoal.runs.simulate import simulate
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 ALGORITHMS = [FedAvg(), IFCA(2, choose_by="batch"), IFCAMIR(IFCA(2))]
@@ -69,7 +69,7 @@ def played(model, federation, algorithm, *, attack=None, malicious_clients=None,
             malicious_clients=malicious_clients,
         )
         states, observations = [training.start()], []
-        memory = {} if attack is None else attack.start(states[0])
+        memory = {} if attack is None else attack.initial_memory(states[0])
         for state, report in training.rounds(states[0], rounds):
             if attack is not None:
                 observation, memory = attack.observe(states[-1], state, report, memory, training)
@@ -312,7 +312,7 @@ def test_the_order_of_clients_means_nothing_to_an_active_attack(mlp, federation)
     malicious_client = active_property_attacker(mlp, federation, alpha=0.5, gamma=5.0)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     plain, _ = played(mlp, federation, IFCA(2), malicious_clients=malicious_client)
-    permuted, _ = played(mlp, federation.permuted(order), IFCA(2), malicious_clients=malicious_client)
+    permuted, _ = played(mlp, federation.take(order), IFCA(2), malicious_clients=malicious_client)
     assert torch.allclose(plain[-1].models, permuted[-1].models, atol=1e-6)
     assert torch.equal(plain[-1].assignment[order], permuted[-1].assignment)
 
@@ -373,7 +373,7 @@ def test_without_a_holder_there_is_nothing_to_attack(mlp, build, federation):
 
 def test_in_memory_as_on_disk(mlp, federation):
     """`simulate` takes the attack and the malicious clients, and its defences apply to both."""
-    result = simulate(
+    result = simulate_with(
         federation,
         mlp,
         IFCA(2, choose_by="batch"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from full_simulation import simulate_with
 from shoal.algorithms import IFCA, IFCAMIR, EarlyStopping, FedAvg, FedOpt, FedSoft
 from shoal.attacks import LossThreshold, ShadowModels
 from shoal.audit import RedTeam
@@ -31,7 +32,6 @@ from shoal.property import (
 )
 from shoal.property.simulated_updates import Auxiliary, local_updates
 from shoal.property.update_table import property_summary
-from shoal.runs.simulate import simulate
 
 LOCAL = LocalSGD(steps=1, batch_size=8, learning_rate=0.1)
 CLIENTS = 6
@@ -93,7 +93,7 @@ def texts():
 
 def observed(attack, before, after, report, training, last=None):
     """What the attack saw of a round, and the updates that it remembers."""
-    memory = attack.start(before) if last is None else {"updates": last}
+    memory = attack.initial_memory(before) if last is None else {"updates": last}
     tensors, memory = attack.observe(before, after, report, memory, training)
     return RoundObservation(after.round, **tensors), memory["updates"]
 
@@ -356,7 +356,7 @@ def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, known)
 )
 def test_a_server_that_moves_models_by_more_than_the_mean_is_refused(mlp, federation, algorithm, named):
     with pytest.raises(InputError, match=rf"by which a model moves, and {named} moves models otherwise"):
-        simulate(federation, mlp, algorithm, LOCAL, rounds=1, round_attack=PropertyAttack())
+        simulate_with(federation, mlp, algorithm, LOCAL, rounds=1, round_attack=PropertyAttack())
 
 
 def test_an_attacker_with_one_kind_of_example_is_refused(federation):

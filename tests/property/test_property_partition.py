@@ -9,8 +9,13 @@ import torch
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import ImageDataset, Partition, TextDataset, draw_preferences
-from shoal.property import PropertyPartition, draw_property_partition, partition_by_property
-from shoal.property.property_federation import ATTACKER, VICTIM
+from shoal.property.property_federation import (
+    ATTACKER,
+    VICTIM,
+    PropertyPartition,
+    draw_property_partition,
+    partition_by_property,
+)
 
 STREAM = Stream(7, ("data",))
 
@@ -142,7 +147,7 @@ def test_only_the_victim_alternates_between_its_examples():
 def test_the_schedule_follows_the_victim_into_another_order():
     federation = federation_of(images(), settings(period=2))
     order = torch.tensor([4, 1, 5, 0, 3, 2])
-    permuted = federation.permuted(order).clients_in_round(2)
+    permuted = federation.take(order).clients_in_round(2)
     for place, client in enumerate(order.tolist()):
         assert torch.equal(permuted.owned(place), federation.clients_in_round(2).owned(client))
 

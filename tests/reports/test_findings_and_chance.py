@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from audit_of_any_shape import audit_of
-from shoal.audit.attack_metrics import strongest
 from shoal.audit.audit import attack_row
+from shoal.audit.records import strongest
 from shoal.metrics import MembershipMetrics, membership_metrics
 from shoal.metrics.roc import roc_with_auc
 from shoal.metrics.summary import Summary

@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from full_simulation import simulate_with
 from shoal.algorithms import IFCA, Ditto, FedAvg, FineTuning, LocalOnly
 from shoal.attacks import Gap, ReferenceScores
 from shoal.audit import RedTeam
 from shoal.audit.audit import audit_records
-from shoal.audit.records import AuditRecords
+from shoal.audit.reference_records import AuditRecords
 from shoal.audit.score_file import read_scores
 from shoal.cli.app import main
 from shoal.config.build import build
@@ -26,10 +27,10 @@ from shoal.data import Federation
 from shoal.engine import LocalSGD
 from shoal.models import Model
 from shoal.replay.reference_federations import AttackedRun
-from shoal.runs.audits import audit_run, audit_scores, audit_trace
+from shoal.runs.audit_run import audit_run
+from shoal.runs.audits import audit_scores, audit_trace
 from shoal.runs.result import load
-from shoal.runs.run import run
-from shoal.runs.simulate import simulate
+from shoal.runs.run import run, simulate
 
 FILES = {"audit.json", "audit.csv", "scores.csv", "audit.html", "references"}
 ATTACKS = {"loss", "calibration", "lira", "lira-offline", "rmia", "rmia-offline", "bavaria", "gap"} | {
@@ -222,7 +223,7 @@ def test_without_reference_federations_the_other_attacks_remain(finished, tmp_pa
 def test_the_distance_of_large_images_to_the_boundary_is_not_asked_and_the_page_can_say_why(
     finished, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("shoal.replay.attacks_without_references.MOST_INPUTS", 63)
+    monkeypatch.setattr("shoal.replay.run_records.MOST_INPUTS", 63)
     found = audit_run(finished, references=0, out=tmp_path).audit
     attacks = set(found.attacks["attack"])
     assert "label-only" in attacks
@@ -500,7 +501,7 @@ def test_a_result_is_audited_as_the_run_of_its_directory_is(toy_config, tmp_path
     config = toy_config(algorithm__name="ifca", algorithm__participation=0.7)
     from_file = audit_run(run(config, tmp_path / "run"), references=3)
     _, simulation = build(config)
-    result = simulate(
+    result = simulate_with(
         simulation.federation,
         simulation.setup.model,
         simulation.algorithm,

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 import torch
 
+from full_simulation import simulate_with
 from html_page import page_of
-from shoal import DPSGD, Ditto, FedAvg, InputError, LocalSGD, MislabelledCanaries, Model, Stream, load, simulate
-from shoal.audit.canary_metrics import CANARY_COLUMNS, canary_summary
+from shoal import DPSGD, Ditto, FedAvg, InputError, LocalSGD, MislabelledCanaries, Model, Stream, load
+from shoal.audit.canary_metrics import CANARY_COLUMNS, CanaryExposure
 from shoal.audit.one_run_audit import one_run_audit
 from shoal.config.build import build, load_data, resolve
 from shoal.config.schema import parse_config
@@ -95,7 +96,7 @@ def planted(build):
 
 
 def simulated(mlp, federation, canaries, **more):
-    return simulate(federation, mlp, FedAvg(), LocalSGD(batch_size=4), rounds=2, canaries=canaries, **more)
+    return simulate_with(federation, mlp, FedAvg(), LocalSGD(batch_size=4), rounds=2, canaries=canaries, **more)
 
 
 def test_measuring_canaries_changes_nothing_else(mlp, planted):
@@ -111,7 +112,7 @@ def test_measuring_canaries_changes_nothing_else(mlp, planted):
 def test_personal_models_are_asked_about_their_own_clients_canaries(mlp, planted):
     federation, canaries = planted
     local, private = LocalSGD(batch_size=4), DPSGD(noise_multiplier=1.0, delta=1e-3)
-    result = simulate(federation, mlp, Ditto(FedAvg()), local, rounds=1, canaries=canaries, defenses=[private])
+    result = simulate_with(federation, mlp, Ditto(FedAvg()), local, rounds=1, canaries=canaries, defenses=[private])
     assert torch.equal(torch.tensor(result.canaries["model"]), canaries.client)
     assert result.canaries["score"].notna().all()
     # The audit is of the delta that epsilon is of.
@@ -134,14 +135,15 @@ def test_a_directory_holds_one_simulation_with_its_canaries(mlp, planted, tmp_pa
     simulated(mlp, federation, canaries, out=tmp_path / "run")
     again = simulated(mlp, federation, canaries, out=tmp_path / "run", resume=True)
     assert len(again.canaries) == 18
-    with pytest.raises(InputError, match="another 'examples'"):
+    with pytest.raises(InputError, match=r"simulation\.canaries"):
         simulated(mlp, federation, None, out=tmp_path / "run", resume=True)
 
 
 def test_figures_are_of_the_canaries_with_a_score():
     scores, member = np.arange(60.0), np.arange(60) >= 30
     scores[[0, 59]] = np.nan
-    overall = canary_summary(pd.DataFrame({"score": scores, "member": member}), 1e-6).overall
+    table = pd.DataFrame({"score": scores, "member": member, "record": 0, "client": 0, "model": 0})
+    overall = CanaryExposure(table, 1e-6).measure(None).overall
     assert overall["canaries.members"] == overall["canaries.non_members"] == 29
     assert overall["canaries.auc"] == overall["canaries.found"] == 1
     assert overall["canaries.epsilon_low"] == one_run_audit(scores, member, delta=1e-6).epsilon > 1

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import shoal
+from full_simulation import simulate_with
 from shoal.cli.app import main
 from shoal.sweeps import read_sweep
 from shoal.sweeps.plan import plan_runs
@@ -126,7 +127,7 @@ def test_a_simulation_in_python_has_the_same_hashes(tmp_path):
     model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
 
     def simulate(**how):
-        return shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, **how)
+        return simulate_with(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, **how)
 
     result = simulate(out=tmp_path / "run")
     saved = simulate().save(tmp_path / "saved")

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import shoal
+from full_simulation import simulate_with
 from run_files import content
 from shoal.control import RecordedDirectives
-from shoal.runs.audits import audit_run
+from shoal.runs.audit_run import audit_run
 from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary
 from shoal.runs.record import read_description
@@ -40,7 +41,7 @@ def coordinator(**changes) -> shoal.Coordinator:
 
 def simulated(federation, mlp, **changes):
     settings = {"red_team": TEAM, "coordinator": coordinator(), "rounds": ROUNDS, "algorithm": shoal.IFCA(2)}
-    return shoal.simulate(federation, mlp, local=LOCAL, **settings | changes)
+    return simulate_with(federation, mlp, local=LOCAL, **settings | changes)
 
 
 def directives_by_round(rounds: pd.DataFrame, name: str = "l2") -> dict[int, list[float]]:

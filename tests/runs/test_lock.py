@@ -11,12 +11,12 @@ import pytest
 from run_files import content
 from shoal.config.build import resolve
 from shoal.core.errors import InputError
-from shoal.runs.lock import locked
+from shoal.runs.directory import locked
 from shoal.runs.run import run
 
 HOLDER = """
 import pathlib, sys, time
-from shoal.runs.lock import locked
+from shoal.runs.directory import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)

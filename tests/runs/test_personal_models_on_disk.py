@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import shoal
+from full_simulation import simulate_with
 from run_files import content
 from shoal.core.client_vectors import ClientVectors, VectorsOnDisk
 from shoal.core.errors import InputError
@@ -180,7 +181,7 @@ def simulated(**changes):
         "rounds": 3,
         "participation": 0.5,
     }
-    return shoal.simulate(**settings | changes)
+    return simulate_with(**settings | changes)
 
 
 def test_a_simulation_without_a_directory_leaves_no_file(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from shoal.algorithms import IFCA
 from shoal.data import Federation
-from shoal.defenses import TrainingSetup
 from shoal.engine import LocalSGD, RoundPlan, RoundReport, State
 from shoal.runs.progress import Display
 from shoal.runs.run import run
@@ -89,7 +88,7 @@ STEERED = (
 def test_directives_are_shown_and_limits_that_cannot_be_kept_are_said_once(mlp, terminal):
     examples = torch.zeros(2, 1, 6, 6), torch.tensor([0, 1])
     federation = Federation.from_tensors([examples], test=examples)
-    simulation = Simulation(federation, TrainingSetup(mlp, LocalSGD()), IFCA(2), rounds=6)
+    simulation = Simulation(federation, mlp, IFCA(2), LocalSGD(), rounds=6)
     state, output = State.initial(torch.zeros(2, 3), 1), io.StringIO()
     with Display(Console(file=output, force_terminal=terminal, width=200)) as display:
         display(simulation, SimulationState(state), None)

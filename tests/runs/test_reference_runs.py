@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from full_simulation import simulate_with
 from shoal import IFCA, Ditto, FedAvg, Federation, LocalSGD, LossThreshold, RedTeam, ShadowModels, simulate
 from shoal.core.errors import InputError
 from shoal.metrics.summary import flatten, parse_summary
 from shoal.replay.reference_federations import AttackedRun
-from shoal.runs.audits import audit_run
+from shoal.runs.audit_run import audit_run
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.comparison import compare
 from shoal.runs.files import read_summary
@@ -170,7 +171,7 @@ def test_a_comparison_says_that_the_attacks_are_others(plain, judged):
                 "data__groups": None,
                 "red_team__attack": "gap",
             },
-            r"\[evaluation\]: 'reference_federations' above 0 needs at least two training examples",
+            r"'reference_federations' above 0 needs at least two training examples",
         ),
     ],
 )
@@ -188,15 +189,15 @@ def test_from_python_too(mlp, build, tmp_path):
         with pytest.raises(InputError, match=sentence):
             simulate(build(), mlp, FedAvg(), LOCAL, rounds=1, reference_federations=wrong)
     settings = {"rounds": 2, "red_team": TEAM, "reference_federations": 2}
-    memory = simulate(build(), mlp, IFCA(2), LOCAL, **settings)
-    kept = simulate(build(), mlp, IFCA(2), LOCAL, **settings, out=tmp_path / "run")
+    memory = simulate_with(build(), mlp, IFCA(2), LOCAL, **settings)
+    kept = simulate_with(build(), mlp, IFCA(2), LOCAL, **settings, out=tmp_path / "run")
     assert memory.clients.equals(kept.clients)
     assert {path.name for path in (tmp_path / "run" / "references").iterdir()} == {"000.safetensors", "001.safetensors"}
     assert read_description(tmp_path / "run").reference_federations == 2
     assert read_summary(tmp_path / "run").overall["references"] == 2
     again = settings | {"reference_federations": 1}
     with pytest.raises(InputError, match="reference_federations = 2, but this one has 1"):
-        simulate(build(), mlp, IFCA(2), LOCAL, **again, out=tmp_path / "run", resume=True)
+        simulate_with(build(), mlp, IFCA(2), LOCAL, **again, out=tmp_path / "run", resume=True)
 
 
 def test_one_reference_federation_allows_few_attacks_and_one_model_no_others(mlp, build):
@@ -216,8 +217,8 @@ def test_one_reference_federation_allows_few_attacks_and_one_model_no_others(mlp
 
 def test_clients_with_models_of_their_own_are_attacked_on_these(mlp, build):
     settings = {"rounds": 2, "red_team": TEAM}
-    plain = simulate(build(), mlp, Ditto(), LOCAL, **settings)
-    result = simulate(build(), mlp, Ditto(), LOCAL, **settings, reference_federations=2)
+    plain = simulate_with(build(), mlp, Ditto(), LOCAL, **settings)
+    result = simulate_with(build(), mlp, Ditto(), LOCAL, **settings, reference_federations=2)
     assert result.clients["exposure"].notna().all()
     assert result.clients["mia"].nunique() > 1
     assert (result.clients["violated"] == (result.clients["mia"] > result.clients["threshold"])).all()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import shoal
+from full_simulation import simulate_with
 from shoal.core.errors import InputError
 from shoal.replay.reference_federations import AttackedRun
 
@@ -24,7 +25,7 @@ def federation(clients=6, move=0.0):
 
 def simulated(**changes):
     settings = {"model": MODEL, "algorithm": shoal.FedAvg(), "local": LOCAL, "rounds": 4}
-    return shoal.simulate(**{"federation": federation(), **settings, **changes})
+    return simulate_with(**{"federation": federation(), **settings, **changes})
 
 
 def attacked(result):
@@ -79,7 +80,7 @@ def test_a_start_of_some_clients_is_replayed_with_their_examples_exchanged():
     of_pair = run.records.client[: len(own.pair)]
     assert first.pair.sort().values.tolist() == torch.nonzero(torch.isin(of_pair, order)).flatten().tolist()
     exchange = torch.arange(len(run.records)) % 2 == 0
-    before, after = first.records.exchanged(exchange[first.pair]).clients, own.records.exchanged(exchange).clients
+    before, after = first.records.swapped(exchange[first.pair]).clients, own.records.swapped(exchange).clients
     for position, client in enumerate(order.tolist()):
         assert torch.equal(before.x[before.owned(position)], after.x[after.owned(client)])
 
@@ -87,10 +88,10 @@ def test_a_start_of_some_clients_is_replayed_with_their_examples_exchanged():
 def test_a_start_of_which_the_training_is_not_known_is_refused(tmp_path):
     begun = simulated(rounds=3)
     saved = begun.save(tmp_path / "begun")
-    for start in (saved, shoal.load(saved), replace(begun, simulation=None, engine=None)):
+    for start in (shoal.load(saved), replace(begun, simulation=None, engine=None)):
         with pytest.raises(InputError, match="before 'start', and a directory does not say how it was trained"):
             simulated(rounds=1, start=start, reference_federations=2)
-    more = simulated(rounds=1, start=saved)
+    more = simulated(rounds=1, start=shoal.load(saved))
     with pytest.raises(InputError, match="must begin before 'start'"):
         more.audit(references=2)
     audit = more.audit(references=0)
@@ -121,14 +122,12 @@ def test_a_start_on_the_same_examples_in_another_form_is_refused():
 
 def test_reference_federations_begin_at_a_public_start(tmp_path):
     others = simulated(rounds=3, federation=federation(move=0.5)).save(tmp_path / "public")
-    settings = {"start": others, "public_start": True, "rounds": 1, "participation": 0.5}
+    settings = {"start": shoal.load(others).start(public=True), "rounds": 1, "participation": 0.5}
     result = simulated(**settings, reference_federations=2)
     # Of the clients only those of the new round are members, whoever trained before.
     trained = result.state.trained[:, 0] > 0
     assert int(trained.sum()) == 3
     found = result.audit(references=2)
     assert {int(name) for name in found.records["client"]} == set(torch.nonzero(trained).flatten().tolist())
-    with pytest.raises(InputError, match="'public_start' needs 'start'"):
-        simulated(public_start=True)
-    with pytest.raises(InputError, match="'public_start' must be a bool, True or False; got 'no'"):
-        simulated(start=others, public_start="no")
+    with pytest.raises(InputError, match="'public' must be a bool, True or False; got 'no'"):
+        result.start(public="no")

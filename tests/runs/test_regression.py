@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import shoal
+from full_simulation import simulate_with
 from shoal.attacks import LossThreshold
 from shoal.metrics.summary import flatten
 from shoal.models import squared_error
@@ -51,7 +52,7 @@ def minus_absolute_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def simulated(model=None, *, rounds=4, **settings):
     model = shoal.Model(linear, squared_error) if model is None else model
-    return shoal.simulate(FEDERATION, model, shoal.IFCA(clusters=2), LOCAL, rounds=rounds, **settings)
+    return simulate_with(FEDERATION, model, shoal.IFCA(clusters=2), LOCAL, rounds=rounds, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +258,5 @@ def test_a_metric_of_a_classification_keeps_fairness_and_loses_the_gap(tmp_path)
     page = own.report(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Probability by cluster" in page
     assert "Demographic parity" in page
-    # Directories of a classification say nothing of a metric, as before there were others.
-    assert "metric" not in plain.description.settings
     assert plain.description.metric == "accuracy"
     assert json.loads((plain.save(tmp_path / "p") / "summary.json").read_text())["gap.all"] > 0

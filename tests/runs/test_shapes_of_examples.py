@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from full_simulation import simulate_with
 from shoal import IFCA, FedAvg, Federation, LocalSGD, LossThreshold, Model, RedTeam, ShadowModels, simulate
 from shoal.core.errors import InputError
 
@@ -79,7 +80,7 @@ def test_an_example_may_have_several_labels_at_once():
     federation = Federation.from_tensors(sets[:2], test=sets[2], shadow=sets[3], task="regression")
     model = Model(lambda: nn.Linear(2, 3), loss, share)
     results = [
-        simulate(federation, model, FedAvg(), LOCAL, rounds=10, red_team=TEAM, backend=backend)
+        simulate_with(federation, model, FedAvg(), LOCAL, rounds=10, red_team=TEAM, backend=backend)
         for backend in ("loop", "vmap")
     ]
     torch.testing.assert_close(results[0].state.models, results[1].state.models)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from full_simulation import simulate_with
 from html_page import page_of
 from run_files import content
 from shoal.algorithms import FedAvg
@@ -17,12 +18,10 @@ from shoal.config.build import build
 from shoal.config.schema import parse_config, read_config
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
-from shoal.defenses import NormClipping, defended
-from shoal.defenses.defense import TrainingSetup
+from shoal.defenses import NormClipping
 from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, Training, client_updates
 from shoal.runs.result import load, report_of
 from shoal.runs.run import run
-from shoal.runs.simulate import simulate
 from shoal.runs.trace import read_trace, trace_of, update_scores_of_trace
 from shoal.runs.updates import megabytes, read_updates
 from shoal.simulation.simulation import Simulation
@@ -130,13 +129,13 @@ def test_a_prolonged_run_has_the_files_of_a_longer_one(watched, toy_config, tmp_
 
 
 def test_another_run_s_updates_are_not_mixed_in(watched, toy_config):
-    with pytest.raises(InputError, match=r"holds a run with record.updates = 2, but the config says 3"):
+    with pytest.raises(InputError, match=r"holds a run with record.updates = 2, but this one has 3"):
         run(toy_config(**FOUR, record__updates=3), watched, resume=True)
 
 
 def test_what_takes_too_much_room_is_refused_before_anything_is_written(toy_config, tmp_path):
     wide = {"model": {"name": "mlp", "hidden": 5000}, "record__updates": 1}
-    with pytest.raises(InputError, match=r"updates take 60 MB, but 'record.max_megabytes' is 59; record fewer rounds"):
+    with pytest.raises(InputError, match=r"\[record\]: .* updates take 60 MB, but 'max_megabytes' is 59; record"):
         run(toy_config(**wide, record__max_megabytes=59), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     _, simulation = build(toy_config(**wide))
@@ -168,8 +167,8 @@ def test_an_update_is_recorded_before_the_server_s_filter_and_after_the_client_s
     local = LocalSGD(epochs=1, batch_size=4, learning_rate=0.5)
     found = {}
     for name, bound in (("open", 1e6), ("clipped", 1e-3)):
-        setup = defended(TrainingSetup(mlp, local), [NormClipping(bound)])
-        simulation = Simulation(build(), setup, FedAvg(), 1, record_updates=1)
+        defenses = [NormClipping(bound)]
+        simulation = Simulation(build(), mlp, FedAvg(), local, 1, defenses=defenses, record_updates=1)
         with Engine(mlp) as engine:
             training = simulation.on(engine)
             found[name] = next((after.models, report.updates) for after, report in training.rounds(training.start(), 1))
@@ -223,8 +222,8 @@ PYTHON = {"rounds": 3, "seed": 4, "record_updates": 1}
 def test_a_simulation_in_python_records_too(mlp, build, tmp_path):
     federation, local = build(), LocalSGD(epochs=1, batch_size=4)
     out = tmp_path / "out"
-    watched = simulate(federation, mlp, FedAvg(), local, out=out, **PYTHON)
-    plain = simulate(federation, mlp, FedAvg(), local, **PYTHON | {"record_updates": 0})
+    watched = simulate_with(federation, mlp, FedAvg(), local, out=out, **PYTHON)
+    plain = simulate_with(federation, mlp, FedAvg(), local, **PYTHON | {"record_updates": 0})
     assert watched.recorded is not None
     assert (watched.recorded.rounds, plain.recorded) == ((1, 2, 3), None)
     assert torch.equal(watched.state.models, plain.state.models)
@@ -234,18 +233,18 @@ def test_a_simulation_in_python_records_too(mlp, build, tmp_path):
     average = last.models[0] + federation.clients.sizes / federation.clients.sizes.sum() @ last.updates
     torch.testing.assert_close(average, watched.state.models[0], rtol=1e-4, atol=1e-6)
     for other, sentence in [
-        ({"record_updates": 0}, "record_updates = 1, but this one has None"),
-        ({"record_updates": 2}, "record_updates = 1, but this one has 2"),
+        ({"record_updates": 0}, "record.updates = 1, but this one has None"),
+        ({"record_updates": 2}, "record.updates = 1, but this one has 2"),
     ]:
         with pytest.raises(InputError, match=sentence):
-            simulate(federation, mlp, FedAvg(), local, out=out, resume=True, **PYTHON | other)
+            simulate_with(federation, mlp, FedAvg(), local, out=out, resume=True, **PYTHON | other)
     for wrong, sentence in [
         ({"out": None}, "'record_updates' needs 'out'"),
         ({"record_updates": -1}, "'record_updates' must be at least 0; got -1"),
-        ({"record_max_megabytes": 0}, "the recorded updates take 0 MB, but 'record_max_megabytes' is 0"),
+        ({"max_megabytes": 0}, "the recorded updates take 0 MB, but 'max_megabytes' is 0"),
     ]:
         with pytest.raises(InputError, match=sentence):
-            simulate(federation, mlp, FedAvg(), local, **{"out": tmp_path / "no"} | PYTHON | wrong)
+            simulate_with(federation, mlp, FedAvg(), local, **{"out": tmp_path / "no"} | PYTHON | wrong)
         assert not (tmp_path / "no").exists()
 
 

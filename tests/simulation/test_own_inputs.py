@@ -88,7 +88,7 @@ def test_non_members_of_other_clients_tell_kinds_apart_and_the_audit_says_so(cap
 
 def test_whose_test_examples_are_must_fit_the_clients():
     clients, (x, y) = rows(1), together(rows(2))
-    for whose, words in (([0], "must be 240 whole numbers from -1 to 11"), ([12] * 240, "from -1 to 11")):
+    for whose, words in (([0], "must be 240 integers from -1 to 11"), ([12] * 240, "from -1 to 11")):
         with pytest.raises(shoal.InputError, match=words):
             shoal.Federation.from_tensors(clients, test=shoal.Examples(x, y, ["all"] * 240, whose))
     names, groups = ["a", "b"] * 120, ["a", "b"] * 6

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import shoal
+from full_simulation import simulate_with
 from shoal.simulation import simulation
 from shoal.simulation.simulation import PARTS, SimulationState
 
@@ -46,7 +47,7 @@ def test_parts_add_up_to_the_total(build, mlp, clock, monkeypatch) -> None:
         clock["time"] += 100.0
 
     local = shoal.LocalSGD(epochs=1, batch_size=6)
-    result = shoal.simulate(build(), mlp, shoal.IFCA(clusters=2), local, rounds=ROUNDS, watch=watch)
+    result = simulate_with(build(), mlp, shoal.IFCA(clusters=2), local, rounds=ROUNDS, watch=watch)
     seconds = {
         key.partition(".")[2]: each for key, each in result.summary.overall.items() if key.startswith("seconds.")
     }
@@ -64,7 +65,7 @@ def test_parts_add_up_to_the_total(build, mlp, clock, monkeypatch) -> None:
 
 def test_a_checkpoint_of_an_earlier_version_lacks_parts(build, mlp, clock) -> None:
     local = shoal.LocalSGD(epochs=1, batch_size=6)
-    given = simulation.Simulation(build(), simulation.TrainingSetup(mlp, local), shoal.IFCA(clusters=2), rounds=2)
+    given = simulation.Simulation(build(), mlp, shoal.IFCA(clusters=2), local, rounds=2)
     with shoal.Engine(mlp, threads=1) as engine:
         ready = simulation.move_to_engine(given, engine)
         first = simulation.initial_state(ready, engine)

@@ -20,19 +20,15 @@ from shoal.attacks.queries.loss_histograms import LossHistograms
 from shoal.attacks.queries.recorded_risks import RecordedRisks
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
-from shoal.attacks.queries.yeom import Gap, LossScore, LossThreshold
+from shoal.attacks.queries.yeom import Gap, LossThreshold
 from shoal.attacks.reference_scores import Population, ReferenceAttack, ReferenceScores
 from shoal.attacks.scores.bavaria import BaVarIA
-from shoal.attacks.scores.difficulty_calibration import DifficultyCalibration
+from shoal.attacks.scores.calibration import DifficultyCalibration, LossScore, OtherClusters
 from shoal.attacks.scores.lira import LiRA, OfflineLiRA
-from shoal.attacks.scores.other_clusters import OtherClusters
 from shoal.attacks.scores.rmia import RMIA, OfflineRMIA
-from shoal.attacks.scores.trajectory import LossTrajectory, loss_trajectory
-from shoal.attacks.updates.centroid_reconstruction import (
-    ReconstructedUpdates,
-    reconstruct_from_rounds,
-    reconstruct_updates,
-)
+from shoal.attacks.scores.trajectory import LossTrajectory
+from shoal.attacks.updates.centroid_reconstruction import ReconstructedUpdates, reconstruct_from_rounds
+from shoal.attacks.updates.choices import ClusterIdentity, IdentityGuesses, PreferenceInference
 from shoal.attacks.updates.client_canaries import (
     CanaryClients,
     ClientCanaryEstimate,
@@ -40,13 +36,10 @@ from shoal.attacks.updates.client_canaries import (
     canary_directions,
     estimate_client_epsilon,
 )
-from shoal.attacks.updates.cluster_identity import ClusterIdentity, IdentityGuesses
-from shoal.attacks.updates.fedmia import FedMIACosine, FedMIALoss
-from shoal.attacks.updates.gradient_alignment import GradCosine, GradDifference
 from shoal.attacks.updates.model_acquisition import Acquisition, HarvestedModel, ModelAcquisition
-from shoal.attacks.updates.preference_inference import PreferenceInference
 from shoal.attacks.updates.source_inference import GroupInference, Guesses, SourceGuesses, SourceInference
 from shoal.attacks.updates.sybil_paths import Received
+from shoal.attacks.updates.update_membership import FedMIACosine, FedMIALoss, GradCosine, GradDifference
 from shoal.attacks.updates.update_scores import OwnedRecords, UpdateAttack, UpdateScores, update_scores
 
 MembershipAttacks = ShadowModelAttack | LossThreshold | Gap
@@ -107,9 +100,7 @@ __all__ = [
     "canary_directions",
     "estimate_client_epsilon",
     "logit_confidence",
-    "loss_trajectory",
     "needs_classes",
     "reconstruct_from_rounds",
-    "reconstruct_updates",
     "update_scores",
 ]

@@ -6,7 +6,7 @@ scores by models that trained on it (IN) and by models that did not (OUT). An at
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +18,9 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
+View = Literal["outsider", "client", "server"]
+"""Who can carry out an attack: whoever has the released models; a client, who is sent those of all clusters in every
+round; the server, who sees what clients send."""
 
 _REAL, _WHOLE, _TRUTH = "fiu", "iu", "b"
 """Kinds of number, in numpy's letters."""
@@ -170,6 +173,7 @@ class ReferenceAttack(Protocol):
     Args:
         name: its key in `audit.json`.
         title: its name in a report.
+        view: who can carry it out.
         least: the fewest reference models that it can be computed from.
 
     Example:
@@ -182,6 +186,7 @@ class ReferenceAttack(Protocol):
         ... class AboveTheHighest:
         ...     name: ClassVar[str] = "highest"
         ...     title: ClassVar[str] = "above the highest"
+        ...     view: ClassVar[str] = "outsider"
         ...     least: ClassVar[int] = 1
         ...     def scores(self, records):
         ...         return records.score - np.where(records.reference_member, -np.inf, records.reference).max(axis=1)
@@ -195,6 +200,7 @@ class ReferenceAttack(Protocol):
 
     name: ClassVar[str]
     title: ClassVar[str]
+    view: ClassVar[View]
     least: ClassVar[int]
 
     def scores(self, records: ReferenceScores) -> Floats:

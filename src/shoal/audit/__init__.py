@@ -5,24 +5,27 @@ of records; nothing here trains a federation. May import `attacks` and below.
 """
 
 from shoal.audit.audit import Audit, audit_records
-from shoal.audit.membership_audit import MembershipAudit, one_group_mix
-from shoal.audit.model_outputs import ModelOutputs, evaluate_models
+from shoal.audit.measurement import Measurement
+from shoal.audit.model_scores import ModelScores
 from shoal.audit.one_run_audit import OneRunAudit, one_run_audit
+from shoal.audit.predictions import ModelOutputs, evaluate_models
 from shoal.audit.reconstruction_audit import ReconstructionAudit, audit_reconstruction
 from shoal.audit.record_exposure import record_exposure
-from shoal.audit.records import AuditRecords
+from shoal.audit.records import RecordTable, measure
 from shoal.audit.red_team import NEED_HOLDOUT, RedTeam
-from shoal.audit.thresholds import leave_one_out_scores, median_threshold, reference_thresholds
+from shoal.audit.reference_records import AuditRecords, leave_one_out_scores, median_threshold, reference_thresholds
 from shoal.audit.update_audit import UpdateAudit, audit_updates
 
 __all__ = [
     "NEED_HOLDOUT",
     "Audit",
     "AuditRecords",
-    "MembershipAudit",
+    "Measurement",
     "ModelOutputs",
+    "ModelScores",
     "OneRunAudit",
     "ReconstructionAudit",
+    "RecordTable",
     "RedTeam",
     "UpdateAudit",
     "audit_reconstruction",
@@ -30,8 +33,8 @@ __all__ = [
     "audit_updates",
     "evaluate_models",
     "leave_one_out_scores",
+    "measure",
     "median_threshold",
-    "one_group_mix",
     "one_run_audit",
     "record_exposure",
     "reference_thresholds",

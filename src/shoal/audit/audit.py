@@ -8,15 +8,9 @@ import numpy as np
 import pandas as pd
 
 from shoal.attacks import ReferenceAttack
-from shoal.audit.attack_metrics import strongest
 from shoal.audit.record_exposure import record_exposure
-from shoal.audit.records import (
-    REFERENCE_ATTACKS,
-    AttackedRecords,
-    AttackScores,
-    AuditRecords,
-    Bools,
-)
+from shoal.audit.records import RecordTable, measure, strongest
+from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
 from shoal.core.errors import require_instance
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
@@ -162,68 +156,66 @@ def audit_records(
         (8, True, 7)
     """
     require_instance("records", records, AuditRecords, "such as AuditRecords(scores, record, client, group)")
-    attacked = AttackedRecords.of(records, attacks)
-    member, model = records.scores.member, records.scores.model.astype(str)
-    rows = _rows(attacked, "all", "all", np.ones(len(records), dtype=bool))
-    best = str(next(row["attack"] for row in rows if row["strongest"]))
-    for scope, label in (("group", records.group), ("model", model)):
-        for each in pd.unique(label):
-            rows += _rows(attacked, scope, str(each), label == each)
-    for each in pd.unique(records.client):
-        found = attacked.measured_by(best, records.client == each)
-        place = attacked.found[best].attacker, best, "client", str(each)
-        rows.append(attack_row(*place, found, chosen=best == attacked.headline, strongest=True))
-    beforehand = attacked.found[attacked.headline]
+    attacked = attack_records(records, attacks)
+    views = {name: str(rows.view[0]) for name, rows in attacked.attacks.items()}
+    rows, metrics = [], {name: measure(attacked.attacks[name]) for name in dict.fromkeys((attacked.chosen, *views))}
+    rows += scope_rows("all", "all", metrics, views)
+    decisive, _ = strongest(metrics)
+    for scope in ("group", "model"):
+        for name, metrics in attacked.measured(scope).items():
+            rows += scope_rows(scope, str(name), metrics, views)
+    for name, found in measure(attacked.attacks[decisive], by="client").items():
+        chosen = decisive == attacked.chosen
+        rows.append(attack_row("client", str(name), decisive, views[decisive], found, chosen=chosen, strongest=True))
+    beforehand, member = attacked.attacks[attacked.chosen], records.scores.member
     return Audit(
         attacks=pd.DataFrame(rows, columns=[*ATTACK_COLUMNS]),
-        records=_records(records, attacked.found[best], stream("records")),
-        references=records.scores.references,
+        records=_records(records, attacked.attacks[decisive], stream("records")),
+        references=attacked.references,
         members=int(member.sum()),
         non_members=int((~member).sum()),
-        empirical_epsilon=empirical_epsilon(beforehand.scores, member, stream("epsilon"), delta=delta),
+        empirical_epsilon=empirical_epsilon(beforehand.score, member, stream("epsilon"), delta=delta),
         delta=delta,
         omitted=attacked.omitted,
         notes=records.notes,
     )
 
 
-def _records(records: AuditRecords, decides: AttackScores, stream: Stream) -> pd.DataFrame:
+def _records(records: AuditRecords, decisive: RecordTable, stream: Stream) -> pd.DataFrame:
     """`Audit.records`."""
     exposure, low = record_exposure(records.scores, stream, pair=records.pair)
-    listed = pd.DataFrame(
-        {
-            "record": records.record,
-            "client": records.client,
-            "group": records.group,
-            "member": records.scores.member,
-            "score": decides.scores,
-            "exposure": exposure,
-            "exposure.low": low,
-        }
-    )
+    columns = {name: getattr(decisive, name) for name in ("record", "client", "group", "member", "score")}
+    listed = pd.DataFrame({**columns, "exposure": exposure, "exposure.low": low})
     by = "score" if listed["exposure"].isna().all() else "exposure"
     return listed.sort_values(by, ascending=False, kind="stable", ignore_index=True)
 
 
-def _rows(attacked: AttackedRecords, scope: str, of: str, which: Bools) -> list[dict[str, Any]]:
-    """A row for each attack on the records ``which`` (M,)."""
-    found = attacked.measured(which)
-    best, _ = strongest(found)
-    first = next((name for name, each in found.items() if not np.isnan(each.accuracy)), best)
+def scope_rows(
+    scope: str, name: str, metrics: Mapping[str, MembershipMetrics], views: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The rows of `Audit.attacks` of one scope, in the order of ``views``.
+
+    Args:
+        scope, name: such as "group" and the group's name.
+        metrics: of each attack, the one that was chosen beforehand first.
+        views: of each attack.
+    """
+    decisive, _ = strongest(metrics)
+    chosen = next((attack for attack, found in metrics.items() if not np.isnan(found.accuracy)), decisive)
     return [
-        attack_row(each.attacker, name, scope, of, found[name], chosen=name == first, strongest=name == best)
-        for name, each in attacked.found.items()
+        attack_row(scope, name, attack, view, metrics[attack], chosen=attack == chosen, strongest=attack == decisive)
+        for attack, view in views.items()
     ]
 
 
 def attack_row(
-    attacker: str, attack: str, scope: str, name: str, measured: MembershipMetrics, *, chosen: bool, strongest: bool
+    scope: str, name: str, attack: str, view: str, metrics: MembershipMetrics, *, chosen: bool, strongest: bool
 ) -> dict[str, Any]:
     """A row of `Audit.attacks`."""
-    row: dict[str, Any] = {"attacker": attacker, "attack": attack, "scope": scope, "name": name}
-    row |= {"accuracy.null_high": measured.null_high, "chosen": chosen, "strongest": strongest}
-    row |= {"members": measured.members, "non_members": measured.non_members}
+    row: dict[str, Any] = {"attacker": view, "attack": attack, "scope": scope, "name": name}
+    row |= {"accuracy.null_high": metrics.null_high, "chosen": chosen, "strongest": strongest}
+    row |= {"members": metrics.members, "non_members": metrics.non_members}
     for metric, attributes in METRICS.items():
         for end, attribute in zip(("", ".low", ".high"), attributes, strict=True):
-            row[f"{metric}{end}"] = getattr(measured, attribute)
+            row[f"{metric}{end}"] = getattr(metrics, attribute)
     return row

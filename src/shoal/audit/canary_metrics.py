@@ -4,15 +4,20 @@ Every canary, trained on or left out, is scored on the model that its client tra
 label's probability. One threshold serves all models.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from shoal.attacks import logit_confidence
+from shoal.audit.measurement import FinishedTraining
 from shoal.audit.one_run_audit import one_run_audit
+from shoal.audit.records import RecordTable, measure
 from shoal.data import Canaries, Federation
 from shoal.engine import Engine, PersonalModels
-from shoal.metrics import canary_rate, exposure_of_canaries, roc_auc
+from shoal.metrics import canary_rate, exposure_of_canaries
 from shoal.metrics.summary import Summary
 
 CANARY_COLUMNS = ("client", "record", "model", "label", "true_label", "member", "score", "exposure")
@@ -47,7 +52,7 @@ def table_of_canaries(
     for s in model[model >= 0].unique().tolist():
         own = torch.nonzero(model == s).flatten()
         outputs = engine.outputs(models[s], canaries.x, own).cpu().double()
-        score[own] = _logits(outputs, canaries.y[own])
+        score[own] = logit_confidence(outputs, canaries.y[own])
     member = canaries.member.numpy()
     return pd.DataFrame(
         {
@@ -63,26 +68,49 @@ def table_of_canaries(
     )
 
 
-def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
-    """The metrics of a run with canaries, from the rows of `canaries.csv`.
+@dataclass(frozen=True, eq=False)
+class CanaryExposure:
+    """How many of the canaries that were trained on are found, and what that proves; see `Measurement`.
 
     Rates come with their limits, ``.low`` and ``.high``. ``canaries.found`` is the share that scores above every
     left-out canary. ``canaries.epsilon_low`` is what one audit proves: with 95 % confidence training is not
     (epsilon, ``canaries.delta``)-DP towards one record for any smaller epsilon.
+
+    Args:
+        table: the rows of `canaries.csv`.
+        delta: of the audit.
     """
-    scores, member = table["score"].to_numpy(), table["member"].to_numpy(dtype=bool)
-    audit = one_run_audit(scores, member, delta=delta)
-    known = ~np.isnan(scores)
-    scores, inside = scores[known], member[known]
-    names = {"found": 0.0} | {f"tpr_at_fpr_{rate:g}": rate for rate in _RATES}
-    metrics: dict[str, float] = {"canaries.members": int(inside.sum()), "canaries.non_members": int((~inside).sum())}
-    if inside.any() and not inside.all():
-        metrics["canaries.auc"] = roc_auc(scores, inside)
-    for name, max_fpr in names.items():
-        rate = canary_rate(scores, inside, max_fpr)
-        metrics |= {f"canaries.{name}": rate.tpr, f"canaries.{name}.low": rate.low, f"canaries.{name}.high": rate.high}
-    metrics |= {"canaries.epsilon_low": audit.epsilon, "canaries.delta": delta}
-    return Summary(overall=metrics)
+
+    table: pd.DataFrame
+    delta: float
+    name, title = "canaries", "Canaries"
+
+    @property
+    def records(self) -> RecordTable:
+        """The canaries that have a score."""
+        scored = self.table[self.table["score"].notna()]
+        names = ("record", "client", "model")
+        columns = {name: scored[name].to_numpy() for name in names}
+        return RecordTable.from_columns(scored["score"].to_numpy(), scored["member"].to_numpy(dtype=bool), **columns)
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """See `Measurement`."""
+        del finished
+        scores, member = self.table["score"].to_numpy(), self.table["member"].to_numpy(dtype=bool)
+        audit = one_run_audit(scores, member, delta=self.delta)
+        records = self.records
+        measured = measure(records)
+        metrics: dict[str, float] = {
+            "canaries.members": measured.members,
+            "canaries.non_members": measured.non_members,
+            "canaries.auc": measured.auc,
+        }
+        for name, max_fpr in {"found": 0.0, **{f"tpr_at_fpr_{rate:g}": rate for rate in _RATES}}.items():
+            rate = canary_rate(records.score, records.member, max_fpr)
+            metrics |= {f"canaries.{name}": rate.tpr, f"canaries.{name}.low": rate.low}
+            metrics |= {f"canaries.{name}.high": rate.high}
+        metrics |= {"canaries.epsilon_low": audit.epsilon, "canaries.delta": self.delta}
+        return Summary(overall=metrics)
 
 
 def canaries_of_clients(table: pd.DataFrame, federation: Federation) -> dict[str, list[int]]:
@@ -94,10 +122,3 @@ def canaries_of_clients(table: pd.DataFrame, federation: Federation) -> dict[str
     counts = (each["client"].value_counts().to_dict() for each in (trained, found))
     columns = [[of.get(client, 0) for client in federation.ids.tolist()] for of in counts]
     return dict(zip(CLIENT_CANARY_COLUMNS, columns, strict=True))
-
-
-def _logits(outputs: Tensor, labels: Tensor) -> Tensor:
-    """log(p / (1 - p)) (m,) of the probabilities of labels (m,) by outputs (m, C)."""
-    own = outputs.gather(1, labels[:, None])
-    others = outputs.scatter(1, labels[:, None], -torch.inf)
-    return own.squeeze(1) - others.logsumexp(dim=1)

@@ -1,57 +1,107 @@
-"""The membership-inference attacks on the final models, the configured one fitted as often as the red team says."""
+"""The membership-inference attacks at the end of a run, and how exposed they find models, groups and clients.
+
+The configured attack is fitted as often as the red team says; the gap attack and a threshold on the loss stand beside
+it. With reference models, attacks on records join them.
+
+A personal model is attacked by what was fitted on its cluster's model: shadow models of every client would cost N times
+as much. It may understate the exposure of personal models.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.attacks import FittedAttack, Gap, LossThreshold, Records
-from shoal.audit.attack_metrics import attack_key
-from shoal.audit.exposure import title_of
-from shoal.audit.members import Membership, is_personal
-from shoal.audit.membership_audit import Margins, MembershipAudit
-from shoal.audit.model_outputs import ModelOutputs, evaluate_models, with_references
-from shoal.audit.predictions import Answers
+from shoal.attacks import FittedAttack, Gap, LossThreshold, MembershipAttack, Records, ShadowModelAttack
+from shoal.audit.model_scores import Margins, Membership, ModelScores, is_personal, margins_of
+from shoal.audit.predictions import ModelOutputs, Predictions, evaluate_models, predictions_of, with_references
+from shoal.audit.records import Bools, Floats, mean_metrics, measure, strongest
 from shoal.audit.red_team import RedTeam
-from shoal.audit.repeated_attacks import Refits
+from shoal.audit.reference_records import AttackedRecords
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.engine import Deployed, Engine, PersonalModels, State, Training
+from shoal.metrics import MembershipMetrics
 
-PART = 2**22
+OUTPUTS_AT_ONCE = 2**22
 """Outputs on test examples, in numbers, that are held at once, unless one model has more: 16 MiB."""
+
+PAIRS_AT_ONCE = 2**20
+"""Pairs of a client and a model that are looked at at once."""
+
+ByAttack = dict[str, MembershipMetrics]
+"""Metrics of several attacks on the same records, the attack that was chosen beforehand first."""
 
 
 @dataclass(frozen=True, eq=False)
 class FinalAttacks:
-    """The audits of the final models by every attack.
+    """What attacks say of the final models.
 
     Args:
-        answers: what the deployed models say.
-        by_attack: of the deployed models by the attacks' titles, the configured one first.
-        keys: the attacks' keys in audit.json by their titles.
-        by_loss: of the deployed models by a threshold on the loss; None where there were no records to set it by.
-        shared: of the clusters' models by the configured attack.
-        used_shadow_models: whether the attacks were fitted on shadow models.
+        predictions: of the deployed models.
+        fits: scores of the deployed models by each fit of each attack, by the attacks' names; the configured one first.
+        by_loss: the same by a threshold on the loss; None where there were no records to set it by.
+        shared: scores of the clusters' models by each fit of the configured attack.
+        used_shadow_models: whether attacks were fitted on shadow models.
+        titles: of the attacks by their names.
+        references: records with reference models, attacked; None: there are none.
     """
 
-    answers: Answers
-    by_attack: Mapping[str, Refits]
-    keys: Mapping[str, str]
-    by_loss: Refits | None
-    shared: Refits
+    predictions: Predictions
+    fits: Mapping[str, Sequence[ModelScores]]
+    by_loss: ModelScores | None
+    shared: Sequence[ModelScores]
     used_shadow_models: bool
+    titles: Mapping[str, str] = field(default_factory=dict)
+    references: AttackedRecords | None = None
 
     @property
-    def configured(self) -> Refits:
-        """Of the deployed models, by the configured attack."""
-        return next(iter(self.by_attack.values()))
+    def configured(self) -> Sequence[ModelScores]:
+        """The fits of the configured attack on the deployed models."""
+        return next(iter(self.fits.values()))
 
-    @property
-    def by_key(self) -> Mapping[str, Refits]:
-        """Of the deployed models by the attacks' keys in audit.json, the configured one first."""
-        return {self.keys[title]: audits for title, audits in self.by_attack.items()}
+    @cached_property
+    def by_model(self) -> list[ByAttack]:
+        """Metrics of all attacks on each of the S deployed models."""
+        models = range(len(self.configured[0].margins))
+        own = [
+            {name: mean_metrics([measure(fit.of_model(s)) for fit in fits]) for name, fits in self.fits.items()}
+            for s in models
+        ]
+        return self._with_references(own, "model", list(models))
+
+    @cached_property
+    def by_group(self) -> dict[int, ByAttack]:
+        """Metrics of all attacks on each group with clients, against non-members of the group."""
+        federation = self.configured[0].federation
+        groups = federation.groups_with_clients
+        own = [
+            {name: mean_metrics([measure(fit.of_group(g)) for fit in fits]) for name, fits in self.fits.items()}
+            for g in groups
+        ]
+        names = [federation.groups[g] for g in groups]
+        return dict(zip(groups, self._with_references(own, "group", names), strict=True))
+
+    def _with_references(self, own: list[ByAttack], column: str, values: Sequence[int | str]) -> list[ByAttack]:
+        """The attacks on records with reference models, and after them those of the run's ``own`` that are not among
+        them. An attack that was made both ways counts on the records, but for a model or group of which none is asked.
+        """
+        if self.references is None:
+            return [{self.titles.get(name, name): metrics for name, metrics in each.items()} for each in own]
+        by_records = self.references.measured(column)
+        return [joined(by_records.get(value, {}), attacks) for value, attacks in zip(values, own, strict=True)]
+
+
+def joined(by_records: ByAttack, own: ByAttack) -> ByAttack:
+    """Attacks on records, each on all examples where no record is asked about, then ``own`` that are not among them."""
+    merged = {
+        name: own.get(name, metrics) if np.isnan(metrics.accuracy) else metrics for name, metrics in by_records.items()
+    }
+    return {**merged, **{name: metrics for name, metrics in own.items() if name not in merged}}
 
 
 def attack_final_models(
@@ -63,8 +113,9 @@ def attack_final_models(
     *,
     members: Membership,
     member_rounds: int,
+    references: AttackedRecords | None = None,
 ) -> FinalAttacks:
-    """Fit the attacks on the final ``state`` and audit its models, of the ``members``; see `measurement.measure`."""
+    """Fit the attacks on the final ``state`` and score the deployed models, of the ``members``; see `measure_final`."""
     federation, engine, personal = training.federation, training.engine, is_personal(deployed)
     local, used = training.local_of_clusters(state), red_team.attack.needs != "nothing"
     configured, by_loss = [], []
@@ -72,49 +123,65 @@ def attack_final_models(
     for i in range(red_team.refits if used else 1):
         again = stream("refit", i) if i else stream
         attacks, records = red_team.fit(state, federation, engine, local, again("attack"))
-        configured.append(_Fit(attacks, records))
+        configured.append(_Fit(attack_name(red_team.attack), attacks, records))
         if used:
-            by_loss.append(
-                _Fit([LossThreshold().fit(each, again("loss threshold", k)) for k, each in enumerate(records)])
-            )
+            thresholds = [LossThreshold().fit(each, again("loss threshold", k)) for k, each in enumerate(records)]
+            by_loss.append(_Fit(attack_name(LossThreshold()), thresholds))
     gap = []
     if federation.classes is not None:
-        gap = [_Fit([Gap().fit(Records.none(), stream("gap"))] * len(state.models))]
+        gap = [_Fit(attack_name(Gap()), [Gap().fit(Records.none(), stream("gap"))] * len(state.models))]
     # A personal model is attacked by what was fitted on the model of its client's cluster.
     cluster = deployed.assignment.tolist() if personal else list(range(len(deployed.models)))
-    own = _Attacked(deployed.models, cluster, members, deployed.model, federation, engine)
-    metric, answers = engine.model.metric_for(federation.classes), []
+    attacked = _Attacked(deployed.models, cluster, members, deployed.model, federation, engine)
+    metric, predictions = engine.model.metric_for(federation.classes), []
 
-    def answered(first: int, outputs: ModelOutputs) -> None:
-        answers.append(Answers.of(outputs, first, deployed, federation, metric))
+    def keep(first: int, outputs: ModelOutputs) -> None:
+        predictions.append(predictions_of(outputs, first, deployed, federation, metric))
 
-    audits = own.audits([*configured, *by_loss, *gap], answered)
-    by_attack = {title_of(red_team.attack): Refits(audits[: len(configured)])}
-    loss_audits = audits[len(configured) : len(configured) + len(by_loss)]
-    if loss_audits:
-        by_attack.setdefault(LossThreshold.title, Refits(loss_audits))
-    if gap:
-        by_attack.setdefault(Gap.title, Refits(audits[-1:]))
-    shared = Refits(audits[: len(configured)])
+    scores = attacked.scores([*configured, *by_loss, *gap], keep)
+    of_loss = scores[len(configured) : len(configured) + len(by_loss)]
+    fits = {attack_name(red_team.attack): scores[: len(configured)]}
+    for name, others in ((attack_name(LossThreshold()), of_loss), (attack_name(Gap()), scores[-1:] if gap else [])):
+        if others:
+            fits.setdefault(name, others)
+    shared = scores[: len(configured)]
     if personal:
         of_clusters, nobody = Membership.of_clusters(state, member_rounds), torch.full((len(federation),), -1)
         clusters = list(range(len(state.models)))
-        shared = Refits(_Attacked(state.models, clusters, of_clusters, nobody, federation, engine).audits(configured))
+        shared = _Attacked(state.models, clusters, of_clusters, nobody, federation, engine).scores(configured)
     return FinalAttacks(
-        answers=Answers.joined(answers),
-        by_attack=by_attack,
-        keys={title_of(each): attack_key(each) for each in (Gap(), LossThreshold(), red_team.attack)},
-        by_loss=Refits(loss_audits) if loss_audits else None,
+        predictions=Predictions.join(predictions),
+        fits=fits,
+        by_loss=of_loss[0] if of_loss else None,
         shared=shared,
         used_shadow_models=used,
+        titles={attack_name(each): attack_title(each) for each in (Gap(), LossThreshold(), red_team.attack)},
+        references=references,
     )
+
+
+def attack_name(attack: MembershipAttack) -> str:
+    """The key in audit.json of an attack that a run is configured with.
+
+    >>> attack_name(ShadowModelAttack()), attack_name(Gap())
+    ('posterior', 'gap')
+    """
+    if isinstance(attack, ShadowModelAttack):
+        return "posterior"
+    return str(getattr(attack, "name", type(attack).__name__))
+
+
+def attack_title(attack: MembershipAttack) -> str:
+    """What an attack is called in tables."""
+    return str(getattr(attack, "title", type(attack).__name__))
 
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
     """An attack fitted on each of the K clusters' models, and the records whose reference models it asks."""
 
-    attacks: Sequence[FittedAttack]
+    attack: str
+    fitted: Sequence[FittedAttack]
     records: Sequence[Records] = ()
 
 
@@ -130,34 +197,78 @@ class _Attacked:
     federation: Federation
     engine: Engine
 
-    def audits(
+    def scores(
         self, fits: Sequence[_Fit], watch: Callable[[int, ModelOutputs], None] | None = None
-    ) -> list[MembershipAudit]:
+    ) -> list[ModelScores]:
         """By each of ``fits``. The outputs are computed for some models at a time, and none are kept.
 
         Args:
             watch: is told the number of the first model of each part, and the part's outputs.
         """
         outputs_of_model = len(self.federation.test) * (self.federation.classes or self.federation.test.y[0].numel())
-        size = max(1, PART // max(1, outputs_of_model))
-        parts = [self._scored(slice(k, k + size), fits, watch) for k in range(0, len(self.models), size)]
-        margins = [[each for of_part in of_fit for each in of_part] for of_fit in zip(*parts, strict=True)]
-        trainers, latest = self.members.trainers, self.members.latest
-        return [MembershipAudit.of_margins(each, trainers, latest, self.federation) for each in margins]
+        size = max(1, OUTPUTS_AT_ONCE // max(1, outputs_of_model))
+        parts = [self._margins(slice(k, k + size), fits, watch) for k in range(0, len(self.models), size)]
+        return [
+            ModelScores([each for part in of_fit for each in part], self.members, self.federation, fit.attack)
+            for fit, of_fit in zip(fits, zip(*parts, strict=True), strict=True)
+        ]
 
-    def _scored(
+    def _margins(
         self, part: slice, fits: Sequence[_Fit], watch: Callable[[int, ModelOutputs], None] | None
     ) -> list[list[Margins]]:
         """The margins of each of ``fits`` on each of some models."""
-        numbers = torch.arange(len(self.models))[part]
-        members = self.members.trainers[:, part]
-        clients = members | (self.model[:, None] == numbers)
+        members, clusters = self.members.trainers[:, part], self.cluster[part]
+        clients = members | (self.model[:, None] == torch.arange(len(self.models))[part])
         outputs = evaluate_models(self.models[part], clients, self.federation, self.engine, members=members)
         if watch is not None:
             watch(part.start, outputs)
         margins = []
         for fit in fits:
-            records = [fit.records[k] for k in self.cluster[part]] if fit.records else []
+            records = [fit.records[k] for k in clusters] if fit.records else []
             asked = with_references(outputs, self.federation, self.engine, records)
-            margins.append(Margins.of(asked, [fit.attacks[k] for k in self.cluster[part]]))
+            margins.append(margins_of(asked, [fit.fitted[k] for k in clusters]))
         return margins
+
+
+def exposure_of_clients(by_model: Sequence[ByAttack], trainers: Bools, federation: Federation) -> dict[str, NDArray]:
+    """Columns of `clients.csv`, (N,) each.
+
+    ``exposure``: the balanced accuracy of an attack, averaged over its fits, on the most exposed model that the client
+    trained, so that who leaves an exposed model late is not called safe; NaN for a client that never trained. It is the
+    first attack, unless another is certain to be stronger on a model; see `strongest`.
+    ``exposure_low``: the lower end of its interval. ``exposure_null_high``: the balanced accuracy that 95 % of such
+    attacks do not exceed where nothing is leaked. ``attack``: which attack. ``exceeded``: whether ``exposure_low`` is
+    above the client's threshold.
+
+    Args:
+        by_model: what attacks find about each of the S models, by the attacks' names.
+        trainers: (N, S) bool, who trained which model.
+        federation: that was attacked.
+    """
+    decisions = [strongest(attacks) for attacks in by_model]
+    decisive = [attacks[name] for attacks, (name, _) in zip(by_model, decisions, strict=True)]
+    accuracy = np.array([metrics.accuracy for metrics in decisive])
+    worst, measured = _worst(trainers, accuracy)
+    null_high, low = np.array([metrics.null_high for metrics in decisive]), np.array([low for _, low in decisions])
+    exposure_low = np.where(measured, low[worst], np.nan)
+    return {
+        "exposure": np.where(measured, accuracy[worst], np.nan),
+        "exposure_low": exposure_low,
+        "exposure_null_high": np.where(measured, null_high[worst], np.nan),
+        "attack": np.where(measured, np.array([name for name, _ in decisions])[worst], "none"),
+        "exceeded": exposure_low > federation.preferences.threshold.numpy(),
+    }
+
+
+def _worst(trainers: Bools, accuracy: Floats) -> tuple[NDArray, Bools]:
+    """(N,) the most exposed of the models that each client trained, by their accuracies (S,), and if it has any."""
+    known = ~np.isnan(accuracy)
+    worst, measured = np.zeros(len(trainers), dtype=np.int64), np.zeros(len(trainers), dtype=bool)
+    # Some clients at a time: with a model for each client N S numbers would be more than all else at the end of a run.
+    size = max(1, PAIRS_AT_ONCE // max(1, len(accuracy)))
+    for first in range(0, len(trainers), size):
+        some = slice(first, first + size)
+        measurable = trainers[some] & known
+        worst[some] = np.where(measurable, accuracy, -np.inf).argmax(axis=1)
+        measured[some] = measurable.any(axis=1)
+    return worst, measured

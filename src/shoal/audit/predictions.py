@@ -1,22 +1,187 @@
-"""What the final models say of test and training examples, as far as a run's metrics ask."""
+"""The outputs of models on training and on test examples, and what a run keeps of them.
+
+Attacks are measured on the outputs, which are in memory for some models at a time; metrics on `Predictions`.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.audit.model_outputs import ModelOutputs
-from shoal.data import Federation
-from shoal.engine import Deployed
+from shoal.attacks.membership import Records
+from shoal.data.federation import Federation
+from shoal.data.shards import Shards
+from shoal.engine import Deployed, Engine, PersonalModels
 from shoal.models import Metric
+from shoal.models.model import Loss, cross_entropy
+
+MAX_OUTPUTS = 2**24
+"""Numbers that are kept of what a model gives for training examples (64 MB) before those of members alone are."""
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
-    """Of S models, without their outputs: for N clients with models of their own these are N M C numbers.
+class ModelOutputs:
+    """The models' outputs on training examples and on test examples.
+
+    Args:
+        training: of each model k, (T_k,) int64 the training examples of which its outputs are kept.
+        members: of each model k, its outputs (T_k, C) on these.
+        evaluated: of each model k, (E_k,) int64 the training examples that it was evaluated on.
+        values: of each model k, its metric (E_k,) float64 on these.
+        labels: (T,) of all training examples; of a regression (T, d).
+        owner: (T,) the client that holds each training example.
+        test: (K, M, C), of every model on every test example.
+        test_labels: (M,); of a regression (M, d).
+        reference_members: of each model k with reference models, their outputs (R, T_k, C).
+        reference_test: of each model k with reference models, their outputs (R, M, C) on the test examples.
+        loss: with which the models were trained.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.audit import evaluate_models
+        >>> own = (torch.eye(4), [0, 1, 0, 1])
+        >>> federation = shoal.Federation.from_tensors([own, own], test=(-torch.eye(4), [0, 1, 0, 1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))
+        >>> everybody = torch.ones(2, 1, dtype=torch.bool)
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(steps=20), engine, shoal.Stream(0))
+        ...     state, _ = training.round(training.start())
+        ...     outputs = evaluate_models(state.models, everybody, federation, engine)
+        ...
+        >>> right = outputs.members[0].argmax(dim=1) == outputs.labels[outputs.training[0]]
+        >>> float(right.float().mean()), float((outputs.test[0].argmax(dim=1) == outputs.test_labels).float().mean())
+        (1.0, 0.0)
+    """
+
+    training: tuple[Tensor, ...]
+    members: tuple[Tensor, ...]
+    evaluated: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    labels: Tensor
+    owner: Tensor
+    test: Tensor
+    test_labels: Tensor
+    reference_members: dict[int, Tensor]
+    reference_test: dict[int, Tensor]
+    loss: Loss = cross_entropy
+
+
+def evaluate_models(
+    models: Tensor | PersonalModels,
+    clients: Tensor,
+    federation: Federation,
+    engine: Engine,
+    records: Sequence[Records] = (),
+    members: Tensor | None = None,
+) -> ModelOutputs:
+    """Evaluate each model on the training examples of some clients, and on the test set.
+
+    Where the outputs of a model on these examples are more numbers than fit in memory well (`MAX_OUTPUTS`), those on
+    examples of its members alone are kept, and of the others what the model's metric says of them.
+
+    Args:
+        models: (K, P).
+        clients: (N, K) bool, on whose examples each model is evaluated.
+        records: that the attacks on the K models were fitted on; see `with_references`.
+        members: (N, K) bool, those of the ``clients`` whose examples are members of each model; None: all of them.
+
+    Example:
+        >>> import torch, shoal
+        >>> from shoal.audit import evaluate_models
+        >>> own = (torch.eye(4), [0, 1, 0, 1])
+        >>> federation = shoal.Federation.from_tensors([own, own], test=(-torch.eye(4), [0, 1, 0, 1]))
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=4, classes=2))
+        >>> everybody = torch.ones(2, 1, dtype=torch.bool)
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(steps=20), engine, shoal.Stream(0))
+        ...     state, _ = training.round(training.start())
+        ...     outputs = evaluate_models(state.models, everybody, federation, engine)
+        ...
+        >>> outputs.members[0].shape, outputs.test.shape, outputs.owner.tolist()
+        (torch.Size([8, 2]), torch.Size([1, 4, 2]), [0, 0, 0, 0, 1, 1, 1, 1])
+    """
+    shards, test, owner = federation.clients, federation.test, federation.clients.owners()
+    labels = shards.y[shards.indices.to(shards.y.device)].cpu()
+    metric = engine.model.metric_for(federation.classes)
+    evaluated = [torch.nonzero(clients[owner, k]).flatten() for k in range(len(models))]
+    kept, of_kept, of_test, values = [], [], torch.empty(0), []
+    # A client's model may be read from a disk, or trained, whenever it is asked for: once each.
+    for k, model in enumerate(models):
+        outputs = engine.outputs(model, test.x).cpu()
+        if k == 0:
+            kept = _kept(evaluated, owner, members, outputs[0].numel())
+            sizes = [int(each.sum()) for each in kept]
+            of_kept = outputs.new_empty(sum(sizes), *outputs.shape[1:]).split(sizes)
+            of_test = outputs.new_empty(len(models), *outputs.shape)
+        # Copied to where there is room for all: outputs that stay would keep apart the memory that each evaluation
+        # takes and frees, several megabytes a model.
+        of_test[k] = outputs
+        begin, of_each = 0, torch.empty(len(evaluated[k]), dtype=torch.float64)
+        for where, part in engine.outputs_in_parts(model, shards.x, _rows(shards, evaluated[k])):
+            on_cpu = part.cpu()
+            of_each[where] = metric(on_cpu, labels[evaluated[k][where]]).double()
+            end = begin + int(kept[k][where].sum())
+            of_kept[k][begin:end] = on_cpu[kept[k][where]]
+            begin = end
+        values.append(of_each)
+    outputs = ModelOutputs(
+        training=tuple(each[mask] for each, mask in zip(evaluated, kept, strict=True)),
+        members=tuple(of_kept),
+        evaluated=tuple(evaluated),
+        values=tuple(values),
+        labels=labels,
+        owner=owner,
+        test=of_test,
+        test_labels=test.y.cpu(),
+        reference_members={},
+        reference_test={},
+        loss=engine.model.loss,
+    )
+    return with_references(outputs, federation, engine, records)
+
+
+def _kept(evaluated: Sequence[Tensor], owner: Tensor, members: Tensor | None, numbers: int) -> list[Tensor]:
+    """(E_k,) bool of each model, the examples of which its outputs are kept, which are so many ``numbers`` each."""
+    if members is None:
+        return [torch.ones_like(each, dtype=torch.bool) for each in evaluated]
+    return [
+        members[owner[each], k] if len(each) * numbers > MAX_OUTPUTS else torch.ones_like(each, dtype=torch.bool)
+        for k, each in enumerate(evaluated)
+    ]
+
+
+def with_references(
+    outputs: ModelOutputs, federation: Federation, engine: Engine, records: Sequence[Records]
+) -> ModelOutputs:
+    """``outputs`` of K models with those of the reference models in ``records``, one for each, on the same examples."""
+    test, members, others = federation.test, {}, {}
+    everything = torch.arange(len(test), device=test.y.device)
+    # Clients' own models share the reference models of their cluster.
+    on_test: dict[int, Tensor] = {}
+    for k, each in enumerate(records):
+        reference = each.reference
+        if reference is not None:
+            rows = _rows(federation.clients, outputs.training[k])
+            members[k] = reference.evaluate(federation.clients.x, rows, engine)
+            if id(reference) not in on_test:
+                on_test[id(reference)] = reference.evaluate(test.x, everything, engine)
+            others[k] = on_test[id(reference)]
+    return replace(outputs, reference_members=members, reference_test=others)
+
+
+def _rows(shards: Shards, examples: Tensor) -> Tensor:
+    """Where in the data the training ``examples`` (t,) are."""
+    return shards.indices[examples].to(shards.y.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What S deployed models say of the test examples and of their clients' training examples.
+
+    Outputs are kept only where somebody asks for them: for N clients with personal models they are N M C numbers.
 
     Args:
         test: (S, G) float64, the mean of the metric of each model on each group's M test examples.
@@ -32,36 +197,38 @@ class Answers:
     outputs: Tensor | None
 
     @staticmethod
-    def of(outputs: ModelOutputs, first: int, deployed: Deployed, federation: Federation, metric: Metric) -> "Answers":
-        """Of the models from number ``first`` on whose ``outputs`` are given."""
-        values = torch.stack([metric(each, outputs.test_labels).double() for each in outputs.test])
-        of_groups = [values[:, federation.test.group == g].mean(dim=1) for g in range(len(federation.groups))]
-        total = torch.zeros(len(federation), dtype=torch.float64)
-        for s, (examples, of_each) in enumerate(zip(outputs.evaluated, outputs.values, strict=True), first):
-            owner = outputs.owner[examples]
-            # Of others the value may be infinite, so it is left out, not multiplied by zero.
-            total.index_add_(0, owner, torch.where(deployed.model[owner] == s, of_each, 0.0))
-        predicted = None
-        if federation.classes is not None:
-            predicted = outputs.test.argmax(dim=2).to(torch.uint8 if federation.classes <= 256 else torch.int32)
-        return Answers(
-            test=torch.stack(of_groups, dim=1).numpy(),
-            training=(total / federation.clients.sizes).numpy(),
-            predicted=predicted,
-            outputs=outputs.test if federation.schedule is not None else None,
-        )
-
-    @staticmethod
-    def joined(parts: "Sequence[Answers]") -> "Answers":
-        """Of the models of all ``parts``, of which each client uses one."""
-        return Answers(
-            test=np.concatenate([each.test for each in parts]),
-            training=np.sum([each.training for each in parts], axis=0),
-            predicted=_joined([each.predicted for each in parts]),
-            outputs=_joined([each.outputs for each in parts]),
+    def join(parts: "Sequence[Predictions]") -> "Predictions":
+        """Those of the models of all ``parts``, of which each client uses one."""
+        return Predictions(
+            test=np.concatenate([part.test for part in parts]),
+            training=np.sum([part.training for part in parts], axis=0),
+            predicted=_joined([part.predicted for part in parts]),
+            outputs=_joined([part.outputs for part in parts]),
         )
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    known = [each for each in parts if each is not None]
-    return torch.cat(known) if known else None
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors) if tensors else None
+
+
+def predictions_of(
+    outputs: ModelOutputs, first: int, deployed: Deployed, federation: Federation, metric: Metric
+) -> Predictions:
+    """What the deployed models from number ``first`` on, with these ``outputs``, say."""
+    values = torch.stack([metric(row, outputs.test_labels).double() for row in outputs.test])
+    by_group = [values[:, federation.test.group == g].mean(dim=1) for g in range(len(federation.groups))]
+    total = torch.zeros(len(federation), dtype=torch.float64)
+    for s, (examples, training) in enumerate(zip(outputs.evaluated, outputs.values, strict=True), first):
+        owner = outputs.owner[examples]
+        # Of others the value may be infinite, so it is left out, not multiplied by zero.
+        total.index_add_(0, owner, torch.where(deployed.model[owner] == s, training, 0.0))
+    predicted = None
+    if federation.classes is not None:
+        predicted = outputs.test.argmax(dim=2).to(torch.uint8 if federation.classes <= 256 else torch.int32)
+    return Predictions(
+        test=torch.stack(by_group, dim=1).numpy(),
+        training=(total / federation.clients.sizes).numpy(),
+        predicted=predicted,
+        outputs=outputs.test if federation.schedule is not None else None,
+    )

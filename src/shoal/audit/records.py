@@ -1,194 +1,211 @@
-"""Records whose membership is asked, and what every attack says of them."""
+"""The one table of attacked records, and the one function that measures how well attacks tell members from others.
+
+Everything that measures membership comes through here: the attacks at the end of a run, audits with reference models,
+audits of clients' updates, canaries, and property inference, whose "members" are the updates with the property.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
+from statistics import NormalDist
+from typing import Any, Literal, overload
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
-from shoal.attacks import (
-    RMIA,
-    BaVarIA,
-    DifficultyCalibration,
-    LiRA,
-    LossScore,
-    OfflineLiRA,
-    OfflineRMIA,
-    OtherClusters,
-    ReferenceAttack,
-    ReferenceScores,
-)
-from shoal.audit.thresholds import leave_one_out_scores, reference_thresholds
-from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
-from shoal.data.names import require_unambiguous
-from shoal.metrics import MembershipMetrics, membership_metrics, roc_auc
+from shoal.metrics import MembershipMetrics, membership_metrics
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-Names = NDArray[np.object_]
 
-OUTSIDER, CLIENT, SERVER = "outsider", "client", "server"
-"""Attackers: who has the released models; a client, who is sent those of all clusters; the server, who sees updates."""
+View = Literal["outsider", "client", "server"]
+OUTSIDER: View = "outsider"
+CLIENT: View = "client"
+SERVER: View = "server"
+"""Views of an attacker. An outsider has the released models, a client those of all clusters, in every round; the server
+sees each client's updates."""
 
-REFERENCE_ATTACKS: tuple[ReferenceAttack, ...] = (
-    LossScore(), DifficultyCalibration(), OfflineLiRA(), LiRA(), OfflineRMIA(), RMIA(), BaVarIA(),
-)  # fmt: skip
-"""The attacks on a matrix of scores that an audit asks."""
-
-HEADLINES = (RMIA.name, OfflineRMIA.name, DifficultyCalibration.name, LossScore.name)
-"""The attack that decides how exposed records are, where reference models are too few to say which is the strongest:
-the first of these that was asked."""
-
-LEAST_TO_CHOOSE = 3
-"""Reference models from which on they say which attack decides."""
+NOBODY = -1
+"""The client of a record that is no client's."""
 
 
 @dataclass(frozen=True, eq=False)
-class AttackScores:
-    """What an attack says of M records.
+class RecordTable:
+    """One row per record, model that it is asked of, and attack. Every column is an array (M,).
 
     Args:
-        attacker: who could carry it out.
-        scores: (M,), higher for members.
-        margins: (M,) score minus threshold, positive where it says member.
-        left_out: (M, R) scores when each reference model is attacked; see `leave_one_out_scores`. None: there are none.
-    """
-
-    attacker: str
-    scores: Floats
-    margins: Floats
-    left_out: Floats | None = None
-    __repr__ = one_line
-
-
-@dataclass(frozen=True, eq=False)
-class AuditRecords:
-    """Records whose membership is attacked, and what models say of them.
-
-    Args:
-        scores: by the attacked and by reference models, M records.
-        record, client, group: (M,) names of each record, of the client that it belongs or would belong to, and of that
-            client's group.
-        all_models: (M, K) logit-scaled confidence of every cluster's model; None: only one model is known.
-        further: attacks that need more than this, computed elsewhere, by their key in audit.json.
-        omitted: such attacks that were not computed, by their key, and why.
-        notes: what must be known of the records, in sentences without a full stop.
-        pair: (M,) which pair each record is of, where each has one that was trained on and one that was not, both of
-            one client; intervals then allow for what the two have in common. None: records are independent.
-
-    Raises:
-        InputError: one of several groups is called ``all``.
+        score: higher for members.
+        member: whether the model was trained on the record.
+        threshold: above which the attack says member.
+        weight: how much the row counts.
+        record, client, group, model: names or numbers of the record, of the client that it belongs or would belong to
+            (`NOBODY`: no client's), of its group, and of the model or update that gave the score.
+        attack, view: the attack's name, and the `View` that it needs.
+        pair: the pair of a member and a non-member that the row is of; intervals then allow for what the two have in
+            common. None: rows are independent.
 
     Example:
         >>> import numpy as np
-        >>> import shoal
-        >>> member, none, one_model = np.arange(40) < 20, np.zeros((40, 0)), np.zeros(40, dtype=np.int64)
-        >>> scores = shoal.ReferenceScores(2.0 * member, member, none, none > 0, one_model)
-        >>> record, client = np.arange(40).astype(object), np.array(["a", "b"] * 20, dtype=object)
-        >>> records = shoal.AuditRecords(scores, record, client, group=client)
-        >>> audit = shoal.audit_records(records, shoal.Stream(0))
-        >>> audit.groups, [audit.strongest("client", name)["members"] for name in ("a", "b")]
-        (['a', 'b'], [10, 10])
+        >>> from shoal.audit import RecordTable, measure
+        >>> member = np.arange(400) < 200
+        >>> records = RecordTable.from_columns(1.0 * member, member, threshold=0.5, group=np.arange(400) % 2)
+        >>> {group: metrics.members for group, metrics in measure(records, by="group").items()}
+        {0: 100, 1: 100}
     """
 
-    scores: ReferenceScores
-    record: Names
-    client: Names
-    group: Names
-    all_models: Floats | None = None
-    further: Mapping[str, AttackScores] = field(default_factory=dict)
-    omitted: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    score: Floats
+    member: Bools
+    threshold: Floats
+    weight: Floats
+    record: NDArray[Any]
+    client: NDArray[Any]
+    group: NDArray[Any]
+    model: NDArray[Any]
+    attack: NDArray[Any]
+    view: NDArray[Any]
     pair: Ints | None = None
     __repr__ = one_line
 
-    def __post_init__(self) -> None:
-        require_unambiguous(set(self.group))
+    @staticmethod
+    def from_columns(
+        score: ArrayLike,
+        member: ArrayLike,
+        *,
+        threshold: ArrayLike = 0.0,
+        weight: ArrayLike = 1.0,
+        record: ArrayLike = NOBODY,
+        client: ArrayLike = NOBODY,
+        group: ArrayLike = 0,
+        model: ArrayLike = 0,
+        attack: str = "",
+        view: View = OUTSIDER,
+        pair: Ints | None = None,
+    ) -> "RecordTable":
+        """The table of columns (M,); a single value is that of all rows, and takes no memory."""
+        given = [score, member, threshold, weight, record, client, group, model, attack, view]
+        return RecordTable(*(np.broadcast_to(np.asarray(each), np.shape(score)) for each in given), pair=pair)
 
     def __len__(self) -> int:
-        return len(self.record)
+        return len(self.score)
 
+    def take(self, rows: Ints | Bools) -> "RecordTable":
+        """Some of the rows, by position or by mask."""
+        positions: NDArray[Any] = np.flatnonzero(rows) if rows.dtype == bool else rows
+        return replace(self, **{name: _taken(column, positions) for name, column in self.columns().items()})
 
-@dataclass(frozen=True, eq=False)
-class AttackedRecords:
-    """M records with what every attack says of them, from which an audit and a run's figures are measured.
-
-    Args:
-        records: that were attacked.
-        found: what each attack says, by its key in audit.json.
-        omitted: attacks that were not computed, and why.
-    """
-
-    records: AuditRecords
-    found: Mapping[str, AttackScores]
-    omitted: Mapping[str, str] = field(default_factory=dict)
-    __repr__ = one_line
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The columns by name."""
+        columns = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: column for name, column in columns.items() if column is not None}
 
     @staticmethod
-    def of(records: AuditRecords, attacks: Sequence[ReferenceAttack] = REFERENCE_ATTACKS) -> "AttackedRecords":
-        """Attack ``records`` with every attack that their scores allow; see `shoal.audit_records`.
-
-        Raises:
-            InputError: too few members or non-members.
-        """
-        member = records.scores.member
-        for kind, count in (("members", int(member.sum())), ("non-members", int((~member).sum()))):
-            require(count >= 2, f"an attack is measured on at least two {kind}; got {count}")
-        return AttackedRecords(records, *_asked(records, attacks))
-
-    @cached_property
-    def headline(self) -> str:
-        """The attack that is chosen beforehand, without the attacked model's members, to say how exposed records are.
-
-        The one of largest area under the ROC curve where each reference model in turn is attacked with the others as
-        its references. With fewer than `LEAST_TO_CHOOSE` the first of `HEADLINES`.
-        """
-        trained = self.records.scores.reference_member
-        known = {name: each.left_out for name, each in self.found.items() if each.left_out is not None}
-        if known and trained.shape[1] >= LEAST_TO_CHOOSE:
-            return max(known, key=lambda name: roc_auc(known[name].ravel(), trained.ravel()))
-        return next((name for name in HEADLINES if name in self.found), next(iter(self.found)))
-
-    def measured(self, which: Bools) -> dict[str, MembershipMetrics]:
-        """Metrics of each attack on the records ``which`` (M,), the headline first."""
-        return {name: self.measured_by(name, which) for name in dict.fromkeys((self.headline, *self.found))}
-
-    def measured_by(self, attack: str, which: Bools) -> MembershipMetrics:
-        """Metrics of an attack on the records ``which`` (M,)."""
-        found, member, pair = self.found[attack], self.records.scores.member[which], self.records.pair
-        scores, thresholds = found.scores[which], (found.scores - found.margins)[which]
-        return membership_metrics(scores, member, threshold=thresholds, pair=None if pair is None else pair[which])
+    def join(tables: "Sequence[RecordTable]") -> "RecordTable":
+        """The rows of several tables, one after another; without pairs."""
+        tables = tables or [RecordTable.from_columns(np.empty(0), np.empty(0, dtype=bool))]
+        names = [name for name in tables[0].columns() if name != "pair"]
+        return RecordTable(**{name: _joined([getattr(each, name) for each in tables]) for name in names})
 
 
-def _asked(records: AuditRecords, attacks: Sequence[ReferenceAttack]) -> tuple[dict[str, AttackScores], dict[str, str]]:
-    """What each attack says, by name; and why the others were not asked."""
-    scores, found, omitted = records.scores, dict[str, AttackScores](), dict[str, str]()
-    cells = threshold_cells(np.unique(records.group, return_inverse=True)[1], scores.model)
-    for attack in attacks:
-        if scores.references < attack.least:
-            omitted[attack.name] = f"needs {attack.least} reference models; there are {scores.references}"
-            continue
-        try:
-            own = attack.scores(scores)
-        except InputError as error:
-            # Such as an attack that needs models that trained on a record, where none did.
-            omitted[attack.name] = str(error)
-            continue
-        left_out = leave_one_out_scores(attack, scores)
-        thresholds = reference_thresholds(own, left_out, scores.reference_member, *cells)
-        found[attack.name] = AttackScores(OUTSIDER, own, own - thresholds, left_out)
-    if records.all_models is not None and records.all_models.shape[1] > 1:
-        own = OtherClusters(records.all_models).scores(scores)
-        margins = own - reference_thresholds(own, None, scores.reference_member, *cells)
-        found[OtherClusters.name] = AttackScores(CLIENT, own, margins)
-    else:
-        omitted[OtherClusters.name] = "there is only one model"
-    return {**found, **records.further}, {**omitted, **records.omitted}
+def _taken(column: NDArray[Any], positions: NDArray[Any]) -> NDArray[Any]:
+    single = column.strides == (0,) and len(column) > 0
+    return np.broadcast_to(column[:1], len(positions)) if single else column[positions]
 
 
-def threshold_cells(group: Ints, model: Ints) -> tuple[Ints, Ints]:
-    """For `reference_thresholds`: the group (M,) of each record, and a number (M,) of its group and model together."""
-    return group, group * (int(model.max(initial=0)) + 1) + model
+def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Columns one after another; a single value stays one."""
+    filled = [column for column in columns if len(column)]
+    if filled and all(column.strides == (0,) and column[0] == filled[0][0] for column in filled):
+        return np.broadcast_to(filled[0][:1], sum(map(len, filled)))
+    return np.concatenate(filled or columns[:1])
+
+
+@overload
+def measure(records: RecordTable) -> MembershipMetrics: ...
+@overload
+def measure(records: RecordTable, by: str) -> dict[Any, MembershipMetrics]: ...
+def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | dict[Any, MembershipMetrics]:
+    """Balanced accuracy, AUC, true positive rates at low false positive rates, their intervals and what chance gives.
+
+    Args:
+        records: of one attack, or with ``by="attack"`` of several.
+        by: a column; then by each of its values, in the order in which they come. None: of all rows together.
+
+    Returns:
+        Metrics; rates are NaN without members or without non-members.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.audit import RecordTable, measure
+        >>> measure(RecordTable.from_columns([3.0, 1.0, 2.0, 0.0], [True, True, False, False], threshold=1.5)).accuracy
+        0.5
+    """
+    if by is None:
+        return membership_metrics(
+            records.score, records.member, records.weight, threshold=records.threshold, pair=records.pair
+        )
+    number, values = pd.factorize(getattr(records, by))
+    rows = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
+    # An empty table has no value, and one empty part.
+    return {value: measure(records.take(part)) for value, part in zip(values.tolist(), rows, strict=False)}
+
+
+def matching_weights(wanted: NDArray[Any], stratum: Ints) -> Floats:
+    """Weights (m,) that give records of each of S strata the total ``wanted`` (S,).
+
+    Members and non-members must be of one mix of groups and labels, or an attack would be credited with recognising
+    these. So each non-member counts as much as members of its group and label are there for each non-member of it.
+
+    Args:
+        wanted: of each stratum, such as its number of members.
+        stratum: (m,) of each record.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.audit.records import matching_weights
+        >>> matching_weights(np.array([1.0, 3.0]), np.array([0, 0, 1]))
+        array([0.5, 0.5, 3. ])
+    """
+    return (wanted / np.maximum(1, np.bincount(stratum, minlength=len(wanted))))[stratum]
+
+
+def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
+    """The metrics of the first of several fits of an attack, with accuracy and interval averaged over them.
+
+    The intervals are of the same members, so their mean is no narrower than that of the mean accuracy.
+    """
+    averaged = ("accuracy", "low", "high", "null_high")
+    return replace(fits[0], **{name: float(np.mean([getattr(each, name) for each in fits])) for name in averaged})
+
+
+def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
+    """The attack that decides how exposed records are, of all that were made on the same records.
+
+    The largest of many figures is above chance where nothing is leaked. So the first attack decides, which was chosen
+    beforehand (of those that are measured), unless another is certain to be above 0.5 and above the first's figure: by
+    the lower end of an interval that all of them keep at once (Bonferroni; it is as much wider as that of a normal
+    distribution). Of several such attacks it is the one of highest lower end.
+
+    Returns:
+        The attack, and the lower end of its balanced accuracy that it is judged by: the first's own, or that of all.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.audit.records import RecordTable, measure, strongest
+        >>> member = np.arange(400) < 200
+        >>> calls = [member, np.where(np.arange(400) % 20 == 0, ~member, member), np.arange(400) % 2 == 0]
+        >>> perfect, good, blind = (measure(RecordTable.from_columns(1.0 * call, member)) for call in calls)
+        >>> strongest({"a": blind, "b": good, "c": perfect})[0], strongest({"b": good, "a": blind})[0]
+        ('c', 'b')
+    """
+    measured = {name: metrics for name, metrics in attacks.items() if not np.isnan(metrics.accuracy)}
+    if not measured:
+        return next(iter(attacks)), np.nan
+    quantile = NormalDist().inv_cdf
+    wider = quantile(1 - 0.025 / len(measured)) / quantile(0.975)
+    first, *others = measured
+    low = {name: attacks[name].accuracy - wider * (attacks[name].accuracy - attacks[name].low) for name in others}
+    certain = [name for name in others if low[name] > max(0.5, attacks[first].accuracy)]
+    best = max(certain, key=lambda name: low[name], default=first)
+    return best, low.get(best, attacks[first].low)

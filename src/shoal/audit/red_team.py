@@ -4,6 +4,10 @@ Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which does not say on whic
 The server holds no members, so there are four estimators. For "federated", it sends the attack, with the reference
 models that it needs; each client scores its own examples on the model it chose, and only counts come back. For
 "histogram", it sends nothing, and gets histograms of losses (`loss_histograms`).
+
+"shadow" is cross-validated over shadow models: judged on its own training records an attack would look too strong.
+Shadow models train on the whole shadow mix, since the server does not know a cluster's groups. A refit draws shadow
+models anew: logistic regression draws nothing, and would be the same again on the same records.
 """
 
 from dataclasses import replace
@@ -16,8 +20,9 @@ from shoal.attacks.membership import FittedAttack, MembershipAttack, Query, Reco
 from shoal.attacks.queries.loss_histograms import LossHistograms, require_holdout
 from shoal.attacks.queries.shadow_models import ShadowModels
 from shoal.attacks.queries.shokri import ShadowModelAttack
-from shoal.audit.membership_audit import MembershipAudit
-from shoal.audit.model_outputs import evaluate_models
+from shoal.audit.model_scores import Membership, ModelScores, margins_of
+from shoal.audit.predictions import evaluate_models
+from shoal.audit.records import measure
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Count, Inline, Positive, settings
@@ -103,9 +108,9 @@ class RedTeam:
         else:
             members = state.assignment[:, None] == torch.arange(len(attacks))
             outputs = evaluate_models(state.models, members, federation, engine, records)
-            audit = MembershipAudit.of(outputs, attacks, members, state.assignment, federation)
-            found = [audit.of_cluster(k) for k in range(len(attacks))]
-            estimates = [RateEstimate(each.accuracy, each.low, each.high) for each in found]
+            scores = ModelScores(margins_of(outputs, attacks), Membership(members, state.assignment), federation)
+            by_model = [measure(scores.of_model(k)) for k in range(len(attacks))]
+            estimates = [RateEstimate(each.accuracy, each.low, each.high) for each in by_model]
         return of_known(estimates, state)
 
     def fit(

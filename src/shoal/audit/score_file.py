@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shoal.attacks import Population, ReferenceScores
-from shoal.audit.records import AuditRecords
+from shoal.audit.reference_records import AuditRecords
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
 from shoal.data.names import EVERYBODY, require_unambiguous

@@ -47,10 +47,10 @@ from shoal.data import (
 )
 from shoal.data.partition import PartitionIndices
 from shoal.defenses import TrainingSetup, defended
-from shoal.engine import Engine, LocalSGD, MaliciousClients, check_backend, resolve_backend
+from shoal.engine import MaliciousClients
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
 from shoal.simulation.coordination import check_coordinator
-from shoal.simulation.simulation import Simulation, check_references
+from shoal.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Resolved:
 
     config: Config
     data: SourceData
-    setup: TrainingSetup
+    model: Model
     preferences: Preferences
     indices: PartitionIndices | None
     """Who gets which examples, where a property is looked for or clients have theirs already; None: a partition by
@@ -77,21 +77,20 @@ class Resolved:
         if config.canaries is not None and config.canaries.per_client > 0:
             with in_table("canaries"):
                 federation, canaries = config.canaries.insert(federation, Stream(config.seed, ("data", "canaries")))
-        with in_table("evaluation"):
-            asked, copies = config.evaluation.reference_federations, config.evaluation.duplicates
-            check_references(asked, federation, replayable=section is None, duplicates=copies)
         if section is not None:
             with in_table("property_attack"):
                 section.attack.check(federation, config.algorithm.value)
         algorithm, coordinator = config.algorithm.value, None
         if config.coordinator is not None:
-            algorithm, coordinator = config.coordinator.obeyed_by(algorithm), config.coordinator.coordinator()
+            algorithm, coordinator = config.coordinator.with_server_knobs(algorithm), config.coordinator.coordinator()
         return Simulation(
             federation=federation,
-            setup=self.setup,
+            model=self.model,
             algorithm=algorithm,
-            coordinator=coordinator,
+            local=config.local,
             rounds=config.algorithm.rounds,
+            defenses=config.defenses.all(),
+            coordinator=coordinator,
             seed=config.seed,
             participation=config.algorithm.participation,
             red_team=config.red_team,
@@ -172,7 +171,7 @@ class Resolved:
         if section is None:
             return None
         with in_table("property_attack"):
-            return section.malicious_clients(self.setup.model, federation)
+            return section.malicious_clients(self.model, federation)
 
 
 def build(config: Config, data_dir: Path | None = None, dataset: SourceData | None = None) -> tuple[Config, Simulation]:
@@ -188,25 +187,6 @@ def build(config: Config, data_dir: Path | None = None, dataset: SourceData | No
     """
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     return resolved.config, resolved.simulation()
-
-
-def engine_of(config: Config, model: Model) -> Engine:
-    """The engine that [engine] asks for, with the network of the run.
-
-    Raises:
-        InputError: a device that is not there, or a backend that cannot train the network.
-    """
-    asked = config.engine
-    backend = None if asked.backend == "auto" else asked.backend
-    with in_table("engine"):
-        return Engine(
-            model,
-            device=asked.device,
-            threads=asked.threads,
-            precision=asked.precision,
-            backend=backend,
-            personal_models=asked.personal_models,
-        )
 
 
 def load_data(section: DataSection, data_dir: Path | None = None) -> SourceData:
@@ -275,16 +255,9 @@ def resolve(config: Config, data: SourceData) -> Resolved:
         with in_table("property_attack"):
             indices = config.property_attack.draw(config, data, stream)
     with in_table("engine"):
-        backend = config.engine.backend
-        of_wrapped = (getattr(each, "local", None) for each in with_bases(config.algorithm.value))
-        trainings = [setup.first_local(), *(each for each in of_wrapped if isinstance(each, LocalSGD))]
-        for each in trainings:
-            check_backend(None if backend == "auto" else backend, setup.model, each)
-        if backend == "auto":
-            # "loop" where one of them needs it; shipped networks need no trial.
-            backend = min(resolve_backend(setup.model, each) for each in trainings)
-            if backend == "vmap" and ":" in network.name:
-                backend = resolve_backend(setup.model, trainings[0], _first_examples(data), classes)
+        # Shipped networks need no trial.
+        tried = _first_examples(data) if ":" in network.name else None
+        engine = config.engine.decided(setup, config.algorithm.value, tried, classes)
     with in_table("algorithm"):
         config.algorithm.value.check(setup.first_local(), config.red_team.every)
         for each in with_bases(config.algorithm.value):
@@ -292,7 +265,7 @@ def resolve(config: Config, data: SourceData) -> Resolved:
                 head_of(setup.model.layout, each.head)
     if config.coordinator is not None:
         with in_table("coordinator"):
-            steered = config.coordinator.obeyed_by(config.algorithm.value)
+            steered = config.coordinator.with_server_knobs(config.algorithm.value)
             check_coordinator(config.coordinator.coordinator(), setup, steered, config.red_team.every)
     with in_table("privacy"):
         thresholds, beta = config.privacy.thresholds, config.privacy.beta
@@ -306,9 +279,9 @@ def resolve(config: Config, data: SourceData) -> Resolved:
         model=network,
         # A run that records nothing is the run of a file that does not speak of it.
         record=config.record if config.record is not None and config.record.updates else None,
-        engine=replace(config.engine, backend=backend),
+        engine=engine,
     )
-    return Resolved(decided, data, setup, preferences, indices)
+    return Resolved(decided, data, model, preferences, indices)
 
 
 def _classes(config: Config, data: SourceData) -> int:

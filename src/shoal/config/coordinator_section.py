@@ -11,7 +11,7 @@ from shoal.core.settings import Fraction, Inline, PositiveFloat, settings
 from shoal.defenses import CCL, DPSGD, L2, Augmentation, Defense, Flooding, Mixup, RelaxLoss, ShorterTraining
 from shoal.engine import Algorithm, ScalableDefense
 
-BELIEFS = {
+PRIOR_EFFECTS = {
     "augmentation": (0.04, 0.025),
     "pooling": (0.01, 0.003),
     "l2": (0.01, 0.002),
@@ -22,7 +22,7 @@ BELIEFS = {
     "ccl": (0.005, 0.015),
     "dp_sgd": (0.05, 0.090),
 }
-"""Relief and cost of each knob at full strength that are believed before anything is measured (`Knob`)."""
+"""Prior means of each knob's risk reduction and accuracy cost at full strength (`Knob`)."""
 
 
 @settings
@@ -47,8 +47,8 @@ class CoordinatorSection:
         dp_sgd: clipping of each example's gradient, with noise. No epsilon is stated for steered noise.
         custom: your own defences, a table ``[coordinator.custom.NAME]`` for each, with ``name = "module:Name"`` and the
             keys of that class, which needs the method ``scaled``; see [your own](adding.md#steered-by-a-coordinator).
-        relief: by how much a knob at full strength is believed to lower the risk at the start, by its name.
-        cost: by how much it is believed to lower held-out accuracy.
+        relief: prior mean of the fall of the risk by a knob at full strength, by its name.
+        cost: prior mean of the fall of held-out accuracy.
     """
 
     law: Annotated[Coordinator, Inline()] = Coordinator()
@@ -67,14 +67,14 @@ class CoordinatorSection:
 
     def __post_init__(self) -> None:
         for name, own in (self.custom or {}).items():
-            require(name not in BELIEFS, f"'custom.{name}' has the name of a shipped defence; call it otherwise")
+            require(name not in PRIOR_EFFECTS, f"'custom.{name}' has the name of a shipped defence; call it otherwise")
             scalable = isinstance(own, ScalableDefense)
             require(scalable, f"'custom.{name}' cannot be steered: {type(own).__name__} has no method 'scaled'")
         steered = [name for name, _ in self._defenses()] + ["pooling"] * (self.pooling is not None)
         require(
             bool(steered) or self.law.min_clients > 0,
             "a coordinator needs something to steer, such as [coordinator.augmentation]; it can steer "
-            f"{', '.join(BELIEFS)}",
+            f"{', '.join(PRIOR_EFFECTS)}",
         )
         losses = [name for name in ("mixup", "flooding", "relaxloss", "ccl", "dp_sgd") if name in steered]
         require(len(losses) <= 1, f"of {' and '.join(losses)} a coordinator can steer one only; leave the others out")
@@ -92,18 +92,18 @@ class CoordinatorSection:
             knobs["pooling"] = self._knob("pooling", None)
         return replace(self.law, knobs=knobs)
 
-    def obeyed_by(self, algorithm: Algorithm) -> Algorithm:
-        """``algorithm``, wrapped in what obeys the directives of the server's own means."""
+    def with_server_knobs(self, algorithm: Algorithm) -> Algorithm:
+        """``algorithm``, wrapped in what follows the directives of the server's own means."""
         if self.pooling is not None:
             algorithm = Pooling(algorithm, self.pooling)
         return PricedChoice(algorithm) if self.law.min_clients else algorithm
 
     def _knob(self, name: str, defense: ScalableDefense | None) -> Knob:
-        relief, cost = BELIEFS.get(name, (Knob.relief, Knob.cost))
-        return Knob(defense, self.relief.get(name, relief), self.cost.get(name, cost))
+        reduction, cost = PRIOR_EFFECTS.get(name, (Knob.risk_reduction, Knob.accuracy_cost))
+        return Knob(defense, self.relief.get(name, reduction), self.cost.get(name, cost))
 
     def _defenses(self) -> Iterator[tuple[str, ScalableDefense]]:
-        for name in BELIEFS:
+        for name in PRIOR_EFFECTS:
             value = getattr(self, name)
             if value is not None and name != "pooling":
                 yield name, value

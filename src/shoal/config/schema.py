@@ -1,13 +1,12 @@
 """The schema of a run's configuration: the tables of its TOML file, made of the declarations of what they describe."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from shoal.audit import RedTeam
 from shoal.config.coordinator_section import CoordinatorSection
@@ -33,18 +32,12 @@ from shoal.defenses import (
     RelaxLoss,
     ShorterTraining,
 )
-from shoal.engine import Algorithm, LocalSGD, Storage
-from shoal.engine.engine import MAX_THREADS
+from shoal.engine import Algorithm, LocalSGD
 from shoal.models import Network
+from shoal.simulation.engine_settings import EngineSettings
 
 SIMULATION = "simulation"
 """The table of the config.toml of a simulation in Python."""
-
-
-def _device(name: str) -> str:
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError("'cpu' or 'cuda', or one of several such as 'cuda:1'")
-    return name
 
 
 _KINDS = (Partition, ClientSplit, PictureFormat, Columns)
@@ -207,30 +200,6 @@ class DefensesSection:
 
 
 @settings
-class EngineSection:
-    """What computes. ``threads`` and ``personal_models`` change no bit of any result, ``device`` and ``backend`` the
-    last bits only.
-
-    Args:
-        device: ``cpu``, ``cuda``, or one of several such as ``cuda:1``.
-        threads: of the processor.
-        precision: ``fp32``, or ``bf16``, which has 8 bits of mantissa and keeps parameters in float32: faster on
-            processors with bf16 matrix units (Intel's AMX, GPUs), slower on others.
-        backend: ``loop`` or ``vmap``; ``auto`` chooses by the model, and of a network of your own also by a trial on
-            two examples. config.toml has the choice.
-        personal_models: where a model of each client, and what else an algorithm keeps of each that is as long, is
-            between rounds: ``memory``, or ``disk``, in files in the run's ``checkpoint/``, so that a round and a
-            checkpoint take memory and time by the clients that take part.
-    """
-
-    device: Annotated[str, AfterValidator(_device)] = "cpu"
-    threads: Annotated[int, Field(ge=1, le=MAX_THREADS, strict=True)] = 2
-    precision: Literal["fp32", "bf16"] = "fp32"
-    backend: Literal["auto", "loop", "vmap"] = "auto"
-    personal_models: Storage = "memory"
-
-
-@settings
 class EvaluationSection:
     """Evaluation while training.
 
@@ -310,7 +279,7 @@ class Config:
     privacy: PrivacySection = PrivacySection()
     property_attack: RoundAttackSection | None = None
     defenses: DefensesSection = DefensesSection()
-    engine: EngineSection = EngineSection()
+    engine: EngineSettings = EngineSettings()
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     record: RecordSection | None = None

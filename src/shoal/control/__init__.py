@@ -1,21 +1,14 @@
-"""Closing the loop: a coordinator that turns measured risk into directives for the local training of each cluster.
+"""Closed loop: a coordinator that turns measured risk into directives for the local training of each cluster.
 
-May import `engine` and below, never `algorithms`, `attacks` or `defenses`: the defences that a coordinator steers are
-values that it is given (`Knob`).
+May import `engine` and below, never `algorithms`, `attacks` or `defenses`: the defences that it steers are values in
+its knobs.
 """
 
 from shoal.control.coordinator import GUESSING, SHOWN, Coordinator
-from shoal.control.knob import Knob
+from shoal.control.knobs import Knob
 from shoal.control.recorded_directives import COLUMN, RecordedDirectives, directives_of
 from shoal.control.risk_prediction import RiskPrediction
 
 __all__ = [
-    "COLUMN",
-    "GUESSING",
-    "SHOWN",
-    "Coordinator",
-    "Knob",
-    "RecordedDirectives",
-    "RiskPrediction",
-    "directives_of",
-]
+    "COLUMN", "GUESSING", "SHOWN", "Coordinator", "Knob", "RecordedDirectives", "RiskPrediction", "directives_of",
+]  # fmt: skip

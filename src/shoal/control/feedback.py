@@ -1,4 +1,4 @@
-"""What the server is told of each cluster: how many members are over their limit, and how good their model is."""
+"""Feedback to the server of each cluster: the share of members over their limit, and the accuracy of their model."""
 
 import math
 
@@ -14,18 +14,21 @@ from shoal.models.model import NegativeLoss, accuracy
 def over_limit_shares(
     risks: Tensor, assignment: Tensor, federation: Federation, epsilon: float | None, stream: Stream
 ) -> Tensor:
-    """The share (K,) of each model's members who say that its risk is above the threshold they tolerate; NaN without.
+    """The share (K,) of each model's members who answer that its risk is above the threshold they tolerate.
 
     Thresholds stay with the clients: each answers one bit. With ``epsilon`` it is by randomised response (Warner 1965),
-    true with probability p = e^epsilon / (1 + e^epsilon), which is epsilon-differentially private an estimate; the
+    true with probability p = e^epsilon / (1 + e^epsilon), which is epsilon-differentially private per estimate; the
     server corrects the share s that it receives to (s - (1 - p)) / (2 p - 1), kept in [0, 1].
 
     Args:
-        risks: (K,), as clients are told.
-        assignment: (N,) each client's model; -1: none, and it says nothing.
+        risks: (K,), as reported to clients.
+        assignment: (N,) each client's model; -1: none, and no answer.
         federation: the clients.
-        epsilon: None: they answer truly.
-        stream: of the answers that are not true.
+        epsilon: of randomised response; None: true answers.
+        stream: of the flipped answers.
+
+    Returns:
+        (K,) float64; NaN of a model without members.
     """
     asked = torch.nonzero(assignment >= 0).flatten()
     model = assignment[asked]
@@ -35,36 +38,36 @@ def over_limit_shares(
 
 
 def over_limit_answers(risks: Tensor, thresholds: Tensor, ids: Tensor, epsilon: float | None, stream: Stream) -> Tensor:
-    """The clients' part of `over_limit_shares`: what each says of its model's risk, (n,) bool.
+    """The clients' part of `over_limit_shares`: their answers (n,) bool.
 
     Args:
-        risks: (n,), of their models, as they are told.
+        risks: (n,), of their models, as reported.
         thresholds: (n,), that they tolerate.
         ids: (n,) int64.
         epsilon, stream: as there.
     """
     coins = stream("answers").seeds(ids).double() / 2**63
-    return (risks > thresholds) ^ (coins < _lies(epsilon))
+    return (risks > thresholds) ^ (coins < _flip_probability(epsilon))
 
 
 def shares_of_answers(answers: Tensor, model: Tensor, clusters: int, epsilon: float | None) -> Tensor:
     """The server's part of `over_limit_shares`: from the ``answers`` (n,) of the clients of ``model`` (n,) to (K,)."""
-    lies = _lies(epsilon)
+    flipped = _flip_probability(epsilon)
     members = torch.bincount(model, minlength=clusters).double()
     said = torch.zeros(clusters, dtype=torch.float64).index_add_(0, model, answers.double())
-    return ((said / members - lies) / (1 - 2 * lies)).clamp(0, 1)
+    return ((said / members - flipped) / (1 - 2 * flipped)).clamp(0, 1)
 
 
-def _lies(epsilon: float | None) -> float:
+def _flip_probability(epsilon: float | None) -> float:
     """The probability of an answer that is not true."""
     return 0.0 if epsilon is None else 1 / (1 + math.exp(epsilon))
 
 
 def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Tensor, Tensor]:
-    """How good each model is for its members, and that figure's standard error, (K,) float64 each; NaN without any.
+    """Accuracy of each model for its members, and its standard error, (K,) float64 each; NaN without members.
 
-    The accuracy on the hold-out examples of its members, who send counts; where clients have none, on the server's
-    shadow set. Of a regression minus the mean loss.
+    It is measured on the hold-out examples of its members, who send counts, or where clients have none on the server's
+    shadow set. Of a regression it is minus the mean loss.
     """
     metric = NegativeLoss(engine.model.loss) if federation.classes is None else accuracy
     values, errors = [], []
@@ -79,7 +82,7 @@ def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Ten
             values.append(math.nan)
             errors.append(math.nan)
             continue
-        each = metric(outputs, labels).double()
-        values.append(float(each.mean()))
-        errors.append(float(each.std(correction=0)) / math.sqrt(len(each)))
+        of_examples = metric(outputs, labels).double()
+        values.append(float(of_examples.mean()))
+        errors.append(float(of_examples.std(correction=0)) / math.sqrt(len(of_examples)))
     return torch.tensor(values, dtype=torch.float64), torch.tensor(errors, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The risk of a cluster before anything is trained, from how many examples it will have."""
+"""Prediction of a cluster's risk before anything is trained, from its number of examples."""
 
 from shoal.core.errors import require
 from shoal.core.settings import PositiveFloat, settings
@@ -8,8 +8,8 @@ from shoal.core.settings import PositiveFloat, settings
 class RiskPrediction:
     """Advantage of the strongest attack, ``2 A - 1 = factor * n ** -exponent`` with n training examples of a class.
 
-    A power law of this kind is known for centralised training; its two numbers hang on network, data and training, and
-    must be measured (`docs/audit.md`: 1.09 and 0.28 by RMIA, a small network on Fashion-MNIST).
+    A power law of this kind is known for centralised training; its two numbers depend on network, data and training,
+    and must be measured (`docs/audit.md`: 1.09 and 0.28 by RMIA, a small network on Fashion-MNIST).
 
     Args:
         factor: the advantage with one example of each class.
@@ -33,7 +33,7 @@ class RiskPrediction:
         return 0.5 + min(1.0, self.factor * max(examples_per_class, 1.0) ** -self.exponent) / 2
 
     def examples_per_class(self, risk: float) -> float:
-        """How many examples of each class keep the predicted risk at most ``risk``, above 0.5; 0 where any number does.
+        """The fewest examples of each class with a predicted risk of at most ``risk``, above 0.5; 0 where any will do.
 
         Times the number of classes it is what an algorithm's least number of examples should be (`CFL.min_examples`).
 

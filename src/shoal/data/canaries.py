@@ -22,13 +22,13 @@ from shoal.data.shards import Shards
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """M mislabelled examples, some of which are trained on.
+    """M mislabelled examples, of which some are trained on.
 
     Args:
         x: (M, ...) their inputs.
         y: (M,) int64, their wrong labels.
-        true_label: (M,) int64, the labels that they had.
-        client: (M,) int64, the id of the client that each belongs to.
+        true_label: (M,) int64, their labels before.
+        client: (M,) int64, the id of each canary's client.
         record: (M,) int64, the position of each among the examples that its client had before.
         member: (M,) bool, whether it is trained on, with the wrong label; the others are in no training set.
 
@@ -68,25 +68,20 @@ class MislabelledCanaries:
         clients: how many clients get them, drawn from those with more than ``per_client`` examples; ``all``: all of
             those.
 
-    Source: Aerni, Zhang, Tramer 2024, CCS, arXiv:2404.17399, section 4; what differs here: a canary is one of its
-    client's own examples, not an additional one.
-
     Example:
         >>> import shoal
         >>> digits = ([[float(i)] for i in range(10)], [0, 1] * 5)
         >>> federation = shoal.Federation.from_tensors([digits] * 3, test=digits)
         >>> watched, canaries = shoal.MislabelledCanaries(per_client=4).insert(federation, shoal.Stream(0))
-        >>> len(canaries.member), bool((canaries.y != canaries.true_label).all())
-        (12, True)
-        >>> federation.clients.sizes.tolist(), watched.clients.sizes.tolist()
-        ([10, 10, 10], [10, 9, 7])
+        >>> len(canaries.member), bool((canaries.y != canaries.true_label).all()), watched.clients.sizes.tolist()
+        (12, True, [10, 9, 7])
     """
 
     per_client: Count = 0
     clients: Positive | Literal["all"] = "all"
 
     def check(self, sizes: Tensor) -> None:
-        """Raise `InputError` where too few clients have enough examples; sizes (N,) int64 are their numbers."""
+        """Raise `InputError` where too few clients have enough examples; ``sizes`` (N,) int64 are their numbers."""
         enough, wanted = int((sizes > self.per_client).sum()), 1 if self.clients == "all" else self.clients
         require(
             self.per_client == 0 or enough >= wanted,
@@ -97,7 +92,7 @@ class MislabelledCanaries:
     def insert(self, federation: Federation, stream: Stream) -> tuple[Federation, Canaries]:
         """The federation that trains on the canaries, and all canaries.
 
-        What a client gets depends on the stream, its id and the number of its examples, never on its position. Inputs
+        A client's canaries depend on the stream, its id and the number of its examples, never on its position. Inputs
         are shared with ``federation``, which is left as it was; without canaries it is returned itself.
 
         Args:
@@ -106,22 +101,20 @@ class MislabelledCanaries:
 
         Raises:
             InputError: too few clients with more than ``per_client`` examples, a single class, clients that share
-                examples, or a federation in which a property is looked for.
+                examples, or a federation in which a client has a schedule.
         """
         shards = federation.clients
         self.check(shards.sizes)
         chosen = self._clients(federation, stream)
         if len(chosen):
-            known = federation.classes or 0
-            require(known >= 2, f"canaries need a wrong label, so at least 2 classes; got {known}")
+            classes = federation.classes or 0
+            require(classes >= 2, f"canaries need a wrong label, so at least 2 classes; got {classes}")
             require(federation.schedule is None, "canaries do not go together with a property attack")
             shared = len(shards.indices) - len(shards.indices.unique())
             require(shared == 0, f"canaries need clients with examples of their own; {shared} are of several clients")
-        found = [self._of_client(federation, position, stream) for position in chosen]
-        nothing = torch.empty(0, dtype=torch.int64)
-        row, y, client, record, member = (
-            torch.cat([nothing if of < 4 else nothing.bool(), *(each[of] for each in found)]) for of in range(5)
-        )
+        none = torch.empty(0, dtype=torch.int64)
+        drawn = [(none, none, none, none, none.bool()), *(self._drawn(federation, i, stream) for i in chosen)]
+        row, y, client, record, member = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         canaries = Canaries(gather(shards.x, row), y, shards.y[row], client, record, member)
         if not len(canaries):
             return federation, canaries
@@ -142,15 +135,15 @@ class MislabelledCanaries:
         order = stream("clients").seeds(federation.ids[able]).argsort()
         return sorted(able[order[: self.clients]].tolist())
 
-    def _of_client(self, federation: Federation, position: int, stream: Stream) -> tuple[Tensor, ...]:
+    def _drawn(self, federation: Federation, position: int, stream: Stream) -> tuple[Tensor, ...]:
         """One client's canaries (m,): rows of its inputs, wrong labels, its id, records, membership."""
         client, own = int(federation.ids[position]), federation.clients.owned(position)
         order = torch.randperm(len(own), generator=stream("records", client).generator())
         record = order[: self.per_client].sort().values
         wrong, member, others = [], [], (federation.classes or 0) - 1
-        for one, right in zip(record.tolist(), federation.clients.y[own[record]].tolist(), strict=True):
-            draw = stream("canary", client, one).generator()
+        for number, label in zip(record.tolist(), federation.clients.y[own[record]].tolist(), strict=True):
+            draw = stream("canary", client, number).generator()
             member.append(bool(torch.randint(0, 2, (), generator=draw)))
             other = int(torch.randint(0, others, (), generator=draw))
-            wrong.append(other + (other >= right))
+            wrong.append(other + (other >= label))
         return own[record], torch.tensor(wrong), torch.full_like(record, client), record, torch.tensor(member)

@@ -12,8 +12,8 @@ from shoal.core.representation import shortened
 from shoal.data.preferences import Preferences
 from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.user.arrays import Arrays, Columns, Examples, Table, Task
-from shoal.data.user.from_table import parts_of_table
-from shoal.data.user.from_tensors import FederationParts, parts_of_tensors
+from shoal.data.user.from_table import fields_from_table
+from shoal.data.user.from_tensors import Limits, fields_from_tensors
 from shoal.data.user.origins import Origins
 from shoal.data.user.packed_arrays import ClientArrays
 
@@ -57,11 +57,11 @@ class Federation:
         shadow: the server's own examples, for its red team.
         holdout: N shards that clients keep out of training (empty shards where there are none).
         classes: C, the number of classes; None: labels are the targets of a regression, not classes.
-        schedule: one client's, which trains on some of its examples in some rounds and on the others in the rest; None:
+        schedule: of a client that trains on some of its examples in some rounds and on the others in the rest; None:
             every client trains on all its examples.
-        names: what the user calls each of the N clients, in results; None: they have their numbers alone.
-        origins: what the user calls examples, by their row in the inputs of ``clients``, ``holdout`` and ``test``.
-        own_inputs: whether inputs may differ from client to client of a group: they are not dealt out at random.
+        names: the user's names of the N clients, for results; None: they have their numbers alone.
+        origins: the user's names of examples, by their row in the inputs of ``clients``, ``holdout`` and ``test``.
+        own_inputs: whether inputs may differ between clients of a group, because they are not partitioned at random.
 
     Example:
         >>> import shoal
@@ -84,7 +84,7 @@ class Federation:
     classes: int | None
     schedule: Schedule | None = None
     names: tuple[str, ...] | None = None
-    # Where examples come from is no part of what they are, which is what a fingerprint tells apart.
+    # Where examples come from is not part of their content, which a fingerprint compares.
     origins: Origins = field(default_factory=dict, compare=False)
     own_inputs: bool = field(default=False, compare=False)
 
@@ -93,7 +93,7 @@ class Federation:
 
     @property
     def kind(self) -> str:
-        """What its examples are by their shape, in the plural. Images, texts, rows of a table, or just examples."""
+        """The kind of its examples by their shape, in the plural: images, texts, rows of a table, or just examples."""
         x = self.clients.x
         if x.dim() == 2:
             return "rows" if x.is_floating_point() else "texts"
@@ -115,40 +115,32 @@ class Federation:
         return self.group.unique().tolist()
 
     def clients_in_round(self, number: int) -> Shards:
-        """The N shards that the clients train on in round ``number``, counted from 1: all their examples, but for a
-        client with a schedule.
-        """
-        if self.schedule is None:
-            return self.clients
-        return self.schedule.in_round(self.clients, self.ids, number)
+        """The N shards that the clients train on in round ``number``, counted from 1."""
+        return self.clients if self.schedule is None else self.schedule.in_round(self.clients, self.ids, number)
 
-    def permuted(self, order: Tensor) -> "Federation":
-        """The same federation with its clients in another order; order (N,) int64 is a permutation."""
-        return self.take(order)
-
-    def take(self, some: Tensor) -> "Federation":
-        """The federation of the clients at ``some`` (n,) int64 alone, in that order; examples are shared."""
+    def take(self, clients: Tensor) -> "Federation":
+        """The federation of the clients at positions (n,) int64 alone, in that order; examples are shared."""
         return replace(
             self,
-            clients=self.clients.take(some),
-            holdout=self.holdout.take(some),
-            ids=self.ids[some],
-            group=self.group[some],
-            preferences=self.preferences.take(some),
-            names=None if self.names is None else tuple(self.names[i] for i in some.tolist()),
+            clients=self.clients.take(clients),
+            holdout=self.holdout.take(clients),
+            ids=self.ids[clients],
+            group=self.group[clients],
+            preferences=self.preferences.take(clients),
+            names=None if self.names is None else tuple(self.names[i] for i in clients.tolist()),
         )
 
     def __repr__(self) -> str:
         sizes = torch.bincount(self.group, minlength=len(self.groups)).tolist()
         groups = ", ".join(f"{name} {size}" for name, size in zip(self.groups, sizes, strict=True))
         shape = tuple(self.clients.x.shape[1:])
-        own, held = int(self.clients.sizes.sum()), int(self.holdout.sizes.sum())
+        trained, held_out = int(self.clients.sizes.sum()), int(self.holdout.sizes.sum())
         labels = f"{self.classes} classes"
         if self.classes is None:
             labels = f"regression of {self.clients.y.shape[1]} number{'s' if self.clients.y.shape[1] > 1 else ''}"
         return shortened(
-            f"Federation({len(self)} clients ({shortened(groups, 60)}), {own} training examples of shape {shape}, "
-            f"{labels}; {len(self.test)} test, {len(self.shadow)} shadow, {held} held-out examples)"
+            f"Federation({len(self)} clients ({shortened(groups, 60)}), {trained} training examples of shape {shape}, "
+            f"{labels}; {len(self.test)} test, {len(self.shadow)} shadow, {held_out} held-out examples)"
         )
 
     @staticmethod
@@ -159,8 +151,8 @@ class Federation:
         shadow: Arrays | Examples | Dataset | None = None,
         groups: Sequence[str] | None = None,
         holdout: Sequence[Arrays | Dataset] | ClientArrays | None = None,
-        threshold: Tensor | Sequence[float] | float = 0.65,
-        beta: Tensor | Sequence[float] | float = 0.5,
+        threshold: Limits = 0.65,
+        beta: Limits = 0.5,
         classes: int | None = None,
         task: Task = "classification",
     ) -> "Federation":
@@ -168,8 +160,8 @@ class Federation:
 
         Args:
             clients: (x, y) of each client, or a `torch.utils.data.Dataset` of such pairs. x: numbers (m, ...), words of
-                texts as whole numbers. y: (m,) whole numbers from 0, of any type; one-hot rows too. In a regression y:
-                (m,) or (m, d) numbers, kept as (m, d) float32, so that losses and metrics get labels (B, d). Or
+                texts as integers. y: (m,) integers from 0, of any type; one-hot rows too. In a regression y: (m,) or
+                (m, d) numbers, kept as (m, d) float32, so that losses and metrics get labels (B, d). Or
                 `ClientArrays`: all clients' examples in two arrays, which may be memory-mapped.
             test: held-out examples; with several groups `Examples(x, y, groups)`, which name the group of each, and
                 perhaps the client.
@@ -179,7 +171,7 @@ class Federation:
             threshold: membership-inference accuracy tolerated, in [0.5, 1]; one number or (N,).
             beta: weight of risk in [0, 1]; one number or (N,).
             classes: number of classes; None: the largest label + 1. A regression has none.
-            task: "classification" or "regression". Labels alone do not say which: prices may be whole numbers.
+            task: "classification" or "regression".
 
         Raises:
             InputError: examples that cannot be used, a client without examples, or a group without test examples.
@@ -188,19 +180,8 @@ class Federation:
         Federation(3 clients (all 3), 6 training examples of shape (1,), 2 classes; 1 test, 0 shadow, 0 held-out \
 examples)
         """
-        return _of_parts(
-            parts_of_tensors(
-                clients,
-                test=test,
-                shadow=shadow,
-                groups=groups,
-                holdout=holdout,
-                threshold=threshold,
-                beta=beta,
-                classes=classes,
-                task=task,
-            )
-        )
+        sets = {"test": test, "shadow": shadow, "groups": groups, "holdout": holdout}
+        return Federation(**fields_from_tensors(clients, **sets, limits=(threshold, beta), classes=classes, task=task))
 
     @staticmethod
     def from_table(
@@ -209,8 +190,8 @@ examples)
         *,
         test: Table,
         shadow: Table | None = None,
-        threshold: Tensor | Sequence[float] | float = 0.65,
-        beta: Tensor | Sequence[float] | float = 0.5,
+        threshold: Limits = 0.65,
+        beta: Limits = 0.5,
         classes: int | None = None,
         task: Task = "classification",
     ) -> "Federation":
@@ -218,11 +199,11 @@ examples)
 
         Args:
             table: the clients' examples; clients are numbered in the order of first appearance and keep their names.
-                It is read as source ``table`` of a configuration reads a file: classes are numbered in sorted order,
-                inputs standardised by these rows alone, and what may be a mistake is a warning of the log.
+                As in the source ``table`` of a configuration, classes are numbered in sorted order, inputs standardised
+                by these rows alone, and possible mistakes are warnings in the log.
             columns: which column names the client, the label, the group, and which are inputs.
-            test: held-out examples, a table with the same columns. Rows are those of their clients, where ``table``
-                has rows of these.
+            test: held-out examples, a table with the same columns. A row belongs to its client where ``table`` has
+                rows of that client.
             shadow: the server's examples, such a table; None: none.
             threshold, beta, classes, task: as in `from_tensors`.
 
@@ -236,26 +217,7 @@ examples)
         >>> federation.names, federation.clients.sizes
         (('a', 'b'), tensor([2, 1]))
         """
-        return _of_parts(
-            parts_of_table(
-                table, columns, test=test, shadow=shadow, threshold=threshold, beta=beta, classes=classes, task=task
-            )
+        sets = {"test": test, "shadow": shadow}
+        return Federation(
+            **fields_from_table(table, columns, **sets, limits=(threshold, beta), classes=classes, task=task)
         )
-
-
-def _of_parts(parts: FederationParts) -> Federation:
-    """The federation whose clients have the numbers 0..N-1."""
-    return Federation(
-        clients=parts.clients,
-        ids=torch.arange(len(parts.group)),
-        group=parts.group,
-        groups=parts.groups,
-        preferences=parts.preferences,
-        test=parts.test,
-        shadow=parts.shadow,
-        holdout=parts.holdout,
-        classes=parts.classes,
-        names=parts.names,
-        origins=parts.origins,
-        own_inputs=True,
-    )

@@ -1,6 +1,4 @@
-"""Training examples paired with examples like them that nobody trains on, so that a federation can be replayed without
-knowing which of the two was trained on.
-"""
+"""Training examples paired with held-out examples like them, so that a federation can be retrained with either."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,26 +22,26 @@ OTHER_CLIENTS = (
     "own kind, attacks tell clients apart and figures are too high; a test set that says whose its examples are, or "
     "hold-out examples, give each client non-members of its own"
 )
-"""What is said of pairs within groups where inputs may differ from client to client."""
+"""Warning of pairs within groups where inputs may differ from client to client."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairedRecords:
-    """Q pairs of a client's training example and an example of the same label (not in a regression) that is held out.
+    """Q pairs of a client's training example and a held-out example of the same label (not in a regression).
 
     The second is the client's own where the federation says whose its test examples are, or, where inputs may differ
     from client to client, from the client's hold-out; else a test example of the client's group. Each of the 2 Q
-    records belongs to the pair's client, which trained on the first of the two: the Q members come first in every
-    tensor of 2 Q records, then the non-members in the same order.
+    records belongs to the pair's client, which trained on the first of the two. In tensors of 2 Q records the Q members
+    come first, then the non-members in the same order.
 
     Args:
-        federation: whose examples are paired; the inputs and labels of its clients are those of the second examples'
-            set too, from row ``first_test`` on.
+        federation: with the pairs; the inputs and labels of its clients have the second examples' set too, from row
+            ``first_test`` on.
         entry: (Q,) int64, the member's place in ``federation.clients.indices``.
         test: (Q,) int64, the non-member's place in its set.
         first_test: see ``federation``.
         source: the set of the non-members.
-        within: whether both examples of a pair are one client's.
+        within: whether both examples of a pair are one client's, or of one group.
     """
 
     federation: Federation
@@ -63,12 +61,12 @@ class PairedRecords:
 
     @property
     def rows(self) -> Tensor:
-        """(2 Q,) int64, where each record is in ``federation.clients.x``."""
+        """(2 Q,) int64, the row of each record in ``federation.clients.x``."""
         return torch.cat([self.federation.clients.indices[self.entry], self.first_test + self.test])
 
-    def rows_on_device(self, which: Tensor) -> Tensor:
-        """`rows` of some records (m,), where the labels are."""
-        return self.rows[which].to(self.federation.clients.y.device)
+    def rows_on_device(self, records: Tensor) -> Tensor:
+        """`rows` of some ``records`` (m,), where the labels are."""
+        return self.rows[records].to(self.federation.clients.y.device)
 
     @property
     def labels(self) -> Tensor:
@@ -79,50 +77,57 @@ class PairedRecords:
         """Some of the pairs, by mask (Q,)."""
         return replace(self, entry=self.entry[pairs], test=self.test[pairs])
 
-    def found_in(self, earlier: Federation) -> tuple["PairedRecords", Tensor]:
-        """The training examples of another federation that are the first of a pair by content, each with the second.
+    def located_in(self, earlier: Federation) -> tuple["PairedRecords", Tensor]:
+        """The pairs whose first example, by content, is a training example of another federation.
 
         Returns:
-            The pairs (E,) of ``earlier``, and which of the Q pairs each one is (E,) int64.
+            The pairs (E,) of ``earlier``, and the number of each among the Q pairs (E,) int64.
         """
         clients = self.federation.clients
         mine, theirs = comparable_hashes(clients, earlier.clients)
         if np.array_equal(mine, theirs) and torch.equal(clients.sizes, earlier.clients.sizes):
-            # The same examples: of copies in it the very one is exchanged.
+            # The same examples: of several copies the very one is swapped.
             return replace(self, federation=replace(earlier, clients=clients)), torch.arange(len(self))
         first = mine[self.entry.numpy()]
         order = np.argsort(first, kind="stable")
         place = np.searchsorted(first[order], theirs).clip(max=max(0, len(first) - 1))
         same = first[order][place] == theirs
         pair, entry = torch.from_numpy(order[place][same]), torch.from_numpy(np.flatnonzero(same))
-        second = clients.x[self.first_test :], clients.y[self.first_test :]
-        x = concatenate(earlier.clients.x, second[0].to(earlier.clients.x))
-        joined = replace(earlier.clients, x=x, y=torch.cat([earlier.clients.y, second[1]]), mapped=False)
-        at = replace(self, federation=replace(earlier, clients=joined), entry=entry, test=self.test[pair])
-        return replace(at, first_test=len(earlier.clients.x)), pair
+        x, y = clients.x[self.first_test :], clients.y[self.first_test :]
+        joined = _joined(earlier, x, y)
+        return replace(
+            self, federation=joined, entry=entry, test=self.test[pair], first_test=len(earlier.clients.x)
+        ), pair
 
     def trained_in(self, earlier: Federation) -> Tensor:
-        """(Q,) bool, whether the second of each pair is a training example of another federation, by content."""
+        """(Q,) bool, whether the second of each pair is, by content, a training example of another federation."""
         clients = self.federation.clients
         second = Shards.from_indices(clients.x, clients.y, self.first_test + self.test, torch.tensor([len(self)]))
         mine, theirs = comparable_hashes(second, earlier.clients)
         return torch.from_numpy(np.isin(mine, theirs))
 
-    def exchanged(self, exchange: Tensor) -> Federation:
-        """The federation whose clients train on the second example instead, where ``exchange`` (Q,) bool says so.
+    def swapped(self, swap: Tensor) -> Federation:
+        """The federation whose clients train on the second example instead where ``swap`` (Q,) bool is true.
 
         Every client keeps its number of examples, and its number of each label.
         """
         clients = self.federation.clients
         indices = clients.indices.clone()
-        indices[self.entry[exchange]] = self.first_test + self.test[exchange]
+        indices[self.entry[swap]] = self.first_test + self.test[swap]
         return replace(self.federation, clients=replace(clients, indices=indices))
 
 
-def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates = "keep") -> PairedRecords:
-    """Pair training examples with examples like them that are held out, each in one pair at most, at random.
+def _joined(federation: Federation, x: Tensor, y: Tensor) -> Federation:
+    """``federation`` whose clients' inputs and labels are followed by x and y; mapped files are copied into memory."""
+    clients = federation.clients
+    x, y = concatenate(clients.x, x.to(clients.x)), torch.cat([clients.y, y.to(clients.y)])
+    return replace(federation, clients=replace(clients, x=x, y=y, mapped=False))
 
-    Training examples beyond the number of such examples stay unpaired. In a regression labels need not agree.
+
+def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates = "keep") -> PairedRecords:
+    """Pair training examples with held-out examples like them, each in one pair at most, at random.
+
+    Training examples beyond the number of such examples stay unpaired.
 
     Args:
         federation: see `PairedRecords`.
@@ -132,28 +137,22 @@ def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates 
     Raises:
         InputError: there is no pair.
     """
-    clients = federation.clients
-    held, source, within = _held_out(federation)
+    held_out, source, within = _held_out(federation)
     entry, other = _drawn_pairs(federation, stream, duplicates)
-    whose = "its client" if within == "client" else "its group"
-    require(
-        len(entry) > 0,
-        f"no training example has a {'test' if source == 'test' else 'hold-out'} example of {whose} and label; give a "
-        f"larger {'test set' if source == 'test' else 'hold-out'}",
-    )
-    # Of mapped files both are copied into memory, where the clients' examples are and in their type.
-    x, y = concatenate(clients.x, held.x.to(clients.x)), torch.cat([clients.y, held.y.to(clients.y)])
-    joined = replace(clients, x=x, y=y, mapped=False)
-    return PairedRecords(replace(federation, clients=joined), entry, other, len(clients.x), source, within)
+    owner = "its client" if within == "client" else "its group"
+    one, larger = ("test", "test set") if source == "test" else ("hold-out", "hold-out")
+    require(len(entry) > 0, f"no training example has a {one} example of {owner} and label; give a larger {larger}")
+    joined = _joined(federation, held_out.x, held_out.y)
+    return PairedRecords(joined, entry, other, len(federation.clients.x), source, within)
 
 
 def number_of_pairs(federation: Federation, duplicates: Duplicates = "keep") -> int:
-    """How many pairs `pair_records` makes."""
+    """The number of pairs that `pair_records` makes."""
     return len(_drawn_pairs(federation, Stream(0), duplicates)[0])
 
 
 def _held_out(federation: Federation) -> tuple[GroupedExamples, Literal["test", "holdout"], Literal["client", "group"]]:
-    """The examples that are the second of a pair, their set, and within what pairs are drawn."""
+    """The set of the second examples, its name, and whether pairs are within clients or groups."""
     holdout, test = federation.holdout, federation.test
     if test.client is not None:
         return test, "test", "client"
@@ -166,28 +165,28 @@ def _held_out(federation: Federation) -> tuple[GroupedExamples, Literal["test", 
 
 def _drawn_pairs(federation: Federation, stream: Stream, duplicates: Duplicates) -> tuple[Tensor, Tensor]:
     """`PairedRecords.entry` and `PairedRecords.test`."""
-    clients, (held, source, within) = federation.clients, _held_out(federation)
+    clients, (held_out, source, within) = federation.clients, _held_out(federation)
     owners, label = clients.owners(), clients.y[clients.indices.to(clients.y.device)].cpu()
-    of, held_of = federation.group[owners], held.group
+    key, other_key = federation.group[owners], held_out.group
     if within == "client":
-        assert held.client is not None
-        of, held_of = federation.ids[owners], held.client
-    held_label, one = held.y.cpu(), torch.zeros(1, dtype=torch.int64)
+        assert held_out.client is not None
+        key, other_key = federation.ids[owners], held_out.client
+    other_label, zero = held_out.y.cpu(), torch.zeros(1, dtype=torch.int64)
     if federation.classes is None:
-        label, held_label = one.expand(len(of)), one.expand(len(held_of))
-    mine, theirs = torch.arange(len(of)), torch.arange(len(held_of))
+        label, other_label = zero.expand(len(key)), zero.expand(len(other_key))
+    mine, theirs = torch.arange(len(key)), torch.arange(len(other_key))
     if duplicates == "leave-out":
         hashes = ExampleHashes.of(federation)
         repeated = hashes.repeated()
         mine = mine[torch.from_numpy(~np.isin(hashes.clients, repeated))]
-        of_held = hashes.test if source == "test" else hashes.holdout
-        theirs = theirs[torch.from_numpy(~np.isin(of_held, repeated))]
+        others = hashes.test if source == "test" else hashes.holdout
+        theirs = theirs[torch.from_numpy(~np.isin(others, repeated))]
     entries, tests = [mine[:0]], [theirs[:0]]
-    strata = _strata(theirs, held_of, held_label)
+    strata = _strata(theirs, other_key, other_label)
     draw = stream("pairs") if within == "group" else stream("pairs", "client")
-    for (whose, c), members in _strata(mine, of, label).items():
-        others = strata.get((whose, c), theirs[:0])
-        count, at = min(len(members), len(others)), draw(whose, c)
+    for (k, c), members in _strata(mine, key, label).items():
+        others = strata.get((k, c), theirs[:0])
+        count, at = min(len(members), len(others)), draw(k, c)
         if count:
             entries.append(members[torch.randperm(len(members), generator=at("members").generator())[:count]])
             tests.append(others[torch.randperm(len(others), generator=at("test").generator())[:count]])
@@ -195,9 +194,9 @@ def _drawn_pairs(federation: Federation, stream: Stream, duplicates: Duplicates)
     return entry, torch.cat(tests)[order]
 
 
-def _strata(places: Tensor, of: Tensor, label: Tensor) -> dict[tuple[int, int], Tensor]:
-    """The ``places`` of each client or group and each label, in order; ``of`` and ``label`` are of all places."""
-    keys, stratum = torch.stack([of[places], label[places]], dim=1).unique(dim=0, return_inverse=True)
+def _strata(places: Tensor, key: Tensor, label: Tensor) -> dict[tuple[int, int], Tensor]:
+    """The ``places`` of each client or group and each label, in order; ``key`` and ``label`` are of all places."""
+    keys, stratum = torch.stack([key[places], label[places]], dim=1).unique(dim=0, return_inverse=True)
     sizes = torch.bincount(stratum, minlength=len(keys)).tolist()
     parts = places[torch.argsort(stratum, stable=True)].split(sizes)
-    return {(g, c): part for (g, c), part in zip(keys.tolist(), parts, strict=True)}
+    return {(k, c): part for (k, c), part in zip(keys.tolist(), parts, strict=True)}

@@ -1,4 +1,4 @@
-"""Preferences of clients: the risk that each tolerates, and how it weighs risk against loss."""
+"""Preferences of clients: the risk that each tolerates, and the weight of risk against loss."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,8 +29,7 @@ class Preferences:
 
     threshold: Tensor
     beta: Tensor
-    # Where limits come from is no part of what they are, which is what a fingerprint tells apart.
-    drawn: bool = field(default=False, compare=False)
+    drawn: bool = field(default=False, compare=False)  # not part of the content, which a fingerprint compares
     __repr__ = one_line
 
     @property
@@ -38,17 +37,13 @@ class Preferences:
         """(N,), the weight of loss, 1 - beta."""
         return 1 - self.beta
 
-    def take(self, some: Tensor) -> "Preferences":
-        """Those of the clients at ``some`` (n,) int64, in that order."""
-        return replace(self, threshold=self.threshold[some], beta=self.beta[some])
+    def take(self, clients: Tensor) -> "Preferences":
+        """The preferences of the clients at positions (n,) int64, in that order."""
+        return replace(self, threshold=self.threshold[clients], beta=self.beta[clients])
 
 
 def equal_preferences(clients: int) -> Preferences:
-    """Those of clients of whom nothing is said: each tolerates 0.65 and weighs risk by 0.5.
-
-    >>> equal_preferences(2).threshold.tolist(), equal_preferences(2).beta.tolist()
-    ([0.65, 0.65], [0.5, 0.5])
-    """
+    """The default: each client tolerates 0.65 and weighs risk by 0.5."""
     ones = torch.ones(clients, dtype=torch.float64)
     return Preferences(0.65 * ones, 0.5 * ones)
 
@@ -85,19 +80,15 @@ def draw_preferences(
     )
     uniform = torch.rand(clients, generator=stream("thresholds").generator(), dtype=torch.float64)
     threshold = low + (high - low) * uniform
-    return Preferences(threshold, _betas(beta, threshold, low, high), drawn=low < high)
-
-
-def _betas(beta: float | str | Sequence[float], threshold: Tensor, low: float, high: float) -> Tensor:
     if isinstance(beta, str):
         require(beta == "threshold", f'\'beta\' must be a number in [0, 1] or "threshold"; got "{beta}"')
         require(low < high, "'beta' = \"threshold\" needs 'thresholds' with low < high")
-        return (high - threshold) / (high - low)
-    values = [*map(float, beta)] if isinstance(beta, Iterable) else [float(beta)] * len(threshold)
+        return Preferences(threshold, (high - threshold) / (high - low), drawn=True)
+    values = [*map(float, beta)] if isinstance(beta, Iterable) else [float(beta)] * clients
     require(
-        len(values) == len(threshold),
-        f"'beta' must be one number or one for each of {len(threshold)} clients; got {len(values)} numbers",
+        len(values) == clients,
+        f"'beta' must be one number or one for each of {clients} clients; got {len(values)} numbers",
     )
     for value in values:
         require(0 <= value <= 1, f"'beta' must be in [0, 1]; got {value:g}")
-    return torch.tensor(values, dtype=torch.float64)
+    return Preferences(threshold, torch.tensor(values, dtype=torch.float64), drawn=low < high)

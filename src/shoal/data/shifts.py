@@ -70,7 +70,7 @@ class Group:
     def shift(self, images: Tensor, uniform: Tensor) -> Tensor:
         """Shifted copies of ``images`` (B, C, H, W) in [0, 1].
 
-        ``uniform`` (B, 2) in [0, 1) says where in their ranges each image's angle and factor lie.
+        ``uniform`` (B, 2) in [0, 1) places each image's angle and factor in their ranges.
         """
         if self.rotation is not None:
             images = rotate(images, _interpolate(self.rotation, uniform[:, 0]))
@@ -90,16 +90,15 @@ def shifted_inputs(
     """Examples as inputs of a network: images scaled to [0, 1] and shifted, texts and rows as they are.
 
     An image's shift depends on its index in the data set, its group and the stream only; in a group that is shifted by
-    client, on the id of its client in the place of the index.
+    client, on the id of its client instead of the index.
 
     Args:
         dataset: the examples.
         indices: (m,) int64, which of them.
         groups: how images are shifted.
-        group: (m,) int64, the group of each, as its index in ``groups``.
+        group: (m,) int64, the index of each example's group in ``groups``.
         stream: of the angles and factors.
-        client: (m,) int64, the id of each image's client; None: they belong to no client, and each has a shift of its
-            own in every group.
+        client: (m,) int64, the id of each image's client; None: no client, and each image has a shift of its own.
 
     Returns:
         (m, C, H, W) float32, channels last; of texts the words, (m, L) int64; of rows (m, F) float32.
@@ -108,31 +107,25 @@ def shifted_inputs(
         return dataset.words[indices]
     if isinstance(dataset, TableDataset):
         return dataset.rows[indices]
-    uniform = torch.rand(len(dataset.labels), 2, generator=stream("shift").generator())
-    own = uniform[indices]
-    of_client = own if client is None else _uniform_of_clients(client, stream("shift"))
+    by_image = torch.rand(len(dataset.labels), 2, generator=stream("shift").generator())[indices]
+    by_client = by_image if client is None else _uniform_per_client(client, stream("shift"))
     _, channels, height, width = dataset.pixels.shape
     shifted = torch.empty(len(indices), height, width, channels).permute(0, 3, 1, 2)
-    for g, kind in enumerate(groups):
-        of_group = torch.nonzero(group == g).squeeze(1)
-        images = dataset.pixels[indices[of_group]].float() / dataset.white
-        shifted[of_group] = kind.shift(images, (own if kind.shift_per == "image" else of_client)[of_group])
+    for g, shift in enumerate(groups):
+        rows = torch.nonzero(group == g).squeeze(1)
+        images = dataset.pixels[indices[rows]].float() / dataset.white
+        shifted[rows] = shift.shift(images, (by_image if shift.shift_per == "image" else by_client)[rows])
     return shifted
 
 
 def shifted_labels(dataset: LabelledDataset, indices: Tensor, groups: Sequence[Group], group: Tensor) -> Tensor:
-    """The labels (m,) int64 of the examples ``indices`` (m,), each shifted as its ``group`` (m,) says.
-
-    Groups leave each other's labels as they are, so the examples of a class stay together in every group.
-    """
-    shifts = torch.tensor([each.label_shift or 0 for each in groups])
+    """The labels (m,) int64 of the examples ``indices`` (m,), each shifted as its ``group`` (m,) says."""
+    shifts = torch.tensor([shift.label_shift or 0 for shift in groups])
     return (dataset.labels[indices] + shifts[group]) % dataset.classes
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Rotate each image counter-clockwise about its centre, bilinear, zero outside.
-
-    Images (B, C, H, W) float and ``degrees`` (B,) give a new tensor (B, C, H, W).
+    """Rotate each image (B, C, H, W) counter-clockwise by ``degrees`` (B,) about its centre, bilinear, zero outside.
 
     >>> corner = torch.zeros(1, 1, 3, 3); corner[0, 0, 0, 2] = 1
     >>> rotate(corner, torch.tensor([90.0]))[0, 0].round(decimals=3)
@@ -146,7 +139,7 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
         chunk = slice(start, start + _CHUNK)
         angle = torch.deg2rad(degrees[chunk].float())
         cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-        # affine_grid takes where each output pixel comes from, in units of half the width and half the height.
+        # affine_grid takes the source of each output pixel, in units of half the width and half the height.
         across = torch.stack([cos, -sin * height / width, zero], dim=1)
         down = torch.stack([sin * width / height, cos, zero], dim=1)
         theta = torch.stack([across, down], dim=1)
@@ -160,7 +153,7 @@ def brighten(images: Tensor, factors: Tensor) -> Tensor:
     return (images * factors.float()[:, None, None, None]).clamp(0, 1)
 
 
-def _uniform_of_clients(client: Tensor, stream: Stream) -> Tensor:
+def _uniform_per_client(client: Tensor, stream: Stream) -> Tensor:
     """(m, 2) float32 in [0, 1]; row i depends on ``client[i]``, an id, and the stream only."""
     draws = [stream("client", name).seeds(client).double() / 2**63 for name in ("rotation", "brightness")]
     return torch.stack(draws, dim=1).float()

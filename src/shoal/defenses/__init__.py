@@ -1,24 +1,29 @@
 """Defences of clients and server against inference from updates: values that change a `TrainingSetup`.
 
-May import `engine` and the packages below it. To add one: settings with a method `applied`, and its field in
-`shoal.config.schema.DefensesSection`.
+May import `engine` and the packages below it. To add one: settings with a method `applied`, a ``name`` and a ``title``,
+its class in `Defenses`, and its field in `shoal.config.schema.DefensesSection`.
 """
 
 from shoal.defenses import accounting
 from shoal.defenses.augmentation import Augmentation
 from shoal.defenses.ccl import CCL
-from shoal.defenses.defense import Defense, TrainingSetup, defended
+from shoal.defenses.defense import Defense, LossDefense, TrainingSetup, defended
 from shoal.defenses.dp_sgd import DPSGD
-from shoal.defenses.dropout import Dropout
 from shoal.defenses.flooding import Flooding
-from shoal.defenses.l2 import L2
 from shoal.defenses.laplace_noise import LaplaceNoise
 from shoal.defenses.mixup import Mixup
 from shoal.defenses.norm_clipping import NormClipping
+from shoal.defenses.regularization import L2, Dropout, ShorterTraining
 from shoal.defenses.relaxloss import RelaxLoss
-from shoal.defenses.shorter_training import ShorterTraining
+
+Defenses = (
+    Dropout | L2 | ShorterTraining | DPSGD | Augmentation | Mixup | Flooding | RelaxLoss | CCL | LaplaceNoise
+    | NormClipping
+)  # fmt: skip
+"""Shipped defences, in the order in which they are applied; their ``name`` is their key in [defenses]. Those with a
+method ``scaled`` can be steered by a coordinator."""
 
 __all__ = [
-    "CCL", "DPSGD", "L2", "Augmentation", "Defense", "Dropout", "Flooding", "LaplaceNoise", "Mixup", "NormClipping",
-    "RelaxLoss", "ShorterTraining", "TrainingSetup", "accounting", "defended",
+    "CCL", "DPSGD", "L2", "Augmentation", "Defense", "Defenses", "Dropout", "Flooding", "LaplaceNoise", "LossDefense",
+    "Mixup", "NormClipping", "RelaxLoss", "ShorterTraining", "TrainingSetup", "accounting", "defended",
 ]  # fmt: skip

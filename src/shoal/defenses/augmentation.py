@@ -1,13 +1,9 @@
-"""Augmentation as a defence: clients train on randomly transformed images, never on an image as it is.
-
-On augmentation against membership inference: Kaya and Dumitras, "When Does Data Augmentation Help With Membership
-Inference Attacks?", ICML 2021.
-"""
+"""Augmentation as a defence: clients train on randomly transformed images, never on an image as it is."""
 
 import math
 from dataclasses import field, replace
 from functools import lru_cache
-from typing import Annotated, Self
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -16,12 +12,12 @@ from torch.nn import functional
 
 from shoal.core.errors import require
 from shoal.core.settings import Flag, Fraction, Internal, NonNegativeFloat, settings
-from shoal.defenses.defense import TrainingSetup, require_strength
+from shoal.defenses.defense import Scaled, TrainingSetup
 from shoal.engine import ClusterRound, LocalSGD
 
 
 @settings
-class Augmentation:
+class Augmentation(Scaled):
     """Random rotations, shifts, flips and crops of the images in every batch, bilinear, 0 outside the image.
 
     Each image is transformed on its own and anew in every pass, so DP-SGD bounds what it can change as before. Of
@@ -34,9 +30,6 @@ class Augmentation:
         crop: largest share of the height and the width that is cut off, in [0, 1), before the rest, from a random
             place, is resized to the whole; shares are uniform.
         strength: of a `scaled` defence, in [0, 1]: the factor on angles, shifts, crops and the share of flips.
-
-    Raises:
-        InputError: a value outside its range.
 
     Source: on what it does against membership inference, Kaya and Dumitras, "When Does Data Augmentation Help With
     Membership Inference Attacks?", ICML 2021.
@@ -57,6 +50,8 @@ class Augmentation:
     flip: Flag = False
     crop: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     strength: Annotated[Fraction, Internal()] = field(default=1.0, kw_only=True)
+    name: ClassVar[str] = "augmentation"
+    title: ClassVar[str] = "Augmentation"
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with augmentation.
@@ -69,18 +64,12 @@ class Augmentation:
             f"augmentation transforms images (channels, height, width), which these {setup.kind} are not",
         )
         require(setup.first_local().augmentation is None, "augmentation is applied, but images are augmented already")
-        return replace(setup, defenses=(*setup.defenses, self))
+        return setup.with_local_defense(self)
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Local training on transformed images, the same in every round."""
-        del at
         nothing = self.rotation == 0 and self.shift == 0 and not self.flip and self.crop == 0
         return local if nothing or self.strength == 0 else replace(local, augmentation=self)
-
-    def scaled(self, strength: float) -> Self:
-        """At ``strength`` of the angles, shifts, crops, and of the share of flips."""
-        require_strength(strength)
-        return replace(self, strength=strength * self.strength)
 
     def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Transformed copies of images (B, C, H, W), each by draws of its own.

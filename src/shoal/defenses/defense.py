@@ -1,19 +1,24 @@
-"""A defence maps a `TrainingSetup` to a `TrainingSetup`."""
+"""Defences: maps from a `TrainingSetup` to a `TrainingSetup`."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor
 
 from shoal.core.errors import require
-from shoal.engine import ClusterRound, LocalDefense, LocalSGD, Objective, UpdateFilter
+from shoal.engine import ClusterRound, LocalDefense, LocalSGD, UpdateFilter
 from shoal.engine.local_sgd import PRIVATE_OBJECTIVE
+from shoal.engine.steps import Forward
 from shoal.models import Model
-from shoal.models.model import cross_entropy
+from shoal.models.model import Loss, cross_entropy
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What a defence may change.
+    """The settings that a defence may change.
 
     Args:
         model: the network; fixed before the first round.
@@ -21,7 +26,7 @@ class TrainingSetup:
         update_filter: applied by the server to every update; None: none.
         client_filter: applied by every honest client to its update before it sends it; None: none.
         defenses: change local training, in order, anew for each cluster in each round.
-        kind: of the examples, as `shoal.Federation.kind` says, for defences that are of images alone; None: not known.
+        kind: of the examples, as `shoal.Federation.kind`, for defences of images alone; None: not known.
 
     Example:
         >>> import shoal
@@ -47,23 +52,26 @@ class TrainingSetup:
             local = defense.local(local, ClusterRound(round=1, cluster=0))
         return local
 
+    def with_local_defense(self, defense: LocalDefense) -> "TrainingSetup":
+        """The setup with a further defence of local training."""
+        return replace(self, defenses=(*self.defenses, defense))
+
 
 class Defense(Protocol):
     """A defence against what clients and the server can learn from updates, or do by them; a value.
 
     Example:
         >>> from dataclasses import dataclass, replace
-        >>> import shoal
+        >>> import shoal.toy
         >>> @dataclass(frozen=True)
         ... class SmallerSteps:
         ...     def applied(self, setup):
         ...         local = replace(setup.local, learning_rate=setup.local.learning_rate / 10)
         ...         return replace(setup, local=local)
         ...
-        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> fast, slow = shoal.LocalSGD(learning_rate=0.5), shoal.LocalSGD(learning_rate=0.05)
-        >>> defended = shoal.simulate(federation, model, shoal.FedAvg(), fast, rounds=2, defenses=[SmallerSteps()])
+        >>> federation, model, local = shoal.toy.one_group()
+        >>> slow = replace(local, learning_rate=local.learning_rate / 10)
+        >>> defended = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=2, defenses=[SmallerSteps()])
         >>> plain = shoal.simulate(federation, model, shoal.FedAvg(), slow, rounds=2)
         >>> defended.state.models.equal(plain.state.models)
         True
@@ -97,42 +105,88 @@ def defended(setup: TrainingSetup, defenses: Sequence[Defense]) -> TrainingSetup
     return setup
 
 
-def with_objective(setup: TrainingSetup, defense: LocalDefense) -> TrainingSetup:
-    """The setup with a defence whose `local` sets the objective of steps, by `minimising`.
+class Scaled:
+    """A defence of which a directive's strength multiplies one field, `scales`: 0 is no defence."""
 
-    Raises:
-        InputError: local steps are private, or minimise another objective already.
+    scales: ClassVar[str] = "strength"
+
+    def scaled(self, strength: float) -> Self:
+        """This defence at ``strength`` in [0, 1] of its full strength."""
+        require_strength(strength)
+        value = strength * getattr(self, self.scales)
+        return replace(self, **{self.scales: value})  # pyright: ignore[reportArgumentType] - subclasses are dataclasses
+
+
+class LossDefense(Scaled):
+    """A defence that replaces the loss of local steps by the `objective` of its subclass.
+
+    Steps have one such loss only, and not with DP-SGD. In the ``loop`` backend only.
+
+    Example:
+        >>> import shoal.toy
+        >>> from typing import ClassVar
+        >>> from shoal.core.settings import Fraction, settings
+        >>> from shoal.defenses import LossDefense
+        >>> @settings
+        ... class SquaredLoss(LossDefense):
+        ...     weight: Fraction = 1.0
+        ...     scales: ClassVar[str] = "weight"
+        ...     def objective(self, forward, x, y, loss, generator, number):
+        ...         mean = loss(forward(x), y).mean()
+        ...         return (1 - self.weight) * mean + self.weight * mean.square()
+        ...
+        >>> federation, model, local = shoal.toy.one_group()
+        >>> for defenses in ([], [SquaredLoss()]):
+        ...     result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=3, defenses=defenses)
+        ...     print(f"{result.clients['loss'].mean():.2f}")
+        ...
+        0.02
+        0.07
     """
-    first = setup.first_local()
-    require(not first.private, PRIVATE_OBJECTIVE)
-    _require_one_objective(first, defense)
-    return replace(setup, defenses=(*setup.defenses, defense))
 
+    of_cross_entropy: ClassVar[bool] = False
+    """Whether the objective is a formula of posteriors, and so the model's loss must be cross-entropy."""
 
-def minimising(local: LocalSGD, objective: Objective) -> LocalSGD:
-    """Local training whose steps minimise an objective.
+    @property
+    def is_off(self) -> bool:
+        """Whether steps minimise the plain loss."""
+        return getattr(self, self.scales) == 0
 
-    Raises:
-        InputError: they are private, or minimise another objective already.
-    """
-    _require_one_objective(local, objective)
-    return replace(local, objective=objective)
+    @abstractmethod
+    def objective(
+        self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
+    ) -> Tensor:
+        """The number that a step minimises; see `shoal.engine.Objective`."""
 
+    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+        """The setup with this loss.
 
-def _require_one_objective(local: LocalSGD, other: object) -> None:
-    both = (type(local.objective).__name__, type(other).__name__)
-    require(
-        local.objective is None,
-        f"{' and '.join(both)} each replace what a local step minimises, so one of the two must be left out",
-    )
+        Raises:
+            InputError: steps are private or minimise another objective, or the model's loss does not fit.
+        """
+        require(
+            setup.model.loss is cross_entropy or not self.of_cross_entropy,
+            f"{type(self).__name__} is of classification by cross-entropy, but the model's loss is another; leave "
+            "'loss' of the Model out",
+        )
+        first = setup.first_local()
+        require(not first.private, PRIVATE_OBJECTIVE)
+        self._require_alone(first)
+        return setup.with_local_defense(self)
 
+    def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
+        """Local training by this loss, the same in every round."""
+        if self.is_off:
+            return local
+        self._require_alone(local)
+        return replace(local, objective=self)
 
-def require_cross_entropy(name: str, model: Model) -> None:
-    """Raise `InputError` unless a defence that is a formula of posteriors has a model with cross-entropy."""
-    require(
-        model.loss is cross_entropy,
-        f"{name} is of classification by cross-entropy, but the model's loss is another; leave 'loss' of the Model out",
-    )
+    def _require_alone(self, local: LocalSGD) -> None:
+        require(
+            local.objective is None,
+            f"{type(local.objective).__name__} and {type(self).__name__} each replace what a local step minimises, so "
+            "one of the two must be left out",
+        )
 
 
 def require_strength(strength: float) -> None:

@@ -1,11 +1,8 @@
-"""DP-SGD at the clients: each example's gradient is clipped, and noise is added.
-
-Source: Abadi et al. 2016, arXiv:1607.00133, Algorithm 1; at the clients as in Kim et al., RAID 2023, section 5.2.
-"""
+"""DP-SGD at the clients: each example's gradient is clipped, and noise is added."""
 
 import math
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -47,10 +44,8 @@ class DPSGD:
     Source: Abadi et al. 2016, arXiv:1607.00133, Algorithm 1; at the clients as in Kim et al., RAID 2023, section 5.2.
 
     Example:
-        >>> import shoal
-        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=20, learning_rate=0.5)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.one_group()
         >>> for noise in (1.0, 4.0):
         ...     defenses = [shoal.DPSGD(max_grad_norm=1.0, noise_multiplier=noise)]
         ...     result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=3, defenses=defenses)
@@ -65,6 +60,8 @@ class DPSGD:
     delta: OpenFraction = 1e-5
     accountant: Accountant = "rdp"
     sampling: Sampling = "shuffled"
+    name: ClassVar[str] = "dp_sgd"
+    title: ClassVar[str] = "DP-SGD"
 
     def __post_init__(self) -> None:
         require(
@@ -88,11 +85,10 @@ class DPSGD:
         if replace(setup.local, gradient_privacy=self).private:
             require(setup.first_local().objective is None, PRIVATE_OBJECTIVE)
             require_per_example_gradients(setup.model.network())
-        return replace(setup, defenses=(*setup.defenses, self))
+        return setup.with_local_defense(self)
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Private local steps, the same in every round."""
-        del at
         return replace(local, gradient_privacy=self)
 
     def scaled(self, strength: float) -> Self:

@@ -1,12 +1,7 @@
-"""n-dimensional Laplace noise: each client obfuscates its update before it sends it.
-
-Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396 (d-privacy of updates in R^n); the noise of
-d-privacy in the plane: Andres, Bordenabe, Chatzikokolakis, Palamidessi 2013, arXiv:1212.1984. The density
-``c * exp(-epsilon * |x|)`` fixes direction and radius, as said below. That epsilon is scaled by each update's own
-norm is our reading, not checked against the paper's text.
-"""
+"""n-dimensional Laplace noise: each client obfuscates its update before it sends it."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -58,12 +53,12 @@ class LaplaceNoise:
 
     noise_multiplier: NonNegativeFloat | None = None
     epsilon: PositiveFloat | None = None
+    name: ClassVar[str] = "laplace_noise"
+    title: ClassVar[str] = "Laplace noise"
 
     def __post_init__(self) -> None:
-        given = [each for each in (self.noise_multiplier, self.epsilon) if each is not None]
-        require(
-            len(given) == 1, f"Laplace noise takes either 'noise_multiplier' or 'epsilon'; got {len(given)} of them"
-        )
+        count = sum(scale is not None for scale in (self.noise_multiplier, self.epsilon))
+        require(count == 1, f"Laplace noise takes either 'noise_multiplier' or 'epsilon'; got {count} of them")
 
     def leakage(self, parameters: int) -> float:
         """Epsilon times the length of an update, n / nu: what d-privacy states for a whole update in one round.

@@ -1,10 +1,7 @@
-"""Mixup: clients train on mixtures of two examples and of their losses.
+"""Mixup: clients train on mixtures of two examples and of their losses."""
 
-Source: Zhang, Cisse, Dauphin, Lopez-Paz 2018, arXiv:1710.09412.
-"""
-
-from dataclasses import field, replace
-from typing import Annotated, Self
+from dataclasses import field
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -14,14 +11,13 @@ from torch import Tensor
 from shoal.core.errors import require
 from shoal.core.settings import Fraction, Internal, NonNegativeFloat, settings
 from shoal.data.memory_format import gather
-from shoal.defenses.defense import TrainingSetup, minimising, require_strength, with_objective
-from shoal.engine import ClusterRound, LocalSGD
+from shoal.defenses.defense import LossDefense, TrainingSetup
 from shoal.engine.steps import Forward
 from shoal.models.model import Loss
 
 
 @settings
-class Mixup:
+class Mixup(LossDefense):
     """A step minimises ``lambda * loss(f(z), y) + (1 - lambda) * loss(f(z), v)`` at ``z = lambda x + (1 - lambda) u``.
 
     The pairs (x, y) and (u, v) are a batch and a permutation of it; ``lambda ~ Beta(a, a)`` is drawn for each batch.
@@ -31,16 +27,11 @@ class Mixup:
         alpha: a of the mixing weight's distribution Beta(a, a), with the batch in random pairs (mixup); 0: no mixing.
         strength: of a `scaled` defence, in [0, 1]: lambda becomes ``1 - strength * (1 - lambda)``.
 
-    Raises:
-        InputError: a value outside its range.
-
     Source: Zhang, Cisse, Dauphin, Lopez-Paz 2018, arXiv:1710.09412.
 
     Example:
-        >>> import shoal
-        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=20, learning_rate=0.5)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.one_group()
         >>> plain = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=2)
         >>> for alpha in (0.0, 1.0):
         ...     defenses = [shoal.Mixup(alpha)]
@@ -53,6 +44,13 @@ class Mixup:
 
     alpha: Annotated[NonNegativeFloat, Field(alias="mixup")]
     strength: Annotated[Fraction, Internal()] = field(default=1.0, kw_only=True)
+    name: ClassVar[str] = "mixup"
+    title: ClassVar[str] = "Mixup"
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is mixed."""
+        return self.alpha == 0 or self.strength == 0
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with mixup.
@@ -61,23 +59,12 @@ class Mixup:
             InputError: the examples are texts, or steps are private or minimise another objective.
         """
         require(setup.kind != "texts", "mixup mixes inputs that are numbers, which texts are not")
-        return with_objective(setup, self)
-
-    def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
-        """Local training on mixtures, the same in every round."""
-        del at
-        return local if self.alpha == 0 or self.strength == 0 else minimising(local, self)
-
-    def scaled(self, strength: float) -> Self:
-        """With lambda at ``1 - strength * (1 - lambda)``."""
-        require_strength(strength)
-        return replace(self, strength=strength * self.strength)
+        return super().applied(setup)
 
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
         """The mean loss of the mixtures, towards both labels."""
-        del number
         require(x.is_floating_point(), "mixup mixes inputs that are numbers, which texts are not")
         order = torch.randperm(len(y), generator=generator).to(y.device)
         # PyTorch draws no beta distribution from a generator of one's own.

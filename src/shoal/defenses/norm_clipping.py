@@ -1,11 +1,8 @@
-"""Norm clipping at the server: a bound on the L2 norm of each update.
-
-Source: Sun, Kairouz, Suresh, McMahan 2019, arXiv:1911.07963, section 3.
-"""
+"""Norm clipping at the server: a bound on the L2 norm of each update."""
 
 import math
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -25,9 +22,6 @@ class NormClipping:
     Args:
         max_norm: largest L2 norm of an update at the server, above 0; ``inf``: no clipping.
 
-    Raises:
-        InputError: a norm that is not above 0.
-
     Source: Sun, Kairouz, Suresh, McMahan 2019, arXiv:1911.07963, section 3.
 
     Example:
@@ -40,10 +34,11 @@ class NormClipping:
     """
 
     max_norm: Annotated[float, Field(gt=0, strict=True, alias="max_update_norm")]
+    name: ClassVar[str] = "norm_clipping"
+    title: ClassVar[str] = "Norm clipping"
 
     def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
         """``start + (end - start) * min(1, max_norm / |end - start|)`` of starts and ends (u, P)."""
-        del seeds
         if self.max_norm == math.inf:
             return ends
         moved = ends - starts

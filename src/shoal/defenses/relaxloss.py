@@ -1,10 +1,6 @@
-"""RelaxLoss: the training loss is kept at a level, and posteriors are flattened where it is below.
+"""RelaxLoss: the training loss is kept at a level, and posteriors are flattened where it is below."""
 
-Source: Chen, Yu, Fritz 2022, arXiv:2207.05801, Algorithm 1.
-"""
-
-from dataclasses import replace
-from typing import Annotated, Self
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,20 +8,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from shoal.core.settings import NonNegativeFloat, settings
-from shoal.defenses.defense import (
-    TrainingSetup,
-    minimising,
-    require_cross_entropy,
-    require_strength,
-    with_objective,
-)
-from shoal.engine import ClusterRound, LocalSGD
+from shoal.defenses.defense import LossDefense
 from shoal.engine.steps import Forward
 from shoal.models.model import Loss
 
 
 @settings
-class RelaxLoss:
+class RelaxLoss(LossDefense):
     """A step minimises ``|L - alpha|`` of the batch's mean loss L in even passes over the data, counted from 0.
 
     In odd passes it does so where L is above alpha; below, it minimises the cross-entropy towards the posterior with
@@ -37,16 +26,11 @@ class RelaxLoss:
         alpha: the level of the mean loss, in nats; 0: plain training.
         upper: largest probability of the label in that posterior (the authors: 1 for images, 0.1 to 1 for tables).
 
-    Raises:
-        InputError: a value outside its range.
-
     Source: Chen, Yu, Fritz 2022, arXiv:2207.05801, Algorithm 1.
 
     Example:
-        >>> import shoal
-        >>> federation = shoal.Federation.from_tensors([([[-1.0], [1.0]], [0, 1])] * 3, test=([[2.0]], [1]))
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> local = shoal.LocalSGD(steps=20, learning_rate=0.5)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.one_group()
         >>> for alpha in (0.0, 0.2):
         ...     defenses = [shoal.RelaxLoss(alpha)]
         ...     result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=5, defenses=defenses)
@@ -58,31 +42,15 @@ class RelaxLoss:
 
     alpha: NonNegativeFloat
     upper: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
-
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with RelaxLoss.
-
-        Raises:
-            InputError: the loss is not cross-entropy, or steps are private or minimise another objective.
-        """
-        require_cross_entropy("RelaxLoss", setup.model)
-        return with_objective(setup, self)
-
-    def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
-        """Local training with that level, the same in every round."""
-        del at
-        return local if self.alpha == 0 else minimising(local, self)
-
-    def scaled(self, strength: float) -> Self:
-        """With ``strength`` times the level."""
-        require_strength(strength)
-        return replace(self, alpha=strength * self.alpha)
+    name: ClassVar[str] = "relaxloss"
+    title: ClassVar[str] = "RelaxLoss"
+    scales: ClassVar[str] = "alpha"
+    of_cross_entropy: ClassVar[bool] = True
 
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
         """``|L - alpha|``, or the cross-entropy towards flat posteriors."""
-        del generator
         outputs = forward(x)
         mean = loss(outputs, y).mean()
         if number % 2 == 0 or float(mean.detach()) > self.alpha:

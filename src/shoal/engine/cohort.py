@@ -1,4 +1,4 @@
-"""The clients of a round, and what an algorithm may ask of them."""
+"""The clients of a round, as an algorithm sees them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from shoal.engine.local_sgd import LocalSGD
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """The n clients of a round, and what an algorithm may ask of them.
+    """The n clients of a round, as an algorithm sees them.
 
     Args:
         round: number of the round, from 1.
@@ -27,10 +27,10 @@ class Cohort:
         local: local training in this round, at its learning rate.
         layout: of a model's parameter vector.
         scores: computes losses (n, K); see `losses`.
-        stream: for the server's own random draws in this round. Clients of a round come in the order of their ids, so
-            draws by position do not depend on the order of clients in the federation.
+        stream: for the server's random draws in this round. Clients come in the order of their ids, so draws by
+            position do not depend on the order of clients in the federation.
         example_scores: computes losses (m, K); see `example_losses`.
-        labels: (m,) of all the clients' examples, client by client; of a regression (m, d).
+        labels: (m,) of all the clients' examples, client by client; (m, d) in a regression.
 
     Example:
         >>> import torch, shoal
@@ -77,11 +77,11 @@ class Cohort:
 
     @property
     def owners(self) -> Tensor:
-        """Whose example each is, (m,) int64 positions among the n clients."""
+        """(m,) int64, the client of each example, as a position among the n."""
         return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
 
     def means(self, values: Tensor) -> Tensor:
-        """Each client's mean of what its examples have: (m, d) -> (n, d) float64."""
+        """Means per client of values per example: (m, d) -> (n, d) float64."""
         total = torch.zeros(len(self), values.shape[1], dtype=torch.float64)
         return total.index_add_(0, self.owners, values.double()) / self.sizes[:, None]
 

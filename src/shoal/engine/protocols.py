@@ -1,4 +1,4 @@
-"""The protocols that the packages above implement."""
+"""The protocols that algorithms, attacks, defences and coordinators implement."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,32 +20,17 @@ from shoal.engine.state import UNKNOWN_RISK, RiskEstimate, State, Tensors
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A federated algorithm: pure methods, all that changes is in `State`.
+    """A federated algorithm: pure methods; everything that changes is in `State`.
 
-    A frozen dataclass of hyper-parameters implements it; `shoal.FedAvg` is the shortest example. Algorithms
-    wrap others: the wrapper calls its base's methods and adds its own tensors to the state. One whose server moves a
-    model by anything else than the weighted mean of the updates sent for it, such as by an optimizer, has the attribute
-    ``moves_by_average = False``: property attacks, which take single updates out of that mean, refuse it.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.engine import Algorithm
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
-        >>> isinstance(shoal.FedAvg(), Algorithm)
-        True
-        >>> with shoal.Engine(shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))) as engine:
-        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     state = training.start()
-        ...     plan = training.algorithm.plan(state, training.cohort_of(state, torch.arange(2)))
-        ...
-        >>> plan.trainings[0].weights
-        tensor([[0.5000, 0.5000]], dtype=torch.float64)
+    A frozen dataclass of hyper-parameters implements it; `shoal.algorithms.FedAvg` is the shortest example. Algorithms
+    wrap others: the wrapper calls its base's methods and adds its own tensors to the state. An algorithm whose server
+    moves a model by anything else than the weighted mean of the updates sent for it, such as by an optimizer, has the
+    attribute ``moves_by_average = False``: property attacks, which take single updates out of that mean, refuse it.
     """
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Raise `InputError` where this algorithm cannot do with that local training, or with risks that are estimated
-        every ``risk_period`` rounds (0: never).
+        """Raise `InputError` where this algorithm cannot work with that local training, or with risks that are
+        estimated every ``risk_period`` rounds (0: never).
         """
         ...
 
@@ -58,13 +43,13 @@ class Algorithm(Protocol):
         ...
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The state after the round: ``state``, in which round and assignment are already those of this round, with the
-        models and the algorithm's own tensors moved. It may change K, and then the assignment, risks and directives.
+        """The state after the round: ``state``, whose round and assignment are already new, with the models and the
+        algorithm's own tensors moved. It may change K, and then the assignment, risks and directives.
         """
         ...
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """What each client of ``cohort`` (all clients, all their examples) uses after the last round."""
+        """The model of each client of ``cohort`` (all clients, all their examples) after the last round."""
         ...
 
 
@@ -75,15 +60,15 @@ class RiskEstimator(Protocol):
     Example:
         >>> import torch, shoal
         >>> from dataclasses import dataclass
-        >>> from shoal.engine import RiskEstimate, RiskEstimator
+        >>> from shoal.engine import RiskEstimate, RiskEstimator, unknown_intervals
         >>> @dataclass(frozen=True)
-        ... class AlwaysTheSame:
+        ... class Constant:
         ...     every: int = 1
         ...     def estimate(self, state, federation, engine, local, stream):
         ...         risks = torch.full((len(state.models),), 0.7, dtype=torch.float64)
-        ...         return RiskEstimate(risks, torch.stack([risks, risks], dim=1))
+        ...         return RiskEstimate(risks, unknown_intervals(len(risks)))
         ...
-        >>> isinstance(AlwaysTheSame(), RiskEstimator), isinstance(shoal.RedTeam(), RiskEstimator)
+        >>> isinstance(Constant(), RiskEstimator), isinstance(shoal.RedTeam(), RiskEstimator)
         (True, True)
     """
 
@@ -123,15 +108,12 @@ class UpdateFilter(Protocol):
     """
 
     def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
-        """The parameters that the server goes on with, or that the client sends.
+        """The parameters (u, P) that the server uses, or that the client sends.
 
         Args:
-            starts: (u, P), what u clients started from.
-            ends: (u, P), what they sent, or trained.
+            starts: (u, P), parameters before the training of u clients.
+            ends: (u, P), parameters after it.
             seeds: (u,) int64, a seed for each client and round, for filters that draw noise.
-
-        Returns:
-            (u, P).
         """
         ...
 
@@ -145,14 +127,6 @@ class ClusterRound:
         cluster: its index.
         risk: the last estimate of its model's risk.
         directive: `State.directives` of this cluster, by name.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.engine import ClusterRound
-        >>> coordinator = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))})
-        >>> at = [ClusterRound(round=1, cluster=0, risk=0.7, directive={"l2": strength}) for strength in (0.0, 0.5)]
-        >>> [coordinator.local(shoal.LocalSGD(), each).weight_decay for each in at]
-        [0.0, 0.05]
     """
 
     round: int
@@ -164,22 +138,24 @@ class ClusterRound:
 
 @runtime_checkable
 class LocalDefense(Protocol):
-    """A defence that changes local training, decided anew for each cluster in each round.
+    """A defence that changes local training, separately for each cluster in each round.
 
     Example:
         >>> import shoal
         >>> from dataclasses import dataclass, replace
-        >>> from shoal.engine import ClusterRound, LocalDefense
+        >>> from shoal.engine import ClusterRound, LocalDefense, ScalableDefense
         >>> @dataclass(frozen=True)
         ... class SlowWhereExposed:
         ...     limit: float = 0.6
         ...     def local(self, local, at):
         ...         return replace(local, learning_rate=local.learning_rate / 2) if at.risk > self.limit else local
         ...
-        >>> isinstance(SlowWhereExposed(), LocalDefense)
-        True
         >>> [SlowWhereExposed().local(shoal.LocalSGD(), ClusterRound(1, 0, risk)).learning_rate for risk in (0.5, 0.7)]
         [0.1, 0.05]
+        >>> isinstance(SlowWhereExposed(), LocalDefense), isinstance(SlowWhereExposed(), ScalableDefense)
+        (True, False)
+        >>> shoal.L2(0.1).scaled(0.5)
+        L2(penalty=0.05)
     """
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
@@ -189,22 +165,13 @@ class LocalDefense(Protocol):
 
 @runtime_checkable
 class ScalableDefense(LocalDefense, Protocol):
-    """A defence of local training that can be applied at any share of its strength, as a directive may ask.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.engine import ScalableDefense
-        >>> isinstance(shoal.L2(0.1), ScalableDefense), isinstance(shoal.NormClipping(1.0), ScalableDefense)
-        (True, False)
-        >>> shoal.L2(0.1).scaled(0.5), shoal.L2(0.1).scaled(1.0) == shoal.L2(0.1)
-        (L2(penalty=0.05), True)
-    """
+    """A defence of local training that can be applied at any share of its strength, as a directive may ask."""
 
     def scaled(self, strength: float) -> Self:
         """The same defence at ``strength`` of its full strength.
 
         Args:
-            strength: in [0, 1]; at 0 local training stays what it is, bit for bit, and at 1 it is this defence itself.
+            strength: in [0, 1]; at 0 local training stays the same, bit for bit, and at 1 it is this defence itself.
 
         Raises:
             InputError: a strength outside [0, 1].
@@ -214,67 +181,20 @@ class ScalableDefense(LocalDefense, Protocol):
 
 @runtime_checkable
 class Coordinator(Protocol):
-    """Steers the local training of every cluster by directives, which follow from the risks that are estimated.
-
-    Example:
-        >>> import torch, shoal
-        >>> from dataclasses import dataclass, replace
-        >>> from shoal.engine import Coordinator, State
-        >>> @dataclass(frozen=True)
-        ... class PoolExposed:
-        ...     def start(self, state, federation, engine, stream):
-        ...         return replace(state, directives={"pooling": torch.zeros(len(state.models), dtype=torch.float64)})
-        ...     def update(self, state, federation, engine, stream):
-        ...         return replace(state, directives={"pooling": (state.risks > 0.6).double()})
-        ...
-        >>> isinstance(PoolExposed(), Coordinator)
-        True
-        >>> risks = torch.tensor([0.5, 0.7], dtype=torch.float64)
-        >>> exposed = replace(State.initial(torch.zeros(2, 5), clients=3), risks=risks)
-        >>> PoolExposed().update(exposed, None, None, None).strength("pooling")
-        tensor([0., 1.], dtype=torch.float64)
-    """
+    """Steers the local training of every cluster by directives, which follow from the estimated risks."""
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """``state`` before the first round with its first directives and what the coordinator remembers."""
+        """``state`` before the first round, with its first directives and `State.control`."""
         ...
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """``state`` after an estimate of its risks, with new directives and with what the coordinator remembers now.
-
-        It changes nothing else of the state.
-        """
+        """``state`` after an estimate of its risks, with new directives and `State.control`, and nothing else new."""
         ...
 
 
 @runtime_checkable
 class MaliciousClients(Protocol):
-    """Clients that replace local training and may send any update.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.engine import MaliciousClients
-        >>> class FreeRider:
-        ...     clients = torch.tensor([0])
-        ...     def start(self, state, stream):
-        ...         return {}
-        ...     def train(self, state, cluster, client, shards, randomness, local, engine):
-        ...         return state.models[cluster], {}
-        ...
-        >>> isinstance(FreeRider(), MaliciousClients)
-        True
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     start = shoal.Training(*setting).start()
-        ...     honest, _ = shoal.Training(*setting).round(start)
-        ...     halved, _ = shoal.Training(*setting, malicious_clients=FreeRider()).round(start)
-        ...
-        >>> (2 * (halved.models - start.models)).allclose(honest.models - start.models)
-        True
-    """
+    """Clients that replace local training and may send any update."""
 
     @property
     def clients(self) -> Tensor:
@@ -282,7 +202,7 @@ class MaliciousClients(Protocol):
         ...
 
     def start(self, state: State, stream: Stream) -> Tensors:
-        """`State.adversary` before the first round, of which ``state`` has everything else."""
+        """`State.adversary` before the first round; ``state`` has everything else."""
         ...
 
     def train(
@@ -295,18 +215,18 @@ class MaliciousClients(Protocol):
         local: LocalSGD,
         engine: Engine,
     ) -> tuple[Tensor, Tensors]:
-        """What one of them sends in a round.
+        """Train one of them in a round.
 
         Args:
             state: before the round, but for ``adversary``, which the malicious clients before this one have updated.
             cluster: the cluster that it chose.
             client: its id.
             shards: one owner, the client's examples of this round.
-            randomness: that owner's.
-            local: what an honest client does.
-            engine: computes it.
+            randomness: of that owner.
+            local: an honest client's local training.
+            engine: of the training.
 
         Returns:
-            Its parameters (P,), and `State.adversary` after it.
+            The parameters (P,) that it sends, and `State.adversary` after it.
         """
         ...

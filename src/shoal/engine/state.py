@@ -12,7 +12,7 @@ from shoal.core.representation import one_line
 
 UNKNOWN_RISK = 0.5
 """The risk of every model before the first estimate: the balanced accuracy of guessing. It is one value for all models,
-because otherwise risk alone would decide while the losses still look the same."""
+because otherwise risk alone would decide while the losses are still alike."""
 
 Tensors = Mapping[str, Tensor]
 """Tensors by name, such as those that an algorithm keeps in a `State`."""
@@ -20,7 +20,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A federation after some rounds; everything a run needs to continue from there, and what a checkpoint stores.
+    """A federation after some rounds: everything that a run needs to resume, and the content of a checkpoint.
 
     Args:
         round: rounds done.
@@ -29,13 +29,13 @@ class State:
         assignment: (N,) int64, each client's last cluster; -1 for a client that has not yet taken part.
         server: the algorithm's own tensors at the server, by name.
         clients: the algorithm's own tensors of the clients, by name; the first axis is N.
-        personal: the algorithm's own vectors of the clients that are as long as a model, or nearly, by name; N rows.
-            Unlike ``clients`` they need not be in memory (`Engine.stored`), and a round costs what its cohort's cost.
-        directives: what the server asks of each cluster, by name; (K,) float64 each. A `LocalDefense` reads them for
-            local training, and an algorithm for what the server itself does (`strength`).
+        personal: the algorithm's own vectors of the clients, about as long as a model, by name; N rows. Unlike
+            ``clients`` they need not be in memory (`Engine.stored`), and a round costs what its cohort's cost.
+        directives: (K,) float64 each by name, the server's requests to each cluster, for a `LocalDefense` or for what
+            the algorithm does at the server (`strength`).
         adversary: the malicious clients' own tensors, by name.
         control: the coordinator's own tensors, by name.
-        risk_intervals: (K, 2) float64, the 95 % interval of each estimate; NaN where it is not known.
+        risk_intervals: (K, 2) float64, the 95 % interval of each estimate; NaN where it is unknown.
         trained: (N, K) int64, the last round in which each client's update moved each model; 0: none did. The engine
             writes it. Where an algorithm changes K without it, only the clients of that round are known.
 
@@ -70,9 +70,8 @@ class State:
             object.__setattr__(self, "risk_intervals", unknown_intervals(len(self.risks)))
 
     def trainers(self, within: int) -> Tensor:
-        """(N, K) bool, the clients that trained each model, not more than ``within`` rounds before its last training.
-
-        Of a state without `trained`, those that are assigned to it.
+        """(N, K) bool, the clients that trained each model at most ``within`` rounds before its last training; without
+        `trained`, the clients assigned to it.
         """
         if not self.trained.numel():
             return self.assignment[:, None] == torch.arange(len(self.models))
@@ -80,22 +79,20 @@ class State:
         return (self.trained > 0) & (self.trained > self.trained.amax(dim=0) - min(within, int(self.trained.max())))
 
     def strength(self, name: str) -> Tensor:
-        """(K,) float64 in [0, 1], how much of what an algorithm does the directive ``name`` asks for in each cluster.
-
-        Without that directive it is 1 for every cluster.
+        """(K,) float64 in [0, 1], the strength that the directive ``name`` asks for in each cluster; 1 without it.
 
         Raises:
             InputError: the directive is not one number in [0, 1] for each cluster.
         """
         clusters = len(self.models)
-        found = self.directives.get(name)
-        if found is None:
+        values = self.directives.get(name)
+        if values is None:
             return torch.ones(clusters, dtype=torch.float64)
         require(
-            found.shape == (clusters,) and bool(((found >= 0) & (found <= 1)).all()),
-            f"the directive '{name}' must be a number in [0, 1] for each of {clusters} clusters; got {found.tolist()}",
+            values.shape == (clusters,) and bool(((values >= 0) & (values <= 1)).all()),
+            f"the directive '{name}' must be a number in [0, 1] for each of {clusters} clusters; got {values.tolist()}",
         )
-        return found.double()
+        return values.double()
 
     @staticmethod
     def initial(models: Tensor, clients: int) -> "State":
@@ -105,35 +102,19 @@ class State:
         return State(0, models, risks, torch.full((clients,), -1), trained=never)
 
 
-def unknown_intervals(models: int) -> Tensor:
-    """(K, 2) float64, NaN: the intervals of estimates of which none is known.
-
-    Example:
-        >>> import torch
-        >>> from shoal.engine import RiskEstimate, unknown_intervals
-        >>> estimate = RiskEstimate(torch.tensor([0.6, 0.7], dtype=torch.float64), unknown_intervals(2))
-        >>> estimate.intervals.shape, bool(estimate.intervals.isnan().all())
-        (torch.Size([2, 2]), True)
-    """
-    return torch.full((models, 2), torch.nan, dtype=torch.float64)
-
-
 @dataclass(frozen=True, eq=False)
 class RiskEstimate:
-    """How exposed the members of each of K models are.
+    """The exposure of the members of each of K models.
 
     Args:
         risks: (K,) float64 in [0, 1], the balanced accuracy of membership inference.
-        intervals: (K, 2) float64, the 95 % interval of each; NaN where it is not known.
-
-    Example:
-        >>> import torch
-        >>> from shoal.engine import RiskEstimate
-        >>> risks = torch.tensor([0.5, 0.7], dtype=torch.float64)
-        >>> estimate = RiskEstimate(risks, torch.stack([risks - 0.1, risks + 0.1], dim=1))
-        >>> estimate.intervals[:, 0] <= estimate.risks
-        tensor([True, True])
+        intervals: (K, 2) float64, the 95 % interval of each; NaN where it is unknown.
     """
 
     risks: Tensor
     intervals: Tensor
+
+
+def unknown_intervals(models: int) -> Tensor:
+    """(K, 2) float64, NaN: the intervals of ``models`` estimates without one."""
+    return torch.full((models, 2), torch.nan, dtype=torch.float64)

@@ -109,21 +109,7 @@ class StepRule(Protocol):
 
 @runtime_checkable
 class Augmentation(Protocol):
-    """Random transformations of the images that a client trains on, drawn anew in every pass.
-
-    Example:
-        >>> import torch, shoal
-        >>> from dataclasses import dataclass
-        >>> from shoal.engine import Augmentation
-        >>> @dataclass(frozen=True)
-        ... class Brightness:
-        ...     spread: float
-        ...     def augmented(self, images, generator):
-        ...         return images * (1 + self.spread * torch.rand(len(images), 1, 1, 1, generator=generator))
-        ...
-        >>> isinstance(Brightness(0.1), Augmentation), shoal.LocalSGD(augmentation=Brightness(0.1)).augmentation
-        (True, Brightness(spread=0.1))
-    """
+    """Random transformations of the images that a client trains on, drawn anew in every pass."""
 
     def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Images of the same shape; each depends on its own original alone, so that DP-SGD bounds its influence.
@@ -137,23 +123,7 @@ class Augmentation(Protocol):
 
 @runtime_checkable
 class Objective(Protocol):
-    """The quantity that a local step minimises instead of the batch's mean loss.
-
-    Example:
-        >>> import torch, shoal
-        >>> from dataclasses import dataclass
-        >>> from shoal.engine import Objective
-        >>> @dataclass(frozen=True)
-        ... class HardestExample:
-        ...     def objective(self, forward, x, y, loss, generator, number):
-        ...         return loss(forward(x), y).max()
-        ...
-        >>> isinstance(HardestExample(), Objective)
-        True
-        >>> x, y = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0])
-        >>> HardestExample().objective(lambda x: x, x, y, shoal.models.cross_entropy, None, 0).round(decimals=3)
-        tensor(0.6930)
-    """
+    """The quantity that a local step minimises instead of the batch's mean loss."""
 
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int

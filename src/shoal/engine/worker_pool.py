@@ -1,4 +1,8 @@
-"""Threads that compute side by side, and PyTorch's global settings while they live."""
+"""Threads that compute side by side, and PyTorch's global settings while they live.
+
+Threads, not processes: PyTorch releases Python's lock while it computes, so threads share data and
+models for nothing.
+"""
 
 import ctypes
 import sys

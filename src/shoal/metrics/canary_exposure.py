@@ -1,4 +1,4 @@
-"""How exposed canaries are: those that were trained on against those that were left out, of which there are few.
+"""The exposure of canaries: those that were trained on against the few that were left out.
 
 ``scores`` (M,) are higher where a canary looks trained on, ``member`` is (M,) bool.
 """
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.core.errors import require
-from shoal.metrics.intervals import clopper_pearson
-from shoal.metrics.membership import Bools, Floats
+from shoal.metrics.intervals import Bools, Floats, clopper_pearson
 
 
 @dataclass(frozen=True)
 class CanaryRate:
-    """How many trained canaries are found at a threshold that at most some left-out ones exceed.
+    """The true positive rate of canaries at a threshold that the left-out ones set.
 
-    The limits are of Clopper and Pearson 1934, at the threshold that these left-out canaries gave: ``low`` and ``high``
-    take it as given, and ``fpr_high`` says how large its false positive rate may really be.
+    The limits are of Clopper and Pearson 1934: ``low`` and ``high`` take the threshold as given, ``fpr_high``
+    bounds its false positive rate.
 
     Args:
         tpr: the share of the trained canaries above the threshold.
@@ -26,14 +25,6 @@ class CanaryRate:
         found: number of trained canaries above the threshold.
         members: number of trained canaries.
         non_members: number of left-out canaries.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.metrics import canary_rate
-        >>> scores, member = np.arange(20.0), np.arange(20) >= 10
-        >>> rate = canary_rate(scores, member)
-        >>> rate.tpr, round(rate.low, 2), round(rate.fpr_high, 2)
-        (1.0, 0.69, 0.31)
     """
 
     tpr: float
@@ -75,11 +66,10 @@ def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0, confidence:
 
 
 def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:
-    """Of each canary, (M,) in (0, 1], the share of left-out canaries that look trained on at least as much.
+    """(M,) in (0, 1], per canary the share of left-out canaries that look trained on at least as much.
 
-    The canary itself counts as one of them: (1 + others) / (1 + left-out others). Of a canary that left no trace this
-    is at most a with probability at most a, for each a. The smaller it is, the more exposed is the canary. NaN scores
-    stay NaN and count for nobody.
+    The canary itself counts as one of them: (1 + others) / (1 + left-out others). For a canary without a trace this is
+    at most a with probability at most a, for each a: the smaller, the more exposed. NaN scores stay NaN, uncounted.
 
     Example:
         >>> import numpy as np

@@ -1,10 +1,8 @@
 """Metrics of the assignment of clients to clusters, against their true groups."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 
 def adjusted_rand_index(assignment: Ints, group: Ints) -> float:
@@ -25,7 +23,7 @@ def adjusted_rand_index(assignment: Ints, group: Ints) -> float:
     _, assignment = np.unique(assignment, return_inverse=True)
     table = np.zeros((group.max(initial=-1) + 1, assignment.max(initial=-1) + 1), dtype=np.int64)
     np.add.at(table, (group, assignment), 1)
-    # Python's whole numbers, whose products do not overflow.
+    # Python's integers, whose products do not overflow.
     together = int((table**2).sum()) - len(group)
     in_group = int((table.sum(axis=1) ** 2).sum()) - len(group) - together
     in_cluster = int((table.sum(axis=0) ** 2).sum()) - len(group) - together
@@ -55,13 +53,6 @@ def is_migrated(assignment: Ints, group: Ints) -> Bools:
     return migrated
 
 
-def exceeds_threshold(exposure: NDArray[np.float64], threshold: NDArray[np.float64]) -> Bools:
-    """(N,), true where the membership-inference accuracy on a client's model exceeds its threshold (IFCA-MIR, 5.2.2).
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.metrics import exceeds_threshold
-        >>> exceeds_threshold(np.array([0.6, 0.7]), np.array([0.6, 0.6]))
-        array([False,  True])
-    """
+def exceeds_threshold(exposure: Floats, threshold: Floats) -> Bools:
+    """(N,), true where membership-inference accuracy on a client's model exceeds its threshold (IFCA-MIR, 5.2.2)."""
     return exposure > threshold

@@ -1,30 +1,26 @@
-"""A lower bound on the epsilon of differential privacy, from how well an attack tells members from non-members.
+"""A lower bound on the epsilon of differential privacy, from an attack that tells members from non-members.
 
 Source: Jagielski, Ullman, Oprea 2020, arXiv:2006.07709, section 3 (bound from Clopper and Pearson's intervals); Nasr,
 Hayes, Steinke et al. 2023, arXiv:2302.07956, section 2 (both kinds of error, delta).
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
-from shoal.metrics.intervals import Bools, Floats, clopper_pearson
-
-Ints = NDArray[np.int64]
+from shoal.metrics.intervals import Bools, Floats, Ints, clopper_pearson
 
 
 def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float, confidence: float = 0.95) -> float:
-    """The smallest epsilon with which these answers are not refuted, at least 0.
+    """The smallest epsilon that these answers do not refute, at least 0.
 
     (epsilon, delta)-differential privacy allows TPR <= e^epsilon FPR + delta, and the same of the answer "not a
     member". The bound is the larger of log((TPR - delta) / FPR) and log((TNR - delta) / FNR), with each rate at the
-    unfavourable end of its interval. Both use the same two ends, a lower one of TPR and an upper one of FPR, of which
-    each is wrong with probability (1 - confidence) / 2: so the bound holds with probability ``confidence``.
+    unfavourable end of its interval. Both use the same two ends, a lower one of TPR and an upper one of FPR, each wrong
+    with probability (1 - confidence) / 2: so the bound holds with probability ``confidence``.
 
-    That is so where answers are independent of each other and of the rule that gives them: one example from each of
-    many runs, or by approximation many examples of one run. A threshold set on the same scores needs
-    `empirical_epsilon`.
+    It assumes that answers are independent of each other and of the rule that gives them: one example from each of many
+    runs, or by approximation many examples of one run. A threshold set on the same scores needs `empirical_epsilon`.
 
     Args:
         predictions: (M,) true where the attack says member.
@@ -34,19 +30,9 @@ def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float, c
 
     Raises:
         InputError: delta or confidence outside its range.
-
-    Source: Jagielski, Ullman, Oprea 2020, arXiv:2006.07709, section 3 (bound from Clopper and Pearson's intervals);
-    Nasr, Hayes, Steinke et al. 2023, arXiv:2302.07956, section 2 (both kinds of error, delta).
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.metrics import epsilon_lower_bound
-        >>> said = np.arange(200) < 100
-        >>> round(epsilon_lower_bound(said, said, delta=0.0), 2)
-        3.28
     """
     _check(delta, confidence)
-    hits, mistakes = (predictions[which].sum(keepdims=True) for which in (is_member, ~is_member))
+    hits, mistakes = (predictions[kind].sum(keepdims=True) for kind in (is_member, ~is_member))
     return float(_bounds(hits, mistakes, int(is_member.sum()), int((~is_member).sum()), delta, confidence)[0])
 
 
@@ -72,9 +58,6 @@ def empirical_epsilon(
     Raises:
         InputError: delta or confidence outside its range.
 
-    Source: Jagielski, Ullman, Oprea 2020, arXiv:2006.07709, section 3 (bound from Clopper and Pearson's intervals);
-    Nasr, Hayes, Steinke et al. 2023, arXiv:2302.07956, section 2 (both kinds of error, delta).
-
     Example:
         >>> import numpy as np
         >>> from shoal import Stream
@@ -87,16 +70,18 @@ def empirical_epsilon(
     """
     _check(delta, confidence)
     chosen, random = np.zeros(len(scores), dtype=bool), stream("empirical epsilon").numpy()
-    for which in (is_member, ~is_member):
-        chosen[random.permutation(np.flatnonzero(which))[::2]] = True
+    for kind in (is_member, ~is_member):
+        chosen[random.permutation(np.flatnonzero(kind))[::2]] = True
     if min(int(is_member[~chosen].sum()), int((~is_member[~chosen]).sum())) == 0:
         return 0.0
-    inside, outside = (np.sort(scores[chosen & which]) for which in (is_member, ~is_member))
+    inside, outside = (np.sort(scores[chosen & kind]) for kind in (is_member, ~is_member))
     values = np.unique(scores[chosen])
     thresholds = (values[1:] + values[:-1]) / 2
     if not len(thresholds):
         return 0.0
-    hits, mistakes = (len(each) - np.searchsorted(each, thresholds, side="right") for each in (inside, outside))
+    hits, mistakes = (
+        len(ordered) - np.searchsorted(ordered, thresholds, side="right") for ordered in (inside, outside)
+    )
     bounds = _bounds(hits, mistakes, len(inside), len(outside), delta, confidence)
     threshold = thresholds[int(np.argmax(bounds))]
     return epsilon_lower_bound(scores[~chosen] > threshold, is_member[~chosen], delta=delta, confidence=confidence)

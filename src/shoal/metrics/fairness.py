@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from shoal.metrics.intervals import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -18,15 +15,6 @@ class Fairness:
         demographic_parity: of P(prediction = c | group), Definition 1.
         equal_opportunity: of P(prediction = c | label = c, group), Definition 2.
         equalized_odds: the larger of the differences of true and of false positive rates, Definition 3.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.metrics import fairness
-        >>> labels, group = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
-        >>> fairness(labels, labels, group, np.ones(4)).equalized_odds
-        0.0
-        >>> fairness(np.array([0, 1, 1, 0]), labels, group, np.ones(4)).equalized_odds
-        1.0
     """
 
     demographic_parity: float
@@ -35,16 +23,15 @@ class Fairness:
 
 
 def fairness(predictions: Ints, labels: Ints, group: Ints, weights: Floats) -> Fairness:
-    """Fairness of predictions between groups; by the operations of fairlearn, whose numbers these are.
+    """Fairness of predictions between groups, with the numbers of fairlearn.
 
-    A rate is left out of the difference where a group has no example that it is a rate of; with fewer than two rates
-    the difference is 0.
+    A group without an example for a rate is left out of its difference; with fewer than two rates the difference is 0.
 
     Args:
         predictions: (M,) predicted classes.
         labels: (M,) true classes.
         group: (M,) the group of each example.
-        weights: (M,) how many clients the example stands for.
+        weights: (M,) number of clients that the example stands for.
 
     Example:
         >>> import numpy as np
@@ -70,13 +57,13 @@ def _selection_rates(predicted: Bools, group: Ints, weights: Floats) -> Floats:
     return np.array([np.dot(predicted[inside], weights[inside]) / weights[inside].sum() for inside in members])
 
 
-def _rates(predicted: Bools, given: Bools, group: Ints, weights: Floats) -> Floats:
-    """P(predicted | given) in each group that has given examples: (G',)."""
+def _rates(predicted: Bools, condition: Bools, group: Ints, weights: Floats) -> Floats:
+    """P(predicted | condition) in each group that has such examples: (G',)."""
     positive, negative = (
-        np.bincount(group[each], weights[each], minlength=group.max() + 1)
-        for each in (given & predicted, given & ~predicted)
+        np.bincount(group[chosen], weights[chosen], minlength=group.max() + 1)
+        for chosen in (condition & predicted, condition & ~predicted)
     )
-    present = np.unique(group[given])
+    present = np.unique(group[condition])
     return positive[present] / (positive[present] + negative[present])
 
 

@@ -1,7 +1,7 @@
 """Confidence intervals of rates, of the balanced accuracy and of the area under a ROC curve.
 
-All are two-sided. Weighted examples count as `effective_size` says; exact intervals are then approximate. Where each
-member has a non-member like it, the two err together: the errors of a pair are then correlated, as they are measured.
+All are two-sided, with ``confidence`` in (0, 1). Weighted examples count as `effective_size` says; exact intervals are
+then approximate. Where members are paired with similar non-members, their errors are correlated, as measured.
 """
 
 import math
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 class RateEstimate(NamedTuple):
@@ -26,12 +27,12 @@ class RateEstimate(NamedTuple):
 
     @staticmethod
     def unknown() -> "RateEstimate":
-        """NaN, for want of examples."""
+        """NaN, without examples."""
         return RateEstimate(nan, nan, nan)
 
 
 def effective_size(weights: Floats) -> float:
-    """How many equally weighted examples are worth these: (sum w)^2 / sum w^2 (Kish 1965).
+    """The number of equally weighted examples with the same variance: (sum w)^2 / sum w^2 (Kish 1965).
 
     Example:
         >>> import numpy as np
@@ -48,9 +49,9 @@ def clopper_pearson(successes: ArrayLike, trials: ArrayLike, confidence: float =
     Source: Clopper and Pearson 1934, Biometrika 26:404-413; as quantiles of beta distributions.
 
     Args:
-        successes: any shape; need not be whole, where examples are weighted.
+        successes: any shape; need not be integers, where examples are weighted.
         trials: of the same shape; without trials the interval is [0, 1].
-        confidence: of the interval, in (0, 1).
+        confidence: of the interval.
 
     Example:
         >>> from shoal.metrics import clopper_pearson
@@ -79,17 +80,11 @@ def balanced_accuracy_interval(
     """A confidence interval of the balanced accuracy, from the exact intervals of the two rates.
 
     See `mean_rate_interval`; ``correlation`` is that of right answers on the member and on the non-member of a pair.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.metrics import balanced_accuracy_interval
-        >>> [round(limit, 3) for limit in balanced_accuracy_interval(np.arange(200) < 100, np.arange(200) < 100)]
-        [0.974, 1.0]
     """
     weights = np.ones(len(is_member)) if weights is None else weights
     both = [(predictions, is_member), (~predictions, ~is_member)]
-    rates = [float(np.average(right[which], weights=weights[which])) for right, which in both]
-    return mean_rate_interval(rates, [effective_size(weights[which]) for _, which in both], confidence, correlation)
+    rates = [float(np.average(right[kind], weights=weights[kind])) for right, kind in both]
+    return mean_rate_interval(rates, [effective_size(weights[kind]) for _, kind in both], confidence, correlation)
 
 
 def mean_rate_interval(
@@ -101,12 +96,12 @@ def mean_rate_interval(
     sqrt((1 - correlation) (d_1^2 + ... + d_G^2) + correlation (d_1 + ... + d_G)^2) / G.
 
     Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, and 17:2635-2650 for pairs, with exact limits
-    in the place of Wilson's, and for a sum in the place of a difference.
+    instead of Wilson's, and for a sum instead of a difference.
 
     Args:
         rates: G of them.
-        sizes: of how many examples each is, or their effective number.
-        confidence: of the interval, in (0, 1).
+        sizes: number of examples of each, or their effective number.
+        confidence: of the interval.
         correlation: of any two rates' errors; 0: they are independent.
 
     Example:
@@ -124,19 +119,12 @@ def mean_rate_interval(
 
 
 def _added(distances: Sequence[float], correlation: float) -> float:
-    squares = sum(each * each for each in distances)
+    squares = sum(distance * distance for distance in distances)
     return math.sqrt(max(0.0, (1 - correlation) * squares + correlation * sum(distances) ** 2))
 
 
 def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
-    """An interval of the mean of the distribution that ``values`` (m,) are drawn from: Student's t; NaN of one value.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.metrics import mean_interval
-        >>> [round(limit, 3) for limit in mean_interval(np.array([1.0, 2.0, 3.0]))]
-        [-0.484, 4.484]
-    """
+    """An interval of the mean of the distribution that ``values`` (m,) are drawn from, by Student's t; NaN of one."""
     from scipy.special import stdtrit  # noqa: PLC0415 - takes a while to import
 
     if len(values) < 2:
@@ -148,14 +136,8 @@ def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, floa
 def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
     """An interval of the median of the distribution that ``values`` (m,) are drawn from, whatever that is.
 
-    Two of the values: the k-th smallest and the k-th largest, with the largest k for which fewer than k of m fair coins
-    come up heads with a probability of at most (1 - confidence) / 2. NaN where there is no such k, as of five values.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.metrics import median_interval
-        >>> median_interval(np.arange(1.0, 21.0)), median_interval(np.arange(5.0))
-        ((6.0, 15.0), (nan, nan))
+    It goes from the k-th smallest to the k-th largest value, with the largest k for which fewer than k of m fair coins
+    show heads with a probability of at most (1 - confidence) / 2. NaN where there is no such k, as of five values.
     """
     from scipy.special import bdtr  # noqa: PLC0415 - takes a while to import
 
@@ -167,20 +149,10 @@ def median_interval(values: Floats, confidence: float = 0.95) -> tuple[float, fl
 def auc_interval(auc: float, members: float, non_members: float, confidence: float = 0.95) -> tuple[float, float]:
     """A confidence interval of an area under a ROC curve, by Hanley and McNeil's variance.
 
-    The areas t with ``|auc - t| <= z sqrt(V(t))``, where V is the variance at the true area t; so the interval has a
-    width at 0 and 1 too, and does not leave [0, 1].
+    It has the areas t with ``|auc - t| <= z sqrt(V(t))``, where V is the variance at the true area t; so it has a width
+    at 0 and 1 too, and stays within [0, 1]. ``members`` and ``non_members`` are numbers, or effective sizes.
 
     Source: Newcombe 2006, Statistics in Medicine 25:559-573, method 5; Hanley and McNeil 1982, Radiology 143:29-36.
-
-    Args:
-        auc: measured.
-        members, non_members: how many, or their effective sizes.
-        confidence: of the interval, in (0, 1).
-
-    Example:
-        >>> from shoal.metrics import auc_interval
-        >>> [round(limit, 3) for limit in auc_interval(0.5, 50, 50)]
-        [0.39, 0.61]
     """
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     others = (members + non_members) / 2 - 1
@@ -193,7 +165,7 @@ def auc_interval(auc: float, members: float, non_members: float, confidence: flo
 
 
 def auc_design_effect(members: Floats, non_members: Floats) -> float:
-    """How many times the variance of the area under a ROC curve is that of as many independent examples.
+    """The ratio of the variance of the area under a ROC curve to that with as many independent examples.
 
     With V_q the share of non-members below member q and W_q that of members above non-member q, ties counting by half:
     Var(V + W) / (Var V + Var W), at least 1 / Q, times (t / z)^2, since Q pairs say it only roughly: the 97.5 %
@@ -203,14 +175,6 @@ def auc_design_effect(members: Floats, non_members: Floats) -> float:
 
     Args:
         members, non_members: (Q,) scores, those of a pair at the same place.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.metrics.intervals import auc_design_effect
-        >>> draw = np.random.default_rng(0)
-        >>> one, noise = draw.normal(size=10_000), draw.normal(size=10_000)
-        >>> [round(auc_design_effect(one, partner), 1) for partner in (noise, -one, one + 0.1 * noise)]
-        [1.0, 2.0, 0.0]
     """
     from scipy.special import stdtrit  # noqa: PLC0415 - takes a while to import
 

@@ -1,19 +1,15 @@
-"""ROC curves of scored examples, some of which are members (or have any other property).
+"""ROC curves of scored examples, members and others.
 
-The numbers are scikit-learn's `roc_curve` and `roc_auc_score`, bit for bit. They are computed here since each run and
-each audit asks for many of them: to load scikit-learn takes a second of processor time, and its checks of two short
-arrays take longer than the curve.
+The numbers are scikit-learn's `roc_curve` and `roc_auc_score`, bit for bit. Runs and audits need many of them: loading
+scikit-learn takes 0.6 s of processor time, and its checks of two short arrays take longer than the curve.
 
 ``is_member`` is (M,) bool; ``weights`` (M,) say how much each example counts, None: equally.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal.core.errors import require
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from shoal.metrics.intervals import Bools, Floats
 
 
 def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats]:
@@ -35,18 +31,11 @@ def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tupl
 
 
 def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> float:
-    """Area under the ROC curve: the share of pairs of a member and another in which the member scores higher.
-
-    Ties count by half; NaN without members or without others.
+    """Area under the ROC curve: the share of pairs of a member and another in which the member scores higher, ties
+    counting by half; NaN without members or without others.
 
     Raises:
         InputError: scores that are not finite, or no example.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.metrics import roc_auc
-        >>> roc_auc(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False]))
-        0.75
     """
     if is_member.all() or not is_member.any():
         return float("nan")
@@ -54,11 +43,7 @@ def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> 
 
 
 def roc_with_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats, float]:
-    """Those of `roc`, and that of `roc_auc`, from one sorting of the scores.
-
-    Raises:
-        InputError: scores that are not finite, or no example.
-    """
+    """The curve of `roc` and the area of `roc_auc`, from one sorting of the scores."""
     false, true = _positives(scores, is_member, weights)
     area = float("nan") if is_member.all() or not is_member.any() else _area(false, true)
     return _rates(false), _rates(true), area

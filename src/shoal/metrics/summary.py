@@ -1,4 +1,7 @@
-"""A run's metrics as a value, and as the flat keys of `summary.json`."""
+"""A run's metrics as a value, and as the flat keys of `summary.json`.
+
+Undefined figures are left out: the exposure of a model that no client chose is no number.
+"""
 
 import re
 from collections.abc import Collection, Hashable, Mapping
@@ -138,6 +141,15 @@ class MetricKey(NamedTuple):
     metric: str
     group: str | None = None
     cluster: int | None = None
+
+
+def accuracy_key(attack: str) -> str:
+    """The metric of `summary.json` that holds an attack's balanced accuracy.
+
+    >>> accuracy_key("other-clusters")
+    'mia_by_other_clusters'
+    """
+    return "mia_by_" + re.sub(r"\W", "_", attack)
 
 
 _CLUSTER = re.compile(r"clusters\.(\d+)\.(.+)")

@@ -9,7 +9,6 @@ from shoal.property.property_attack import PropertyAttack
 from shoal.property.property_federation import (
     PropertyPartition,
     PropertySchedule,
-    draw_property_partition,
     partition_by_property,
 )
 from shoal.property.scenario import PropertyAttackSection
@@ -25,7 +24,6 @@ __all__ = [
     "RoundObservation",
     "active_property_attacker",
     "classify_updates",
-    "draw_property_partition",
     "extract_features",
     "partition_by_property",
 ]

@@ -2,6 +2,8 @@
 
 Source: Melis et al. 2019, arXiv:1805.04049, section V-B (multi-task loss); Kim et al., RAID 2023, equation 1 and
 Algorithm 2, line 6 (scale-up).
+The attacker's network is the federation's with two more outputs, not a second head beside it: layouts, dropout and
+private steps need to know nothing of it.
 """
 
 from collections.abc import Callable
@@ -46,19 +48,6 @@ class ActivePropertyAttacker:
 
     Raises:
         InputError: a value outside its range.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.engine import State
-        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4)
-        >>> digits = shoal.load_dataset("digits", task="class/thick")
-        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
-        >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
-        >>> model = shoal.create_model("logistic", shoal.Shape(1, 8, 8, 10))
-        >>> attacker = shoal.active_property_attacker(model, federation, alpha=0.9, gamma=5.0)
-        >>> state = State.initial(torch.zeros(2, model.parameters), clients=4)
-        >>> attacker.clients, attacker.start(state, shoal.Stream(0))["head"].shape
-        (tensor([0]), torch.Size([2, 130]))
     """
 
     client: int
@@ -140,9 +129,6 @@ def active_property_attacker(
 
     Raises:
         InputError: no client holds a property, the network has no linear layer, or a value is outside its range.
-
-    Source: Melis et al. 2019, arXiv:1805.04049, section V-B (multi-task loss); Kim et al., RAID 2023, equation 1 and
-    Algorithm 2, line 6 (scale-up).
 
     Example:
         >>> import shoal

@@ -127,7 +127,7 @@ class PropertyAttack:
         """Local updates per simulated aggregated update, with n clients in a round and K models."""
         return max(1, clients // models - 1) if self.aggregate_of == "cluster" else self.aggregate_of
 
-    def start(self, state: State) -> Tensors:
+    def initial_memory(self, state: State) -> Tensors:
         """The previous update of each model, (K, P): zeros."""
         return {"updates": torch.zeros_like(state.models)}
 

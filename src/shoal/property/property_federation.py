@@ -122,18 +122,6 @@ class PropertyPartition:
 
     Raises:
         InputError: fewer than three clients, or a value outside its range.
-
-    Example:
-        >>> import shoal
-        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), attacker_share=0.5, min_examples=4)
-        >>> digits = shoal.load_dataset("digits", task="class/thick")
-        >>> preferences = shoal.draw_preferences(4, (0.5, 0.8), 0.0, shoal.Stream(0))
-        >>> federation = shoal.partition_by_property(digits, plan, preferences, shoal.Stream(0))
-        >>> federation.clients.sizes.tolist()
-        [50, 48, 31, 31]
-        >>> schedule, owner = federation.schedule, federation.clients.owners()
-        >>> [int(schedule.has_property[owner == i].sum()) for i in range(4)]
-        [18, 17, 0, 0]
     """
 
     partition: Partition
@@ -156,15 +144,6 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     Raises:
         InputError: too few examples, a task without a property, a property that no or every example has, fewer
             examples with it than ``min_examples``, or label skew that leaves a client fewer than that.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.property import draw_property_partition
-        >>> digits = shoal.load_dataset("digits", task="class/thick")
-        >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4)
-        >>> indices = draw_property_partition(digits, plan, shoal.Stream(0))
-        >>> [int(digits.has_property[each].sum()) for each in indices.clients]
-        [18, 17, 0, 0]
     """
     has_property = _has_property(dataset).numpy()
     partition = plan.partition

@@ -4,6 +4,9 @@ A membership-inference attack that compares a record's score with what models th
 (LiRA, RMIA) needs such models. Here each is the outcome of a federation like the attacked one, so that a record's score
 contains the choice of a cluster that the record causes. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
 centralised training.
+
+Risks and directives of the attacked run are replayed: steered by its own risks, a reference federation would train
+under another defence.
 """
 
 from collections.abc import Sequence
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.attacks import Population, RecordedRisks, ReferenceScores, logit_confidence
-from shoal.audit.members import Membership, is_personal
+from shoal.audit.model_scores import Membership, is_personal
 from shoal.control import RecordedDirectives
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
@@ -172,7 +175,7 @@ class AttackedRun:
     @cached_property
     def looks(self) -> list[int]:
         """The rounds after which models are scored for a trajectory: evenly spaced, the last one too."""
-        first, last = self.stages[0].simulation.first_round, self.simulation.rounds
+        first, last = self.stages[0].simulation.first_round, self.simulation.last_round
         return sorted({round(each) for each in np.linspace(first, last, LOOKS + 1)[1:]})
 
     def replay(self, engine: Engine) -> FederationScores:
@@ -191,7 +194,7 @@ class AttackedRun:
             InputError: its training diverged, or `stages`.
         """
         stream = self.stream("reference federation", number)
-        return self._train(self.exchanged(number), stream, engine, self.simulation.rounds)
+        return self._train(self.exchanged(number), stream, engine, self.simulation.last_round)
 
     @property
     def _first(self) -> Tensor:
@@ -203,7 +206,7 @@ class AttackedRun:
         state, training, seen = None, None, list[Tensor]()
         for stage in self.stages:
             replay = replace(
-                stage.simulation, federation=stage.records.exchanged(exchange[stage.pair]), reference_federations=0
+                stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
             )
             replay = replay if state is None else replace(replay, start=Start(state))
             with opened(stage.engine, engine) as own:
@@ -214,7 +217,7 @@ class AttackedRun:
                     coordinator=stage.directives,
                 )
                 state = initial_state(replay, own).state
-                for after, _ in training.rounds(state, replay.rounds):
+                for after, _ in training.rounds(state, replay.last_round):
                     state = after
                     if state.round in self.looks:
                         seen.append(self._of_all(state.models, engine))

@@ -1,17 +1,44 @@
-"""The records of a run whose membership is asked, with the scores of its models and of reference federations."""
+"""The records of a run whose membership is asked, and the attacks on them that no matrix of scores gives.
+
+Those are fitted on shadow models, read labels alone, or follow a record's loss over the rounds.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from shoal.attacks import OtherClusters
-from shoal.audit.records import AuditRecords
+from shoal.attacks import (
+    Gap,
+    LossTrajectory,
+    MembershipAttack,
+    OtherClusters,
+    Query,
+    augmentation_votes,
+    boundary_distance,
+)
+from shoal.audit import AuditRecords, reference_thresholds
+from shoal.audit.final_attacks import attack_name
+from shoal.audit.model_scores import is_personal
+from shoal.audit.records import CLIENT, OUTSIDER
+from shoal.audit.reference_records import AttackScores, threshold_cells
 from shoal.data import Federation
 from shoal.engine import Engine
-from shoal.replay.attacks_without_references import attacks_without_references, left_out
 from shoal.replay.reference_federations import AttackedRun, FederationScores, join_scores
+
+LABEL_ATTACKS = ("label-only", "boundary-distance")
+"""The keys in audit.json of the attacks that need labels alone."""
+
+MOST_INPUTS = 4096
+"""Numbers of an image, at most, for the distance to the boundary to be asked: 20 queries with noise on all of them."""
+
+_Used = tuple[int, Tensor, Tensor]
+"""The cluster of a model, its parameters (P,), and the records that are asked of it (m,) int64."""
 
 
 def records_of_run(
@@ -45,6 +72,110 @@ def records_of_run(
         notes=attacked.notes,
         pair=np.tile(np.arange(len(paired)), 2),
     )
+
+
+def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Engine) -> dict[str, AttackScores]:
+    """The run's own attack, the gap attack, and of images the two by labels alone; by their keys in audit.json.
+
+    Args:
+        attacked: the run.
+        model: (N,) int64, the model of each client; see `FederationScores.model`.
+        engine: with the run's network.
+    """
+    federation, own = attacked.simulation.federation, attacked.simulation.red_team.attack
+    used = list(_models_in_use(attacked, model))
+    found = {attack_name(own): _fitted(attacked, own, used, engine)}
+    if federation.classes is None:
+        return found
+    found["gap"] = _fitted(attacked, Gap(), used, engine)
+    client = attacked.records.client
+    cells = threshold_cells(federation.group[client].numpy(), model[client].numpy())
+    none = np.empty((len(client), 0), dtype=bool)
+    for key in LABEL_ATTACKS:
+        if key in left_out(attacked):
+            continue
+        scores = _by_label(key, attacked, used, engine).numpy()
+        thresholds = reference_thresholds(scores, None, none, *cells)
+        found[key] = AttackScores(OUTSIDER, scores, thresholds)
+    return found
+
+
+def left_out(attacked: AttackedRun) -> dict[str, str]:
+    """The attacks by labels alone that are not asked of these records, by their keys, and why."""
+    federation = attacked.simulation.federation
+    shape = tuple(federation.clients.x.shape[1:])
+    if federation.classes is None:
+        return dict.fromkeys(LABEL_ATTACKS, "needs classes")
+    if len(shape) != 3:
+        return dict.fromkeys(LABEL_ATTACKS, "changes images; the records are not images")
+    if prod(shape) > MOST_INPUTS:
+        return {
+            "boundary-distance": f"is asked of images of at most {MOST_INPUTS:,} numbers; these have {prod(shape):,}"
+        }
+    return {}
+
+
+def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_Used], engine: Engine) -> AttackScores:
+    """An attack that is fitted on shadow models of each cluster."""
+    training, state = attacked.simulation.on(engine), attacked.state
+    team, local = replace(attacked.simulation.red_team, attack=attack), training.local_of_clusters(state)
+    # The streams of the attack at the end of the run, so that it is the same attack.
+    fitted, shadows = team.fit(state, training.federation, engine, local, training.stream("final", "attack"))
+    records = attacked.records
+    x, (scores, thresholds) = records.federation.clients.x, torch.empty(2, 2 * len(records), dtype=torch.float64)
+    for k, parameters, inside in used:
+        rows, of_reference = records.rows_on_device(inside), shadows[k].reference
+        query = Query.unseen(
+            engine.outputs(parameters, x, rows).cpu(),
+            records.labels[inside],
+            None if of_reference is None else of_reference.evaluate(x, rows, engine),
+            engine.model.loss,
+        )
+        scores[inside] = torch.from_numpy(fitted[k].score(query))
+        thresholds[inside] = fitted[k].threshold
+    return AttackScores(OUTSIDER, scores.numpy(), thresholds.numpy())
+
+
+def _by_label(key: str, attacked: AttackedRun, used: Sequence[_Used], engine: Engine) -> Tensor:
+    """(2 Q,) float64: how many changed copies of each record get its label, or how much noise changes its label."""
+    clients, scores = attacked.records.federation.clients, torch.empty(2 * len(attacked.records), dtype=torch.float64)
+    for _, parameters, inside in used:
+        rows = attacked.records.rows_on_device(inside)
+        if key == "label-only":
+            scores[inside] = augmentation_votes(engine, parameters, clients.x, clients.y, rows).double()
+        else:
+            noise = attacked.stream(key)
+            scores[inside] = boundary_distance(engine, parameters, clients.x, clients.y, rows, noise)
+    return scores
+
+
+def _models_in_use(attacked: AttackedRun, model: Tensor) -> Iterator[_Used]:
+    """The models that records are asked of."""
+    deployed = attacked.deployed
+    of_record, personal = model[attacked.records.client], is_personal(deployed)
+    for s in of_record.unique().tolist():
+        k = int(deployed.assignment[s]) if personal else s
+        yield k, deployed.models[s], torch.nonzero(of_record == s).flatten()
+
+
+def trajectory_attack(attacked: FederationScores, references: Sequence[FederationScores]) -> AttackScores | None:
+    """A regression of membership on losses over rounds, fitted on the reference federations; None without trajectories.
+
+    Args:
+        attacked: of the replayed run.
+        references: at least one.
+    """
+    if not references or not all(len(each.trajectory) == len(attacked.trajectory) > 0 for each in references):
+        return None
+    losses = np.concatenate([_losses(each.trajectory) for each in references])
+    fitted = LossTrajectory().fit(losses, np.concatenate([each.member.numpy() for each in references]))
+    scores = fitted.score(_losses(attacked.trajectory))
+    return AttackScores(CLIENT, scores, np.full(len(scores), fitted.threshold))
+
+
+def _losses(trajectory: Tensor) -> np.ndarray:
+    """Cross-entropies (2 Q, T) in nats of logit-scaled confidences (T, 2 Q)."""
+    return softplus(-trajectory).T.numpy()
 
 
 def _client_names(federation: Federation) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import shoal.attacks
 from shoal.attacks import ShadowModelAttack, SourceInference
-from shoal.audit.server_audit import OTHERS
+from shoal.audit.update_audit import OTHERS
 from shoal.core.formats import capitalized
 
 _DECLARED = [each for each in vars(shoal.attacks).values() if isinstance(each, type) and hasattr(each, "title")]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shoal.audit.audit import Audit
 from shoal.audit.gate import Gate
-from shoal.audit.records import AuditRecords
+from shoal.audit.reference_records import AuditRecords
 from shoal.audit.score_file import write_scores
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require

@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 
 from shoal.config.kinds import algorithm_title
-from shoal.config.schema import SIMULATION, parse_config
 from shoal.control import COLUMN
 from shoal.core.errors import described, path_of, require
 from shoal.core.formats import ACCURACY, number
@@ -60,8 +59,8 @@ class Comparison:
         >>> federation = shoal.Federation.from_tensors([one] * 3, test=one)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
         >>> runs = [shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=r) for r in (1, 2)]
-        >>> shoal.compare(runs).settings.loc["simulation.rounds"].to_dict()
-        {'run 1': '1 to 1', 'run 2': '1 to 2'}
+        >>> shoal.compare(runs).settings.loc["algorithm.rounds"].to_dict()
+        {'run 1': '1', 'run 2': '2'}
     """
 
     settings: pd.DataFrame
@@ -114,7 +113,7 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
         )
     titles = _titles(names, summaries)
     own = {metric.key: metric for each in results for metric in each.description.metrics}
-    asked = _differing([_asked(each.description.settings, name) for name, each in zip(names, results, strict=True)])
+    asked = _differing([_asked(each.description.settings) for each in results])
     return Comparison(
         settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
         metrics=pd.DataFrame.from_dict(_metrics(summaries, metrics[0], own), orient="index", columns=titles),
@@ -128,12 +127,9 @@ def compare(runs: Sequence[str | Path | Result]) -> Comparison:
     )
 
 
-def _asked(settings: str, name: str) -> dict[str, Any]:
+def _asked(settings: str) -> dict[str, Any]:
     """What was asked of a run, by configuration or from Python, from the text of its config.toml."""
-    table = tomllib.loads(settings)
-    if SIMULATION in table:
-        return {f"{SIMULATION}.{key}": text for key, text in table[SIMULATION]["settings"].items()}
-    return decisive_settings(parse_config(table, name))
+    return decisive_settings(tomllib.loads(settings))
 
 
 def _read(out: Path) -> Result:

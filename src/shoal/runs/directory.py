@@ -1,7 +1,8 @@
-"""A run directory while somebody runs in it: made or opened again, locked, logged, and finished."""
+"""A run directory while somebody runs in it: made or opened again, locked, logged, prolonged, and finished."""
 
 import logging
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -9,18 +10,31 @@ from pathlib import Path
 
 import torch
 
+from shoal.config.schema import SIMULATION
+from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
 from shoal.engine import Engine, RoundReport, Tensors
-from shoal.runs.checkpoint import keep_last_checkpoint, save_checkpoint
-from shoal.runs.hashes import NAME, write_hashes
-from shoal.runs.lock import locked
-from shoal.runs.result import Result, write_files
+from shoal.reports.run.description import RunDescription
+from shoal.runs.checkpoint import save_checkpoint, stored_observations
+from shoal.runs.hashes import NAME, differences, require_same_examples, require_unchanged, write_hashes
 from shoal.runs.updates import FOLDER, megabytes, write_updates
 from shoal.simulation.coordination import changed_directives
+from shoal.simulation.round_metrics import not_evaluated
 from shoal.simulation.simulation import Simulation, SimulationState, Watch, run_rounds
 
+try:
+    import fcntl
+except ImportError:  # Windows has none; runs there go unlocked.
+    fcntl = None
+
 LOG = logging.getLogger("shoal")
+
+OUTCOME = (
+    "summary.json", "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "models.safetensors", "samples.safetensors",
+    "report.html",
+)  # fmt: skip
+"""What a run writes at its end. The summary, without which a run is one that was killed, is removed first."""
 
 
 def is_finished(out: Path) -> bool:
@@ -54,6 +68,31 @@ def taken(out: Path) -> InputError:
     return InputError(
         f"{out}: exists already; choose another directory, or go on in it with --resume (in Python: resume=True)"
     )
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Keep every other process, and every other run of this one, out of the run directory ``out``.
+
+    What is locked is run.log: the directory needs no file for it, and the kernel unlocks the file of a killed process.
+
+    Raises:
+        InputError: another run is going on in it.
+    """
+    if fcntl is None:
+        yield
+        return
+    with (out / "run.log").open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"{out}: another run is going on in it; wait until it ends, or choose another --out"
+            ) from error
+        except OSError as error:
+            # Some network file systems have no locks; a run there is still worth having.
+            LOG.warning("%s: cannot be locked (%s); start no second run in it", out, error.strerror)
+        yield
 
 
 @contextmanager
@@ -93,53 +132,118 @@ def opened(
         yield checkpoints
 
 
+def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
+    """How many rounds the run in the existing ``out`` was asked for last; ``rounds`` where it was not begun.
+
+    Raises:
+        InputError: it holds no run that ``description`` describes, or its files were changed since it was finished.
+            What only decides how fast it goes may differ, the data may have moved, and the run may be one of fewer
+            rounds: nothing in a round depends on how many follow.
+    """
+    if not is_begun(out):
+        return rounds
+    before, now = read_toml(out / "config.toml"), tomllib.loads(description.settings)
+    kinds = ["a simulation in Python" if SIMULATION in table else "a configuration" for table in (before, now)]
+    require(kinds[0] == kinds[1], f"{out}: holds a run of {kinds[0]}, not of {kinds[1]}; choose another --out")
+    for key, (old, new) in differences(before, now).items():
+        if key == "data.path" or (key == "algorithm.rounds" and isinstance(old, int) and old < rounds):
+            continue
+        require(
+            key != "algorithm.rounds",
+            f"{out}: holds a run of {old} rounds, which can be prolonged but not shortened: 'algorithm.rounds' must be "
+            f"at least {old}; got {new}",
+        )
+        short = len(f"{old}{new}") <= 120 and "\n" not in f"{old}{new}"
+        other = f"{key} = {old!r}, but this one has {new!r}" if short else f"another '{key}'"
+        raise InputError(f"{out}: holds a run with {other}; choose another --out")
+    require_same_examples(out, description.examples)
+    if is_finished(out):
+        require_unchanged(out)
+    return before["algorithm"]["rounds"]
+
+
+def prolong(
+    out: Path, description: RunDescription, progress: SimulationState | None, before: int, every: int
+) -> SimulationState | None:
+    """Make a run of ``before`` rounds one of more; returns its progress as if it had been that from the start.
+
+    Args:
+        out: its directory.
+        description: of the longer run.
+        progress: of the shorter one; None: it has no checkpoint.
+        before: its rounds.
+        every: rounds between evaluations.
+
+    Raises:
+        InputError: the run is finished and its last checkpoint is gone.
+    """
+    if is_finished(out):
+        require(
+            progress is not None and progress.state.round == before,
+            f"{out}: cannot be prolonged, since the checkpoint of its last round is gone; choose another --out",
+        )
+        attack = () if description.attack_table is None else (f"{description.attack_table[0]}.csv",)
+        for name in (*OUTCOME, *attack):
+            (out / name).unlink(missing_ok=True)
+    write_text(out / "config.toml", description.settings)
+    write_hashes(out, description.examples)
+    LOG.info("prolonged from %d rounds to %d", before, tomllib.loads(description.settings)["algorithm"]["rounds"])
+    if progress is None or before % every == 0:
+        return progress
+    # The last round is always evaluated, but this one is the last no longer.
+    return replace(progress, rows=tuple(not_evaluated(row) if row["round"] == before else row for row in progress.rows))
+
+
 def train(
     simulation: Simulation,
     engine: Engine,
     progress: SimulationState,
-    checkpoints: Path,
+    checkpoints: Path | None,
     *,
     every: int,
     watch: Watch | None,
-) -> SimulationState:
+) -> tuple[SimulationState, dict[int, Tensors]]:
     """Run the rounds that are left, with a checkpoint after each ``every`` of them and after the last.
 
     The updates of recorded rounds are written beside the folder of checkpoints, and personal models into it where they
-    are kept on disk.
+    are kept on disk. Without that folder nothing is written.
+
+    Returns:
+        The simulation after the last round, and what its round attack kept, by round.
     """
     if simulation.record_updates:
         LOG.info("updates: %s MB in %s/ at the end", f"{megabytes(simulation):,.1f}", FOLDER)
-    state = progress.state
-    progress = replace(progress, state=replace(state, personal=engine.stored(state.personal, checkpoints)))
-    saved = state.round
-    fresh: dict[int, Tensors] = {}
+    if watch is not None:
+        watch(simulation, progress, None)
+    progress = replace(
+        progress, state=replace(progress.state, personal=engine.stored(progress.state.personal, checkpoints))
+    )
+    saved, fresh = progress.state.round, dict[int, Tensors]()
+
+    def save() -> None:
+        nonlocal saved
+        if checkpoints is not None and progress.state.round > saved:
+            save_checkpoint(checkpoints, progress, fresh)
+            saved = progress.state.round
+            fresh.clear()
+
     try:
         for after, report in run_rounds(simulation, engine, progress):
             progress = after
             fresh |= {} if progress.observation is None else {progress.state.round: progress.observation}
             done = progress.state.round
-            if report.updates is not None:
+            if report.updates is not None and checkpoints is not None:
                 # Before the checkpoint: a round that is done has its updates.
                 write_updates(checkpoints.parent, report.updates)
             LOG.info("%s", _line(progress, report))
-            if done % every == 0 or done == simulation.rounds:
-                save_checkpoint(checkpoints, progress, fresh)
-                saved = done
-                fresh.clear()
+            if done % every == 0 or done == simulation.last_round:
+                save()
             if watch is not None:
                 watch(simulation, progress, report)
     finally:
         # Interrupted or diverged: keep the last good round, whatever the interval.
-        if progress.state.round > saved:
-            save_checkpoint(checkpoints, progress, fresh)
-    return progress
-
-
-def finish(out: Path, result: Result) -> None:
-    """Write the files of a finished run, and keep its last checkpoint, from which it can be prolonged."""
-    write_files(out, result)
-    keep_last_checkpoint(out / "checkpoint")
-    LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
+        save()
+    return progress, fresh if checkpoints is None else stored_observations(checkpoints)
 
 
 def _line(progress: SimulationState, report: RoundReport) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.config.schema import SIMULATION, Config, parse_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, require
@@ -74,24 +73,22 @@ def _read(out: Path) -> dict[str, Any]:
 
 
 def _hash(path: Path) -> str:
-    if path.name == "config.toml" and SIMULATION not in (table := read_toml(path)):
-        settings = decisive_settings(parse_config(table, str(path)))
+    if path.name == "config.toml":
+        settings = decisive_settings(read_toml(path))
         settings.pop("data.path", None)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def decisive_settings(config: Config) -> dict[str, Any]:
-    """A configuration's values by dotted key, but for the keys that change no result."""
-    table = config.table()
-    del table["engine"]["threads"], table["engine"]["personal_models"], table["checkpoint"]
-    table.get("record", {}).pop("max_megabytes", None)
-    return dict(_flat(table, ""))
+def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config.toml by dotted key, but for the keys that change no result."""
+    free = ("engine.threads", "engine.personal_models", "record.max_megabytes", "checkpoint.every")
+    return {key: value for key, value in _flat(table, "") if key not in free}
 
 
-def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
-    """The keys in which two configurations differ, with both values; None where one of them has no value."""
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two config.toml differ, with both values; None where one of them has no value."""
     old, new = decisive_settings(before), decisive_settings(now)
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 

@@ -1,7 +1,7 @@
 """The final models measured, and kept whatever fails in it."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -48,7 +48,7 @@ def measured(
     simulation: Simulation,
     engine: Engine,
     progress: SimulationState,
-    observations: Callable[[], Mapping[int, Tensors]],
+    observations: Mapping[int, Tensors],
     *,
     out: Path | None = None,
     watch: AuditWatch | None = None,
@@ -59,7 +59,7 @@ def measured(
         simulation: with its data where the engine wants them.
         engine: with its network.
         progress: after the last round.
-        observations: gives what a round attack kept of all rounds.
+        observations: what a round attack kept, by round.
         out: the run's directory, where models.safetensors is written first. None: nothing is written.
         watch: called before the first reference federation and after each.
 
@@ -71,7 +71,7 @@ def measured(
     try:
         folder = None if out is None else out / "references"
         progress, references = attack_with_references(simulation, engine, progress, folder=folder, watch=watch)
-        return measure_final(simulation, engine, progress, observations(), references)
+        return measure_final(simulation, engine, progress, observations, references)
     except OSError:
         raise
     except Exception as error:

@@ -82,10 +82,10 @@ class Display(LiveBar):
         done = progress.state.round
         if report is None:
             self._began, self._before = time.perf_counter(), done
-            self._bar.update(self._task, total=simulation.rounds, completed=done)
+            self._bar.update(self._task, total=simulation.last_round, completed=done)
             return
         each = (time.perf_counter() - self._began) / max(1, done - self._before)
-        left = f"about {format_duration(each * (simulation.rounds - done))} left"
+        left = f"about {format_duration(each * (simulation.last_round - done))} left"
         if simulation.reference_federations:
             left += f", and {simulation.reference_federations} reference federations"
         self._bar.update(self._task, completed=done, left=left)
@@ -94,7 +94,7 @@ class Display(LiveBar):
             for k in became_unmet(progress.rows):
                 self._print(f"round {done}: {_unmet(k)}")
         else:
-            self._print(f"round {done} of {simulation.rounds}: {_in_words(progress)}; {left}")
+            self._print(f"round {done} of {simulation.last_round}: {_in_words(progress)}; {left}")
 
 
 def shown_to_a_person() -> Display | None:

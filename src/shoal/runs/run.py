@@ -1,6 +1,6 @@
-"""A run is a directory: what was asked, how far it got, and what came out. It can be killed and resumed.
+"""A run: a simulation trained and measured, in memory or in a directory, which can be killed and resumed.
 
-config.toml          the complete configuration; running it again gives the same results
+config.toml          what was asked; of a configuration file complete, so that running it again gives the same results
 references/          where they are trained, the scores of each reference federation
 hashes.json          hashes of the examples and, of a finished run, of its files: `shoal.runs.hashes`
 updates/             where they are recorded, each recorded round's updates as the server received them
@@ -14,44 +14,258 @@ property.csv         a row per aggregated update with a property attack; the tab
 canaries.csv         a row a canary, where there are some
 samples.safetensors  a few test images of each group, for the report
 models.safetensors   the K final models, each tensor under "k.name"; written before they are measured
-report.html          all of it, to look at; a step of its own after the run: `shoal.runs.result`
+report.html          all of it, to look at; a step of its own after the run: `shoal.runs.result.report_of`
 run.log              what happened when
 """
 
 import logging
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shoal.config.build import engine_of, load_data, resolve
-from shoal.config.schema import Config, read_config
-from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, path_of, require, require_instance
-from shoal.data import SourceData
+from shoal.audit import RedTeam
+from shoal.config.build import load_data, resolve
+from shoal.config.schema import Config
+from shoal.config.settings_tables import in_table
+from shoal.core.errors import described, path_of, require, require_instance, whole
+from shoal.core.representation import one_line
+from shoal.data import Federation, SourceData
 from shoal.data.content import fingerprint
+from shoal.defenses import Defense
+from shoal.engine import Algorithm, Engine, LocalSGD
+from shoal.models import Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
-from shoal.runs.checkpoint import load_checkpoint, stored_observations
-from shoal.runs.directory import finish, is_begun, is_finished, logged, opened, taken, train
-from shoal.runs.hashes import differences, require_same_examples, require_unchanged, write_hashes
+from shoal.runs.checkpoint import keep_last_checkpoint, load_checkpoint
+from shoal.runs.directory import is_finished, logged, opened, prolong, rounds_before, taken, train, warned
+from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
-from shoal.runs.result import result_of
-from shoal.runs.updates import require_room
-from shoal.simulation.round_metrics import not_evaluated
+from shoal.runs.progress import shown_to_a_person
+from shoal.runs.record import description_of
+from shoal.runs.result import Result, load, result_of, write_files
+from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
+from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.simulation import (
+    GAP_AT_THE_END,
+    Simulation,
     SimulationState,
     Watch,
+    first_examples,
     initial_state,
     move_to_engine,
 )
 
 LOG = logging.getLogger("shoal")
 
-OUTCOME = (
-    "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "models.safetensors", "samples.safetensors",
-    "report.html",
-)  # fmt: skip
-"""What a run writes at its end, beside its summary."""
+ON_THE_CPU = EngineSettings()
+"""What computes unless it is told otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A simulation, and where it is trained and measured.
+
+    Args:
+        simulation: what decides the outcome.
+        out: a run directory to make, with checkpoints, from which an interrupted run is resumed. None: nothing is
+            written.
+        engine: what computes; by default two threads of the processor.
+        watch: called before the first round and after each. None: a terminal or a notebook shows the progress and the
+            time left, and elsewhere nothing is shown.
+        watch_references: called before the first reference federation and after each, with the numbers that are done
+            and in all.
+        checkpoint_every: rounds between checkpoints.
+        max_megabytes: what recorded updates may take.
+        description: how reports describe it. None: as a simulation in Python.
+        notes: what run.log says of the data.
+        warnings: of the data, to be logged before the first round.
+
+    Raises:
+        InputError: recorded updates without a directory, or that would take too much room.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import shoal
+        >>> one = ([[-1.0], [1.0]], [0, 1])
+        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> toy = federation, model, shoal.FedAvg(), shoal.LocalSGD()
+        >>> with TemporaryDirectory() as folder:
+        ...     shorter = shoal.Run(shoal.Simulation(*toy, rounds=2), f"{folder}/run").train()
+        ...     longer = shoal.Run(shoal.Simulation(*toy, rounds=3), f"{folder}/run").train(resume=True)
+        ...     sorted(path.name for path in Path(folder, "run").glob("*.csv"))
+        ...
+        ['clients.csv', 'roc.csv', 'rounds.csv']
+        >>> longer.state.models.equal(shoal.Run(shoal.Simulation(*toy, rounds=3)).train().state.models)
+        True
+    """
+
+    simulation: Simulation
+    out: Path | str | None = None
+    engine: EngineSettings = ON_THE_CPU
+    watch: Watch | None = None
+    watch_references: AuditWatch | None = None
+    checkpoint_every: int = 1
+    max_megabytes: int = MAX_MEGABYTES
+    description: RunDescription | None = None
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        require_instance("simulation", self.simulation, Simulation, "such as Simulation(federation, model, ...)")
+        require_instance("engine", self.engine, EngineSettings, "such as EngineSettings(threads=1)")
+        require(self.watch is None or callable(self.watch), f"'watch' must be a function; got {described(self.watch)}")
+        if self.out is not None:
+            object.__setattr__(self, "out", path_of("out", self.out))
+        recorded = self.simulation.record_updates
+        require(self.out is not None or not recorded, "'record_updates' needs 'out', where they are written")
+        whole("checkpoint_every", self.checkpoint_every, "such as 1", 1)
+        require_room(self.simulation, whole("max_megabytes", self.max_megabytes, "such as 1000"), "max_megabytes")
+
+    def train(self, *, resume: bool = False) -> Result:
+        """Train and measure the simulation.
+
+        Args:
+            resume: whether ``out`` may exist, with the same simulation in it, or one of fewer rounds. It goes on after
+                its last checkpoint, and the result is that of an uninterrupted run, bit for bit; of a finished run the
+                result is read.
+
+        Raises:
+            InputError: a directory that exists, cannot be written, holds another run, or in which one is going on; or
+                training that diverged, with the last good checkpoint left in place.
+            MeasurementError: the final models, which the error has, cannot be measured.
+        """
+        simulation, out = self.simulation, self.out
+        require(out is not None or not resume, "'resume' needs 'out', the directory to go on in")
+        examples = first_examples(simulation.federation), simulation.federation.classes
+        settings = self.engine.decided(simulation.setup, simulation.algorithm, *examples)
+        if not isinstance(out, Path):
+            with settings.engine(simulation.setup.model) as engine, warned() as warnings:
+                return self._trained(engine, self.description or description_of(simulation, settings), None, warnings)
+        if out.exists() and not resume:
+            raise taken(out)
+        description = self.description or description_of(simulation, settings)
+        rounds = simulation.last_round
+        if out.exists() and rounds_before(out, description, rounds) == rounds and is_finished(out):
+            return self._finished(out, settings)
+        with settings.engine(simulation.setup.model) as engine, ExitStack() as held:
+            # Once more when it is locked, since it may have become another run's since it was looked at first.
+            same = lambda: rounds_before(out, description, rounds)  # noqa: E731
+            opening = opened(out, description.settings, same, resume=resume, examples=description.examples)
+            checkpoints = held.enter_context(opening)
+            if is_finished(out) and same() == rounds:
+                return self._finished(out, settings)
+            held.enter_context(logged(out / "run.log"))
+            result = self._trained(engine, description, checkpoints, ())
+            write_files(out, result)
+            # From the last checkpoint a finished run can be prolonged.
+            keep_last_checkpoint(checkpoints)
+            LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
+        return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))
+
+    def _finished(self, out: Path, settings: EngineSettings) -> Result:
+        """The result in ``out``, with what no directory has, so that it can be audited and gone on from."""
+        with settings.engine(self.simulation.setup.model) as engine:
+            simulation = move_to_engine(self.simulation, engine)
+        progress = load_checkpoint(out / "checkpoint")
+        state = None if progress is None else progress.state
+        return replace(load(out), state=state, simulation=simulation, engine=engine)
+
+    def _trained(
+        self, engine: Engine, description: RunDescription, checkpoints: Path | None, warnings: Sequence[str]
+    ) -> Result:
+        """What the rounds that are left give, from the last of the ``checkpoints`` if there is one."""
+        simulation = move_to_engine(self.simulation, engine)
+        display = shown_to_a_person() if self.watch is None else None
+        watch, watch_references = self.watch, self.watch_references
+        if display is not None:
+            watch, watch_references = display, display.reference_federations
+        with display or nullcontext():
+            progress = self._progress(simulation, engine, description, checkpoints)
+            progress, seen = train(simulation, engine, progress, checkpoints, every=self.checkpoint_every, watch=watch)
+            out = None if checkpoints is None else checkpoints.parent
+            outcome = measured(simulation, engine, progress, seen, out=out, watch=watch_references)
+        return result_of(outcome, simulation, engine, description, warnings)
+
+    def _progress(
+        self, simulation: Simulation, engine: Engine, description: RunDescription, checkpoints: Path | None
+    ) -> SimulationState:
+        """Where training goes on."""
+        if checkpoints is not None:
+            out, found = checkpoints.parent, load_checkpoint(checkpoints)
+            before = rounds_before(out, description, simulation.last_round)
+            if before != simulation.last_round:
+                found = prolong(out, description, found, before, simulation.evaluate_every)
+            if found is not None:
+                LOG.info("resume after round %d", found.state.round)
+                return found
+        LOG.info("begin: %s on %s, seed %d", description.algorithm, description.dataset, simulation.seed)
+        for line in self.notes:
+            LOG.info("%s", line)
+        for line in self.warnings:
+            LOG.warning("%s", line)
+        return initial_state(simulation, engine)
+
+
+def simulate(
+    federation: Federation,
+    model: Model,
+    algorithm: Algorithm,
+    local: LocalSGD,
+    *,
+    rounds: int,
+    seed: int = 0,
+    participation: float = 1.0,
+    red_team: RedTeam = GAP_AT_THE_END,
+    defenses: Sequence[Defense] = (),
+    reference_federations: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    engine: EngineSettings = ON_THE_CPU,
+) -> Result:
+    """Train a federation and measure it, as `shoal run` does.
+
+    It is ``Run(Simulation(federation, ..., rounds=rounds), out, engine).train(resume=resume)``; those two take what is
+    asked for less often, such as a coordinator, canaries, or models to go on from.
+
+    Args:
+        federation, model, algorithm, local, rounds, seed, participation, red_team, defenses, reference_federations: see
+            `Simulation`.
+        out, engine: see `Run`.
+        resume: see `Run.train`.
+
+    Raises:
+        InputError: settings that cannot be run, or see `Run.train`.
+        MeasurementError: see `Run.train`.
+
+    Example:
+        >>> import shoal
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
+        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> shoal.simulate(federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD(), rounds=2).clients["cluster"]
+        0    0
+        1    0
+        2    1
+        3    1
+        Name: cluster, dtype: int64
+    """
+    simulation = Simulation(
+        federation,
+        model,
+        algorithm,
+        local,
+        rounds,
+        seed=seed,
+        participation=participation,
+        red_team=red_team,
+        defenses=defenses,
+        reference_federations=reference_federations,
+    )
+    return Run(simulation, out, engine).train(resume=resume)
 
 
 def run(
@@ -66,23 +280,21 @@ def run(
 ) -> Path:
     """Run ``config`` in the directory ``out``, from its last checkpoint if ``resume``; returns ``out``.
 
-    Nothing is written before the configuration has been built; an existing directory is only touched to resume
-    the same configuration in it. The page is not written: that is `shoal.runs.result.report_of`.
+    Nothing is written before the configuration has been built. The page is not written: see
+    `shoal.runs.result.report_of`.
 
     Args:
         config: what to run.
         out: its directory.
-        resume: whether ``out`` may exist, with the same run in it, or one of fewer rounds, which is prolonged.
+        resume: see `Run.train`.
         data_dir: where to look for data first.
         dataset: the examples of [data], where they are loaded already.
-        watch: called before the first round and after each.
-        watch_references: called before the first and after each reference federation.
+        watch: see `Run`; None: nothing is shown.
+        watch_references: see `Run`.
 
     Raises:
-        InputError: a configuration that cannot be run, or a directory that exists, cannot be written, holds
-            another run or one on other examples, or in which one is going on; or training that diverged, with the
-            last good checkpoint left in place.
-        MeasurementError: the final models, which are in the directory, cannot be measured.
+        InputError: a configuration that cannot be run, or see `Run.train`.
+        MeasurementError: see `Run.train`.
 
     Example:
         >>> from pathlib import Path
@@ -94,106 +306,36 @@ def run(
         >>> table["red_team"] = {"every": 0, "attack": "gap"}
         >>> with TemporaryDirectory() as folder:
         ...     out = shoal.run(parse_config(table, "the example"), Path(folder, "run"))
-        ...     sorted(path.name for path in out.glob("*.csv"))
+        ...     shoal.load(out).summary.run["rounds"]
         ...
-        ['clients.csv', 'roc.csv', 'rounds.csv']
+        2
     """
     require_instance("config", config, Config, "such as read_config('run.toml') gives")
     out = path_of("out", out)
-    given = dataset is None or isinstance(dataset, SourceData)
-    require(given, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
+    loaded = dataset is None or isinstance(dataset, SourceData)
+    require(loaded, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
     if not resume and out.exists():
         raise taken(out)
-    found = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
-    decided, simulation, description = found.config, found.simulation(), tuple(found.description())
-    warnings = tuple(found.warnings)
-    del found  # and with it the data set, which the federation has copied
-    if decided.record is not None:
-        require_room(simulation, decided.record.max_megabytes, "record.max_megabytes")
-    examples = fingerprint(simulation.federation)
-    if resume and out.exists() and _same_run(out, decided, examples) == simulation.rounds and is_finished(out):
-        return out
-    engine = engine_of(decided, simulation.setup.model)
-    same = partial(_same_run, out, decided, examples)
-    with engine, opened(out, decided.toml(), same, resume=resume, examples=examples) as checkpoints:
-        rounds_before = read_config(out / "config.toml").algorithm.rounds
-        if is_finished(out) and rounds_before == simulation.rounds:
-            return out
-        with logged(out / "run.log"):
-            simulation = move_to_engine(simulation, engine)
-            progress = load_checkpoint(checkpoints)
-            progress = _prolonged(out, decided, examples, progress, rounds_before)
-            if progress is None:
-                progress = initial_state(simulation, engine)
-                LOG.info("begin: %s on %s, seed %d", decided.algorithm.name, decided.data.source, decided.seed)
-                for line in description:
-                    LOG.info("%s", line)
-                for line in warnings:
-                    LOG.warning("%s", line)
-            else:
-                LOG.info("resume after round %d", progress.state.round)
-            if watch is not None:
-                watch(simulation, progress, None)
-            progress = train(simulation, engine, progress, checkpoints, every=decided.checkpoint.every, watch=watch)
-            seen = partial(stored_observations, checkpoints)
-            outcome = measured(simulation, engine, progress, seen, out=out, watch=watch_references)
-            described = replace(RunDescription.of(decided), examples=examples)
-            finish(out, result_of(outcome, simulation, engine, described))
+    resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
+    decided, simulation = resolved.config, resolved.simulation()
+    notes, warnings = tuple(resolved.description()), tuple(resolved.warnings)
+    del resolved  # and with it the data set, which the federation has copied
+    with in_table("record"):
+        prepared = Run(
+            simulation,
+            out,
+            decided.engine,
+            watch=watch or _unseen,
+            watch_references=watch_references,
+            checkpoint_every=decided.checkpoint.every,
+            max_megabytes=MAX_MEGABYTES if decided.record is None else decided.record.max_megabytes,
+            description=replace(RunDescription.of(decided), examples=fingerprint(simulation.federation)),
+            notes=notes,
+            warnings=warnings,
+        )
+    prepared.train(resume=resume)
     return out
 
 
-def _same_run(out: Path, config: Config, examples: str) -> int:
-    """The rounds that the run in ``out`` was asked for last, or else those of ``config``.
-
-    Raises:
-        InputError: it holds no run of ``config`` on ``examples``, or its files were changed since it was finished.
-            What only decides how fast it goes may differ, the data may have moved, and the run may be one of fewer
-            rounds: nothing in a round depends on how many follow.
-    """
-    if not is_begun(out):
-        return config.algorithm.rounds
-    before = read_config(out / "config.toml")
-    rounds, wanted = before.algorithm.rounds, config.algorithm.rounds
-    for key, (old, new) in differences(before, config).items():
-        if key == "data.path" or (key == "algorithm.rounds" and rounds < wanted):
-            continue
-        require(
-            key != "algorithm.rounds",
-            f"{out}: holds a run of {rounds} rounds, which --resume can prolong but not shorten: 'algorithm.rounds' "
-            f"must be at least {rounds}; got {wanted}",
-        )
-        raise InputError(f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another --out")
-    require_same_examples(out, examples)
-    if is_finished(out):
-        require_unchanged(out)
-    return rounds
-
-
-def _prolonged(
-    out: Path, config: Config, examples: str, progress: SimulationState | None, before: int
-) -> SimulationState | None:
-    """Make a run of ``before`` rounds one of ``config``'s; returns its progress as if it had been that from the start.
-
-    Raises:
-        InputError: the run is finished and its last checkpoint is gone.
-    """
-    if before == config.algorithm.rounds:
-        return progress
-    if is_finished(out):
-        require(
-            progress is not None and progress.state.round == before,
-            f"{out}: cannot be prolonged, since the checkpoint of its last round is gone; choose another --out",
-        )
-        # The summary first: without it the run is one that was killed before its end.
-        attack = () if config.property_attack is None else (f"{config.property_attack.attack.name}.csv",)
-        for name in ("summary.json", *OUTCOME, *attack):
-            (out / name).unlink(missing_ok=True)
-    write_text(out / "config.toml", config.toml())
-    write_hashes(out, examples)
-    LOG.info("prolonged from %d to %d rounds", before, config.algorithm.rounds)
-    if progress is None:
-        return None
-    # The last round is always evaluated, but this one is the last no longer.
-    evaluated = before % config.evaluation.every == 0
-    rows = tuple(row if evaluated or row["round"] != before else not_evaluated(row) for row in progress.rows)
-    return replace(progress, rows=rows)
+def _unseen(*_: object) -> None:
+    """A watch to which nothing is shown."""

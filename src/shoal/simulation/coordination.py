@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
+from math import isfinite, nan
 
+from shoal.audit.measurement import FinishedTraining
 from shoal.control import COLUMN, GUESSING, Coordinator, directives_of
 from shoal.core.errors import require
 from shoal.data.preferences import Preferences
-from shoal.defenses import TrainingSetup
+from shoal.defenses import TrainingSetup, accounting
 from shoal.engine import Algorithm, ClientTrainings, ClusterRound, LocalSGD, State, Training, client_trainings
 from shoal.metrics.summary import Summary
 
@@ -86,20 +88,57 @@ def _spending(local: LocalSGD) -> tuple[object, ...]:
     return (local.gradient_privacy if local.private else None), local.batch_size, local.epochs, local.steps
 
 
-def coordinator_summary(state: State) -> Summary:
+class Coordination:
     """By cluster the last directives, and whether its members' limits are kept; nothing without a coordinator."""
-    clusters = range(len(state.models))
-    directives = {f"{COLUMN}{name}": values for name, values in state.directives.items()}
-    remembered = {name: state.control[name] for name in SUMMARIZED if name in state.control}
-    # Where an algorithm changed the number of models since, these are of others.
-    known = {name: each for name, each in {**remembered, **directives}.items() if len(each) == len(state.models)}
-    return Summary(
-        by_cluster={
-            k: {name: int(each[k]) if name == "limit_unmet" else float(each[k]) for name, each in known.items()}
-            for k in clusters
-            if known
+
+    name, title = "directive", "Coordination"
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """See `Measurement`."""
+        state = finished.state
+        directives = {f"{COLUMN}{name}": values for name, values in state.directives.items()}
+        remembered = {name: state.control[name] for name in SUMMARIZED if name in state.control}
+        # Where an algorithm changed the number of models since, these are of others.
+        columns = {
+            name: values for name, values in {**remembered, **directives}.items() if len(values) == len(state.models)
         }
-    )
+        if not columns:
+            return Summary()
+        return Summary(
+            by_cluster={
+                k: {name: int(each[k]) if name == "limit_unmet" else float(each[k]) for name, each in columns.items()}
+                for k in range(len(state.models))
+            }
+        )
+
+
+@dataclass(frozen=True)
+class PrivacyBudget:
+    """What differential privacy guarantees where local steps are private; adds the clients' column "epsilon".
+
+    Args:
+        first_round: the number of the first round; epsilon is of the rounds from it on.
+    """
+
+    first_round: int = 1
+    name, title = "epsilon", "Privacy budget"
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """See `Measurement`."""
+        training, state = finished.training, finished.state
+        trainings = accountable_trainings(training, state)
+        if trainings is None:
+            LOG.warning("no epsilon is stated, since a coordinator decided how private local steps were")
+            return Summary()
+        rule = accounting.private_rule(trainings.rounds[0])
+        if rule is None:
+            return Summary()
+        cohorts = [training.cohort(number) for number in range(self.first_round, state.round + 1)]
+        spent = accounting.of_federation(training.federation, cohorts, trainings, rule, self.first_round)
+        finished.clients["epsilon"] = spent.numpy()
+        largest = float(spent.max())
+        # Without noise nothing is guaranteed, and infinity is no number of JSON.
+        return Summary(overall={"epsilon": largest if isfinite(largest) else nan, "delta": rule.delta})
 
 
 def changed_directives(rows: Rows) -> dict[str, list[float]]:

@@ -27,7 +27,7 @@ class RoundAttack(Protocol):
         """Raise `InputError` where it cannot observe this algorithm on this federation."""
         ...
 
-    def start(self, state: State) -> Tensors:
+    def initial_memory(self, state: State) -> Tensors:
         """What it remembers before the first round."""
         ...
 

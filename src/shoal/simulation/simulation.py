@@ -1,8 +1,8 @@
-"""One federation from its first round to its measured end, step by step; `simulate.py` takes all of them."""
+"""One federation from its first round to its measured end, step by step; `shoal.runs.run` takes all of them."""
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import get_args
@@ -12,19 +12,20 @@ from torch import Tensor
 
 from shoal.attacks import Gap, LossThreshold, MembershipAttacks, needs_classes
 from shoal.audit import RedTeam
-from shoal.audit.records import AttackedRecords
+from shoal.audit.reference_records import AttackedRecords
 from shoal.control import Coordinator
-from shoal.core.errors import described, require, require_instance, whole
+from shoal.core.errors import InputError, described, require, require_instance, whole
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
 from shoal.data.content import ExampleHashes
 from shoal.data.paired_records import Duplicates, number_of_pairs
-from shoal.defenses import TrainingSetup, accounting
+from shoal.defenses import Defense, TrainingSetup, accounting, defended
 from shoal.engine import (
     Algorithm,
     Engine,
+    LocalSGD,
     MaliciousClients,
     RoundReport,
     State,
@@ -34,6 +35,7 @@ from shoal.engine import (
     client_trainings,
 )
 from shoal.metrics.summary import Summary
+from shoal.models import Model
 from shoal.models.validation import require_fits
 from shoal.simulation.coordination import check_coordinator, warn_of_impossible_limits
 from shoal.simulation.measurement import measure
@@ -50,7 +52,7 @@ GAP_AT_THE_END = RedTeam(every=0, attack=Gap())
 LOSS_AT_THE_END = RedTeam(every=0, attack=LossThreshold())
 """That of a regression, in which no example is right or wrong."""
 
-_WHOLE = {
+_INTEGERS = {
     "rounds": ("such as 30", 1),
     "seed": ("such as 0", 0),
     "member_rounds": ("such as 5", 1),
@@ -58,100 +60,112 @@ _WHOLE = {
     "record_updates": ("such as 5", 0),
     "reference_federations": ("such as 4", 0),
 }
-"""Fields that are whole numbers: an example, and the least."""
+"""Fields that are integers: an example, and the least."""
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """Everything that decides a run's outcome; the engine decides where and how fast it is computed.
+    """Everything that decides a run's outcome; `EngineSettings` decide where and how fast it is computed.
 
     Args:
-        federation: the clients and the server's examples.
-        setup: the network, local training and all defences.
-        algorithm: who trains which model, and how models move.
-        rounds: number of the last round.
+        federation: the clients and the server's examples; `Federation.from_tensors` takes your own tensors.
+        model: the network.
+        algorithm: who trains which model, and how models move: one of `shoal.algorithms`, or your own.
+        local: local training of a client in a round, before the defences.
+        rounds: number of rounds; with ``start`` they follow those of the start.
         seed: of every random draw.
         participation: fraction of the clients that take part in a round.
-        red_team: estimates risk, and attacks the final models; by default `GAP_AT_THE_END`.
+        red_team: estimates risk, and attacks the final models. By default it is the gap attack at the end, which needs
+            no shadow set; of a regression, where nothing is right or wrong, a loss threshold, which needs one.
+        defenses: of `shoal.defenses` or your own, applied in order.
+        coordinator: turns the red team's estimates into directives for each cluster's training, such as
+            ``Coordinator({"augmentation": Knob(Augmentation())})``. It needs ``RedTeam(every=5)`` or the like.
+        canaries: of ``federation``, as `MislabelledCanaries.insert` gives both; measured at the end.
+        start: trained models to train further, as `Result.start` gives them. Rounds are numbered on from their last:
+            10 rounds, and 5 more with the same seed and settings, are 15 rounds, bit for bit, where the result is of
+            this process and so has the algorithm's own tensors. One read from a directory has none: they begin anew,
+            and the members are those of the new rounds. `rounds.csv`, seconds and epsilon are of the new rounds alone.
+            Reference federations begin before the rounds of a result of this process, and are refused of another.
+        reference_federations: R, how many are trained after the last round, each for about the time of the rounds. The
+            strongest attack that they make possible then decides with the others how exposed the models are.
+        duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
+            hold-out or shadow set, has a copy with the same inputs and label.
         evaluate_every: rounds between evaluations on the test set.
-        member_rounds: a client counts as a member of a model up to so many rounds before the model's last training.
-        round_attack: observes every round, such as `shoal.PropertyAttack`; None: nobody does.
-        malicious_clients: train in their own way; None: nobody does.
-        coordinator: turns the red team's estimates into directives; None: nobody does.
-        canaries: of ``federation``, which is trained on some of them; they are measured at the end. None: none.
-        start: trained models to go on from; see `warm_start.started`. None: the algorithm's initial models.
-        duplicates: whether records of which the federation has copies are attacked with reference federations.
-        record_updates: rounds from one whose report has the updates that the server received to the next; 0: none has.
-        reference_federations: R, how many are trained after the last round; attacks that they make possible then decide
-            with the others how exposed the models are. See `AttackedRun.train_reference`.
+        member_rounds: a client is a member of each model that it trained, up to so many rounds before that model's last
+            training.
+        record_updates: rounds from one recorded round to the next; 0: none is. Each client's update is written as the
+            server received it into the run's directory, for attacks of the server (docs/trace.md).
+        round_attack: observes every round, such as `PropertyAttack`, on a federation with a `PropertySchedule`.
+        malicious_clients: train in their own way, such as `active_property_attacker` makes.
+
+    Raises:
+        InputError: settings that cannot be run, or models in ``start`` of another network.
 
     Example:
         >>> import shoal
-        >>> from shoal.defenses import TrainingSetup
-        >>> from shoal.simulation.simulation import Simulation, initial_state, run_rounds
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one)
+        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
+        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> setup = TrainingSetup(model, shoal.LocalSGD())
-        >>> simulation = Simulation(federation, setup, shoal.FedAvg(), rounds=3)
-        >>> with shoal.Engine(model) as engine:
-        ...     for now, report in run_rounds(simulation, engine, initial_state(simulation, engine)):
-        ...         print(now.state.round, len(report.cohort), len(now.rows))
-        ...
-        1 3 1
-        2 3 2
-        3 3 3
+        >>> toy = federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD()
+        >>> whole = shoal.Run(shoal.Simulation(*toy, rounds=3)).train()
+        >>> begun = shoal.Run(shoal.Simulation(*toy, rounds=2)).train()
+        >>> further = shoal.Run(shoal.Simulation(*toy, rounds=1, start=begun.start())).train()
+        >>> further.state.round, further.state.models.equal(whole.state.models)
+        (3, True)
     """
 
     federation: Federation
-    setup: TrainingSetup
+    model: Model
     algorithm: Algorithm
+    local: LocalSGD
     rounds: int
     seed: int = 0
     participation: float = 1.0
     red_team: RedTeam = GAP_AT_THE_END
-    evaluate_every: int = 1
-    member_rounds: int = 5
-    round_attack: RoundAttack | None = None
-    malicious_clients: MaliciousClients | None = None
+    defenses: Sequence[Defense] = ()
     coordinator: Coordinator | None = None
     canaries: Canaries | None = None
     start: Start | None = None
-    duplicates: Duplicates = "keep"
-    record_updates: int = 0
     reference_federations: int = 0
+    duplicates: Duplicates = "keep"
+    evaluate_every: int = 1
+    member_rounds: int = 5
+    record_updates: int = 0
+    round_attack: RoundAttack | None = None
+    malicious_clients: MaliciousClients | None = None
+    setup: TrainingSetup = field(init=False, repr=False)
     __repr__ = one_line
 
     def __post_init__(self) -> None:
+        if self.malicious_clients is not None:
+            how = "such as active_property_attacker makes"
+            require_instance("malicious_clients", self.malicious_clients, MaliciousClients, how)
         require_instance("federation", self.federation, Federation, "such as Federation.from_tensors makes")
-        for name, (how, least) in _WHOLE.items():
-            object.__setattr__(self, name, whole(name, getattr(self, name), how, least))
-        object.__setattr__(self, "participation", plain(self.participation))
+        require_instance("model", self.model, Model, "Model(MyNetwork), with the class or a function that builds it")
+        require_instance("local", self.local, LocalSGD, "such as LocalSGD(epochs=1)")
         require_instance("red_team", self.red_team, RedTeam, "such as RedTeam(every=5)")
-        if self.canaries is not None:
-            how = "such as MislabelledCanaries(per_client=4).insert gives"
-            require_instance("canaries", self.canaries, Canaries, how)
-            strangers = self.canaries.client[~torch.isin(self.canaries.client, self.federation.ids)]
-            require(not len(strangers), f"'canaries' are of client {strangers[:1].sum()}, whom 'federation' has not")
+        for name, (how, least) in _INTEGERS.items():
+            self._set(name, whole(name, getattr(self, name), how, least))
+        self._set("participation", plain(self.participation))
         number = isinstance(self.participation, int | float) and not isnan(self.participation)
         require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
+        if self.federation.classes is None and self.red_team is GAP_AT_THE_END:
+            self._set("red_team", LOSS_AT_THE_END)
         known = get_args(Duplicates)
         require(self.duplicates in known, f"'duplicates' must be {one_of(known)}; got {described(self.duplicates)}")
-        replayable = self.round_attack is None and self.malicious_clients is None
-        check_references(self.reference_federations, self.federation, replayable=replayable, duplicates=self.duplicates)
+        _require_algorithm(self.algorithm)
+        _require_defenses(self.defenses)
+        self._set("defenses", tuple(self.defenses))
+        self._set("setup", defended(TrainingSetup(self.model, self.local, kind=self.federation.kind), self.defenses))
+        if self.start is not None:
+            require_instance("start", self.start, Start, "such as simulate(...).start() or load('runs/mine').start()")
+            self._set("start", self.start.fitted(self.setup.model))
+        self._check_canaries()
+        check_references(
+            self.reference_federations, self.federation, replayable=self.replayable, duplicates=self.duplicates
+        )
         if self.reference_federations:
             require_known(self)
-        methods = ("check", "init", "plan", "server_update", "deployed")
-        missing = [name for name in methods if not hasattr(self.algorithm, name)]
-        require(
-            not isinstance(self.algorithm, type),
-            f"'algorithm' must be a value, such as FedAvg(); got {described(self.algorithm)}",
-        )
-        require(
-            not missing,
-            f"{type(self.algorithm).__name__} is no algorithm: it has no method {', '.join(missing)} "
-            "(see shoal.engine.Algorithm)",
-        )
         _require_attack_fits(self.red_team, self.federation)
         if self.round_attack is not None:
             require_instance("round_attack", self.round_attack, RoundAttack, "such as PropertyAttack()")
@@ -159,16 +173,35 @@ class Simulation:
         self.algorithm.check(self.setup.first_local(), self.red_team.every)
         if self.coordinator is not None:
             require_instance("coordinator", self.coordinator, Coordinator, "such as Coordinator({...})")
-            setup = replace(self.setup, kind=self.federation.kind)
-            check_coordinator(self.coordinator, setup, self.algorithm, self.red_team.every)
+            check_coordinator(self.coordinator, self.setup, self.algorithm, self.red_team.every)
         trainings = client_trainings(self.algorithm, self.setup.local)
-        defended = trainings.changed(lambda each: replace(self.setup, local=each).first_local())
-        accounting.check_accountable(self.federation, self.rounds + 1 - self.first_round, defended)
+        local = trainings.changed(lambda each: replace(self.setup, local=each).first_local())
+        accounting.check_accountable(self.federation, self.rounds, local)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_canaries(self) -> None:
+        if self.canaries is None:
+            return
+        require_instance("canaries", self.canaries, Canaries, "such as MislabelledCanaries(per_client=4).insert gives")
+        strangers = self.canaries.client[~torch.isin(self.canaries.client, self.federation.ids)]
+        require(not len(strangers), f"'canaries' are of client {strangers[:1].sum()}, whom 'federation' has not")
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the run can be repeated with other examples: without a round attack or malicious clients."""
+        return self.round_attack is None and self.malicious_clients is None
 
     @property
     def first_round(self) -> int:
-        """The number of the first round, 1 or the one after those of ``start``."""
+        """The number of the first round: 1, or the one after those of ``start``."""
         return 1 if self.start is None else self.start.state.round + 1
+
+    @property
+    def last_round(self) -> int:
+        """The number of the last round."""
+        return self.first_round - 1 + self.rounds
 
     def on(self, engine: Engine) -> Training:
         """The training of this simulation, on an engine."""
@@ -187,6 +220,27 @@ class Simulation:
             coordinator=self.coordinator,
             record_every=self.record_updates,
         )
+
+
+def _require_algorithm(algorithm: object) -> None:
+    missing = [name for name in ("check", "init", "plan", "server_update", "deployed") if not hasattr(algorithm, name)]
+    require(
+        not isinstance(algorithm, type),
+        f"'algorithm' must be a value, such as FedAvg(); got {described(algorithm)}",
+    )
+    require(
+        not missing,
+        f"{type(algorithm).__name__} is no algorithm: it has no method {', '.join(missing)} "
+        "(see shoal.engine.Algorithm)",
+    )
+
+
+def _require_defenses(defenses: object) -> None:
+    if not isinstance(defenses, Sequence) or isinstance(defenses, str):
+        raise InputError(f"'defenses' must be a list of defences, such as [L2(0.01)]; got {described(defenses)}")
+    for defense in defenses:
+        value = hasattr(defense, "applied") and not isinstance(defense, type)
+        require(value, f"'defenses' must hold defences, such as L2(0.01); got {described(defense)}")
 
 
 def check_references(count: int, federation: Federation, *, replayable: bool, duplicates: Duplicates = "keep") -> None:
@@ -294,7 +348,7 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
     attack = simulation.round_attack
     if attack is None:
         return now
-    return replace(now, seconds=now.seconds | {f"{attack.name}_attack": 0.0}, memory=attack.start(state))
+    return replace(now, seconds=now.seconds | {f"{attack.name}_attack": 0.0}, memory=attack.initial_memory(state))
 
 
 def run_rounds(
@@ -308,10 +362,10 @@ def run_rounds(
         _warn_of_copies(simulation.federation)
     if simulation.coordinator is not None and now.state.round == 0:
         warn_of_impossible_limits(simulation.federation.preferences)
-    for state, report in training.rounds(now.state, simulation.rounds):
+    for state, report in training.rounds(now.state, simulation.last_round):
         if len(report.cohort) == 0:
             LOG.warning("round %d: no client took part; nothing changed", state.round)
-        evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.rounds
+        evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.last_round
         evaluating = time.perf_counter()
         rows = round_metrics(state, report, simulation.federation, engine, evaluated=evaluated)
         spent = report.seconds | {"evaluation": time.perf_counter() - evaluating}

@@ -50,7 +50,7 @@ def stages_before(simulation: Simulation, records: PairedRecords) -> list[Stage]
     found = []
     for start in starts_before(simulation):
         assert start.simulation is not None
-        own, pair = records.found_in(start.simulation.federation)
+        own, pair = records.located_in(start.simulation.federation)
         found.append(Stage(start.simulation, start.engine, *recorded(start.simulation, start.rows), own, pair))
     return found
 
@@ -66,7 +66,7 @@ def starts_before(simulation: Simulation) -> list[Start]:
 def recorded(simulation: Simulation, rows: Sequence[Row]) -> tuple[RecordedRisks, RecordedDirectives | None]:
     """The risks that a simulation published and, with a coordinator, its directives, by the rows of rounds.csv."""
     coordinator, risks = simulation.coordinator, RecordedRisks.of_rows(simulation.red_team.every, rows)
-    return risks, None if coordinator is None else RecordedDirectives.of_rows(
+    return risks, None if coordinator is None else RecordedDirectives.from_rows(
         coordinator, rows, Stream(simulation.seed)
     )
 

@@ -1,10 +1,11 @@
 """A simulation that goes on from trained models."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shoal.core.client_vectors import ClientVectors
@@ -12,6 +13,7 @@ from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.content import comparable_hashes
 from shoal.engine import Engine, State
+from shoal.models import Model
 from shoal.simulation.round_metrics import Row
 
 if TYPE_CHECKING:
@@ -22,23 +24,52 @@ _Kept = TypeVar("_Kept", Tensor, ClientVectors)
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Trained models that a simulation goes on from, and how they came about.
+    """Trained models that a simulation goes on from, and how they came about; `Result.start` gives one.
 
     Args:
-        state: with the models.
-        simulation: that it came out of; None: it is not known.
+        state: after the last round. Its models are those of ``models`` once they are fitted to a network.
+        models: the tensors of each model by name; empty once they are fitted.
+        simulation: that they came out of; None: it is not known.
         engine: that computed it, perhaps closed; None like ``simulation``.
         rows: of its rounds.csv.
         public: whether, by the user's word, no example of the clients had a part in the models, so that who attacks
-            may know them.
+            may know them. Nothing but models and risks is taken over then.
     """
 
     state: State
+    models: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
     simulation: "Simulation | None" = None
     engine: Engine | None = None
     rows: Sequence[Row] = ()
     public: bool = False
     __repr__ = one_line
+
+    def fitted(self, model: Model) -> "Start":
+        """The start with its models as parameter vectors (K, P) of ``model``.
+
+        Raises:
+            InputError: they are models of another network.
+        """
+        if not self.models:
+            return self
+        network = model.network()
+        saved = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        needed = {slot.name: slot.shape for slot in model.layout.slots} | saved
+        for tensors in self.models.values():
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            for name in {**needed, **shapes}:
+                has, needs = shapes.get(name, "no such tensor"), needed.get(name, "no such tensor")
+                require(
+                    has == needs or (name not in shapes and name not in saved),
+                    f"'start' has models of another network: for '{name}' they have {has}, but the model has {needs}",
+                )
+        buffers = dict(network.named_buffers())
+        rows = torch.stack([model.layout.pack({**buffers, **tensors}) for tensors in self.models.values()])
+        state = replace(self.state, models=rows)
+        if self.public:
+            # The models alone: whose examples others trained on says nothing of these clients.
+            state = State(state.round, rows, state.risks, torch.empty(0, dtype=torch.int64))
+        return replace(self, state=state, models={})
 
 
 def require_known(simulation: "Simulation") -> None:
@@ -52,7 +83,7 @@ def require_known(simulation: "Simulation") -> None:
     start = simulation.start
     if start is None or start.public:
         return
-    how = "train all rounds in one run, or say public_start=True if no example of these clients had a part in it"
+    how = "train all rounds in one run, or give start(public=True) if no example of these clients had a part in it"
     if start.simulation is None:
         raise InputError(
             "reference federations must begin before 'start', and a directory does not say how it was trained; give "

@@ -1,4 +1,7 @@
-"""A sweep's runs with everything decided, each named by what it runs, so that no run is done twice."""
+"""A sweep's runs with everything decided, each named by what it runs, so that no run is done twice.
+
+Threads and checkpoints are not in the name: they only decide how fast a run goes.
+"""
 
 import hashlib
 import json

@@ -90,7 +90,7 @@ def test_parquet_is_the_same_table(tmp_path):
         (("b,south,no", "b,south,NA"), COLUMNS, "without a value in the column 'ill', the first in row 3 (without"),
         (("b,south,no", "b,,no"), COLUMNS, "without a value in the column 'area', the first in row 3"),
         (("b,south,yes", "b,north,yes"), COLUMNS, "has the client 'b' in several groups: 'north', 'south'"),
-        (("", ""), Columns("who", "bmi"), "numbers that are not whole in the column 'bmi', such as [20.5]"),
+        (("", ""), Columns("who", "bmi"), "numbers that are not integers in the column 'bmi', such as [20.5]"),
         (("", ""), Columns("who", "ill", inputs=("city",)), "has not only numbers in the column 'city'; choose"),
         (("", ""), Columns("who", "ill", inputs=()), "'inputs' must name at least one column"),
         (("age,bmi", "age,age"), COLUMNS, "has two columns 'age'; give one another name"),

@@ -34,12 +34,6 @@ class ImageChanges:
     Args:
         pixels: translations by (i, j) with ``|i| + |j| = 1..pixels``, 0 outside; 0: none.
         degrees: rotation by so much both ways, bilinear, 0 outside; 0: none.
-
-    Example:
-        >>> import torch
-        >>> from shoal.attacks import ImageChanges
-        >>> [len(list(ImageChanges(pixels, degrees).changes())) for pixels, degrees in ((0, 0.0), (1, 0.0), (1, 4.0))]
-        [1, 5, 7]
     """
 
     pixels: Count = 1
@@ -65,13 +59,6 @@ class NoiseChanges:
         stream: of the noise.
         deviation: standard deviation, in units of the inputs.
         draws: copies with noise.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks import NoiseChanges
-        >>> changes = NoiseChanges(shoal.Stream(0), deviation=0.1, draws=2).changes()
-        >>> [round(float(change(torch.zeros(1, 1000)).std()), 1) for change in changes]
-        [0.0, 0.1, 0.1]
     """
 
     stream: Stream
@@ -103,22 +90,21 @@ def augmentation_votes(
     Raises:
         InputError: inputs that are words, or translations and rotations of inputs that are no images.
 
-    Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3: data augmentation attack
-    and decision boundary distance by random noise (3.3).
-
     Example:
         >>> import torch, shoal
-        >>> from shoal.attacks import ImageChanges, augmentation_votes
+        >>> from shoal.attacks import ImageChanges, NoiseChanges, augmentation_votes, boundary_distance
         >>> model = shoal.create_model("logistic", shoal.Shape(1, 8, 8, 2))
         >>> corner = torch.zeros(1, 1, 8, 8).index_fill(2, torch.tensor(0), 1.0)  # a bright first row
         >>> weight = torch.stack([corner.flatten(), -corner.flatten()])
         >>> row = model.layout.pack({"output.weight": weight, "output.bias": torch.tensor([0.0, 0.5])})
         >>> x, y, rows = torch.cat([corner, torch.ones(1, 1, 8, 8)]), torch.tensor([0, 0]), torch.tensor([0, 1])
+        >>> moved, noisy = ImageChanges(pixels=1, degrees=0.0), NoiseChanges(shoal.Stream(0), deviation=0.1, draws=2)
         >>> with shoal.Engine(model) as engine:
-        ...     votes = augmentation_votes(engine, row, x, y, rows, ImageChanges(pixels=1, degrees=0.0))
+        ...     votes = [augmentation_votes(engine, row, x, y, rows, copies) for copies in (moved, noisy)]
+        ...     distances = boundary_distance(engine, row, x, y, rows, shoal.Stream(0))
         ...
-        >>> votes
-        tensor([3, 4])
+        >>> votes, distances.round(decimals=2)
+        ([tensor([3, 4]), tensor([3, 3])], tensor([1.6000, 1.6000], dtype=torch.float64))
     """
     require(x.is_floating_point(), "votes need inputs that are numbers; words cannot be changed a little")
     fits = x.dim() == 4 or isinstance(copies, NoiseChanges)
@@ -156,22 +142,6 @@ def boundary_distance(
 
     Raises:
         InputError: inputs that are words, levels that do not increase from above 0, or no draws.
-
-    Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3: data augmentation attack
-    and decision boundary distance by random noise (3.3).
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks import boundary_distance
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> weight, bias = torch.tensor([[0.0], [1.0]]), torch.zeros(2)
-        >>> right_if_positive = model.layout.pack({"output.weight": weight, "output.bias": bias})
-        >>> x, y, rows = torch.tensor([[0.1], [5.0], [-1.0]]), torch.tensor([1, 1, 1]), torch.arange(3)
-        >>> with shoal.Engine(model) as engine:
-        ...     distances = boundary_distance(engine, right_if_positive, x, y, rows, shoal.Stream(0))
-        ...
-        >>> float(distances[2]), float(distances[1]), bool(distances[0] < distances[1])
-        (0.0, 1.6, True)
     """
     require(x.is_floating_point(), "distances need inputs that are numbers; words cannot be changed a little")
     increasing = all(low < high for low, high in zip((0.0, *levels), levels, strict=False))

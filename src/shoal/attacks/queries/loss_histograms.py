@@ -42,9 +42,6 @@ class LossHistograms:
         epsilon: of the noise that each client adds to each bin, discrete Laplace noise ``P(x) ~ exp(-epsilon |x|)``,
             anew for each estimate; left out: no noise.
 
-    Source: of the attack, Yeom et al. 2018, arXiv:1709.01604, Adversary 1, with another threshold; of the noise, Ghosh,
-    Roughgarden, Sundararajan 2009, arXiv:0811.2841 (the geometric mechanism).
-
     Example:
         >>> import shoal
         >>> own, kept = ([[-1.0], [1.0]], [0, 1]), ([[3.0]], [1])

@@ -1,12 +1,15 @@
 """Shadow models: models that the server trains on examples of its own, so that it knows their members.
 
-Source: Shokri et al. 2017, arXiv:1610.05820, section V-C; IFCA-MIR, Algorithm 2, lines 1 to 6, which trains each of
-them on one pool of examples. Shokri et al. ask for shadow models trained like the target: see `shadow_federations`.
+A model that many clients trained over many rounds knows their examples in another way than one that a single owner
+trained for a round, and an attack fitted on the second looks for the wrong signs. Hence "federated" training.
+
+Source: Shokri et al. 2017, arXiv:1610.05820, section V-C (shadow models are trained like the target); McMahan et al.
+2017, arXiv:1602.05629 (how); IFCA-MIR, Algorithm 2, lines 1 to 6, which trains each on one pool of examples.
 """
 
 import logging
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -14,15 +17,18 @@ from pydantic import Field
 from torch import Tensor
 
 from shoal.attacks.membership import Records, ReferenceModels
-from shoal.attacks.queries.shadow_federations import ShadowFederation, split_between_owners, train_shadow_federations
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, Positive, settings
 from shoal.data.federation import Federation
-from shoal.data.shards import Shards
-from shoal.engine import Engine, LocalSGD, State
+from shoal.data.shards import GroupedExamples, Shards
+from shoal.engine import Engine, LocalSGD, LocalTraining, RoundPlan, State, averaging_weights
+from shoal.engine.rounds.cohort_trainer import CohortTrainer
 
 LOG = logging.getLogger(__name__)
+
+_MOST_OWNERS = 2**20
+"""Of one shadow model; their names are consecutive, so what is random in one does not depend on the others."""
 
 
 @settings
@@ -183,3 +189,79 @@ class ShadowModels:
         if wanted > most:
             LOG.info("shadow models of cluster %d train on %d examples, half the shadow set, not %d", k, most, wanted)
         return min(wanted, most)
+
+
+def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
+    """How many of some examples each owner gets, in proportion to clients' sizes.
+
+    Args:
+        examples: at least 1.
+        sizes: (n,) int64, of the clients.
+
+    Returns:
+        (m,) int64, which sum to ``examples``: the sizes themselves where they do. Who would get none is left out.
+
+    >>> split_between_owners(10, torch.tensor([8, 4, 8])), split_between_owners(1, torch.tensor([5, 5, 5]))
+    (tensor([4, 2, 4]), tensor([1]))
+    """
+    bounds = (sizes.cumsum(0).double() * examples / sizes.sum()).round().long()
+    parts = bounds.diff(prepend=bounds.new_zeros(1))
+    return parts[parts > 0]
+
+
+@dataclass(frozen=True, eq=False)
+class ShadowFederation:
+    """One shadow model and its owners.
+
+    Args:
+        start: (P,).
+        examples: (M,) int64, the positions in the shadow set of the examples that the model is trained on.
+        sizes: (m,) int64, how many of these each owner has, in order.
+        local: local training of the owners in the last round (`LocalSGD.at`).
+    """
+
+    start: Tensor
+    examples: Tensor
+    sizes: Tensor
+    local: LocalSGD
+
+
+def train_shadow_federations(
+    federations: Sequence[ShadowFederation], shadow: GroupedExamples, rounds: int, engine: Engine, stream: Stream
+) -> Tensor:
+    """Train S shadow models by federated averaging, the owners of all of them together in every round.
+
+    Owners weigh by examples, and all of a model take part in each round. Local training is the clients' of the last
+    round, in earlier rounds at their learning rate; what a defence changed from round to round is not repeated.
+
+    Args:
+        federations: S, their number.
+        shadow: the server's examples.
+        rounds: how many.
+        engine: computes it.
+        stream: of batches and all else that is random in local training.
+
+    Returns:
+        (S, P), on the CPU.
+
+    Raises:
+        DivergenceError: a result is not finite.
+    """
+    counts = torch.tensor([len(each.sizes) for each in federations])
+    which = torch.repeat_interleave(torch.arange(len(federations)), counts)
+    names = torch.cat([s * _MOST_OWNERS + torch.arange(len(each.sizes)) for s, each in enumerate(federations)])
+    indices, sizes = (torch.cat([getattr(each, name) for each in federations]) for name in ("examples", "sizes"))
+    shards = Shards.from_indices(shadow.x, shadow.y, indices, sizes)
+    weights = averaging_weights(which, sizes, len(federations))
+    state = State.initial(torch.stack([each.start for each in federations]), len(which))
+    for number in range(1, rounds + 1):
+        trainer = CohortTrainer(
+            engine=engine,
+            shards=shards,
+            ids=names,
+            local_of=lambda s, _, left=rounds - number: federations[s].local.rounds_earlier(left),
+            batches=stream("round", number, "batches"),
+        )
+        plan = RoundPlan(which, (LocalTraining(state.models, which, weights),))
+        state = replace(state, models=trainer.train(state, plan)[0].models)
+    return state.models

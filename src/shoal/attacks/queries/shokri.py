@@ -16,6 +16,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from shoal.attacks.membership import Needs, Query, Records
+from shoal.attacks.reference_scores import View
 from shoal.core.randomness import Stream
 from shoal.core.settings import Flag, settings
 
@@ -37,9 +38,6 @@ class ShadowModelAttack:
         sorted_posteriors: posteriors in descending order, without their classes.
         name: of this attack in a configuration.
 
-    Source: Shokri, Stronati, Song, Shmatikov 2017, arXiv:1610.05820; sorted posteriors: Salem et al. 2019,
-    arXiv:1806.01246; as in IFCA-MIR's Algorithm 2, lines 2 to 7.
-
     Example:
         >>> import torch, shoal
         >>> from shoal.attacks import Query, Records
@@ -53,6 +51,7 @@ class ShadowModelAttack:
 
     needs: ClassVar[Needs] = "records"
     title: ClassVar[str] = "shadow models"
+    view: ClassVar[View] = "outsider"
     needs_classes: ClassVar[bool] = True
 
     classifier: Classifier = "logistic"

@@ -1,4 +1,4 @@
-"""The loss-threshold attack and the gap attack; and the loss as a score.
+"""The loss-threshold attack and the gap attack.
 
 Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
 """
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.attacks.membership import Needs, Query, Records, losses
-from shoal.attacks.reference_scores import ReferenceScores
+from shoal.attacks.reference_scores import View
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
 
@@ -25,8 +25,6 @@ class LossThreshold:
     Args:
         name: of this attack in a configuration.
 
-    Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
-
     Example:
         >>> import torch, shoal
         >>> from shoal.attacks import Query, Records
@@ -40,6 +38,7 @@ class LossThreshold:
 
     needs: ClassVar[Needs] = "records"
     title: ClassVar[str] = "loss threshold"
+    view: ClassVar[View] = "outsider"
 
     name: Literal["loss-threshold"] = "loss-threshold"
 
@@ -69,20 +68,11 @@ class Gap:
 
     Args:
         name: of this attack in a configuration.
-
-    Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks import Query, Records
-        >>> fitted = shoal.Gap().fit(Records.none(), shoal.Stream(0))
-        >>> outputs, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
-        >>> fitted.score(Query(outputs, labels)) > fitted.threshold
-        array([ True, False])
     """
 
     needs: ClassVar[Needs] = "nothing"
     title: ClassVar[str] = "gap"
+    view: ClassVar[View] = "outsider"
     needs_classes: ClassVar[bool] = True
 
     name: Literal["gap"] = "gap"
@@ -102,30 +92,3 @@ class FittedGap:
     def score(self, query: Query) -> NDArray[np.float64]:
         """1 for each of the M examples that is classified correctly, else 0."""
         return (query.outputs.argmax(dim=1) == query.labels).double().numpy()
-
-
-@settings
-class LossScore:
-    """Minus the loss of the attacked model, log(1 + exp(-score)); needs no reference models.
-
-    The threshold is set by `shoal.audit.reference_thresholds`, not by the mean loss as in `LossThreshold`.
-
-    Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal import ReferenceScores
-        >>> from shoal.attacks import LossScore
-        >>> score, none = np.log(np.array([0.9, 0.5]) / np.array([0.1, 0.5])), np.zeros((2, 0))
-        >>> records = ReferenceScores(score, np.array([True, False]), none, none > 0, np.zeros(2, dtype=np.int64))
-        >>> np.exp(LossScore().scores(records)).round(3)
-        array([0.9, 0.5])
-    """
-
-    name: ClassVar[str] = "loss"
-    title: ClassVar[str] = "loss"
-    least: ClassVar[int] = 0
-
-    def scores(self, records: ReferenceScores) -> NDArray[np.float64]:
-        """See `shoal.attacks.ReferenceAttack`. In nats, at most 0."""
-        return -np.logaddexp(0.0, -records.score)

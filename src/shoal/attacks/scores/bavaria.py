@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.attacks.reference_scores import Floats, ReferenceScores
+from shoal.attacks.reference_scores import Floats, ReferenceScores, View
 from shoal.attacks.scores.in_and_out import Side, in_and_out, pooled_variances
 from shoal.core.settings import settings
 
@@ -42,29 +42,15 @@ class BaVarIA:
 
     The prior is our choice, since the paper's was not at hand: the moments of the records' means and variances
     (see `fitted_prior`).
-
-    Source: Brannvall 2026, arXiv:2603.11799 (BaVarIA with Student-t predictive distributions); the normal-inverse-gamma
-    distribution's update as in Murphy 2007, Conjugate Bayesian analysis of the Gaussian distribution, section 6.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.attacks import BaVarIA, LossScore
-        >>> from sklearn.metrics import roc_auc_score
-        >>> from shoal import ReferenceScores
-        >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
-        >>> difficulty, trained = draw.normal(0.0, 3.0, (400, 1)), draw.random((400, 16)) < 0.5
-        >>> score, reference = draw.normal(difficulty[:, 0] + 2 * member), draw.normal(difficulty + 2 * trained)
-        >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
-        >>> [round(roc_auc_score(member, attack.scores(records)), 2) for attack in (LossScore(), BaVarIA())]
-        [0.71, 0.89]
     """
 
     name: ClassVar[str] = "bavaria"
     title: ClassVar[str] = "BaVarIA"
+    view: ClassVar[View] = "outsider"
     least: ClassVar[int] = 3
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """See `shoal.attacks.ReferenceAttack`. In nats; above 0 the record is likelier to be a member."""
+        """In nats; above 0 the record is likelier to be a member."""
         if not len(records):
             return np.empty(0)
         sides = in_and_out(self, records, needs_in=True)

@@ -61,7 +61,10 @@ def in_and_out(attack: ReferenceAttack, records: ReferenceScores, *, needs_in: b
     Raises:
         InputError: fewer reference models than ``attack.least``, or no record with a score on a side that is read.
     """
-    require_references(attack, records)
+    require(
+        records.references >= attack.least,
+        f"the attack '{attack.name}' needs at least {attack.least} reference models; got {records.references}",
+    )
     inside, outside = records.reference_member, ~records.reference_member
     has_in, has_out = inside.sum(axis=1) > 0, outside.sum(axis=1) > 0
     empty = len(records) == 0
@@ -76,18 +79,6 @@ def in_and_out(attack: ReferenceAttack, records: ReferenceScores, *, needs_in: b
     )
     shift = _shift(records, has_in, has_out)
     return _side(records.reference, inside, has_in, shift), _side(records.reference, outside, has_out, -shift)
-
-
-def require_references(attack: ReferenceAttack, records: ReferenceScores) -> None:
-    """Refuse records with fewer reference models than ``attack.least``.
-
-    Raises:
-        InputError: there are fewer.
-    """
-    require(
-        records.references >= attack.least,
-        f"the attack '{attack.name}' needs at least {attack.least} reference models; got {records.references}",
-    )
 
 
 def pooled_variances(attack: ReferenceAttack, *sides: Side) -> list[float]:

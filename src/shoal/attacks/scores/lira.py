@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.attacks.reference_scores import Floats, ReferenceScores
+from shoal.attacks.reference_scores import Floats, ReferenceScores, View
 from shoal.attacks.scores.in_and_out import Side, in_and_out, pooled_variances, record_variances
 from shoal.core.settings import Positive, settings
 
@@ -25,30 +25,36 @@ class LiRA:
     Args:
         own_variance: from so many reference models on, each record has variances of its own.
 
-    Source: Carlini, Chien, Nasr, Song, Terzis, Tramer 2022, arXiv:2112.03570, Algorithm 1 and equation 4.
-
     Example:
         >>> import numpy as np
-        >>> from shoal.attacks import LiRA, LossScore
-        >>> from sklearn.metrics import roc_auc_score
         >>> from shoal import ReferenceScores
+        >>> from shoal.attacks import (
+        ...     RMIA, BaVarIA, DifficultyCalibration, LiRA, LossScore, OfflineLiRA, OfflineRMIA
+        ... )
+        >>> from sklearn.metrics import roc_auc_score
         >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
         >>> difficulty, trained = draw.normal(0.0, 3.0, (400, 1)), draw.random((400, 16)) < 0.5
         >>> score, reference = draw.normal(difficulty[:, 0] + 2 * member), draw.normal(difficulty + 2 * trained)
         >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
-        >>> [round(roc_auc_score(member, attack.scores(records)), 2) for attack in (LossScore(), LiRA())]
-        [0.71, 0.89]
+        >>> online, offline = (LiRA(), BaVarIA(), RMIA()), (OfflineLiRA(), OfflineRMIA(), DifficultyCalibration())
+        >>> for attacks in ((LossScore(),), online, offline):
+        ...     print([round(roc_auc_score(member, attack.scores(records)), 2) for attack in attacks])
+        ...
+        [0.71]
+        [0.89, 0.89, 0.83]
+        [0.89, 0.77, 0.89]
     """
 
     name: ClassVar[str] = "lira"
     title: ClassVar[str] = "LiRA"
+    view: ClassVar[View] = "outsider"
     # Of three models, two are on the same side of a record, and so tell a variance.
     least: ClassVar[int] = 3
 
     own_variance: Positive = 64
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """See `shoal.attacks.ReferenceAttack`. In nats; above 0 the record is likelier to be a member."""
+        """In nats; above 0 the record is likelier to be a member."""
         sides = in_and_out(self, records, needs_in=True)
         pooled = pooled_variances(self, *sides)
         inside, outside = (
@@ -68,30 +74,17 @@ class OfflineLiRA:
 
     Args:
         own_variance: as in `LiRA`.
-
-    Source: Carlini, Chien, Nasr, Song, Terzis, Tramer 2022, arXiv:2112.03570, Algorithm 1 and equation 4.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.attacks import LossScore, OfflineLiRA
-        >>> from sklearn.metrics import roc_auc_score
-        >>> from shoal import ReferenceScores
-        >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
-        >>> difficulty, trained = draw.normal(0.0, 3.0, (400, 1)), draw.random((400, 16)) < 0.5
-        >>> score, reference = draw.normal(difficulty[:, 0] + 2 * member), draw.normal(difficulty + 2 * trained)
-        >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
-        >>> [round(roc_auc_score(member, attack.scores(records)), 2) for attack in (LossScore(), OfflineLiRA())]
-        [0.71, 0.89]
     """
 
     name: ClassVar[str] = "lira-offline"
     title: ClassVar[str] = "offline LiRA"
+    view: ClassVar[View] = "outsider"
     least: ClassVar[int] = 3
 
     own_variance: Positive = 64
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """See `shoal.attacks.ReferenceAttack`. In standard deviations."""
+        """In standard deviations."""
         _, outside = in_and_out(self, records, needs_in=False)
         (pooled,) = pooled_variances(self, outside)
         variances = _variances(outside, pooled, records, self.own_variance)

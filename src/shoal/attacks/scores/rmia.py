@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from shoal.attacks.reference_scores import Floats, ReferenceScores
+from shoal.attacks.reference_scores import Floats, ReferenceScores, View
 from shoal.attacks.scores.in_and_out import Side, in_and_out
 from shoal.core.settings import Fraction, settings
 
@@ -35,30 +35,17 @@ class RMIA:
         gamma: the factor, at least 1 (the paper: 2). It does not change the order of one model's records. At 2 the
             fractions of most records are near 0, and a threshold from other models misses: on 300 images of a group
             that trained alone, 0.655 of 0.72 were left of the balanced accuracy, at 1 0.71 (docs/audit.md).
-
-    Source: Zarifzadeh, Liu, Shokri, ICML 2024, arXiv:2312.03262, equations 2 to 4 and 10 (offline).
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.attacks import LossScore, RMIA
-        >>> from sklearn.metrics import roc_auc_score
-        >>> from shoal import ReferenceScores
-        >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
-        >>> difficulty, trained = draw.normal(0.0, 3.0, (400, 1)), draw.random((400, 16)) < 0.5
-        >>> score, reference = draw.normal(difficulty[:, 0] + 2 * member), draw.normal(difficulty + 2 * trained)
-        >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
-        >>> [round(roc_auc_score(member, attack.scores(records)), 2) for attack in (LossScore(), RMIA())]
-        [0.71, 0.83]
     """
 
     name: ClassVar[str] = "rmia"
     title: ClassVar[str] = "RMIA"
+    view: ClassVar[View] = "outsider"
     least: ClassVar[int] = 2
 
     gamma: Gamma = 1.0
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """See `shoal.attacks.ReferenceAttack`. Fractions, within `TIE`."""
+        """Fractions, within `TIE`."""
         inside, outside = in_and_out(self, records, needs_in=True)
         average = np.logaddexp(_log_mean(inside), _log_mean(outside)) - np.log(2)
         return _fractions(records, average, _log_mean(outside), _of_population(records), self.gamma)
@@ -73,31 +60,18 @@ class OfflineRMIA:
     Args:
         gamma: as in `RMIA`.
         a: how much p_out counts, in [0, 1]; at 1 the mean is p_out itself.
-
-    Source: Zarifzadeh, Liu, Shokri, ICML 2024, arXiv:2312.03262, equations 2 to 4 and 10 (offline).
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.attacks import LossScore, OfflineRMIA
-        >>> from sklearn.metrics import roc_auc_score
-        >>> from shoal import ReferenceScores
-        >>> draw, member = np.random.default_rng(0), np.arange(400) < 200
-        >>> difficulty, trained = draw.normal(0.0, 3.0, (400, 1)), draw.random((400, 16)) < 0.5
-        >>> score, reference = draw.normal(difficulty[:, 0] + 2 * member), draw.normal(difficulty + 2 * trained)
-        >>> records = ReferenceScores(score, member, reference, trained, np.zeros(400, dtype=np.int64))
-        >>> [round(roc_auc_score(member, attack.scores(records)), 2) for attack in (LossScore(), OfflineRMIA())]
-        [0.71, 0.77]
     """
 
     name: ClassVar[str] = "rmia-offline"
     title: ClassVar[str] = "offline RMIA"
+    view: ClassVar[View] = "outsider"
     least: ClassVar[int] = 1
 
     gamma: Gamma = 1.0
     a: Fraction = 0.33
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """See `shoal.attacks.ReferenceAttack`. Fractions, within `TIE`."""
+        """Fractions, within `TIE`."""
         _, outside = in_and_out(self, records, needs_in=False)
         average = self._of_all(_log_mean(outside))
         return _fractions(records, average, average, self._of_all(_of_population(records)), self.gamma)

@@ -5,55 +5,16 @@ the released model, and a neural network reads the losses. Here an attacker has 
 server or a client has, and a logistic regression reads them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from shoal.attacks.membership import losses
 from shoal.core.errors import require
 from shoal.core.settings import PositiveFloat, settings
-from shoal.engine import Engine
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-
-def loss_trajectory(engine: Engine, models: Sequence[Tensor] | Tensor, x: Tensor, y: Tensor, rows: Tensor) -> Floats:
-    """The loss of each record on each model, in nats.
-
-    Args:
-        engine: evaluates the models.
-        models: T parameter vectors (P,) of one model at several rounds, in order.
-        x: (N, ...) inputs.
-        y: (N,) int64, labels.
-        rows: (M,) int64, the records.
-
-    Returns:
-        (M, T).
-
-    Source: Liu, Zhao, Backes, Zhang 2022, CCS, arXiv:2208.14933.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks import loss_trajectory
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     models = [state.models[0] for state, _ in training.rounds(training.start(), 3)]
-        ...     x, y = federation.clients.x, federation.clients.y
-        ...     losses = loss_trajectory(engine, models, x, y, torch.tensor([0, 1]))
-        ...
-        >>> losses.shape, bool((losses[:, -1] < losses[:, 0]).all())
-        ((2, 3), True)
-    """
-    labels = y[rows.to(y.device)].cpu()
-    columns = [losses(engine.outputs(model, x, rows.to(x.device)).cpu(), labels) for model in models]
-    return np.stack(columns, axis=1) if columns else np.empty((len(rows), 0))
 
 
 @settings
@@ -62,8 +23,6 @@ class LossTrajectory:
 
     Args:
         inverse_penalty: scikit-learn's C, the inverse of the strength of the L2 penalty on standardised losses.
-
-    Source: Liu, Zhao, Backes, Zhang 2022, CCS, arXiv:2208.14933.
 
     Example:
         >>> import numpy as np

@@ -31,15 +31,6 @@ class ReconstructedUpdates:
             who were never apart.
         explained: in [0, 1], how much of the squared lengths of the moves these updates explain; 1: all, as where each
             client sent the same every time.
-
-    Example:
-        >>> import torch
-        >>> from shoal.attacks import reconstruct_updates
-        >>> points = torch.tensor([[1.0], [3.0], [8.0]])
-        >>> moves = torch.stack([points.mean(dim=0), points[:2].mean(dim=0)])[:, None]
-        >>> found = reconstruct_updates(moves, torch.tensor([[0, 0, 0], [0, 0, -1]]), torch.tensor([10, 11, 12]))
-        >>> found.clients, found.resolution.round(decimals=3), round(found.explained, 3)
-        (tensor([10, 11, 12]), tensor([0.5000, 0.5000, 1.0000], dtype=torch.float64), 1.0)
     """
 
     clients: Tensor
@@ -78,15 +69,6 @@ def reconstruct_updates(
 
     Source: ours by least squares; Yang, Luo, Li 2025, arXiv:2511.07073, for centroids, and Lam, Wei, Brooks, Reddi,
     Mitzenmacher 2021, arXiv:2106.06089, for sums.
-
-    Example:
-        >>> import torch
-        >>> from shoal.attacks import reconstruct_updates
-        >>> points = torch.tensor([[1.0], [3.0], [8.0]])
-        >>> moves = torch.stack([points.mean(dim=0), points[:2].mean(dim=0)])[:, None]
-        >>> found = reconstruct_updates(moves, torch.tensor([[0, 0, 0], [0, 0, -1]]), torch.arange(3))
-        >>> found.updates.flatten().round(decimals=6).tolist(), found.resolution.round(decimals=6).tolist()
-        ([2.0, 2.0, 8.0], [0.5, 0.5, 1.0])
     """
     rounds, count = assignment.shape
     require(

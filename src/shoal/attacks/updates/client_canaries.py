@@ -6,10 +6,12 @@ training, g_i = cos(c_i, theta_T - theta_0). A direction that nobody sent has g 
 that were sent are summarised by a normal distribution N(mu, s^2). Epsilon is what tells these two apart at delta.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -17,9 +19,11 @@ from torch import Tensor
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
+from shoal.data.federation import Federation
 from shoal.data.shards import Shards
-from shoal.engine import Engine, LocalRandomness, LocalSGD, State, Tensors
+from shoal.engine import Algorithm, Engine, LocalRandomness, LocalSGD, RoundReport, State, Tensors, Training
 from shoal.metrics import mean_interval
+from shoal.metrics.summary import Summary
 
 Floats = NDArray[np.float64]
 
@@ -40,14 +44,6 @@ class ClientCanaryEstimate:
         mean: mu, of the cosines.
         deviation: s, of the cosines.
         null_deviation: 1 / sqrt(d), that of directions that nobody sent.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.attacks import estimate_client_epsilon
-        >>> draw, unseen = np.random.default_rng(1), 1 / np.sqrt(10_000)
-        >>> found = estimate_client_epsilon(draw.normal(2 * unseen, unseen, 1000), 10_000, delta=1e-5)
-        >>> found.canaries, round(found.null_deviation, 3), found.low < found.epsilon < found.high
-        (1000, 0.01, True)
     """
 
     epsilon: float
@@ -62,18 +58,7 @@ class ClientCanaryEstimate:
 
 
 def canary_directions(clients: Sequence[int], dimension: int, stream: Stream) -> Tensor:
-    """Random unit vectors (k, d) float32; each depends on the stream and the id of its client alone.
-
-    Example:
-        >>> import torch
-        >>> from shoal import Stream
-        >>> from shoal.attacks import canary_directions
-        >>> directions = canary_directions([3, 7], 1000, Stream(0))
-        >>> directions.norm(dim=1).allclose(torch.ones(2))
-        True
-        >>> canary_directions([7], 1000, Stream(0))[0].equal(directions[1])
-        True
-    """
+    """Random unit vectors (k, d) float32; each depends on the stream and the id of its client alone."""
     drawn = [torch.randn(dimension, generator=stream(int(client)).generator()) for client in clients]
     directions = torch.stack(drawn) if drawn else torch.empty(0, dimension)
     return directions / directions.norm(dim=1, keepdim=True)
@@ -84,14 +69,6 @@ def canary_cosines(directions: Tensor, start: Tensor, end: Tensor) -> Floats:
 
     Raises:
         InputError: training moved nothing.
-
-    Example:
-        >>> import torch
-        >>> from shoal import Stream
-        >>> from shoal.attacks import canary_cosines, canary_directions
-        >>> directions = canary_directions([0, 1], 10_000, Stream(0))
-        >>> canary_cosines(directions, start=torch.zeros(10_000), end=directions[0]).round(1) + 0.0
-        array([1., 0.])
     """
     moved = end.double() - start.double()
     length = float(moved.norm())
@@ -113,9 +90,6 @@ def estimate_client_epsilon(
 
     Raises:
         InputError: fewer than two cosines, all of them equal, no dimension, or a number outside its range.
-
-    Source: Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar 2023 (ICLR 2024), arXiv:2302.03098, Algorithm 1 (final
-    model only).
 
     Example:
         >>> import numpy as np
@@ -217,40 +191,38 @@ def _log_mass(low: float, high: float) -> float:
 class CanaryClients:
     """Clients that send a random direction instead of what training gives, through the server's filter like all others.
 
-    They implement `shoal.engine.MaliciousClients`. Their examples are never trained on; each sends the model of its
-    cluster plus ``scale`` times its direction of `canary_directions`, the same in every round. Other figures of a run
-    know nothing of that and count their examples as members: give them examples like those of the others, and leave
-    membership inference to a run without them.
+    One value does both: given as ``malicious_clients`` they send their directions, and as ``round_attack`` they are
+    measured, so that a run's summary has ``canaries.client_epsilon``, and its table every canary's cosine. Their
+    examples are never trained on; each sends the model of its cluster plus ``scale`` times its direction of
+    `canary_directions`, the same in every round. Other figures of a run know nothing of that and count their examples
+    as members: give them examples like those of the others, and leave membership inference to a run without them.
 
     Args:
         ids: of these clients.
         scale: L2 norm of what each sends; the norm to which the server clips, or the largest of an honest update.
         stream: of the directions.
-
-    Source: Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar 2023 (ICLR 2024), arXiv:2302.03098, Algorithm 1 (final
-    model only).
+        delta: of the estimate.
 
     Example:
         >>> import shoal
-        >>> from shoal.attacks import CanaryClients, canary_cosines, canary_directions
+        >>> from shoal.attacks import CanaryClients
         >>> one = ([[-1.0] * 100, [1.0] * 100], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one)
+        >>> federation = shoal.Federation.from_tensors([one] * 6, test=one)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=100, classes=2))
-        >>> canaries = CanaryClients((0, 1), scale=1.0, stream=shoal.Stream(0))
-        >>> with shoal.Engine(model) as engine:
-        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(1))
-        ...     training = shoal.Training(*setting, malicious_clients=canaries)
-        ...     start = training.start()
-        ...     end, _ = training.round(start)
-        ...
-        >>> directions = canary_directions((0, 1, 2), model.parameters, shoal.Stream(0))  # nobody sent the last one
-        >>> canary_cosines(directions, start.models[0], end.models[0]) > 0.4
-        array([ True,  True, False])
+        >>> canaries = CanaryClients((0, 1, 2), scale=1.0, stream=shoal.Stream(0))
+        >>> both = {"malicious_clients": canaries, "round_attack": canaries}
+        >>> result = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, **both)
+        >>> (result.updates["cosine"] > 0.2).tolist(), result.summary.overall["canaries.client_epsilon"] > 10
+        ([True, True, True], True)
     """
+
+    name: ClassVar[str] = "client_canaries"
+    columns: ClassVar[tuple[str, ...]] = ("client", "cluster", "cosine")
 
     ids: tuple[int, ...]
     scale: float
     stream: Stream
+    delta: float = 1e-5
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -282,3 +254,41 @@ class CanaryClients:
         model = state.models[cluster]
         (direction,) = canary_directions([client], len(model), self.stream)
         return model + self.scale * direction.to(model), state.adversary
+
+    def check(self, federation: Federation, algorithm: Algorithm) -> None:
+        """Raise `InputError` unless at least two of them are clients of the federation."""
+        del algorithm
+        strangers = sorted({*self.ids} - {*federation.ids.tolist()})
+        require(not strangers, f"'ids' must be of clients of the federation; {strangers[:1]} is not one")
+        require(len(self.ids) >= 2, "an estimate needs at least 2 canary clients; got 1")
+
+    def initial_memory(self, state: State) -> Tensors:
+        """The models before training, (K, P)."""
+        return {"start": state.models.clone()}
+
+    def observe(
+        self, before: State, after: State, report: RoundReport, memory: Tensors, training: Training
+    ) -> tuple[Tensors, Tensors]:
+        """Each canary's cluster and cosine with what its model has moved; NaN where that is nothing."""
+        del before, report
+        start, ids = memory["start"], training.federation.ids
+        require(len(start) == len(after.models), "client canaries need a constant number of models")
+        directions = canary_directions(self.ids, start.shape[1], self.stream)
+        cluster = after.assignment[[int((ids == client).nonzero()) for client in self.ids]]
+        cosine = torch.full((len(self.ids),), torch.nan, dtype=torch.float64)
+        for i, k in enumerate(cluster.tolist()):
+            if k >= 0 and not torch.equal(start[k], after.models[k]):
+                cosine[i] = float(canary_cosines(directions[i : i + 1], start[k], after.models[k])[0])
+        return {"cluster": cluster, "cosine": cosine, "dimension": torch.tensor(start.shape[1])}, memory
+
+    def measure(
+        self, observations: Mapping[int, Tensors], stream: Stream, *, jobs: int
+    ) -> tuple[Summary, pd.DataFrame]:
+        """The estimate after the last round, and a row per canary."""
+        del stream, jobs
+        last = observations[max(observations)]
+        cosine = last["cosine"].numpy()
+        found = estimate_client_epsilon(cosine[~np.isnan(cosine)], int(last["dimension"]), delta=self.delta)
+        values = {"": found.epsilon, ".low": found.low, ".high": found.high}
+        table = pd.DataFrame({"client": self.ids, "cluster": last["cluster"].numpy(), "cosine": cosine})
+        return Summary(overall={f"canaries.client_epsilon{end}": value for end, value in values.items()}), table

@@ -34,24 +34,6 @@ class HarvestedModel:
         sybil: which sybil, numbered from 1.
         cluster: whose model it is; the attacker is not told.
         model: (P,).
-
-    Example:
-        >>> from dataclasses import replace
-        >>> import torch, shoal
-        >>> from shoal.attacks import ModelAcquisition
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other] + [one] * 2, test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     local, algorithm = shoal.LocalSGD(steps=5, learning_rate=1.0), shoal.CFL(eps1=0.4, eps2=1.0)
-        ...     training = shoal.Training(federation, algorithm, local, engine, shoal.Stream(0))
-        ...     honest = replace(training, federation=federation.take(torch.arange(4)))
-        ...     *_, (state, _) = honest.rounds(honest.start(), 3)
-        ...     sybil = federation.clients.take(torch.tensor([4]))
-        ...     found = ModelAcquisition().acquire(training, state, sybil, rounds=6, every=2)
-        ...
-        >>> [(each.round, each.sybil, each.cluster) for each in found.harvest]
-        [(5, 1, 0), (6, 1, 0), (7, 1, 0), (7, 2, 1), (8, 1, 0), (8, 2, 1), (9, 1, 0), (9, 2, 1)]
     """
 
     round: int
@@ -71,24 +53,6 @@ class Acquisition:
         joined: the round in which each sybil joined.
         received: all that the attacker saw, models of splits too.
         state: of the federation, sybils included, after the last round.
-
-    Example:
-        >>> from dataclasses import replace
-        >>> import torch, shoal
-        >>> from shoal.attacks import ModelAcquisition
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other] + [one] * 2, test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     local, algorithm = shoal.LocalSGD(steps=5, learning_rate=1.0), shoal.CFL(eps1=0.4, eps2=1.0)
-        ...     training = shoal.Training(federation, algorithm, local, engine, shoal.Stream(0))
-        ...     honest = replace(training, federation=federation.take(torch.arange(4)))
-        ...     *_, (state, _) = honest.rounds(honest.start(), 3)
-        ...     sybil = federation.clients.take(torch.tensor([4]))
-        ...     found = ModelAcquisition().acquire(training, state, sybil, rounds=6, every=2)
-        ...
-        >>> found.joined, found.clusters.tolist(), sorted(found.latest())
-        ((4, 6), [0, 1], [0, 1])
     """
 
     harvest: tuple[HarvestedModel, ...]
@@ -129,9 +93,6 @@ class ModelAcquisition:
         scale: of all updates, in norms of an honest one. Cosines do not depend on it, but a long update from a cluster
             where it does not belong makes CFL divide that cluster, and the sybil is left with a model of its own. The
             paper's is 1.
-
-    Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
-    2023, Appendix A, on Sattler et al.'s CFL.
 
     Example:
         >>> from dataclasses import replace

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.attacks.reference_scores import View
 from shoal.attacks.updates.update_scores import UpdateScores, mean_over_rounds
 from shoal.core.settings import settings
 from shoal.metrics import clopper_pearson
@@ -25,13 +26,6 @@ class Guesses:
         chance: the accuracy of guessing without looking.
         low, high: 95 % interval of the accuracy (Clopper-Pearson). It takes the guesses as independent, which those on
             one client's records are not quite.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.attacks import Guesses
-        >>> guesses = Guesses.counted(np.array([True, True, False, True]), np.full(4, 0.25))
-        >>> guesses.accuracy, guesses.chance, guesses.low < guesses.chance
-        (0.75, 0.25, True)
     """
 
     right: int
@@ -59,16 +53,6 @@ class SourceGuesses:
     Args:
         by_round: of each recorded round, on the records of the clients that took part in it.
         averaged: by each client's loss on average over its recorded rounds.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.attacks import SourceInference, UpdateScores
-        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
-        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
-        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
-        >>> guesses = SourceInference().guess(scores)
-        >>> len(guesses.by_round), guesses.by_round[0].right == guesses.averaged.right
-        (1, True)
     """
 
     by_round: tuple[Guesses, ...]
@@ -80,12 +64,8 @@ class SourceInference:
     """Guesses the client whose sent model has the smallest loss on a record.
 
     Args:
-        name: of this attack.
         among: whose models are compared: those of all clients of the "federation", or those of the owner's "cluster",
             which says what is left to guess once the cluster is known.
-
-    Source: Hu, Salcic, Sun, Dobbie, Zhang, "Source inference attacks in federated learning", ICDM 2021,
-    arXiv:2109.05659.
 
     Example:
         >>> import numpy as np
@@ -98,9 +78,10 @@ class SourceInference:
         (4, 4, 0.25)
     """
 
+    name: ClassVar[str] = "source-inference"
     title: ClassVar[str] = "source inference"
+    view: ClassVar[View] = "server"
 
-    name: Literal["source-inference"] = "source-inference"
     among: Literal["federation", "cluster"] = "federation"
 
     def guess(self, scores: UpdateScores) -> SourceGuesses:
@@ -139,9 +120,6 @@ class GroupInference:
     Who knows the groups of most members of a cluster, as by asking a few, knows that much of the others. A client alone
     in its cluster counts as guessed. The chance is the largest group's share.
 
-    Args:
-        name: of this attack.
-
     Example:
         >>> import numpy as np
         >>> from shoal.attacks import GroupInference, UpdateScores
@@ -155,9 +133,9 @@ class GroupInference:
         (1.0, 0.5)
     """
 
+    name: ClassVar[str] = "group-inference"
     title: ClassVar[str] = "group inference"
-
-    name: Literal["group-inference"] = "group-inference"
+    view: ClassVar[View] = "server"
 
     def guess(self, scores: UpdateScores) -> Guesses:
         """Guess the group of every client with records, from the cluster of its last recorded round."""

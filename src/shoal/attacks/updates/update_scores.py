@@ -2,7 +2,7 @@
 
 The server has the model that it sent, w, and receives each client's w_k. A client that trained on a record x moved
 against the gradient of its loss, so the record's loss at w_k is low, and grad l(w; x) points along w - w_k. The attacks
-on these values (`fedmia.py`, `gradient_alignment.py`, `source_inference.py`) need neither shadow models nor further
+on these values (`update_membership.py`, `source_inference.py`) need neither shadow models nor further
 training, and as the values are computed from recorded updates, no framework but only its record.
 """
 
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shoal.attacks.reference_scores import View
 from shoal.core.errors import InputError, require
 from shoal.core.representation import one_line
 from shoal.data.federation import Federation
@@ -92,24 +93,6 @@ class UpdateScores:
         client: (M,) int64, the position in ``clients`` of who trained on each record; -1: nobody did.
         group: (M,) int64, each record's group.
         groups: names of the groups.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks.updates import update_scores
-        >>> from shoal.attacks import OwnedRecords
-        >>> draw = shoal.Stream(0).generator()
-        >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
-        >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=50, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     setting = (federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     training = shoal.Training(*setting, record_every=1)
-        ...     _, report = training.round(training.start())
-        ...     scores = update_scores([report.updates], OwnedRecords.of(federation), engine)
-        ...
-        >>> own = scores.client == scores.clients[:, None]
-        >>> bool(scores.cosine[0][own].mean() > 3 * abs(scores.cosine[0][~own].mean()))
-        True
     """
 
     rounds: NDArray[np.int64]
@@ -141,8 +124,9 @@ class UpdateAttack(Protocol):
         >>> from shoal.attacks import UpdateAttack, UpdateScores
         >>> @dataclass(frozen=True)
         ... class LowestLoss:
-        ...     name: str = "lowest-loss"
+        ...     name: ClassVar[str] = "lowest-loss"
         ...     title: ClassVar[str] = "lowest loss"
+        ...     view: ClassVar[str] = "server"
         ...     threshold: ClassVar[float] = -0.5
         ...     def score(self, scores):
         ...         return -np.nanmean(scores.loss, axis=0)
@@ -155,12 +139,10 @@ class UpdateAttack(Protocol):
         array([0, 1, 2, 3])
     """
 
-    @property
-    def name(self) -> str:
-        """Its key in audit.json."""
-        ...
-
+    name: ClassVar[str]
+    """Its key in audit.json."""
     title: ClassVar[str]
+    view: ClassVar[View]
     threshold: ClassVar[float]
     """The largest score of a non-member."""
 
@@ -186,7 +168,7 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
 
     Example:
         >>> import torch, shoal
-        >>> from shoal.attacks.updates import update_scores
+        >>> from shoal.attacks import update_scores
         >>> from shoal.attacks import OwnedRecords
         >>> draw = shoal.Stream(0).generator()
         >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]

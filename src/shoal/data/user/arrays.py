@@ -1,7 +1,7 @@
-"""A user's own values as tensors: arrays, lists, data sets of PyTorch, tables with a client column.
+"""A user's arrays, lists, PyTorch data sets and pictures as tensors.
 
-Labels are classes, or the targets of a regression. Whatever cannot be examples is an `InputError` that names the client
-and says what is allowed.
+Labels are classes, or the targets of a regression. What cannot be examples is an `InputError` that names the client and
+says what is allowed.
 """
 
 from collections.abc import Iterable, Sequence, Sized
@@ -23,10 +23,13 @@ Arrays = tuple[Any, Any]
 """Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""
 
 Task = Literal["classification", "regression"]
-"""What labels are: classes, or numbers to be predicted. Labels alone do not say which: prices may be whole numbers."""
+"""Whether labels are classes or numbers to be predicted. Labels alone do not say which: prices may be integers."""
 
 Impute = Literal["mean", "median", "most-frequent"]
-"""What stands for the empty cells of a column."""
+"""What replaces the empty cells of a column."""
+
+Table = Any
+"""A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
 
 _PADDED = "pad them to one, as torch.nn.utils.rnn.pad_sequence does, by a number that network and loss take for padding"
 
@@ -35,20 +38,17 @@ _PACKED = (
     "forward takes them apart"
 )
 
-Table = Any
-"""A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
-
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Labelled examples, with the name of the group that each one is of.
+    """Labelled examples, with the name of the group of each.
 
     Args:
         x: inputs (M, ...).
-        y: labels (M,), whole numbers from 0; of a regression (M,) or (M, d) numbers.
+        y: labels (M,), integers from 0; of a regression (M,) or (M, d) numbers.
         groups: (M,) names, in any order; a list or a numpy array of strings.
-        clients: (M,) whole numbers, which client each example is of, -1: of none; None: it is not known. An audit then
-            compares a client's training examples with its own test examples alone.
+        clients: (M,) integers, the client of each example, -1: none; None: unknown. An audit then compares a client's
+            training examples with its own test examples alone.
 
     Example:
         >>> from shoal import Examples
@@ -67,7 +67,7 @@ class Examples:
 
 @settings
 class Columns:
-    """Which columns of a table are what.
+    """The meaning of a table's columns.
 
     Args:
         client: the column with the names of the clients.
@@ -90,7 +90,7 @@ class Columns:
         >>> table = pd.DataFrame({"ward": ["a", "a", "b"], "age": [30, 40, 50], "sick": [0, 1, 1]})
         >>> columns = shoal.Columns(client="ward", label="sick")
         >>> federation = shoal.Federation.from_table(table, columns, test=table)
-        >>> federation.names, [round(each, 2) for each in federation.clients.x.flatten().tolist()]
+        >>> federation.names, [round(age, 2) for age in federation.clients.x.flatten().tolist()]
         (('a', 'b'), [-1.22, 0.0, 1.22])
     """
 
@@ -106,39 +106,39 @@ class Columns:
         for name, other in (("client", self.client), ("group", self.group)):
             require(other != self.label, f"'label' and '{name}' are the same column, '{self.label}'; name two")
         inputs = self.inputs or ()
-        used = [each for each in inputs if each in (self.client, self.label, self.group)]
-        require(not used, f"'inputs' has the column '{used[0] if used else ''}', which is the client, label or group")
-        twice = [each for each in inputs if inputs.count(each) > 1]
-        require(not twice, f"'inputs' has the column '{twice[0] if twice else ''}' twice; once is allowed")
+        for name in inputs:
+            used = name in (self.client, self.label, self.group)
+            require(not used, f"'inputs' has the column '{name}', which is the client, label or group")
+            require(inputs.count(name) == 1, f"'inputs' has the column '{name}' twice; once is allowed")
 
 
-def tensors_of(name: str, given: object, task: Task = "classification") -> tuple[Tensor, Tensor]:
-    """Inputs (m, ...) and labels of examples that an error sentence calls ``name``.
+def tensors_of(name: str, value: object, task: Task = "classification") -> tuple[Tensor, Tensor]:
+    """Inputs (m, ...) and labels of examples.
 
     Labels are (m,) int64; of a regression (m, d) float32, also where there is one number per example: losses would
     broadcast (m,) against outputs (m, 1).
 
     Args:
-        name: such as "client 3".
-        given: a pair (x, y), or a data set of PyTorch that gives pairs.
+        name: of the examples in sentences, such as "client 3".
+        value: a pair (x, y), or a data set of PyTorch that gives pairs.
         task: what labels are.
 
     Raises:
         InputError: they cannot be converted, or differ in number.
     """
-    if isinstance(given, Dataset):
-        require(isinstance(given, Sized), f"{name} is a data set without a length; give one with __len__")
-        rows = [given[i] for i in range(len(given))]  # pyright: ignore[reportArgumentType]
+    if isinstance(value, Dataset):
+        require(isinstance(value, Sized), f"{name} is a data set without a length; give one with __len__")
+        rows = [value[i] for i in range(len(value))]  # pyright: ignore[reportArgumentType]
         pairs = all(isinstance(row, tuple | list) and len(row) == 2 for row in rows)
         require(pairs, f"{name} is a data set whose items are not pairs (x, y); {_PACKED}")
-        given = stacked(name, [x for x, _ in rows]), [_scalar(y) for _, y in rows]
-    pair = isinstance(given, tuple | list) and len(given) == 2
-    more = f"; {_PACKED}" if isinstance(given, tuple | list | dict) else ""
-    kinds = "a pair (x, y) or a torch.utils.data.Dataset of such pairs"
-    require(pair, f"{name} must be {kinds}; got {described(given)}{more}")
-    assert isinstance(given, tuple | list)
-    x = _inputs(name, given[0])
-    y = _targets(name, given[1]) if task == "regression" else _labels(name, given[1])
+        labels = [y.tolist() if isinstance(y, Tensor | np.ndarray | np.generic) else y for _, y in rows]
+        value = stacked(name, [x for x, _ in rows]), labels
+    more = f"; {_PACKED}" if isinstance(value, tuple | list | dict) else ""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        kinds = "a pair (x, y) or a torch.utils.data.Dataset of such pairs"
+        raise InputError(f"{name} must be {kinds}; got {described(value)}{more}")
+    x = _inputs(f"the inputs of {name}", value[0])
+    y = (_targets if task == "regression" else _labels)(f"the labels of {name}", value[1])
     require(len(x) == len(y), f"{name} has {len(x)} examples but {len(y)} labels")
     return x, y
 
@@ -188,70 +188,61 @@ def require_finite(name: str, x: Tensor, kind: str = "inputs") -> None:
         require(wrong == 0, f"{name} has {kind} that are NaN or infinite, in {wrong} of {len(x)} examples")
 
 
-def group_names(name: str, given: object, count: int) -> list[str]:
-    """The ``count`` names of groups that ``given`` holds; ``name`` is what an error sentence calls it.
+def group_names(name: str, value: object, count: int) -> list[str]:
+    """The ``count`` names of groups in ``value``, which sentences call ``name``.
 
     Raises:
         InputError: codes instead of names, another number of them, or names that cannot be used.
     """
-    codes = isinstance(given, Tensor) or (isinstance(given, np.ndarray) and given.dtype.kind in "iufb")
-    require(
-        not codes and not isinstance(given, str) and isinstance(given, Iterable),
-        f"{name} must be a list of names, such as ['north', 'south', ...], since codes do not say which group they "
-        f"mean; got {described(given)}",
-    )
-    assert isinstance(given, Iterable)
-    names: list[Any] = [str(each) if isinstance(each, np.str_) else each for each in given]
+    codes = isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "iufb")
+    if codes or isinstance(value, str) or not isinstance(value, Iterable):
+        raise InputError(
+            f"{name} must be a list of names, such as ['north', 'south', ...], since codes do not say which group they "
+            f"mean; got {described(value)}"
+        )
+    names: list[Any] = [str(group) if isinstance(group, np.str_) else group for group in value]
     require(len(names) == count, f"{name} must be {count} names; got {len(names)}")
     require_group_names(dict.fromkeys(names))
     return names
 
 
 def stacked(name: str, values: Sequence[object]) -> Tensor:
-    """Single inputs, of one shape, as one tensor; pictures (H, W) and (H, W, C) as (C, H, W) in [0, 1]."""
-    require(not any(map(_several, values)), f"{name} has inputs of several tensors; {_PACKED}")
-    arrays = [each.numpy(force=True) if isinstance(each, Tensor) else _picture(each) for each in values]
-    shapes = {each.shape for each in arrays}
-    require(
-        len(shapes) <= 1, f"{name} has inputs of different shapes: {', '.join(map(str, sorted(shapes)[:3]))}; {_PADDED}"
-    )
+    """Single inputs of one shape as one tensor; pictures of PIL as (C, H, W) in [0, 1]."""
+    require(not any(map(_is_several, values)), f"{name} has inputs of several tensors; {_PACKED}")
+    arrays = [value.numpy(force=True) if isinstance(value, Tensor) else _picture(value) for value in values]
+    shapes = sorted({array.shape for array in arrays})
+    require(len(shapes) <= 1, f"{name} has inputs of different shapes: {', '.join(map(str, shapes[:3]))}; {_PADDED}")
     return torch.as_tensor(np.stack(arrays)) if arrays else torch.empty(0)
 
 
 def _picture(value: object) -> np.ndarray:
-    """One input as an array; a picture of PIL as (C, H, W) in [0, 1]."""
     array = np.asarray(value)
     if not hasattr(value, "getbands"):
         return array
     return np.atleast_3d(array).transpose(2, 0, 1).astype(np.float32) / 255
 
 
-def _several(given: object) -> bool:
-    """Whether somebody means several inputs: a dictionary, or a tuple of arrays, which would be stacked as examples."""
-    arrays = isinstance(given, tuple) and any(isinstance(each, Tensor | np.ndarray) and each.ndim > 0 for each in given)
-    return isinstance(given, dict) or arrays
+def _is_several(value: object) -> bool:
+    """Whether several inputs are meant: a dictionary, or a tuple of arrays, which would be stacked as examples."""
+    arrays = isinstance(value, tuple) and any(isinstance(item, Tensor | np.ndarray) and item.ndim for item in value)
+    return isinstance(value, dict) or arrays
 
 
-def _scalar(label: object) -> object:
-    return label.tolist() if isinstance(label, Tensor | np.ndarray | np.generic) else label
+def _inputs(name: str, value: object) -> Tensor:
+    """Inputs (m, ...): floats, bytes and truth values as float32, integers as int64 (words of a text)."""
+    require(not _is_several(value), f"{name} are several: {described(value)}; {_PACKED}")
+    nested = isinstance(value, Tensor) and value.is_nested
+    require(not nested, f"{name} must be of one shape; got a nested tensor; {_PADDED}")
+    x = _tensor(name, value)
+    require(x.dim() > 0, f"{name} must be one row per example; got a single number")
+    require(not x.is_complex(), f"{name} must be real numbers; got {x.dtype}")
+    floats = x.is_floating_point() or x.dtype in (torch.bool, torch.uint8)
+    return x.to(torch.float32 if floats else torch.int64)
 
 
-def _inputs(name: str, given: object) -> Tensor:
-    """Inputs (m, ...): floats as float32, bytes and truth values too, whole numbers as int64 (words of a text)."""
-    require(not _several(given), f"the inputs of {name} are several: {described(given)}; {_PACKED}")
-    nested = isinstance(given, Tensor) and given.is_nested
-    require(not nested, f"the inputs of {name} must be of one shape; got a nested tensor; {_PADDED}")
-    x = _tensor(f"the inputs of {name}", given)
-    require(x.dim() > 0, f"the inputs of {name} must be one row per example; got a single number")
-    require(not x.is_complex(), f"the inputs of {name} must be real numbers; got {x.dtype}")
-    if x.is_floating_point() or x.dtype in (torch.bool, torch.uint8):
-        return x.to(torch.float32)
-    return x.to(torch.int64)
-
-
-def _labels(name: str, given: object) -> Tensor:
-    """Labels (m,) int64, of whole numbers of any type, also as a column (m, 1); one-hot rows (m, C) by their place."""
-    y = _tensor(f"the labels of {name}", given).detach()
+def _labels(name: str, value: object) -> Tensor:
+    """Labels (m,) int64, of integers of any type, also as a column (m, 1); one-hot rows (m, C) by their place."""
+    y = _tensor(name, value).detach()
     if y.dtype == torch.int64 and y.dim() == 1:
         return y
     if y.dim() == 2 and y.shape[1] == 1:
@@ -260,43 +251,42 @@ def _labels(name: str, given: object) -> Tensor:
         y = y.to(torch.int64).argmax(dim=1)
     require(
         y.dim() == 1,
-        f"the labels of {name} must be one number per example; got shape {tuple(y.shape)}; several labels of an "
-        "example are given with task='regression' and a loss and a metric of your own",
+        f"{name} must be one number per example; got shape {tuple(y.shape)}; several labels of an example are given "
+        "with task='regression' and a loss and a metric of your own",
     )
-    whole = not y.is_complex() and bool((y == y.to(torch.int64)).all())
     require(
-        whole,
-        f"the labels of {name} must be whole numbers from 0; got {y.dtype} such as {y.flatten()[:1].tolist()}; numbers "
-        "to be predicted are given with task='regression'",
+        not y.is_complex() and bool((y == y.to(torch.int64)).all()),
+        f"{name} must be integers from 0; got {y.dtype} such as {y.flatten()[:1].tolist()}; numbers to be predicted "
+        "are given with task='regression'",
     )
     return y.to(torch.int64)
 
 
-def _targets(name: str, given: object) -> Tensor:
+def _targets(name: str, value: object) -> Tensor:
     """The labels (m, d) float32 of a regression, from (m,) or (m, d) numbers of any type."""
-    y = _tensor(f"the labels of {name}", given)
-    require(not y.is_complex(), f"the labels of {name} must be real numbers; got {y.dtype}")
+    y = _tensor(name, value)
+    require(not y.is_complex(), f"{name} must be real numbers; got {y.dtype}")
     require(
         y.dim() in (1, 2) and (y.dim() == 1 or y.shape[1] > 0),
-        f"the labels of {name} must be one number per example, or (m, d); got shape {tuple(y.shape)}; a loss and a "
-        "metric of your own may reshape the rows of d numbers",
+        f"{name} must be one number per example, or (m, d); got shape {tuple(y.shape)}; a loss and a metric of your "
+        "own may reshape the rows of d numbers",
     )
     return (y[:, None] if y.dim() == 1 else y).detach().to(torch.float32)
 
 
-def _tensor(name: str, given: object) -> Tensor:
+def _tensor(name: str, value: object) -> Tensor:
     """A tensor, list, numpy array or pandas column as a tensor."""
-    sparse = given.layout != torch.strided if isinstance(given, Tensor) else hasattr(given, "toarray")
+    sparse = value.layout != torch.strided if isinstance(value, Tensor) else hasattr(value, "toarray")
     require(not sparse, f"{name} are sparse; give them dense, by to_dense() in PyTorch and toarray() in SciPy")
-    if isinstance(given, Tensor):
-        return given
+    if isinstance(value, Tensor):
+        return value
     try:
-        array = np.asarray(given)
+        array = np.asarray(value)
     except ValueError as error:
         raise InputError(
-            f"{name} must be numbers of one shape; got {described(given)} of different lengths; {_PADDED}"
+            f"{name} must be numbers of one shape; got {described(value)} of different lengths; {_PADDED}"
         ) from error
     numbers = array.dtype.kind in "iufb"
     example = f" such as {array.flat[:1].tolist()[0]!r}" if array.size and not numbers else ""
-    require(numbers, f"{name} must be numbers; got {described(given)}{example}; number names from 0")
+    require(numbers, f"{name} must be numbers; got {described(value)}{example}; number names from 0")
     return torch.as_tensor(array.copy() if not array.flags.writeable else array)

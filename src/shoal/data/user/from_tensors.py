@@ -1,103 +1,91 @@
-"""A user's own tensors and tables as the parts of a federation, checked: the work of `Federation.from_tensors`."""
+"""A user's own tensors as the fields of a federation, checked: the work of `Federation.from_tensors`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.core.errors import InputError, described, nearest, quoted, require, whole
-from shoal.core.representation import one_line
 from shoal.core.settings import MAX_CLASSES
 from shoal.data.names import EVERYBODY
 from shoal.data.preferences import Preferences
 from shoal.data.shards import GroupedExamples, Shards
-from shoal.data.user.arrays import (
-    Arrays,
-    Examples,
-    Task,
-    group_names,
-    require_finite,
-    tensors_of,
-)
-from shoal.data.user.origins import Origins, own_example
+from shoal.data.user.arrays import Arrays, Examples, Task, group_names, require_finite, tensors_of
+from shoal.data.user.origins import own_example
 from shoal.data.user.packed_arrays import ClientArrays
 
-
-@dataclass(frozen=True, eq=False)
-class FederationParts:
-    """What a federation of N clients is made of; the fields are those of `Federation`."""
-
-    clients: Shards
-    group: Tensor
-    groups: tuple[str, ...]
-    preferences: Preferences
-    test: GroupedExamples
-    shadow: GroupedExamples
-    holdout: Shards
-    classes: int | None
-    names: tuple[str, ...] | None = None
-    origins: Origins = field(default_factory=dict)
-    __repr__ = one_line
+Limits = Tensor | Sequence[float] | float
+"""One number for all clients, or one per client."""
 
 
-def parts_of_tensors(
+def fields_from_tensors(
     clients: Sequence[Arrays | Dataset] | ClientArrays,
     *,
     test: Arrays | Examples | Dataset,
     shadow: Arrays | Examples | Dataset | None,
     groups: Sequence[str] | None,
     holdout: Sequence[Arrays | Dataset] | ClientArrays | None,
-    threshold: Tensor | Sequence[float] | float,
-    beta: Tensor | Sequence[float] | float,
+    limits: tuple[Limits, Limits],
     classes: int | None,
     task: Task,
-) -> FederationParts:
-    """See `Federation.from_tensors`."""
+) -> dict[str, Any]:
+    """The fields of `Federation` by name; ``limits`` are the thresholds and the betas."""
     require(task in get_args(Task), f"'task' must be 'classification' or 'regression'; got {task!r}")
     regression = task == "regression"
     require(classes is None or not regression, f"a regression has no classes; got classes={classes!r}")
-    shards = _own(clients, task)
-    count, like = len(shards), (shards.x[:1], shards.y[:1])
-    require(like[0].numel() > 0, f"'clients' have inputs of shape {tuple(like[0].shape[1:])}, without a number in it")
+    shards = _trained(clients, task)
+    count, first = len(shards), (shards.x[:1], shards.y[:1])
+    require(first[0].numel() > 0, f"'clients' have inputs of shape {tuple(first[0].shape[1:])}, without a number in it")
     if not regression:
         classes = _classes(shards) if classes is None else whole("classes", classes, "such as 10", 1)
         require(classes <= MAX_CLASSES, f"'classes' must be at most {MAX_CLASSES:,}; got {classes!r}")
-    kept = _held(holdout, task, shards)
-    group_of = [EVERYBODY] * count if groups is None else group_names("'groups'", groups, count)
-    names = tuple(dict.fromkeys(group_of))
+    held_out = _held_out(holdout, task, shards)
+    client_groups = [EVERYBODY] * count if groups is None else group_names("'groups'", groups, count)
+    names = tuple(dict.fromkeys(client_groups))
+    group = torch.tensor([names.index(name) for name in client_groups])
     require(
         isinstance(test, Examples) or len(names) == 1,
         f"with {len(names)} groups, 'test' must be Examples(x, y, groups), which name the group of each example",
     )
-    tested = _grouped("the test set", test, names, like, task)
+    tested = _grouped("the test set", test, names, first, task)
     if isinstance(test, Examples) and test.clients is not None:
-        tested = replace(tested, client=_clients_of(test.clients, tested, [names.index(each) for each in group_of]))
+        tested = replace(tested, client=_test_clients(test.clients, tested, group))
     require(len(tested) > 0, "the test set has no examples; accuracy and non-members come from it")
     without = [name for g, name in enumerate(names) if not bool((tested.group == g).any())]
     require(not without, f"the test set has no examples of the group {quoted(without)}; each group needs some")
-    none = GroupedExamples(like[0][:0], like[1][:0], torch.empty(0, dtype=torch.int64))
-    number = {name: g for g, name in enumerate(names)}
-    parts = FederationParts(
-        clients=shards,
-        group=torch.tensor([number[name] for name in group_of]),
-        groups=names,
-        preferences=Preferences(_per_client(threshold, count, "threshold", 0.5), _per_client(beta, count, "beta", 0.0)),
-        test=tested,
-        shadow=none if shadow is None else _grouped("the shadow set", shadow, names, like, task),
-        holdout=kept,
-        classes=classes,
-        origins={
+    shadows = GroupedExamples(first[0][:0], first[1][:0], torch.empty(0, dtype=torch.int64))
+    if shadow is not None:
+        shadows = _grouped("the shadow set", shadow, names, first, task)
+    for name, examples in (("client", shards), ("the holdout of client", held_out)):
+        if not _is_valid(examples.x, examples.y, classes):
+            for i in range(count):
+                _check(f"{name} {i}", examples.x[examples.owned(i)], examples.y[examples.owned(i)], classes)
+    for name, examples in (("the test set", tested), ("the shadow set", shadows)):
+        _check(name, examples.x, examples.y, classes)
+    threshold, beta = limits
+    return {
+        "clients": shards,
+        "ids": torch.arange(count),
+        "group": group,
+        "groups": names,
+        "preferences": Preferences(
+            _per_client(threshold, count, "threshold", 0.5), _per_client(beta, count, "beta", 0.0)
+        ),
+        "test": tested,
+        "shadow": shadows,
+        "holdout": held_out,
+        "classes": classes,
+        "origins": {
             "clients": partial(own_example, "clients", shards.offsets),
-            "holdout": partial(own_example, "holdout", kept.offsets),
+            "holdout": partial(own_example, "holdout", held_out.offsets),
             "test": "test[{}]".format,
         },
-    )
-    _check(parts)
-    return parts
+        "own_inputs": True,
+    }
 
 
 def _classes(clients: Shards) -> int:
@@ -111,81 +99,88 @@ def _classes(clients: Shards) -> int:
     return largest + 1
 
 
-def _own(clients: Sequence[Arrays | Dataset] | ClientArrays, task: Task) -> Shards:
+def _trained(clients: Sequence[Arrays | Dataset] | ClientArrays, task: Task) -> Shards:
     """The training examples of at least one client, of each at least one."""
     if isinstance(clients, ClientArrays):
         shards = clients.shards("'clients'", task)
-        require(len(shards) > 0, "a federation needs at least one client")
-        without = torch.nonzero(shards.sizes == 0).flatten()
-        require(len(without) == 0, f"client {without[:1].sum()} has no examples")
-        return shards
-    sequence = isinstance(clients, Sequence) and not isinstance(clients, str)
-    require(sequence, f"'clients' must be a list of pairs (x, y), one per client; got {described(clients)}")
-    require(len(clients) > 0, "a federation needs at least one client")
-    own = [tensors_of(f"client {i}", each, task) for i, each in enumerate(clients)]
-    for i, (x, y) in enumerate(own):
-        require(len(y) > 0, f"client {i} has no examples")
-        _require_shape(f"client {i}", x, own[0][0])
-        _require_shape(f"client {i}", y, own[0][1], "labels")
-    return Shards.from_pairs(own)
+    else:
+        sequence = isinstance(clients, Sequence) and not isinstance(clients, str)
+        require(sequence, f"'clients' must be a list of pairs (x, y), one per client; got {described(clients)}")
+        require(len(clients) > 0, "a federation needs at least one client")
+        shards = _joined("client {}", clients, task, None)
+    require(len(shards) > 0, "a federation needs at least one client")
+    without = torch.nonzero(shards.sizes == 0).flatten()
+    require(len(without) == 0, f"client {without[:1].sum()} has no examples")
+    return shards
 
 
-def _held(holdout: Sequence[Arrays | Dataset] | ClientArrays | None, task: Task, like: Shards) -> Shards:
-    """The examples that the clients, whose training examples are ``like``, keep out of training."""
-    x, y, count = like.x[:0], like.y[:0], len(like)
+def _held_out(holdout: Sequence[Arrays | Dataset] | ClientArrays | None, task: Task, clients: Shards) -> Shards:
+    """The examples that the clients keep out of training."""
+    first, count = (clients.x[:1], clients.y[:1]), len(clients)
     if holdout is None:
-        return Shards.from_contiguous(x, y, torch.zeros(count, dtype=torch.int64))
+        return Shards.from_contiguous(clients.x[:0], clients.y[:0], torch.zeros(count, dtype=torch.int64))
     if isinstance(holdout, ClientArrays):
         shards = holdout.shards("'holdout'", task)
-        _require_shape("the holdout", shards.x, x)
-        _require_shape("the holdout", shards.y, y, "labels")
+        _require_shapes("the holdout", (shards.x, shards.y), first)
         require(len(shards) == count, f"'holdout' must be of {count} clients, as 'clients'; got {len(shards)}")
         return shards
-    held = [tensors_of(f"the holdout of client {i}", each, task) for i, each in enumerate(holdout)]
-    require(len(held) == count, f"'holdout' must have one (x, y) for each of {count} clients; got {len(held)}")
-    for i, each in enumerate(held):
-        _require_shape(f"the holdout of client {i}", each[0], x)
-        _require_shape(f"the holdout of client {i}", each[1], y, "labels")
-    return Shards.from_pairs(held)
+    require(len(holdout) == count, f"'holdout' must have one (x, y) for each of {count} clients; got {len(holdout)}")
+    return _joined("the holdout of client {}", holdout, task, first)
 
 
-def _require_shape(name: str, given: Tensor, like: Tensor, kind: str = "examples") -> None:
-    shape, expected = tuple(given.shape[1:]), tuple(like.shape[1:])
-    same = shape == expected or len(given) == 0
-    require(same, f"{name} has {kind} of shape {shape}; client 0's have shape {expected}")
+def _joined(name: str, values: Sequence[Arrays | Dataset], task: Task, first: tuple[Tensor, Tensor] | None) -> Shards:
+    """The examples of clients, of the shapes of ``first``, of client 0 by default."""
+    pairs = []
+    for i, value in enumerate(values):
+        pairs.append(tensors_of(name.format(i), value, task))
+        if first is None:
+            require(len(pairs[i][1]) > 0, f"client {i} has no examples")
+        _require_shapes(name.format(i), pairs[i], first or pairs[0])
+    return Shards.from_pairs(pairs)
+
+
+def _require_shapes(name: str, pair: tuple[Tensor, Tensor], first: tuple[Tensor, Tensor]) -> None:
+    for kind, tensor, like in zip(("examples", "labels"), pair, first, strict=True):
+        shape, expected = tuple(tensor.shape[1:]), tuple(like.shape[1:])
+        fits = shape == expected or len(tensor) == 0
+        require(fits, f"{name} has {kind} of shape {shape}; client 0's have shape {expected}")
 
 
 def _grouped(
-    name: str, given: Arrays | Examples | Dataset, names: Sequence[str], like: tuple[Tensor, Tensor], task: Task
+    name: str,
+    value: Arrays | Examples | Dataset,
+    groups: tuple[str, ...],
+    first: tuple[Tensor, Tensor],
+    task: Task,
 ) -> GroupedExamples:
     """A test or shadow set with the groups by index; without names, all of the first group."""
-    x, y = tensors_of(name, (given.x, given.y) if isinstance(given, Examples) else given, task)
-    _require_shape(name, x, like[0])
-    _require_shape(name, y, like[1], "labels")
-    if not isinstance(given, Examples):
+    x, y = tensors_of(name, (value.x, value.y) if isinstance(value, Examples) else value, task)
+    _require_shapes(name, (x, y), first)
+    if not isinstance(value, Examples):
         return GroupedExamples(x, y, torch.zeros(len(y), dtype=torch.int64))
-    of_each = group_names(f"the groups of {name}", given.groups, len(y))
-    for each in dict.fromkeys(of_each):
+    names = group_names(f"the groups of {name}", value.groups, len(y))
+    for group in dict.fromkeys(names):
         require(
-            each in names, f"{name} has examples of the group '{each}', which no client is of; {nearest(each, names)}"
+            group in groups,
+            f"{name} has examples of the group '{group}', which no client is of; {nearest(group, groups)}",
         )
-    index = {each: g for g, each in enumerate(names)}
-    return GroupedExamples(x, y, torch.tensor([index[each] for each in of_each], dtype=torch.int64))
+    index = {group: g for g, group in enumerate(groups)}
+    return GroupedExamples(x, y, torch.tensor([index[group] for group in names], dtype=torch.int64))
 
 
-def _clients_of(given: object, tested: GroupedExamples, group: Sequence[int]) -> Tensor:
+def _test_clients(value: object, tested: GroupedExamples, group: Tensor) -> Tensor:
     """`Examples.clients` of the test set, for clients of these groups (N,)."""
-    form = f"the 'clients' of the test set must be {len(tested)} whole numbers from -1 to {len(group) - 1}"
+    form = f"the 'clients' of the test set must be {len(tested)} integers from -1 to {len(group) - 1}"
     try:
-        client = torch.as_tensor(given)
+        client = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{form}; got {described(given)}") from error
-    whole = client.shape == (len(tested),) and not client.is_floating_point() and client.dtype != torch.bool
-    require(whole, f"{form}; got {described(given)}")
+        raise InputError(f"{form}; got {described(value)}") from error
+    integers = client.shape == (len(tested),) and not client.is_floating_point() and client.dtype != torch.bool
+    require(integers, f"{form}; got {described(value)}")
     client = client.to(torch.int64)
     strangers = client[(client < -1) | (client >= len(group))]
     require(len(strangers) == 0, f"{form}; got {strangers[:1].sum()}")
-    wrong = torch.nonzero((client >= 0) & (torch.tensor(group)[client] != tested.group)).flatten()
+    wrong = torch.nonzero((client >= 0) & (group[client] != tested.group)).flatten()
     require(
         len(wrong) == 0,
         f"the test set has an example of client {client[wrong[:1]].sum()} in another group than the client's",
@@ -193,50 +188,35 @@ def _clients_of(given: object, tested: GroupedExamples, group: Sequence[int]) ->
     return client
 
 
-def _check(parts: FederationParts) -> None:
-    """Raise unless all inputs are finite, and all labels in ``range(classes)`` or, in a regression, finite."""
-    sets = [("client", parts.clients), ("the holdout of client", parts.holdout)]
-    for name, shards in sets:
-        outside = _outside(shards.y, parts.classes)
-        finite = not shards.x.is_floating_point() or bool(torch.isfinite(shards.x.sum()))
-        if finite and not bool(outside.any()):
-            continue
-        for i in range(len(shards)):
-            own = shards.owned(i)
-            require_finite(f"{name} {i}", shards.x[own])
-            _require_labels(f"{name} {i}", shards.y[own], parts.classes)
-    for name, examples in (("the test set", parts.test), ("the shadow set", parts.shadow)):
-        require_finite(name, examples.x)
-        _require_labels(name, examples.y, parts.classes)
+def _is_valid(x: Tensor, y: Tensor, classes: int | None) -> bool:
+    finite = not x.is_floating_point() or bool(torch.isfinite(x.sum()))
+    return finite and not bool(_invalid(y, classes).any())
 
 
-def _outside(y: Tensor, classes: int | None) -> Tensor:
-    """Whether labels (m,) or (m, d) are none, elementwise."""
+def _invalid(y: Tensor, classes: int | None) -> Tensor:
+    """Elementwise, whether labels (m,) or (m, d) are not in ``range(classes)`` or, in a regression, not finite."""
     return ~torch.isfinite(y) if classes is None else (y < 0) | (y >= classes)
 
 
-def _require_labels(name: str, y: Tensor, classes: int | None) -> None:
+def _check(name: str, x: Tensor, y: Tensor, classes: int | None) -> None:
+    """Raise unless all inputs are finite, and all labels in ``range(classes)`` or, in a regression, finite."""
+    require_finite(name, x)
     if classes is None:
         require_finite(name, y, "labels")
         return
-    wrong = y[_outside(y, classes)]
-    require(
-        len(wrong) == 0,
-        f"{name} has the label {wrong[:1].sum()}; labels must be in 0..{classes - 1} (classes)",
-    )
+    wrong = y[_invalid(y, classes)]
+    require(len(wrong) == 0, f"{name} has the label {wrong[:1].sum()}; labels must be in 0..{classes - 1} (classes)")
 
 
-def _per_client(value: Tensor | Sequence[float] | float, count: int, name: str, low: float) -> Tensor:
+def _per_client(value: Limits, count: int, name: str, low: float) -> Tensor:
     """One number, or one per client, as (count,) float64 in [low, 1]."""
+    form = f"'{name}' must be one number or one for each of {count} clients"
     try:
-        given = torch.as_tensor(value, dtype=torch.float64)
+        values = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"'{name}' must be one number or one for each of {count} clients; got {value!r}") from error
-    require(
-        given.dim() == 0 or given.shape == (count,),
-        f"'{name}' must be one number or one for each of {count} clients; got shape {tuple(given.shape)}",
-    )
-    values = given.expand(count).clone()
+        raise InputError(f"{form}; got {value!r}") from error
+    require(values.dim() == 0 or values.shape == (count,), f"{form}; got shape {tuple(values.shape)}")
+    values = values.expand(count).clone()
     within = bool(((values >= low) & (values <= 1)).all())
     require(within, f"'{name}' must be in [{low}, 1]; got {values.min():g} to {values.max():g}")
     return values

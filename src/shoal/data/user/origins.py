@@ -1,7 +1,7 @@
-"""Names of examples by where the user has them: a row of a file, a picture's path, a place in a client's tensors.
+"""Names of examples by their place in the user's data: a row of a file, a picture's path, a place in a tensor.
 
-They are functions of an example's number, so that no names are held of examples that nobody asks about; and partial
-applications of the functions here, so that a federation can be pickled.
+They are functions of an example's number, so that no unused names are held; and partial applications of the functions
+here, so that a federation can be pickled.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 NameOf = Callable[[int], str]
-"""The name of the example of a number."""
+"""Maps the number of an example to its name."""
 
 Origins = Mapping[str, NameOf]
 """The names of the rows of a federation's examples, by the part that they are in: clients, holdout, test."""
 
 
 def at(name_of: NameOf, numbers: Tensor, row: int) -> str:
-    """The name of the ``row``-th of some examples, whose ``numbers`` (m,) are those of ``name_of``."""
+    """The name of the ``row``-th of examples with these ``numbers`` (m,)."""
     return name_of(int(numbers[row]))
 
 
@@ -31,7 +31,7 @@ def file_row(file: str, number: int) -> str:
 
 
 def official_example(data_set: str, train_count: int, number: int) -> str:
-    """An example of a published data set, by its place in the official split that it is of.
+    """An example of a published data set, by its place in the official split.
 
     >>> official_example("mnist", 60_000, 60_007)
     'mnist test[7]'
@@ -39,11 +39,11 @@ def official_example(data_set: str, train_count: int, number: int) -> str:
     return f"{data_set} train[{number}]" if number < train_count else f"{data_set} test[{number - train_count}]"
 
 
-def own_example(given: str, offsets: Tensor, row: int) -> str:
-    """A place in the tensors of a list of clients, of whom client i has the rows from ``offsets[i]`` on.
+def own_example(name: str, offsets: Tensor, row: int) -> str:
+    """A place in the tensors of a list of clients, where client i has the rows from ``offsets[i]`` on.
 
     >>> own_example("clients", torch.tensor([0, 2, 5]), 3)
     'clients[1][1]'
     """
     client = int(torch.searchsorted(offsets, row, right=True)) - 1
-    return f"{given}[{client}][{row - int(offsets[client])}]"
+    return f"{name}[{client}][{row - int(offsets[client])}]"

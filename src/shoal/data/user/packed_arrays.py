@@ -22,16 +22,15 @@ from shoal.data.user.arrays import Task, tensors_of
 class ClientArrays:
     """Examples of N clients in two arrays, client after client, for `Federation.from_tensors`.
 
-    What is memory-mapped is read when and where it is needed, and never written: its pages are the operating system's,
-    which takes them back where memory is short. ``x`` is mapped where it is the path of a ``.npy`` file, or an array of
-    `numpy.load` with ``mmap_mode="c"`` or of `numpy.memmap` with ``mode="c"``. It is used as it lies, so it must be
-    float32 (int64: words of texts), example after example; pictures of several channels lie channels last, and are
-    given as ``numpy.load(path, mmap_mode="c").transpose(0, 3, 1, 2)``. A file must not change while it is used.
+    A memory-mapped ``x`` is read when and where it is needed, and never written: the path of a ``.npy`` file, or an
+    array of `numpy.load` with ``mmap_mode="c"`` or of `numpy.memmap` with ``mode="c"``. It is used as it lies, so it
+    must be float32 (int64: words of texts), example after example; pictures of several channels lie channels last, and
+    are given as ``numpy.load(path, mmap_mode="c").transpose(0, 3, 1, 2)``. A file must not change while it is used.
 
     Args:
         x: inputs (M, ...): a tensor, array or list, or mapped.
         y: labels (M,) or, of a regression, (M, d); also the path of a ``.npy`` file.
-        sizes: (N,) whole numbers, how many examples each client has, the first ones being client 0's; one number: all
+        sizes: (N,) integers, the number of examples of each client, the first ones being client 0's; one number: all
             have as many.
 
     Example:
@@ -53,13 +52,14 @@ class ClientArrays:
     sizes: Sequence[int] | Tensor | np.ndarray | int
 
     def __repr__(self) -> str:
-        return shortened(f"ClientArrays({', '.join(map(_spelled, (self.x, self.y)))}, sizes {_spelled(self.sizes)})")
+        x, y, sizes = map(_shape, (self.x, self.y, self.sizes))
+        return shortened(f"ClientArrays({x}, {y}, sizes {sizes})")
 
     def shards(self, name: str, task: Task) -> Shards:
         """The N clients' examples, not yet checked for numbers and labels that cannot be used; ``x`` is not copied.
 
         Args:
-            name: what an error sentence calls them.
+            name: of the examples in sentences.
             task: what labels are.
 
         Raises:
@@ -72,16 +72,21 @@ class ClientArrays:
         return Shards.from_contiguous(*tensors, _sizes(name, self.sizes, len(tensors[1])), mapped=mapped)
 
 
-def _spelled(value: object) -> str:
+def _shape(value: object) -> str:
     shape = getattr(value, "shape", None)
-    return described(str(value) if isinstance(value, Path) else value) if shape is None else f"{tuple(shape)}"
+    return described(str(value) if _is_path(value) else value) if shape is None else f"{tuple(shape)}"
 
 
-def _opened(given: object) -> object:
-    """A file that is given by its path, mapped copy on write; anything else as it is."""
-    if not isinstance(given, str | os.PathLike):
-        return given
-    path = Path(given)
+def _is_path(value: object) -> bool:
+    """Whether an array is given by the path of its file."""
+    return isinstance(value, str | os.PathLike)
+
+
+def _opened(value: Any) -> object:  # noqa: ANN401
+    """A file by its path, mapped copy on write; anything else as it is."""
+    if not _is_path(value):
+        return value
+    path = Path(value)
     try:
         return np.lib.format.open_memmap(path, mode="c")
     except OSError as error:
@@ -93,13 +98,13 @@ def _opened(given: object) -> object:
         ) from error
 
 
-def _as_it_lies(array: np.memmap, given: object) -> Tensor:
+def _as_it_lies(array: np.memmap, value: object) -> Tensor:
     """A mapped array as a tensor over the same memory.
 
     Raises:
         InputError: it would have to be copied, or the file could be written.
     """
-    name = given if isinstance(given, str | os.PathLike) else getattr(array, "filename", None) or "the mapped array"
+    name = value if _is_path(value) else getattr(array, "filename", None) or "the mapped array"
     require(
         array.mode == "c",
         f"{name}: must be mapped copy on write, as numpy.load(path, mmap_mode='c') does, so that nothing changes the "
@@ -111,37 +116,32 @@ def _as_it_lies(array: np.memmap, given: object) -> Tensor:
         "or int64 for words of texts",
     )
     x = torch.from_numpy(array)
-    several = x.dim() == 4 and x.shape[1] > 1
-    require(
-        to_channels_last(x).is_contiguous(),
-        f"{name}: a mapped file is used as it lies, so "
-        + (
+    order = "its examples must lie one after another, in the order of C"
+    if x.dim() == 4 and x.shape[1] > 1:
+        order = (
             "pictures of several channels must be saved as (examples, height, width, channels) and given as "
             'numpy.load(path, mmap_mode="c").transpose(0, 3, 1, 2)'
-            if several
-            else "its examples must lie one after another, in the order of C"
-        ),
-    )
+        )
+    require(to_channels_last(x).is_contiguous(), f"{name}: a mapped file is used as it lies, so {order}")
     return x
 
 
-def _sizes(name: str, given: object, examples: int) -> Tensor:
+def _sizes(name: str, value: object, examples: int) -> Tensor:
     """(N,) int64, of ``examples`` in all."""
-    if isinstance(given, Integral) and not isinstance(given, bool):
-        size = int(given)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        size = int(value)
         require(
             size >= 1 and examples % size == 0,
             f"'sizes' of {name} must divide its {examples} examples, or be one number for each client; got {size}",
         )
         return torch.full((examples // size,), size)
-    wrong = f"'sizes' of {name} must be whole numbers from 0, one for each client; got {described(given)}"
+    wrong = f"'sizes' of {name} must be integers from 0, one for each client; got {described(value)}"
     try:
-        sizes = torch.as_tensor(given).to("cpu", copy=True)
+        sizes = torch.as_tensor(value).to("cpu", copy=True)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(wrong) from error
-    whole = sizes.dim() == 1 and not sizes.is_floating_point() and not sizes.is_complex() and sizes.dtype != torch.bool
-    require(whole and not bool((sizes < 0).any()), wrong)
-    sizes = sizes.to(torch.int64)
+    integers = not (sizes.is_floating_point() or sizes.is_complex() or sizes.dtype == torch.bool)
+    require(integers and sizes.dim() == 1 and not bool((sizes < 0).any()), wrong)
     total = int(sizes.sum())
     require(total == examples, f"'sizes' of {name} sum to {total}, but it has {examples} examples")
-    return sizes
+    return sizes.to(torch.int64)

@@ -1,6 +1,6 @@
-"""Rows of a table as examples, the same for a file and for a frame in Python: checked, and each column what it is."""
+"""Rows of a table as examples, the same for a file and for a frame in Python, with the kind of each column."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,11 +22,11 @@ class TableRows:
         x: (M, F) float64, a word by its place in ``words`` and NaN where a cell is empty; of a column of pictures or
             lists (M, ...), as they are.
         inputs: names of the F columns; none of pictures.
-        words: of each column its words in sorted order; none where it holds numbers.
+        words: the words of each column in sorted order; none where it holds numbers.
         clients: (M,) names.
         labels: (M,) names of classes; of a regression the column.
         groups: (M,) names; None without a column of groups.
-        warnings: what a user should know of how the table was read, a sentence each.
+        warnings: sentences for the user on how the table was read.
     """
 
     name: str
@@ -43,17 +43,17 @@ _Kind = Literal["numbers", "words", "numbers and others", "other"]
 
 
 def frame_of(name: str, table: Table) -> pd.DataFrame:
-    """A table, a pandas frame or a Hugging Face `datasets.Dataset`, as a frame.
+    """A pandas frame or a Hugging Face `datasets.Dataset` as a frame.
 
     Raises:
-        InputError: it is neither.
+        InputError: the table is neither.
     """
     if isinstance(table, pd.DataFrame):
         return table
-    names = getattr(table, "column_names", None)
-    if not isinstance(names, list):
+    columns = getattr(table, "column_names", None)
+    if not isinstance(columns, list):
         raise InputError(f"{name} must be a pandas DataFrame or a datasets.Dataset; got {described(table)}")
-    return pd.DataFrame({each: list(table[each]) for each in names})
+    return pd.DataFrame({column: list(table[column]) for column in columns})
 
 
 def read_rows(
@@ -63,31 +63,31 @@ def read_rows(
 
     Args:
         name: of the table, in sentences.
-        table: with a row an example.
+        table: one row per example.
         columns: what its columns are.
         task: what labels are.
         of_clients: whether each row needs the name of its client; the server's need none.
 
     Raises:
-        InputError: a column that is missing or cannot be what it is said to be, or cells without a value.
+        InputError: a column that is missing or of the wrong kind, or cells without a value.
     """
     require_instance("columns", columns, Columns, "such as Columns(client='ward', label='sick')")
-    named = [each for each in (columns.client, columns.group) if each is not None]
-    require_columns(name, table, [*named, columns.label, *(columns.inputs or ())])
+    names = [column for column in (columns.client, columns.group) if column is not None]
+    require_columns(name, table, [*names, columns.label, *(columns.inputs or ())])
     require(len(table) > 0, f"{name} has no rows; at least one client with a few examples is needed")
-    for each in [*named, columns.label][0 if of_clients else 1 :]:
-        require_named(name, table[each])
+    for column in [*names, columns.label][0 if of_clients else 1 :]:
+        require_named(name, table[column])
     inputs, warnings = _inputs(name, table, columns)
     pictures = len(inputs) == 1 and _kind(table[inputs[0]]) == "other"
-    read = [] if pictures else [_column(table[each]) for each in inputs]
-    x = stacked(name, table[inputs[0]].tolist()) if pictures else torch.from_numpy(np.stack([v for v, _ in read], 1))
+    values = [] if pictures else [_column(table[column]) for column in inputs]
+    x = stacked(name, table[inputs[0]].tolist()) if pictures else torch.from_numpy(np.stack([v for v, _ in values], 1))
     if not pictures:
         _require_values(name, inputs, x.numpy(), empty=columns.impute is not None)
     return TableRows(
         name=name,
         x=x,
         inputs=() if pictures else tuple(inputs),
-        words=tuple(words for _, words in read),
+        words=tuple(words for _, words in values),
         clients=_spelled(table[columns.client]),
         labels=table[columns.label].to_numpy() if task == "regression" else _labels(name, table[columns.label]),
         groups=None if columns.group is None else _spelled(table[columns.group]),
@@ -95,10 +95,11 @@ def read_rows(
     )
 
 
-def require_columns(name: str, table: pd.DataFrame, names: Iterable[str]) -> None:
+def require_columns(name: str, table: pd.DataFrame, columns: Iterable[str]) -> None:
     """Raise `InputError` unless the table has these columns."""
-    for each in names:
-        require(each in table.columns, f"{name} has no column '{each}'; {nearest(each, map(str, table.columns))}")
+    for column in columns:
+        known = nearest(column, map(str, table.columns))
+        require(column in table.columns, f"{name} has no column '{column}'; {known}")
 
 
 def require_named(name: str, column: pd.Series) -> None:
@@ -112,19 +113,20 @@ def require_named(name: str, column: pd.Series) -> None:
 
 
 def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str], list[str]]:
-    """The columns that are inputs, and sentences on those that a user may not expect."""
+    """The columns that are inputs, and warnings of those that a user may not expect."""
     used = (columns.client, columns.label, columns.group)
-    given = [each for each in table.columns if each not in used] if columns.inputs is None else list(columns.inputs)
-    kinds: dict[str, _Kind] = {each: _kind(table[each]) for each in given}
-    inputs = [each for each in given if kinds[each] == "numbers" or (kinds[each] == "words" and columns.one_hot)]
-    if not inputs and len(given) == 1 and kinds[given[0]] == "other":
-        return given, []
+    asked = [column for column in table.columns if column not in used] if columns.inputs is None else columns.inputs
+    kinds: dict[str, _Kind] = {column: _kind(table[column]) for column in asked}
+    words: tuple[_Kind, ...] = ("words",) if columns.one_hot else ()
+    inputs = [column for column, kind in kinds.items() if kind in ("numbers", *words)]
+    if not inputs and list(kinds.values()) == ["other"]:
+        return list(asked), []
     if columns.inputs is not None:
-        require(bool(given), "'inputs' must name at least one column")
-        for each in [each for each in given if each not in inputs]:
-            fault = f": {_not_numbers(table[each])}" if kinds[each] == "numbers and others" else ""
+        require(bool(asked), "'inputs' must name at least one column")
+        for column, kind in kinds.items():
+            fault = f": {_not_numbers(table[column])}" if kind == "numbers and others" else ""
             others = "choose others as 'inputs', or set 'one_hot' for words"
-            require(False, f"{name} has not only numbers in the column '{each}'{fault}; {others}")
+            require(column in inputs, f"{name} has not only numbers in the column '{column}'{fault}; {others}")
         return inputs, []
     require(
         bool(inputs), f"{name} has no column of numbers besides {quoted(filter(None, used))}; the model needs inputs"
@@ -143,34 +145,33 @@ def _kind(column: pd.Series) -> _Kind:
 
 
 def _not_numbers(column: pd.Series) -> str:
-    """How many cells of a column are no numbers, and the first of them."""
+    """The number of cells of a column that are not numbers, and the first of them."""
     wrong = np.flatnonzero(pd.to_numeric(column, errors="coerce").isna() & column.notna())
     first = f"'{column.iloc[wrong[0]]}' in row {wrong[0] + 1}"
     return f"{len(wrong):,} of {len(column):,} cells {'is no number' if len(wrong) == 1 else 'are no numbers'}, {first}"
 
 
-def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str, _Kind]) -> Iterable[str]:
-    """Sentences on columns that are no inputs."""
-    for each, kind in kinds.items():
+def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str, _Kind]) -> Iterator[str]:
+    for column, kind in kinds.items():
         if kind == "numbers and others":
-            fault = _not_numbers(table[each])
-            yield f"{name}: the column '{each}' is left out, since {fault}; correct it or name 'inputs'"
-    words = [each for each, kind in kinds.items() if kind == "other" or (kind == "words" and not columns.one_hot)]
+            fault = _not_numbers(table[column])
+            yield f"{name}: the column '{column}' is left out, since {fault}; correct it or name 'inputs'"
+    words = [column for column, kind in kinds.items() if kind == "other" or (kind == "words" and not columns.one_hot)]
     if words:
         how = "" if columns.one_hot else "; 'one_hot' makes columns of words inputs"
         yield f"{name}: left out as inputs, since they hold no numbers: {quoted(words)}{how}"
 
 
-def _perhaps_codes(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Iterable[str]:
-    """A sentence on inputs that look like ids or postcodes."""
-    found = []
-    for each in [each for each in inputs if pd.api.types.is_integer_dtype(table[each])]:
-        if len(table) >= 10 and table[each].is_unique:
-            found.append(f"'{each}' (another whole number in each row)")
-        elif table[each].min() >= 1000:
-            found.append(f"'{each}' (whole numbers of 4 digits or more)")
-    if found:
-        yield f"{name}: inputs that may be ids or codes: {', '.join(found)}; 'inputs' can leave them out"
+def _perhaps_codes(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Iterator[str]:
+    """A warning of inputs that look like ids or postcodes."""
+    codes = []
+    for column in [column for column in inputs if pd.api.types.is_integer_dtype(table[column])]:
+        if len(table) >= 10 and table[column].is_unique:
+            codes.append(f"'{column}' (another integer in each row)")
+        elif table[column].min() >= 1000:
+            codes.append(f"'{column}' (integers of 4 digits or more)")
+    if codes:
+        yield f"{name}: inputs that may be ids or codes: {', '.join(codes)}; 'inputs' can leave them out"
 
 
 def _column(column: pd.Series) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -186,7 +187,7 @@ def _require_values(name: str, inputs: Sequence[str], values: np.ndarray, *, emp
     wrong = np.isinf(values) if empty else ~np.isfinite(values)
     counts = wrong.sum(axis=0)
     if counts.any():
-        where = [f"'{name}' ({count:,})" for name, count in zip(inputs, counts.tolist(), strict=True) if count]
+        where = [f"'{column}' ({count:,})" for column, count in zip(inputs, counts.tolist(), strict=True) if count]
         shown = ", ".join(where[:5]) + (f" and {len(where) - 5} more columns" if len(where) > 5 else "")
         total, row = int(counts.sum()), np.flatnonzero(wrong.any(axis=1))[0] + 1
         kind = "infinite" if empty else "empty, NaN or infinite"
@@ -197,21 +198,21 @@ def _require_values(name: str, inputs: Sequence[str], values: np.ndarray, *, emp
 
 
 def _spelled(column: pd.Series) -> list[str]:
-    """Names as text, whole numbers without a decimal point."""
+    """Names as text, integers without a decimal point."""
     if pd.api.types.is_float_dtype(column) and bool((column % 1 == 0).all()):
         column = column.astype("int64")
-    return [str(each) for each in column.tolist()]
+    return [str(cell) for cell in column.tolist()]
 
 
 def _labels(name: str, column: pd.Series) -> list[str]:
-    """The labels as text; a column of numbers must have whole ones."""
+    """The labels as text; a column of numbers must have integers."""
     numbers = pd.to_numeric(column, errors="coerce")
     if pd.api.types.is_bool_dtype(column) or not bool(np.isfinite(numbers.to_numpy(np.float64, na_value=np.nan)).all()):
         return _spelled(column)
     fractions = numbers[numbers % 1 != 0].tolist()
     require(
         not fractions,
-        f"{name} has numbers that are not whole in the column '{column.name}', such as {fractions[:1]}; labels are "
-        "classes, by name or whole number; numbers to be predicted are given in Python with task='regression'",
+        f"{name} has numbers that are not integers in the column '{column.name}', such as {fractions[:1]}; labels are "
+        "classes, by name or integer; numbers to be predicted are given in Python with task='regression'",
     )
     return _spelled(numbers)

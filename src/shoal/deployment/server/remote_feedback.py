@@ -77,7 +77,7 @@ class RemoteCoordinator:
         """See `Coordinator.update`; a client that does not answer says nothing."""
         del stream
         answers, models = list[bool](), list[int]()
-        for i, records in _replies(self.server, "votes", state, self.law.told(state.risks)):
+        for i, records in _replies(self.server, "votes", state, self.law.reported_risks(state.risks)):
             try:
                 answers.append(unpack_answer(records))
                 models.append(int(state.assignment[i]))

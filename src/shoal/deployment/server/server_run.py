@@ -9,8 +9,9 @@ from dataclasses import replace
 import pandas as pd
 from safetensors.torch import save as serialize
 
-from shoal.config.build import engine_of, load_data, resolve
+from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config, read_config
+from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
@@ -54,7 +55,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     if out.exists() and is_begun(out) and is_finished(out):
         LOG.info("%s is finished", out)
         return
-    engine = engine_of(decided, simulation.setup.model)
+    engine = decided.engine.engine(simulation.setup.model)
     same, log = (lambda: _same(settings, decided)), out / "run.log"
     with engine, opened(out, decided.toml(), same, resume=out.exists()) as checkpoints, logged(log):
         events, roster = Events.open(out / "events.csv"), Roster.load(out / "nodes.json")
@@ -149,7 +150,7 @@ def _same(settings: RunSettings, config: Config) -> None:
     out = settings.out
     if not is_begun(out):
         return
-    for key, (old, new) in differences(read_config(out / "config.toml"), config).items():
+    for key, (old, new) in differences(read_toml(out / "config.toml"), config.table()).items():
         require(False, f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another 'out'")
 
 

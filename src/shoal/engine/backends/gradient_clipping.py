@@ -1,7 +1,7 @@
 """Sums of clipped per-example gradients, as DP-SGD needs them.
 
-The fast way needs every layer's inputs and its outputs' gradients alone (`ghost_norms`). Networks with other layers,
-and those that use a parameter in more than one place, compute the gradients example by example.
+The fast way needs only every layer's inputs and the gradients of its outputs (`ghost_norms`). Networks with other
+layers, and those that use a parameter in several places, compute the gradients example by example.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -19,16 +19,15 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def require_per_example_gradients(network: nn.Module) -> None:
-    """Raise `InputError` where a network has a batch norm, by which every example moves the outputs of the others.
+    """Raise `InputError` where a network has a batch norm, through which examples change each other's outputs.
 
     Example:
         >>> from torch import nn
         >>> from shoal.engine import require_per_example_gradients
-        >>> require_per_example_gradients(nn.Sequential(nn.Linear(2, 4), nn.GroupNorm(2, 4)))
-        >>> require_per_example_gradients(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)))  # doctest: +ELLIPSIS
+        >>> require_per_example_gradients(nn.BatchNorm1d(4))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        shoal.core.errors.InputError: layer '1' (BatchNorm1d) mixes the examples of a batch, so no ...
+        shoal.core.errors.InputError: layer '' (BatchNorm1d) mixes the examples of a batch, so no example's ...
     """
     for name, module in network.named_modules():
         require(
@@ -39,12 +38,12 @@ def require_per_example_gradients(network: nn.Module) -> None:
 
 
 class PerExampleClipper:
-    """Sums of clipped gradients of one network, which one thread uses.
+    """Sums of clipped gradients of one network, for one thread.
 
     Args:
-        network: in training mode when it is used; with no batch norm.
+        network: in training mode when it is used, without batch norm.
         loss: per-example loss.
-        dtype: that the network computes in; sums are float32.
+        dtype: of the network's computations; sums are float32.
 
     Raises:
         InputError: the network has batch norm.
@@ -60,7 +59,7 @@ class PerExampleClipper:
         self._batched = not self._dropouts
 
     def __call__(self, forward: Forward, x: Tensor, y: Tensor, bound: float) -> dict[str, Tensor]:
-        """By parameter, in float32: the sum over a batch of ``gradient * min(1, bound / norm of gradient)``.
+        """The sum over a batch of ``gradient * min(1, bound / norm of gradient)``, by parameter, in float32.
 
         Args:
             forward: runs the network: inputs to float32 outputs (B, C).
@@ -86,11 +85,11 @@ class PerExampleClipper:
     def _parts(
         self, layers: Sequence[nn.Module], forward: Forward, x: Tensor, y: Tensor
     ) -> list[ParameterGradients] | None:
-        """The parts of all parameters, in order; None where the network is found to be of another kind."""
+        """The gradients of all parameters, in order; None where the network turns out to be of another kind."""
         seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
-        def keep(layer: nn.Module, given: tuple[Tensor, ...], outputs: Tensor) -> None:
-            seen.append((layer, given[0], outputs))
+        def keep(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+            seen.append((layer, inputs[0], outputs))
 
         hooks = [layer.register_forward_hook(keep) for layer in layers]
         try:
@@ -104,13 +103,13 @@ class PerExampleClipper:
         gradients = torch.autograd.grad(
             losses.sum(), [z for _, _, z in seen], retain_graph=not self._checked, materialize_grads=True
         )
-        of: dict[int, ParameterGradients] = {}
+        by_parameter: dict[int, ParameterGradients] = {}
         with torch.no_grad():
             for (layer, a, _), gradient in zip(seen, gradients, strict=True):
                 rule = formula(layer)
                 assert rule is not None
-                of |= {id(part.parameter): part for part in rule(layer, _plain(a), _plain(gradient))}
-        parts = [of[id(parameter)] for parameter in self._named.values()]
+                by_parameter |= {id(part.parameter): part for part in rule(layer, _plain(a), _plain(gradient))}
+        parts = [by_parameter[id(parameter)] for parameter in self._named.values()]
         if not self._checked:
             error, size = self._error(parts, losses)
             if error > (0.05 if self._dtype != torch.float32 else 1e-3) * size:
@@ -119,7 +118,7 @@ class PerExampleClipper:
         return parts
 
     def _error(self, parts: list[ParameterGradients], losses: Tensor) -> tuple[float, float]:
-        """How far a sum of these parts is from the gradient that it should be, and how large that is.
+        """The error of a weighted sum of these parts against autograd, and the norm of the true gradient.
 
         A ``forward`` may use a layer's parameters without calling it, or mix examples, which no hook sees.
         """
@@ -131,12 +130,12 @@ class PerExampleClipper:
         return error, size
 
     def _each(self, forward: Forward, x: Tensor, y: Tensor, bound: float) -> dict[str, Tensor]:
-        """As `__call__`, by the gradients of all examples from vmap, or of one after another."""
+        """The result of `__call__` by the gradients of all examples from vmap, or of one after another."""
         gradients = self._by_vmap(x, y)
         if gradients is None:
-            given = list(self._named.values())
+            parameters = list(self._named.values())
             alone = [
-                torch.autograd.grad(self._loss(forward(one), label).sum(), given, materialize_grads=True)
+                torch.autograd.grad(self._loss(forward(one), label).sum(), parameters, materialize_grads=True)
                 for one, label in zip(x.split(1), y.split(1), strict=True)
             ]
             gradients = dict(zip(self._named, map(torch.stack, zip(*alone, strict=True)), strict=True))
@@ -145,14 +144,14 @@ class PerExampleClipper:
         return {name: (factors @ each).view(self._named[name].shape) for name, each in flat.items()}
 
     def _by_vmap(self, x: Tensor, y: Tensor) -> dict[str, Tensor] | None:
-        """Each example's gradient (B, ...), by parameter; None where the network cannot be batched so."""
+        """Each example's gradient (B, ...), by parameter; None where vmap cannot batch the network."""
         if not self._batched:
             return None
 
         def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             return self._loss(functional_call(self._network, weights, (x[None],)).float(), y[None]).sum()
 
-        # Every example has weights of its own, without which recurrent layers fail.
+        # Weights per example, without which recurrent layers fail.
         weights = {name: each.detach().expand(len(x), *each.shape) for name, each in self._named.items()}
         try:
             return vmap(grad(loss))(weights, x, y)

@@ -1,4 +1,8 @@
-"""The choice between the two backends that train clients, and the reasons why one cannot train a model."""
+"""The choice between the two backends that train clients, and the reasons why one cannot train a model.
+
+A local training that needs the loop is looped under vmap too: were the run's backend chosen by what a directive may
+turn on, all other trainings would change in their last bits.
+"""
 
 import logging
 import textwrap
@@ -64,13 +68,6 @@ def resolve_backend(
 
     Raises:
         InputError: neither backend can train the model on the examples.
-
-    Example:
-        >>> from torch import nn
-        >>> from shoal import Model
-        >>> from shoal.engine import resolve_backend
-        >>> resolve_backend(Model(lambda: nn.Linear(2, 3)))
-        'vmap'
     """
     network = model.network()
     only_loop = bool(seeded_dropouts(network)) or (local is not None and loop_reason(local) is not None)

@@ -1,4 +1,4 @@
-"""The local trainings that a client takes in a run, for whoever counts what they spend of privacy."""
+"""The local trainings that a client takes in a run, from which the privacy that they spend is counted."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -14,19 +14,22 @@ _Change = Callable[[LocalSGD], LocalSGD]
 
 @dataclass(frozen=True)
 class ClientTrainings:
-    """The local trainings that a client takes on its own examples in a run, whoever is sent what comes of them.
+    """The local trainings that a client takes on its own examples in a run, whether or not it sends their results.
 
     Args:
-        rounds: in each round that it takes part in, one after another.
-        first: in the first round of the run that has clients, in their place; None: the same.
-        final: after the last round, by every client (`Deployed.fine_tuning`).
+        rounds: those of each round that it takes part in, in order.
+        first: those of the run's first round with clients, in their place; None: the same.
+        final: those after the last round, by every client (`Deployed.fine_tuning`).
 
     Example:
         >>> import shoal
         >>> from shoal.engine import client_trainings
         >>> ditto = client_trainings(shoal.Ditto(local=shoal.LocalSGD(epochs=3)), shoal.LocalSGD(epochs=1))
-        >>> [each.epochs for each in ditto.rounds]
+        >>> [local.epochs for local in ditto.rounds]
         [1, 3]
+        >>> tuned = client_trainings(shoal.FedProx(shoal.FineTuning()), shoal.LocalSGD())
+        >>> len(tuned.rounds), tuned.first, len(tuned.final)
+        (1, None, 1)
     """
 
     rounds: tuple[LocalSGD, ...]
@@ -34,46 +37,32 @@ class ClientTrainings:
     final: tuple[LocalSGD, ...] = ()
 
     def changed(self, change: _Change) -> "ClientTrainings":
-        """With every training changed, such as by defences."""
+        """Every training changed, for example by defences."""
         first = None if self.first is None else tuple(map(change, self.first))
         return ClientTrainings(tuple(map(change, self.rounds)), first, tuple(map(change, self.final)))
 
 
 @runtime_checkable
 class HasClientTrainings(Protocol):
-    """An algorithm whose clients train otherwise than once a round by the run's local training.
+    """An algorithm whose clients do not train exactly once a round by the run's local training.
 
-    It says so here, beside its plan, for whoever counts what the rounds spend of privacy: a plan is gone after its
-    round, and some is counted before the first.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.engine import HasClientTrainings
-        >>> [isinstance(each, HasClientTrainings) for each in (shoal.Ditto(), shoal.RDPCFL(), shoal.IFCA())]
-        [True, True, False]
+    It declares their trainings beside its plan, since privacy is counted before the first round.
     """
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
-        """What a client trains, where ``local`` is the run's local training."""
+        """The trainings of a client, where ``local`` is the run's local training."""
         ...
 
 
 def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
-    """What a client of an algorithm trains in a run of local training ``local``.
+    """The trainings of a client of an algorithm in a run of local training ``local``.
 
-    An algorithm that says nothing of it (`HasClientTrainings`) is as the one that it wraps, in a field of any name.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.engine import client_trainings
-        >>> tuned = client_trainings(shoal.FedProx(shoal.FineTuning()), shoal.LocalSGD())
-        >>> len(tuned.rounds), tuned.first, len(tuned.final)
-        (1, None, 1)
+    An algorithm that does not declare them (`HasClientTrainings`) has those of the one that it wraps, in any field.
     """
     if isinstance(algorithm, HasClientTrainings):
         return algorithm.client_trainings(local)
-    for each in fields(algorithm) if is_dataclass(algorithm) else ():
-        value = getattr(algorithm, each.name)
+    for declared in fields(algorithm) if is_dataclass(algorithm) else ():
+        value = getattr(algorithm, declared.name)
         if isinstance(value, Algorithm):
             return client_trainings(value, local)
     return ClientTrainings((local,))
@@ -82,25 +71,26 @@ def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
 def require_counted(
     algorithm: object, local: LocalSGD, trained: Iterable[Sequence[LocalSGD | None]], *, final: bool = False
 ) -> None:
-    """Raise `InputError` where clients take local trainings that an algorithm does not say they take.
+    """Raise `InputError` where clients take local trainings that an algorithm does not declare.
 
     Args:
-        algorithm: that of the run.
+        algorithm: of the run.
         local: the run's local training.
-        trained: what some clients train in a round; None stands for the run's.
+        trained: sequences of trainings that clients take in a round; None stands for the run's.
         final: whether that is after the last round.
     """
-    said = client_trainings(algorithm, local)
-    allowed = [Counter(map(_spending, each)) for each in ((said.final,) if final else (said.rounds, said.first or ()))]
-    for each in trained:
-        found = Counter(_spending(local if own is None else own) for own in each)
+    declared = client_trainings(algorithm, local)
+    sequences = (declared.final,) if final else (declared.rounds, declared.first or ())
+    allowed = [Counter(map(_spending, sequence)) for sequence in sequences]
+    for sequence in trained:
+        taken = Counter(_spending(local if settings is None else settings) for settings in sequence)
         require(
-            any(found <= some for some in allowed),
+            any(taken <= counts for counts in allowed),
             f"with DP-SGD every local training must be counted, but {type(algorithm).__name__} has clients train what "
             "its method 'client_trainings' does not say (see shoal.engine.HasClientTrainings)",
         )
 
 
 def _spending(local: LocalSGD) -> tuple[object, ...]:
-    """What decides, beside defences and a client's examples, how much privacy a training spends."""
+    """The settings that decide, beside defences and a client's examples, how much privacy a training spends."""
     return local.batch_size, local.epochs, local.steps

@@ -1,7 +1,7 @@
-"""A round whose clients are on other machines: what one client does in it, and what the server does.
+"""A round whose clients are on other machines: the part of a client, and the part of the server.
 
-Both halves call what `Training.round` calls: the algorithm's plan, the cohort's trainer, the algorithm's update. A
-client plans as the only client of its cohort; the server plans for all of them, from what they replied.
+Both parts call what `Training.round` calls: the algorithm's plan, the cohort's trainer, the algorithm's update. A
+client plans as the only client of its cohort; the server plans for all clients, from their replies.
 """
 
 from dataclasses import dataclass, replace
@@ -23,20 +23,14 @@ from shoal.engine.state import State
 
 @dataclass(frozen=True)
 class RemoteRounds:
-    """Division of an algorithm's rounds between clients on other machines and the server.
+    """The parts of an algorithm's rounds on clients' machines and on the server.
 
     Args:
-        client: what each client runs, from the models, risks and directives that it is offered and its own tensors of
-            the state. Its plan has one training with ``weights``, since a client sends one update.
-        server: what the server runs, from the updates, the clients' choices and their numbers of examples.
-        choice: who decides which model a client trains: the "client", which is offered all; the "server", which offers
-            it one; or nobody, where clients train for all models and send their "shares" (`ClientUpdate.best`).
-
-    Example:
-        >>> import shoal
-        >>> from shoal.engine import remote_rounds
-        >>> remote_rounds(shoal.Ditto(shoal.IFCA(2))).server, remote_rounds(shoal.CFL()).choice
-        (IFCA(), 'server')
+        client: runs on each client, from the models, risks and directives that it is offered and its own tensors of the
+            state. Its plan has one training with ``weights``, since a client sends one update.
+        server: runs on the server, from the updates, the clients' choices and their numbers of examples.
+        choice: decides which model a client trains: the "client", which is offered all; the "server", which offers it
+            one; or neither, where clients train for all models and send their "shares" (`ClientUpdate.best`).
     """
 
     client: Algorithm
@@ -46,14 +40,7 @@ class RemoteRounds:
 
 @runtime_checkable
 class RunsRemotely(Protocol):
-    """An algorithm whose rounds can be divided among several machines, so that it can be deployed.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.engine import RunsRemotely
-        >>> isinstance(shoal.FedAvg(), RunsRemotely), isinstance(shoal.FedEM(), RunsRemotely)
-        (True, False)
-    """
+    """An algorithm whose rounds can be divided among several machines, so that it can be deployed."""
 
     def remote_rounds(self) -> RemoteRounds:
         """The part of each machine.
@@ -86,27 +73,14 @@ def remote_rounds(algorithm: Algorithm) -> RemoteRounds:
 
 @dataclass(frozen=True, eq=False)
 class ClientUpdate:
-    """What a client sends in a round.
+    """The reply of a client in a round.
 
     Args:
         cluster: index of the offered model that it chose.
-        examples: how many it trained on.
+        examples: number of its training examples.
         end: (P,) float32, its parameters after local training.
-        best: (K,) int64, of its examples, how many each offered model has the lowest loss on; None where the algorithm
-            does not need it.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.engine import client_round
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> alone = shoal.Federation.from_tensors([one], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(alone, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     update, _ = client_round(training, training.start(), count_best=True)
-        ...
-        >>> update.cluster, update.examples, update.end.shape, update.best
-        (0, 2, torch.Size([4]), tensor([2]))
+        best: (K,) int64, the number of its examples with the lowest loss on each offered model; None where the
+            algorithm does not need it.
     """
 
     cluster: int
@@ -118,23 +92,14 @@ class ClientUpdate:
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """What the server received from the n clients of a round, in the order of their ids.
+    """The replies of the n clients of a round, in the order of their ids.
 
     Args:
         clients: (n,) int64, positions in the federation.
-        sizes: (n,) int64, examples of each.
-        best: (n, K) int64, of each client's examples, how many each model has the lowest loss on; where clients sent
-            their cluster alone, all of them on its model.
+        sizes: (n,) int64, examples per client.
+        best: (n, K) int64, the number of each client's examples with the lowest loss on each model; where clients sent
+            their cluster alone, all of them count for its model.
         ends: (n, P) float32.
-
-    Example:
-        >>> import torch
-        >>> from shoal.engine import Received
-        >>> clients, sizes = torch.tensor([0, 3]), torch.tensor([10, 20])
-        >>> best = torch.tensor([[10, 0], [5, 15]])
-        >>> received = Received(clients, sizes, best, ends=torch.zeros(2, 5))
-        >>> received.best.argmax(dim=1), received.best.sum(dim=1).equal(received.sizes)
-        (tensor([0, 1]), True)
     """
 
     clients: Tensor
@@ -148,80 +113,15 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
     """A client's part of the round after ``state``: it chooses a model, and trains it.
 
     Args:
-        training: of a federation of this client alone, without what the server does to updates.
+        training: of a federation of this client alone, without the server's treatment of updates.
         state: the offered models and their risks and directives, with the client's own tensors.
-        count_best: whether `ClientUpdate.best` is asked for.
+        count_best: whether `ClientUpdate.best` is requested.
 
     Returns:
-        What the client sends, and the state with its own tensors after the round.
+        The client's reply, and the state with its own tensors after the round.
 
     Raises:
         InputError: training diverged, or the algorithm does not have each client send one update.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.engine import client_round
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> alone = shoal.Federation.from_tensors([one], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(alone, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     update, _ = client_round(training, training.start())
-        ...     after, _ = training.round(training.start())
-        ...
-        >>> update.end.equal(after.models[0])
-        True
-    """
-    alone = torch.zeros(1, dtype=torch.int64)
-    cohort = training.cohort_of(state, alone)
-    plan = training.algorithm.plan(state, cohort)
-    cluster = int(plan.assignment[0])
-    require(
-        sum(each.weights is not None for each in plan.trainings) == 1,
-        "clients on other machines send one update each in a round, which this algorithm does not ask for",
-    )
-    # Of a weighted mean of one client, whose weight is exactly 1, the result is what it sends, bit for bit.
-    own = torch.zeros(len(state.models), 1, dtype=torch.float64)
-    own[cluster] = 1.0
-    trainings = tuple(each if each.weights is None else replace(each, weights=own) for each in plan.trainings)
-    plan = replace(plan, trainings=trainings)
-    aggregate, _ = training.trainer(state, alone).train(state, plan)
-    best = None
-    if count_best:
-        lowest = cohort.example_losses(state.models).argmin(dim=1)
-        best = torch.bincount(lowest, minlength=len(state.models))
-    update = ClientUpdate(cluster, int(cohort.sizes[0]), aggregate.models[cluster].clone(), best)
-    return update, training.merged(state, cohort, plan, aggregate)
-
-
-def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> RoundPlan:
-    """What ``clients`` (n,) do in the round after ``state``, as far as the server knows; see `Received`.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.engine import server_plan
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.IFCA(clusters=2), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     best = torch.tensor([[2, 0], [0, 2]])  # all examples of client 0 fit model 0, those of client 1 model 1
-        ...     plan = server_plan(training, training.start(), torch.arange(2), torch.tensor([2, 2]), best)
-        ...
-        >>> plan.assignment, plan.trainings[0].weights
-        (tensor([0, 1]), tensor([[1., 0.],
-                [0., 1.]], dtype=torch.float64))
-    """
-    return replace(training.algorithm.plan(state, _cohort(training, state, clients, sizes, best)), losses=None)
-
-
-def server_round(training: Training, state: State, received: Received) -> tuple[State, RoundPlan]:
-    """The server's part of the round after ``state``: it merges what it received.
-
-    Without clients nothing changes but the round. Risks are not estimated yet (`Training.with_risks`).
-
-    Returns:
-        The state after the round, and what the clients did in it.
 
     Example:
         >>> import torch, shoal
@@ -241,6 +141,38 @@ def server_round(training: Training, state: State, received: Received) -> tuple[
         ...
         True
     """
+    alone = torch.zeros(1, dtype=torch.int64)
+    cohort = training.cohort_of(state, alone)
+    plan = training.algorithm.plan(state, cohort)
+    cluster = int(plan.assignment[0])
+    require(
+        sum(each.weights is not None for each in plan.trainings) == 1,
+        "clients on other machines send one update each in a round, which this algorithm does not ask for",
+    )
+    # The weighted mean of one client, whose weight is exactly 1, is what it sends, bit for bit.
+    weights = torch.zeros(len(state.models), 1, dtype=torch.float64)
+    weights[cluster] = 1.0
+    trainings = tuple(each if each.weights is None else replace(each, weights=weights) for each in plan.trainings)
+    plan = replace(plan, trainings=trainings)
+    aggregate, _ = training.trainer(state, alone).train(state, plan)
+    best = None
+    if count_best:
+        lowest = cohort.example_losses(state.models).argmin(dim=1)
+        best = torch.bincount(lowest, minlength=len(state.models))
+    update = ClientUpdate(cluster, int(cohort.sizes[0]), aggregate.models[cluster].clone(), best)
+    return update, training.merged(state, cohort, plan, aggregate)
+
+
+def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> RoundPlan:
+    """The plan of ``clients`` (n,) in the round after ``state``, as far as the server knows; see `Received`."""
+    return replace(training.algorithm.plan(state, _cohort(training, state, clients, sizes, best)), losses=None)
+
+
+def server_round(training: Training, state: State, received: Received) -> tuple[State, RoundPlan]:
+    """The server's part of the round after ``state``: it merges the replies, and returns the new state and the plan.
+
+    Without clients only the round changes. Risks are not estimated yet (`Training.with_risks`).
+    """
     if not len(received.clients):
         return replace(state, round=state.round + 1), RoundPlan(torch.empty(0, dtype=torch.int64), ())
     cohort = _cohort(training, state, received.clients, received.sizes, received.best)
@@ -251,7 +183,7 @@ def server_round(training: Training, state: State, received: Received) -> tuple[
 
 
 def _cohort(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> Cohort:
-    """Clients as the server knows them: of their losses only which is the lowest, and nothing of what they tolerate.
+    """The cohort as the server knows it: of losses only which is the lowest, and nothing of the tolerated risks.
 
     With a beta of 0 and these losses, an algorithm by which clients choose gives each the model that it chose.
     """

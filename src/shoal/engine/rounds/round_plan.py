@@ -1,4 +1,4 @@
-"""What the clients of a round do: who trains what, and with which weights it is merged."""
+"""The plan of a round: the local trainings of its clients, and the weights with which they are merged."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,28 +17,14 @@ from shoal.engine.steps import LinearTerm, StepRule
 
 @dataclass(frozen=True)
 class TrainingPhase:
-    """Some epochs of a local training, in which some tensors alone are trained.
+    """Some epochs of a local training, in which only some tensors are trained.
 
-    A phase begins where the one before it ended, with batches of its own and an optimizer anew. Batch norm's statistics
-    move in every phase.
+    A phase begins where the previous one ended, with its own batches and a new optimizer. Batch norm's statistics move
+    in every phase. `shoal.algorithms.FedRep` trains its head, then its body.
 
     Args:
         epochs: at least 1.
         tensors: their names in the layout.
-
-    Example:
-        >>> import torch, shoal
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
-        >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=1, classes=2), hidden=4)
-        >>> with shoal.Engine(model) as engine:
-        ...     local = shoal.LocalSGD(epochs=11)
-        ...     training = shoal.Training(federation, shoal.FedRep(), local, engine, shoal.Stream(0))
-        ...     state = training.start()
-        ...     plan = training.algorithm.plan(state, training.cohort_of(state, torch.arange(2)))
-        ...
-        >>> [(phase.epochs, sorted(phase.tensors)) for phase in plan.trainings[0].phases]
-        [(10, ['output.bias', 'output.weight']), (1, ['hidden.bias', 'hidden.weight'])]
     """
 
     epochs: int
@@ -140,22 +126,12 @@ class LocalTraining:
 
 @dataclass(frozen=True, eq=False)
 class RoundPlan:
-    """What a cohort does in a round, decided before anybody trains.
+    """The plan of a cohort's round, decided before any training.
 
     Args:
         assignment: (n,) int64, the cluster of each client.
-        trainings: local trainings, one after another. All of them start from values known before the round.
+        trainings: local trainings, in order; all start from values known before the round.
         losses: (n, K) float64, the losses that decided the assignment, for the record; None: none did.
-
-    Example:
-        >>> import torch
-        >>> from shoal.engine import LocalTraining, RoundPlan, averaging_weights
-        >>> models, assignment = torch.zeros(2, 5), torch.tensor([0, 1, 1])
-        >>> weights = averaging_weights(assignment, torch.ones(3), clusters=2)
-        >>> shared, own = LocalTraining(models, assignment, weights), LocalTraining(models, assignment)
-        >>> plan = RoundPlan(assignment, (shared, own))
-        >>> [training.weights is None for training in plan.trainings], plan.clusters(0)
-        ([False, True], tensor([0, 1, 1]))
     """
 
     assignment: Tensor
@@ -173,9 +149,9 @@ class RoundPlan:
         ]
 
     def clusters(self, index: int) -> Tensor:
-        """(n,) int64, the cluster whose model each client moves in one of the trainings; its directives count there.
+        """(n,) int64, the cluster whose model each client moves in one of the trainings, and whose directives count.
 
-        It is the client's own, but where clients send several updates each moves a model of its own.
+        It is the client's own, unless clients send several updates: then each update moves another model.
         """
         sent, weights = [each for each in self.trainings if each.weights is not None], self.trainings[index].weights
         return self.assignment if weights is None or len(sent) == 1 else weights.argmax(dim=0)

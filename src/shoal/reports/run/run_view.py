@@ -5,9 +5,8 @@ from functools import cached_property
 
 import pandas as pd
 
-from shoal.audit.attack_metrics import accuracy_key
 from shoal.metrics.metric_table import Metric, metric_of
-from shoal.metrics.summary import Metrics, Summary
+from shoal.metrics.summary import Metrics, Summary, accuracy_key
 from shoal.reports.attack_titles import attack_title
 from shoal.reports.run.description import RunDescription
 

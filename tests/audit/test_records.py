@@ -1,15 +1,19 @@
-"""What a named attack finds about models and groups, and which attack is the strongest."""
+"""The table of attacked records, what is measured of it, and which attack is the strongest."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
 from made_up_scores import made_up
-from shoal.audit.attack_metrics import AttackOnRecords, attacks_on_records, strongest
+from shoal.audit import leave_one_out_scores
 from shoal.audit.audit import audit_records
-from shoal.audit.records import REFERENCE_ATTACKS, AttackedRecords, AuditRecords
+from shoal.audit.final_attacks import joined
+from shoal.audit.records import RecordTable, measure, strongest
+from shoal.audit.reference_records import REFERENCE_ATTACKS, AuditRecords, attack_records
 from shoal.core.randomness import Stream
 from shoal.metrics import empirical_epsilon, roc_auc
 
@@ -28,57 +32,62 @@ def records():
 
 @pytest.fixture(scope="module")
 def attacked(records):
-    return AttackedRecords.of(records)
+    return attack_records(records)
 
 
-class Measured:
-    """An attack of one balanced accuracy, whatever is asked."""
-
-    def __init__(self, accuracy, width=0.0):
-        self.accuracy, self.low = accuracy, accuracy - width / 2
-
-    def of_cluster(self, k):
-        return self
-
-    def of_group(self, g):
-        return self
+def measured(accuracy, width=0.0):
+    return SimpleNamespace(accuracy=accuracy, low=accuracy - width / 2)
 
 
-def test_an_audit_and_a_run_s_figures_are_measured_alike(records, attacked):
+def test_measuring_by_a_column_equals_measuring_its_parts(attacked):
+    for name, table in attacked.attacks.items():
+        for column in ("group", "model", "client"):
+            found = measure(table, by=column)
+            assert list(found) == pd.unique(getattr(table, column)).tolist()
+            for value, metrics in found.items():
+                np.testing.assert_equal(
+                    astuple(metrics), astuple(measure(table.take(getattr(table, column) == value))), err_msg=name
+                )
+
+
+def test_joined_tables_keep_rows_and_single_values():
+    first = RecordTable.from_columns([2.0, 1.0], [True, False], attack="gap", model=0)
+    second = RecordTable.from_columns([3.0], True, attack="gap", model=1)
+    both = RecordTable.join([first, second])
+    assert (both.score.tolist(), both.model.tolist(), both.member.tolist()) == (
+        [2, 1, 3],
+        [0, 0, 1],
+        [True, False, True],
+    )
+    assert both.attack.strides == (0,), "a name that all rows share takes no memory"
+    assert len(RecordTable.join([])) == 0
+    assert both.take(np.array([2, 0])).score.tolist() == [3, 2]
+
+
+def test_an_audit_measures_as_a_run_does(records, attacked):
     rows = audit_records(records, Stream(0)).attacks
-    attacks = attacks_on_records(attacked, ["few", "many"], {})
-    assert set(attacks) == set(rows["attack"])
+    assert set(attacked.attacks) == set(rows["attack"])
+    by = {scope: attacked.measured(scope) for scope in ("group", "model")}
     compared = 0
-    for row in rows.to_dict("records"):
-        if row["scope"] == "group":
-            found = attacks[row["attack"]].of_group(["few", "many"].index(row["name"]))
-        elif row["scope"] == "model":
-            found = attacks[row["attack"]].of_cluster(int(row["name"]))
-        else:
-            continue
+    for row in rows[rows["scope"].isin(by)].to_dict("records"):
+        name = row["name"] if row["scope"] == "group" else int(row["name"])
+        found = by[row["scope"]][name][row["attack"]]
         np.testing.assert_equal(
             (found.accuracy, found.low, found.auc), (row["accuracy"], row["accuracy.low"], row["auc"])
         )
         compared += 1
-    assert compared == 5 * len(attacks)
+    assert compared == 5 * len(attacked.attacks)
 
 
-def test_where_no_record_asks_the_run_s_own_attack_does(attacked):
-    alone = AttackOnRecords(attacked, "rmia", ["few", "many", "none"])
-    helped = replace(alone, otherwise=Measured(0.7))
-    assert np.isnan(alone.of_cluster(2).accuracy), "its records are members alone"
-    assert np.isnan(alone.of_group(2).accuracy)
-    assert helped.of_cluster(2).accuracy == helped.of_group(2).accuracy == 0.7
-    assert helped.of_cluster(0).accuracy == alone.of_cluster(0).accuracy, "but not where there are records"
-
-
-def test_an_attack_that_was_made_both_ways_counts_once(attacked):
-    own = {"loss": Measured(0.9), "mine": Measured(0.8)}
-    attacks = attacks_on_records(attacked, ["few", "many"], own)
-    assert set(attacks) == {*attacked.found, "mine"}
-    assert next(iter(attacks)) == attacked.headline
-    assert attacks["loss"].of_cluster(0).accuracy != 0.9
-    assert attacks["mine"] is own["mine"]
+def test_the_attack_on_all_examples_counts_where_no_record_is_asked(attacked):
+    on_records = attacked.measured("model")
+    assert np.isnan(on_records[2]["rmia"].accuracy), "its records are members alone"
+    own = {"rmia": measured(0.7), "mine": measured(0.8)}
+    assert joined(on_records[2], own)["rmia"].accuracy == 0.7
+    assert np.isnan(joined(on_records[2], {})["rmia"].accuracy)
+    assert joined(on_records[0], own)["rmia"] is on_records[0]["rmia"], "but not where there are records"
+    assert list(joined(on_records[0], own)) == [*on_records[0], "mine"]
+    assert next(iter(on_records[0])) == attacked.chosen
 
 
 @pytest.mark.parametrize(
@@ -97,30 +106,30 @@ def test_an_attack_that_was_made_both_ways_counts_once(attacked):
     ],
 )
 def test_the_attack_chosen_beforehand_decides_unless_another_is_certain_to_be_stronger(figures, expected):
-    found = {str(i): Measured(*each) for i, each in enumerate(figures)}
+    found = {str(i): measured(*each) for i, each in enumerate(figures)}
     name, low = strongest(found)
     assert name == str(expected)
     if name == "0":
         np.testing.assert_equal(low, found["0"].low)
 
 
-def test_the_attacked_model_s_members_do_not_choose_the_headline(records):
+def test_the_attacked_model_s_members_do_not_choose_the_attack_beforehand(records):
     """It is the one that finds most on the reference models, each attacked in turn."""
-    attacked = AttackedRecords.of(records)
-    swapped = AttackedRecords.of(replace(records, scores=replace(records.scores, member=~records.scores.member)))
-    assert attacked.headline == swapped.headline
-    known = records.scores.reference_member.ravel()
-    areas = {n: roc_auc(f.left_out.ravel(), known) for n, f in attacked.found.items() if f.left_out is not None}
-    assert attacked.headline == max(areas, key=areas.get)
+    attacked = attack_records(records)
+    swapped = attack_records(replace(records, scores=replace(records.scores, member=~records.scores.member)))
+    assert attacked.chosen == swapped.chosen
+    trained = records.scores.reference_member.ravel()
+    left_out = {attack.name: leave_one_out_scores(attack, records.scores) for attack in REFERENCE_ATTACKS}
+    areas = {name: roc_auc(scores.ravel(), trained) for name, scores in left_out.items() if scores is not None}
+    assert attacked.chosen == max(areas, key=areas.get)
     assert set(areas) > {"lira", "rmia", "loss"}
-    assert next(iter(attacked.measured(records.scores.model == 0))) == attacked.headline
 
 
 @pytest.mark.parametrize(("references", "expected"), [(0, "loss"), (1, "rmia-offline"), (2, "rmia")])
-def test_with_few_reference_models_the_headline_is_stated_beforehand(references, expected):
+def test_with_few_reference_models_the_chosen_attack_is_stated_beforehand(references, expected):
     scores = made_up(40, references)
     names = np.arange(40).astype(object)
-    assert AttackedRecords.of(AuditRecords(scores, names, names, np.full(40, "all", dtype=object))).headline == expected
+    assert attack_records(AuditRecords(scores, names, names, np.full(40, "all", dtype=object))).chosen == expected
 
 
 def test_all_of_an_audit_is_of_the_attack_that_it_calls_the_strongest():

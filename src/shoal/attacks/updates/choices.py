@@ -1,22 +1,29 @@
-"""Cluster identity over rounds: what the sequence of a client's choices of a model says of its group.
+"""What a client's choices of a model over rounds say of its group, and of how much risk it tolerates.
 
 A server, or whoever sees who trained which model, knows the groups of some clients and guesses those of the others.
+Where clients weigh a model's risk against its loss (IFCA-MIR), or take none above their threshold, it may also tell
+strict clients from others.
 Threat: that a client's choices reveal what its data are like is stated by MingledPie, NDSS 2025. The estimator is ours,
 not that paper's: naive Bayes over rounds, with the choices of the known clients for its tables.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shoal.attacks.reference_scores import View
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
 from shoal.core.settings import Positive, PositiveFloat, settings
+from shoal.data.preferences import Preferences
 from shoal.metrics import mean_rate_interval
+
+STRICTER, LAXER, NEITHER = 1, 0, -1
+"""The classes of clients that `strictness` gives."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,16 +38,6 @@ class IdentityGuesses:
         chance: that of always guessing the most frequent group, 1 / (number of groups).
         margin: (T,) how much likelier, in nats, the choices up to each round are in a client's own group than in the
             likeliest other; a mean over the clients of each group and over the groups.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal import Stream
-        >>> from shoal.attacks import ClusterIdentity
-        >>> draw, group = np.random.default_rng(0), np.arange(40) % 2
-        >>> chosen = np.where(draw.random((10, 40)) < 0.8, group, 1 - group)
-        >>> guesses = ClusterIdentity().guess(chosen, group, np.arange(40), Stream(0))
-        >>> guesses.chance < guesses.last_round < guesses.accuracy, guesses.margin.shape
-        (True, (10,))
     """
 
     clients: int
@@ -63,11 +60,8 @@ class ClusterIdentity:
     accuracy counts them alike.
 
     Args:
-        name: of this attack.
         splits: into halves, over which figures are averaged.
         smoothing: what is added to every count.
-
-    Source: the threat is stated by MingledPie, NDSS 2025; the estimator is ours.
 
     Example:
         >>> import numpy as np
@@ -81,9 +75,10 @@ class ClusterIdentity:
         [0.93, 0.45]
     """
 
+    name: ClassVar[str] = "cluster-identity"
     title: ClassVar[str] = "cluster identity"
+    view: ClassVar[View] = "server"
 
-    name: Literal["cluster-identity"] = "cluster-identity"
     splits: Positive = 20
     smoothing: PositiveFloat = 1.0
 
@@ -155,6 +150,90 @@ class ClusterIdentity:
             counts = ones.T @ of_group + self.smoothing
             found[t] = ones @ np.log(counts / counts.sum(axis=0)) if len(clusters) else 0.0
         return found
+
+
+@settings
+class PreferenceInference:
+    """Guesses whether a client is one of the stricter or of the laxer half of its group.
+
+    The classes of one half of the clients are known, those of the other half are guessed (`ClusterIdentity`). Every
+    group has as many stricter as laxer clients, among the known too, so a group's clusters say nothing of the class.
+
+    Args:
+        identity: the estimator.
+
+    Example:
+        >>> import numpy as np
+        >>> import torch, shoal
+        >>> from shoal.attacks import PreferenceInference
+        >>> strict, none = np.arange(40) % 2, np.zeros(40, dtype=np.int64)
+        >>> chosen = np.where(np.random.default_rng(0).random((10, 40)) < 0.9, strict, 1 - strict)
+        >>> preferences = shoal.Preferences(torch.tensor(0.8 - 0.2 * strict), torch.full((40,), 0.5))
+        >>> guesses = PreferenceInference().guess(chosen, none, preferences, np.arange(40), shoal.Stream(0))
+        >>> guesses.accuracy > 0.9, guesses.chance
+        (True, 0.5)
+    """
+
+    name: ClassVar[str] = "preference-inference"
+    title: ClassVar[str] = "preference inference"
+    view: ClassVar[View] = "server"
+
+    identity: ClusterIdentity = ClusterIdentity()
+
+    def guess(
+        self,
+        assignment: NDArray[np.int64],
+        group: NDArray[np.int64],
+        preferences: Preferences,
+        clients: NDArray[np.int64],
+        stream: Stream,
+    ) -> IdentityGuesses:
+        """Guess the classes of N clients from their choices in T rounds.
+
+        Args:
+            assignment, group, clients, stream: as in `ClusterIdentity.guess`.
+            preferences: of the N clients, the truth: known of one half, and by which the guesses are judged.
+
+        Raises:
+            InputError: fewer than two clients that took part and are stricter than as many others of their groups, or
+                clients that chose one cluster alone.
+        """
+        known = np.where((assignment >= 0).any(axis=0), group, -1)
+        half = strictness(preferences, known, clients)
+        require(
+            int((half == STRICTER).sum()) >= 2,
+            "needs at least two clients that are stricter than others of their groups, one whose preference is known "
+            f"and one that is guessed; there are {int((half == STRICTER).sum())}",
+        )
+        return self.identity.guess(assignment, half, clients, stream, strata=np.maximum(known, 0))
+
+
+def strictness(preferences: Preferences, group: NDArray[np.int64], clients: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(N,), `STRICTER` or `LAXER`, equally many of each in every group, each stricter than all laxer ones.
+
+    A client is stricter than another if its threshold is lower, or is the same and its beta larger. `NEITHER`: the
+    middle one of an odd group, those as strict as the middle on both sides, and those of no group (-1).
+
+    >>> import torch
+    >>> tolerated = Preferences(torch.tensor([0.5, 0.6, 0.7, 0.7, 0.7]), torch.full((5,), 0.5))
+    >>> strictness(tolerated, np.array([0, 0, 0, 1, 1]), np.arange(5)).tolist()
+    [1, -1, 0, -1, -1]
+    """
+    found = np.full(len(group), NEITHER)
+    thresholds, betas = preferences.threshold.numpy(), preferences.beta.numpy()
+    for each in np.unique(group[group >= 0]):
+        members = np.flatnonzero(group == each)
+        ranked = members[np.lexsort((clients[members], -betas[members], thresholds[members]))]
+        count = len(ranked) // 2
+        while count > 0 and _alike(preferences, int(ranked[count - 1]), int(ranked[-count])):
+            count -= 1
+        found[ranked[:count]], found[ranked[len(ranked) - count :]] = STRICTER, LAXER
+    return found
+
+
+def _alike(preferences: Preferences, one: int, other: int) -> bool:
+    same = preferences.threshold[one] == preferences.threshold[other]
+    return bool(same and preferences.beta[one] == preferences.beta[other])
 
 
 def _halves(cell: NDArray[np.int64], stream: Stream) -> NDArray[np.bool_]:

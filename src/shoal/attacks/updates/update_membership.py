@@ -1,9 +1,8 @@
-"""FedMIA: a client's update against the other clients' updates of the same round, as a null distribution.
+"""The server's membership attacks on single updates: FedMIA, and the gradient alignment of Grad-cosine and Grad-diff.
 
-Source: Zhu, Li, Fan, Yang, CVPR 2025, arXiv:2402.06289. "All for one": the other clients, who (mostly) did not train on
-a record, say how a model that did not train on it behaves, so no shadow model is needed.
-
-For client i, record x and round t, with m_k the measurement of client k's update on that same x,
+**FedMIA.** "All for one": the other clients, who (mostly) did not train on a record, say how a model that did not train
+on it behaves, so no shadow model is needed. For client i, record x and round t, with m_k the measurement of client k's
+update on that same x,
 
     score = mean over t of Phi((m_i - mu) / sigma),   mu, sigma^2 = mean and variance of m_k over k != i  (+ 1e-8)
 
@@ -15,14 +14,21 @@ The variance is that of the population, as in the authors' code. Two things diff
   client of another cluster would tell which cluster a record suits, not who trained on it.
 
 A record of another client has that client in its null, as a member: such non-members look less like members than those
-that nobody trained on, and `update_audit.py` reports the two apart.
+that nobody trained on, and an audit reports the two apart.
+
+**Gradient alignment.** In large models the gradients of different records are nearly orthogonal, so those of the
+records that a client trained on are what its step D = w - w_k is made of; g = grad l(w; x).
+
+Source: Zhu, Li, Fan, Yang, CVPR 2025, arXiv:2402.06289 (FedMIA); Li, Li, Ribeiro, "Effective passive membership
+inference attacks in federated learning against overparameterized models", ICLR 2023, arXiv:2111.00430.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.attacks.reference_scores import View
 from shoal.attacks.updates.update_scores import UpdateScores, mean_over_rounds
 from shoal.core.settings import Flag, settings
 
@@ -34,28 +40,25 @@ LEAST_OTHERS = 2
 class FedMIALoss:
     """FedMIA-I: the measurement is minus the loss of the client's sent model on the record.
 
-    Args:
-        name: of this attack.
-
-    Source: Zhu, Li, Fan, Yang, CVPR 2025, arXiv:2402.06289.
-
     Example:
         >>> import numpy as np
-        >>> from shoal.attacks import FedMIALoss, UpdateScores
+        >>> from shoal.attacks import FedMIACosine, FedMIALoss, GradCosine, GradDifference, UpdateScores
         >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
         >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
         >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
-        >>> FedMIALoss().score(scores) > FedMIALoss.threshold
-        array([[ True, False, False, False],
-               [False,  True, False, False],
-               [False, False,  True, False],
-               [False, False, False,  True]])
+        >>> (FedMIALoss().score(scores) > FedMIALoss.threshold).astype(int)
+        array([[1, 0, 0, 0],
+               [0, 1, 0, 0],
+               [0, 0, 1, 0],
+               [0, 0, 0, 1]])
+        >>> [each.score(scores).argmax(axis=0).tolist() for each in (FedMIACosine(), GradCosine(), GradDifference())]
+        [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
     """
 
+    name: ClassVar[str] = "fedmia-i"
     title: ClassVar[str] = "FedMIA-I"
+    view: ClassVar[View] = "server"
     threshold: ClassVar[float] = 0.5
-
-    name: Literal["fedmia-i"] = "fedmia-i"
 
     def score(self, scores: UpdateScores) -> NDArray[np.float64]:
         """(N, M) in [0, 1]; NaN for a client with fewer than two others beside it in all of its rounds."""
@@ -67,31 +70,48 @@ class FedMIACosine:
     """FedMIA-II: the measurement is the cosine of the record's gradient and the client's step.
 
     Args:
-        name: of this attack.
         drop_outliers: leave those out of a null that are more than three standard deviations above its mean, in one
             pass (the paper's for clients with unlike data). Only one of at least eleven can be.
-
-    Source: Zhu, Li, Fan, Yang, CVPR 2025, arXiv:2402.06289.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.attacks import FedMIACosine, UpdateScores
-        >>> fit = np.eye(4) + 0.1 * np.random.default_rng(0).random((1, 4, 4))  # one round, four clients, their records
-        >>> four, zeros = np.arange(4), np.zeros(4, dtype=np.int64)
-        >>> scores = UpdateScores(np.array([1]), four, zeros[None], -fit, fit, fit, zeros, four, zeros, ("all",))
-        >>> FedMIACosine().score(scores).argmax(axis=0)
-        array([0, 1, 2, 3])
     """
 
+    name: ClassVar[str] = "fedmia-ii"
     title: ClassVar[str] = "FedMIA-II"
+    view: ClassVar[View] = "server"
     threshold: ClassVar[float] = 0.5
 
-    name: Literal["fedmia-ii"] = "fedmia-ii"
     drop_outliers: Flag = False
 
     def score(self, scores: UpdateScores) -> NDArray[np.float64]:
-        """(N, M) in [0, 1]; NaN for a client with fewer than two others beside it in all of its rounds."""
+        """As of `FedMIALoss`."""
         return _percentiles(scores.cosine.astype(np.float64), scores.assignment, drop_outliers=self.drop_outliers)
+
+
+@settings
+class GradCosine:
+    """The cosine of D and g, on average over the recorded rounds."""
+
+    name: ClassVar[str] = "grad-cosine"
+    title: ClassVar[str] = "Grad-cosine"
+    view: ClassVar[View] = "server"
+    threshold: ClassVar[float] = 0.0
+
+    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+        """(N, M) in [-1, 1]; NaN for a client in no recorded round."""
+        return mean_over_rounds(scores.cosine.astype(np.float64))
+
+
+@settings
+class GradDifference:
+    """``|D|^2 - |D - g|^2``: how much shorter the step is without the record's gradient, on average over the rounds."""
+
+    name: ClassVar[str] = "grad-diff"
+    title: ClassVar[str] = "Grad-diff"
+    view: ClassVar[View] = "server"
+    threshold: ClassVar[float] = 0.0
+
+    def score(self, scores: UpdateScores) -> NDArray[np.float64]:
+        """(N, M); NaN for a client in no recorded round."""
+        return mean_over_rounds(scores.difference.astype(np.float64))
 
 
 def _percentiles(

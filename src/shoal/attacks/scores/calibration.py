@@ -1,0 +1,87 @@
+"""The loss as a score, and scores calibrated by the difficulty of the record.
+
+Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604 (the loss); Watson, Guo, Cormode, Sablayrolles, ICLR
+2022, arXiv:2111.08440, equation 3, on the logit-scaled confidence. That other clusters' models serve as reference
+models is ours.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from shoal.attacks.reference_scores import Floats, ReferenceScores, View
+from shoal.attacks.scores.in_and_out import in_and_out
+from shoal.core.settings import settings
+
+
+@settings
+class LossScore:
+    """Minus the loss of the attacked model, log(1 + exp(-score)); needs no reference models.
+
+    The threshold is set by `shoal.audit.reference_thresholds`, not by the mean loss as in `LossThreshold`.
+    """
+
+    name: ClassVar[str] = "loss"
+    title: ClassVar[str] = "loss"
+    view: ClassVar[View] = "outsider"
+    least: ClassVar[int] = 0
+
+    def scores(self, records: ReferenceScores) -> Floats:
+        """In nats, at most 0."""
+        return -np.logaddexp(0.0, -records.score)
+
+
+@settings
+class DifficultyCalibration:
+    """The attacked model's score minus the mean score of the reference models that did not train on the record.
+
+    A record that all reference models trained on counts their scores minus the mean difference between such models and
+    others.
+    """
+
+    name: ClassVar[str] = "calibration"
+    title: ClassVar[str] = "difficulty calibration"
+    view: ClassVar[View] = "outsider"
+    least: ClassVar[int] = 1
+
+    def scores(self, records: ReferenceScores) -> Floats:
+        """In logits."""
+        _, outside = in_and_out(self, records, needs_in=False)
+        return records.score - outside.mean
+
+
+@dataclass(frozen=True, eq=False)
+class OtherClusters:
+    """A record's confidence on its own model minus its mean confidence on the others.
+
+    A clustered federation sends every client all K models. A record of one cluster was trained on by that cluster's
+    model alone, so the others say how difficult it is, as reference models do, and nothing has to be trained. They are
+    models of other groups, so a record's scores differ by more than membership.
+
+    Args:
+        all_models: (M, K) logit-scaled confidence of each model on each record, K at least 2.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import ReferenceScores
+        >>> from shoal.attacks import OtherClusters
+        >>> all_models, none = np.array([[3.0, 1.0, 0.0], [1.0, 1.0, 1.0]]), np.zeros((2, 0))
+        >>> model = np.array([0, 2])  # which of the three scored each record
+        >>> records = ReferenceScores(all_models[[0, 1], model], np.array([True, False]), none, none > 0, model)
+        >>> OtherClusters(all_models).scores(records)
+        array([2.5, 0. ])
+    """
+
+    name: ClassVar[str] = "other-clusters"
+    title: ClassVar[str] = "other clusters' models"
+    view: ClassVar[View] = "client"
+    least: ClassVar[int] = 0
+
+    all_models: Floats
+
+    def scores(self, records: ReferenceScores) -> Floats:
+        """Scores (M,); ``records`` are those of ``all_models``, in the same order."""
+        own = np.arange(self.all_models.shape[1]) == records.model[:, None]
+        others = np.where(own, 0, self.all_models).sum(axis=1) / (self.all_models.shape[1] - 1)
+        return records.score - others

@@ -1,0 +1,440 @@
+"""Measurements of a finished training: their interface and input, and those of accuracy, fairness and exposure.
+
+A metric of one's own is an object with ``name``, ``title`` and ``measure``; see `Measurement`.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import nan
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.audit.final_attacks import ByAttack, FinalAttacks, exposure_of_clients
+from shoal.audit.model_scores import Membership, ModelScores, is_personal
+from shoal.audit.predictions import Predictions
+from shoal.audit.records import Floats, RecordTable, measure, strongest
+from shoal.audit.red_team import RedTeam
+from shoal.core.representation import one_line
+from shoal.data import Federation
+from shoal.engine import Deployed, State, Training
+from shoal.metrics import (
+    MembershipMetrics,
+    adjusted_rand_index,
+    exceeds_threshold,
+    fairness,
+    gap_accuracy,
+    is_migrated,
+    roc,
+)
+from shoal.metrics.summary import Metrics, Summary, accuracy_key
+from shoal.models import Metric, accuracy
+
+LOG = logging.getLogger(__name__)
+
+ROC_POINTS = 400
+"""Points kept of each ROC curve; more than a figure can show."""
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedTraining:
+    """A finished training, the models that clients use at its end, and what attacks say of these.
+
+    Members of a model are the clients that trained it, not those that choose it at the end.
+
+    Args:
+        state: after the last round.
+        training: that led to it, with the federation and the engine.
+        red_team: whose attack is configured.
+        deployed: the S models that clients use.
+        losses: (N,), of each client's model on all its training examples.
+        members: who trained which of the deployed models.
+        attacks: what every attack says of them.
+    """
+
+    state: State
+    training: Training
+    red_team: RedTeam
+    deployed: Deployed
+    losses: Tensor
+    members: Membership
+    attacks: FinalAttacks
+    __repr__ = one_line
+
+    @property
+    def federation(self) -> Federation:
+        """The clients, groups and test examples."""
+        return self.training.federation
+
+    @property
+    def predictions(self) -> Predictions:
+        """What the deployed models say of test and training examples."""
+        return self.attacks.predictions
+
+    @property
+    def metric(self) -> Metric:
+        """What is reported as accuracy."""
+        return self.training.engine.model.metric_for(self.federation.classes)
+
+    @cached_property
+    def records(self) -> RecordTable:
+        """The configured attack's scores: each deployed model's members, and as many test examples of their groups and
+        labels.
+        """
+        scores = self.attacks.configured[0]
+        return RecordTable.join([scores.of_model(s) for s in range(len(scores.margins))])
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row per client, with the columns of `clients.csv`."""
+        federation, group, model = self.federation, self.federation.group, self.deployed.model.numpy()
+        preferences = federation.preferences
+        threshold, mia = preferences.threshold.numpy(), self._accuracy_of_models()[model]
+        columns = {
+            "client": federation.ids.numpy(),
+            "group": [federation.groups[g] for g in group.tolist()],
+            "cluster": self.deployed.assignment.numpy(),
+            "examples": federation.clients.sizes.numpy(),
+            "threshold": threshold,
+            "alpha": preferences.alpha.numpy(),
+            "beta": preferences.beta.numpy(),
+            "loss": self.losses.numpy(),
+            "accuracy": self.predictions.test[model, group.numpy()],
+            "mia": mia,
+            "violated": exceeds_threshold(mia, threshold),
+            "train_accuracy": self.predictions.training,
+            "threshold_drawn": int(preferences.drawn),
+        }
+        columns |= exposure_of_clients(self.attacks.by_model, self.members.trainers.numpy(), federation)
+        if federation.names is not None:
+            columns["name"] = list(federation.names)
+        return pd.DataFrame(columns)
+
+    def _accuracy_of_models(self) -> Floats:
+        """(S,) balanced accuracy on each deployed model, of the configured attack, or the strongest with references."""
+        if self.attacks.references is None:
+            scores = self.attacks.configured[0]
+            return np.array([measure(scores.of_model(s)).accuracy for s in range(len(scores.margins))])
+        return np.array([by_attack[strongest(by_attack)[0]].accuracy for by_attack in self.attacks.by_model])
+
+
+@runtime_checkable
+class Measurement(Protocol):
+    """A metric of a finished training, or several; `Result.summary` and `summary.json` have what it returns.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from shoal.audit import Measurement
+        >>> from shoal.metrics.summary import Summary
+        >>> @dataclass(frozen=True)
+        ... class WorstClient:
+        ...     name: str = "worst_client"
+        ...     title: str = "Accuracy of the worst client"
+        ...     def measure(self, finished):
+        ...         return Summary(overall={self.name: float(finished.clients["accuracy"].min())})
+        ...
+        >>> isinstance(WorstClient(), Measurement)
+        True
+    """
+
+    @property
+    def name(self) -> str:
+        """The key of `summary.json`, or what the keys have in common."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """What tables call it."""
+        ...
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """Its metrics: of the whole run, by group or by cluster; what is NaN is left out."""
+        ...
+
+
+class Accuracy:
+    """Accuracies and sizes, how clusters relate to groups, and whose threshold is exceeded."""
+
+    name, title = "accuracy", "Accuracy"
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """See `Measurement`."""
+        federation, clients, metric = finished.federation, finished.clients, finished.metric
+        group, cluster, everyone = federation.group.numpy(), clients["cluster"].to_numpy(), _accuracies(clients, metric)
+        present = set(clients["group"].unique())
+        groups = {name: clients[clients["group"] == name] for name in federation.groups if name in present}
+        clusters = {k: clients[cluster == k] for k in range(len(finished.state.models))}
+        return Summary(
+            overall={f"{name}.overall": everyone[name] for name in ("accuracy", "train_accuracy")}
+            | {
+                "violations.total": int(clients["violated"].sum()),
+                "exceeded.total": int(clients["exceeded"].sum()),
+                "thresholds_drawn": int(clients["threshold_drawn"].sum()),
+                "migrated": int(is_migrated(cluster, group).sum()),
+                "adjusted_rand_index": adjusted_rand_index(cluster, group),
+            },
+            by_group={
+                name: {
+                    **_accuracies(inside, metric),
+                    "violations": int(inside["violated"].sum()),
+                    "exceeded": int(inside["exceeded"].sum()),
+                    "exposure": float(inside["exposure"].mean()),
+                }
+                for name, inside in groups.items()
+            },
+            by_cluster={
+                k: {"clients": len(inside), "examples": int(inside["examples"].sum())} | _accuracies(inside, metric)
+                for k, inside in clusters.items()
+            },
+        )
+
+
+def _accuracies(clients: pd.DataFrame, metric: Metric) -> dict[str, float]:
+    """Means over clients, each on its own group's test examples and on its own training examples.
+
+    The gap is the balanced accuracy of an attack only where the metric is the share of examples that are right.
+    """
+    test, train = float(clients["accuracy"].mean()), float(clients["train_accuracy"].mean())
+    return {"accuracy": test, "train_accuracy": train, "gap": gap_accuracy(train, test) if metric is accuracy else nan}
+
+
+class GroupFairness:
+    """Fairness between groups, and the accuracy of naming one class; nothing in a regression."""
+
+    name, title = "fairness", "Fairness"
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """See `Measurement`."""
+        if finished.federation.classes is None:
+            return Summary()
+        # A share of examples, which says nothing beside another metric than accuracy.
+        guess = _most_frequent_class(finished.federation) if finished.metric is accuracy else {}
+        return Summary(overall=self._differences(finished), by_group=guess)
+
+    def _differences(self, finished: FinishedTraining) -> Metrics:
+        """On each group's test examples, predicted by each model, weighted by the share of the group that uses it."""
+        test, predicted = finished.federation.test, finished.predictions.predicted
+        group, model = finished.federation.group.numpy(), finished.deployed.model.numpy()
+        assert predicted is not None
+        columns: tuple[list[NDArray], ...] = ([], [], [], [])
+        for g in finished.federation.groups_with_clients:
+            rows = (test.group == g).numpy()
+            # With a model for each client there are N M / G of each kind: few bits, and repeated when they are joined.
+            actual = test.y.cpu().to(predicted.dtype).numpy()[rows]
+            for k in np.unique(model[group == g]):
+                share = np.broadcast_to(float((model[group == g] == k).mean()), len(actual))
+                number = np.broadcast_to(np.int32(g), len(actual))
+                for column, part in zip(columns, (predicted[k].numpy()[rows], actual, number, share), strict=True):
+                    column.append(part)
+        differences = fairness(*map(np.concatenate, columns))
+        return {f"fairness.{name}": value for name, value in asdict(differences).items()}
+
+
+def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
+    """The share of a class among each group's test examples: of the most frequent one of its training examples.
+
+    It is the accuracy of always naming that class. The most frequent class of the test examples would be so by chance.
+    """
+    test, labels, clients = federation.test, federation.test.y.cpu(), federation.clients
+    trained, trained_group = clients.y.cpu()[clients.indices], federation.group[clients.owners()]
+    shares = {}
+    for g in federation.groups_with_clients:
+        of_group = labels[test.group == g]
+        if len(of_group):
+            guess = trained[trained_group == g].bincount().argmax()
+            # Divided as integers of Python: PyTorch's quotient has 24 bits, and an accuracy has 53.
+            share = int((of_group == guess).sum()) / len(of_group)
+            shares[federation.groups[g]] = {"most_frequent_class": share, "test_examples": len(of_group)}
+    return shares
+
+
+class GroupExposure:
+    """Each group with clients: its training examples against each kind of non-members.
+
+    The configured attack says how exposed it is; with reference models, the `strongest` of all attacks on members and
+    non-members of the group, and each of them beside it.
+    """
+
+    name, title = "mia", "Exposure of groups"
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """See `Measurement`."""
+        federation, attacks = finished.federation, finished.attacks
+        if federation.classes is None:
+            _warn_of_one_answer(attacks.configured[0], federation)
+        by_group = {g: self._of_group(g, finished) for g in federation.groups_with_clients}
+        if attacks.references is not None:
+            by_group = {g: {**metrics, **_decided(attacks.by_group[g])} for g, metrics in by_group.items()}
+        return Summary(by_group={federation.groups[g]: metrics for g, metrics in by_group.items()})
+
+    def _of_group(self, g: int, finished: FinishedTraining) -> Metrics:
+        scores, by_loss = finished.attacks.configured[0], finished.attacks.by_loss
+        own, population = (measure(scores.of_group(g, mix)) for mix in _mixes(g, finished.federation).values())
+        metrics = _attack_metrics(own) | _attack_metrics(population, "_population") | _interval("mia", own)
+        metrics |= {"members": own.members, "non_members": own.non_members}
+        if by_loss is not None:
+            threshold = measure(by_loss.of_group(g))
+            metrics |= {"loss_threshold": threshold.accuracy, "loss_threshold_auc": threshold.auc}
+            metrics |= _interval("loss_threshold", threshold)
+        for other, name in enumerate(finished.federation.groups):
+            if other != g:
+                mix = np.eye(len(finished.federation.groups))[other]
+                against = measure(scores.of_group(g, mix))
+                metrics |= {f"mia_against_{name}": against.accuracy, f"mia_auc_against_{name}": against.auc}
+                if by_loss is not None:
+                    metrics[f"loss_threshold_against_{name}"] = measure(by_loss.of_group(g, mix)).accuracy
+        return metrics
+
+
+def _decided(attacks: ByAttack) -> Metrics:
+    """Metrics of the strongest attack on a group, and the accuracy of each."""
+    name, low = strongest(attacks)
+    best = attacks[name]
+    metrics = _attack_metrics(best) | {"mia_low": low, "mia_high": best.high}
+    metrics |= {"members": best.members, "non_members": best.non_members}
+    return metrics | {accuracy_key(name): metrics.accuracy for name, metrics in attacks.items()}
+
+
+def _attack_metrics(measured: MembershipMetrics, non_members: str = "") -> dict[str, float]:
+    """An attack's metrics by name; ``non_members`` is the part of the name that says their kind."""
+    return {
+        f"mia{non_members}": measured.accuracy,
+        **({} if non_members else {"mia_null_high": measured.null_high}),
+        f"mia{non_members}_auc": measured.auc,
+        f"tpr_at_fpr_0.01{non_members}": measured.tpr_at_1_percent_fpr,
+        f"tpr_at_fpr_0.001{non_members}": measured.tpr_at_01_percent_fpr,
+    }
+
+
+def _interval(metric: str, measured: MembershipMetrics) -> dict[str, float]:
+    """The ends of the 95 % interval of an attack's balanced accuracy, which is called ``metric``."""
+    return {f"{metric}_low": measured.low, f"{metric}_high": measured.high}
+
+
+def _mixes(g: int, federation: Federation) -> Mapping[str, Floats]:
+    """(G,) shares of the groups among the non-members of group g, by kind of non-members."""
+    return {"group": np.eye(len(federation.groups))[g], "population": federation.group_fractions.numpy()}
+
+
+def _warn_of_one_answer(scores: ModelScores, federation: Federation) -> None:
+    """Say for which groups an attack gives every example the same answer, and so measures nothing.
+
+    Losses without a bound lead to that: a few shadow models that fit badly move the mean loss beyond all others.
+    """
+    same = []
+    for g in federation.groups_with_clients:
+        margins = scores.of_group(g).score
+        if (margins > 0).all() or (margins <= 0).all():
+            same.append(federation.groups[g])
+    if same:
+        LOG.warning(
+            "the attack's threshold lies beyond all examples of %s, so its balanced accuracy is 0.5 whatever models "
+            "give away; the AUC (mia_auc) needs no threshold",
+            ", ".join(same),
+        )
+
+
+class ModelExposure:
+    """Each cluster's model: its members against non-members of their groups and labels, and the last risk.
+
+    Clients with models of their own are attacked on those; the clusters' models then by the configured attack.
+    """
+
+    name, title = "mia", "Exposure of models"
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """See `Measurement`."""
+        attacks, clusters = finished.attacks, dict[int, Metrics]()
+        shared = attacks.shared[0]
+        configured = attacks.references is None or is_personal(finished.deployed)
+        for k, risk in enumerate(finished.state.risks.tolist()):
+            by_attack = {} if configured else attacks.by_model[k]
+            own = measure(shared.of_model(k)) if configured else by_attack[strongest(by_attack)[0]]
+            population = measure(shared.of_model(k, population=True))
+            clusters[k] = {**_attack_metrics(own), **_attack_metrics(population, "_population"), "risk": risk}
+        return Summary(by_cluster=clusters)
+
+
+class RepeatedAttacks:
+    """Mean and standard deviation over an attack's fits of ``mia`` of each group and cluster; nothing of one fit."""
+
+    name, title = "mia_mean", "Exposure over new shadow models"
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """See `Measurement`."""
+        deployed, shared, federation = finished.attacks.configured, finished.attacks.shared, finished.federation
+        if len(deployed) == 1:
+            return Summary()
+        return Summary(
+            by_group={
+                federation.groups[g]: self._over([measure(fit.of_group(g)) for fit in deployed])
+                for g in federation.groups_with_clients
+            },
+            by_cluster={
+                k: self._over([measure(fit.of_model(k)) for fit in shared]) for k in range(len(shared[0].margins))
+            },
+        )
+
+    def _over(self, fits: list[MembershipMetrics]) -> Metrics:
+        accuracies = [metrics.accuracy for metrics in fits]
+        return {"mia_mean": float(np.mean(accuracies)), "mia_spread": float(np.std(accuracies, ddof=1))}
+
+
+class ShadowSetSizes:
+    """How many examples each cluster's shadow models train on, which half the shadow set limits."""
+
+    name, title = "shadow_examples", "Examples of each shadow model"
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """See `Measurement`."""
+        if not finished.attacks.used_shadow_models:
+            return Summary()
+        state, federation, shadows = finished.state, finished.federation, finished.red_team.shadow_models
+        sizes = {k: shadows.size_of(state, federation, k) for k in range(len(state.models))}
+        examples = {k: int(federation.clients.sizes[state.assignment == k].sum()) for k in sizes}
+        small = [str(k) for k in sizes if shadows.size == "cluster" and sizes[k] < examples[k]]
+        if small:
+            LOG.warning(
+                "the shadow set is too small for cluster %s: shadow models train on half of it, fewer examples than "
+                "the cluster has, so its risk and exposure are estimated as if it were smaller",
+                ", ".join(small),
+            )
+        return Summary(by_cluster={k: {"shadow_examples": size} for k, size in sizes.items()})
+
+
+class ReferenceCount:
+    """The number of reference models of a run; nothing without."""
+
+    name, title = "references", "Reference models"
+
+    def measure(self, finished: FinishedTraining) -> Summary:
+        """See `Measurement`."""
+        references = finished.attacks.references
+        return Summary() if references is None else Summary(overall={"references": references.references})
+
+
+def roc_curves(scores: ModelScores) -> pd.DataFrame:
+    """The rows of `roc.csv`: ROC curves of an attack by group with clients and kind of non-members."""
+    curves = [
+        _curve(scores.of_group(g, mix), scores.federation.groups[g], kind)
+        for g in scores.federation.groups_with_clients
+        for kind, mix in _mixes(g, scores.federation).items()
+    ]
+    return pd.concat([curve for curve in curves if len(curve)] or curves[:1], ignore_index=True)
+
+
+def _curve(records: RecordTable, group: str, non_members: str) -> pd.DataFrame:
+    if records.member.all() or not records.member.any():
+        return pd.DataFrame({"group": [], "non_members": [], "fpr": [], "tpr": []})
+    fpr, tpr = roc(records.score, records.member, records.weight)
+    if len(fpr) > ROC_POINTS:
+        # Evenly in the logarithm of the false positive rate, since the figure's axes are logarithmic.
+        rates = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, ROC_POINTS - 1)])
+        keep = np.unique(np.searchsorted(fpr, rates, side="right") - 1)
+        fpr, tpr = fpr[keep], tpr[keep]
+    return pd.DataFrame({"group": group, "non_members": non_members, "fpr": fpr, "tpr": tpr})

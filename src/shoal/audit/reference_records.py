@@ -1,0 +1,310 @@
+"""Records whose membership is asked of a model and of reference models, and every attack on their scores."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.attacks import (
+    RMIA,
+    BaVarIA,
+    DifficultyCalibration,
+    LiRA,
+    LossScore,
+    OfflineLiRA,
+    OfflineRMIA,
+    OtherClusters,
+    ReferenceAttack,
+    ReferenceScores,
+)
+from shoal.audit.records import CLIENT, OUTSIDER, Bools, Floats, Ints, RecordTable, View, measure
+from shoal.core.errors import InputError, require
+from shoal.core.representation import one_line
+from shoal.data.names import require_unambiguous
+from shoal.metrics import MembershipMetrics, roc_auc
+
+Names = NDArray[np.object_]
+
+REFERENCE_ATTACKS: tuple[ReferenceAttack, ...] = (
+    LossScore(), DifficultyCalibration(), OfflineLiRA(), LiRA(), OfflineRMIA(), RMIA(), BaVarIA(),
+)  # fmt: skip
+"""The attacks on a matrix of scores that an audit asks."""
+
+CHOSEN_WITHOUT_REFERENCES = (RMIA.name, OfflineRMIA.name, DifficultyCalibration.name, LossScore.name)
+"""The attack that decides how exposed records are, where reference models are too few to say which is the strongest:
+the first of these that was asked."""
+
+LEAST_TO_CHOOSE = 3
+"""Reference models from which on they say which attack decides."""
+
+LEAST_OF_CELL = 50
+"""Scores of members, and of non-members, at least, by which a threshold of some records alone is set."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttackScores:
+    """What an attack says of M records.
+
+    Args:
+        view: who could carry it out.
+        score: (M,), higher for members.
+        threshold: (M,), above which it says member.
+    """
+
+    view: View
+    score: Floats
+    threshold: Floats
+    __repr__ = one_line
+
+
+@dataclass(frozen=True, eq=False)
+class AuditRecords:
+    """Records whose membership is attacked, and what models say of them.
+
+    Args:
+        scores: by the attacked and by reference models, M records.
+        record, client, group: (M,) names of each record, of the client that it belongs or would belong to, and of that
+            client's group.
+        all_models: (M, K) logit-scaled confidence of every cluster's model; None: only one model is known.
+        further: attacks that need more than this, computed elsewhere, by their key in audit.json.
+        omitted: such attacks that were not computed, by their key, and why.
+        notes: what must be known of the records, in sentences without a full stop.
+        pair: (M,) which pair each record is of, where each has one that was trained on and one that was not, both of
+            one client; intervals then allow for what the two have in common. None: records are independent.
+
+    Raises:
+        InputError: one of several groups is called ``all``.
+
+    Example:
+        >>> import numpy as np
+        >>> import shoal
+        >>> member, none, one_model = np.arange(40) < 20, np.zeros((40, 0)), np.zeros(40, dtype=np.int64)
+        >>> scores = shoal.ReferenceScores(2.0 * member, member, none, none > 0, one_model)
+        >>> record, client = np.arange(40).astype(object), np.array(["a", "b"] * 20, dtype=object)
+        >>> records = shoal.AuditRecords(scores, record, client, group=client)
+        >>> audit = shoal.audit_records(records, shoal.Stream(0))
+        >>> audit.groups, [audit.strongest("client", name)["members"] for name in ("a", "b")]
+        (['a', 'b'], [10, 10])
+    """
+
+    scores: ReferenceScores
+    record: Names
+    client: Names
+    group: Names
+    all_models: Floats | None = None
+    further: Mapping[str, AttackScores] = field(default_factory=dict)
+    omitted: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    pair: Ints | None = None
+    __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        require_unambiguous(set(self.group))
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+    def answers(self, attack: str, scores: AttackScores) -> RecordTable:
+        """The rows of an attack."""
+        return RecordTable.from_columns(
+            scores.score,
+            self.scores.member,
+            threshold=scores.threshold,
+            record=self.record,
+            client=self.client,
+            group=self.group,
+            model=self.scores.model,
+            attack=attack,
+            view=scores.view,
+            pair=self.pair,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class AttackedRecords:
+    """Records with what every attack says of them.
+
+    Args:
+        attacks: the rows of each attack, by its key in audit.json.
+        chosen: the attack that was chosen beforehand, without the attacked model's members, to say how exposed records
+            are.
+        references: R, the number of reference models.
+        omitted: attacks that were not computed, and why.
+    """
+
+    attacks: Mapping[str, RecordTable]
+    chosen: str
+    references: int
+    omitted: Mapping[str, str] = field(default_factory=dict)
+    __repr__ = one_line
+
+    def measured(self, by: str) -> dict[Any, dict[str, MembershipMetrics]]:
+        """Metrics of each attack on the records of each value of a column, the chosen attack first."""
+        metrics: dict[Any, dict[str, MembershipMetrics]] = {}
+        for name in dict.fromkeys((self.chosen, *self.attacks)):
+            for value, found in measure(self.attacks[name], by=by).items():
+                metrics.setdefault(value, {})[name] = found
+        return metrics
+
+
+def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = REFERENCE_ATTACKS) -> AttackedRecords:
+    """Attack ``records`` with every attack that their scores allow; see `shoal.audit_records`.
+
+    The attack that is chosen beforehand is the one of largest area under the ROC curve where each reference model in
+    turn is attacked with the others as its references. With fewer than `LEAST_TO_CHOOSE` it is the first of
+    `CHOSEN_WITHOUT_REFERENCES`.
+
+    Raises:
+        InputError: too few members or non-members.
+    """
+    scores, trained = records.scores, records.scores.reference_member
+    for kind, count in (("members", int(scores.member.sum())), ("non-members", int((~scores.member).sum()))):
+        require(count >= 2, f"an attack is measured on at least two {kind}; got {count}")
+    found, strength, omitted = dict[str, AttackScores](), dict[str, float](), dict[str, str]()
+    cells = threshold_cells(np.unique(records.group, return_inverse=True)[1], scores.model)
+    for attack in attacks:
+        if scores.references < attack.least:
+            omitted[attack.name] = f"needs {attack.least} reference models; there are {scores.references}"
+            continue
+        try:
+            score = attack.scores(scores)
+        except InputError as error:
+            # Such as an attack that needs models that trained on a record, where none did.
+            omitted[attack.name] = str(error)
+            continue
+        left_out = leave_one_out_scores(attack, scores)
+        thresholds = reference_thresholds(score, left_out, trained, *cells)
+        found[attack.name] = AttackScores(getattr(attack, "view", OUTSIDER), score, thresholds)
+        if left_out is not None and scores.references >= LEAST_TO_CHOOSE:
+            strength[attack.name] = roc_auc(left_out.ravel(), trained.ravel())
+    if records.all_models is not None and records.all_models.shape[1] > 1:
+        score = OtherClusters(records.all_models).scores(scores)
+        thresholds = reference_thresholds(score, None, trained, *cells)
+        found[OtherClusters.name] = AttackScores(CLIENT, score, thresholds)
+    else:
+        omitted[OtherClusters.name] = "there is only one model"
+    found |= records.further
+    default = next((name for name in CHOSEN_WITHOUT_REFERENCES if name in found), next(iter(found)))
+    return AttackedRecords(
+        attacks={name: records.answers(name, each) for name, each in found.items()},
+        chosen=max(strength, key=lambda name: strength[name], default=default),
+        references=scores.references,
+        omitted={**omitted, **records.omitted},
+    )
+
+
+def threshold_cells(group: Ints, model: Ints) -> tuple[Ints, Ints]:
+    """For `reference_thresholds`: the group (M,) of each record, and a number (M,) of its group and model together."""
+    return group, group * (int(model.max(initial=0)) + 1) + model
+
+
+def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> Floats | None:
+    """Scores (M, R) of the records when each reference model in turn is attacked, with the others as its references.
+
+    Whether it was trained on a record is known (``records.reference_member``), so they say how strong the attack is,
+    and where its threshold should be. None where that cannot be: too few reference models for the attack, or members
+    of too few of them among the records.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal import ReferenceScores
+        >>> from shoal.attacks import DifficultyCalibration
+        >>> from shoal.audit import leave_one_out_scores
+        >>> reference, trained = np.array([[2.0, 0.5], [0.0, 1.5]]), np.array([[True, False], [False, True]])
+        >>> one_model = np.zeros(2, dtype=np.int64)
+        >>> records = ReferenceScores(np.zeros(2), np.array([True, False]), reference, trained, one_model)
+        >>> leave_one_out_scores(DifficultyCalibration(), records)
+        array([[ 1.5,  0.5],
+               [-0.5,  1.5]])
+    """
+    trained = records.reference_member
+    if not 0 < records.references > attack.least or not trained.any() or trained.all():
+        return None
+    try:
+        return np.stack([attack.scores(records.leave_one_out(r)) for r in range(records.references)], axis=1)
+    except InputError:
+        # One of them may be the only one with members, without which the others say too little.
+        return None
+
+
+def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools, *cells: Ints) -> Floats:
+    """Thresholds (M,) of ``scores`` (M,), above which the attack says member; it does not know the members.
+
+    The threshold is the one of best balanced accuracy of the attacks on the reference models, whose right answers are
+    known. Without these it is the median of the scores, so that half of the records are called members. Either is set
+    for the records of a cell alone where it has scores enough (`LEAST_OF_CELL` of members and of non-members), since a
+    threshold that is right on average may lie above or below all scores of one model or group.
+
+    Args:
+        scores: of the attack on the attacked model.
+        left_out: (M, R), see `leave_one_out_scores`; None: there are none.
+        trained: (M, R) whether each reference model was trained on each record.
+        cells: (M,) each, which cell a record is of; coarse ones first, such as its group, then its group and model.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.audit import reference_thresholds
+        >>> trained = np.arange(200)[:, None] % 2 == 0
+        >>> known, unknown = reference_thresholds(np.zeros(200), 4.0 * trained, trained), np.arange(200.0)
+        >>> set(known.tolist()), set(reference_thresholds(unknown, None, trained).tolist())
+        ({2.0}, {99.5})
+    """
+
+    def of(rows: Bools) -> float:
+        return (
+            median_threshold(scores[rows])
+            if left_out is None
+            else best_threshold(left_out[rows].ravel(), trained[rows].ravel())
+        )
+
+    thresholds = np.full(len(scores), of(np.ones(len(scores), dtype=bool)))
+    for cell in cells:
+        for value in np.unique(cell):
+            rows = cell == value
+            members = rows.sum() / 2 if left_out is None else trained[rows].sum()
+            others = rows.sum() / 2 if left_out is None else (~trained[rows]).sum()
+            if min(members, others) >= LEAST_OF_CELL:
+                thresholds[rows] = of(rows)
+    return thresholds
+
+
+def median_threshold(scores: Floats) -> float:
+    """The threshold above which nearest to half of the scores (M,) are, half-way between two scores.
+
+    Example:
+        >>> import numpy as np
+        >>> from shoal.audit import median_threshold
+        >>> median_threshold(np.array([0.0, 1.0, 2.0, 2.0])), median_threshold(np.array([1.0, 2.0, 2.0, 2.0]))
+        (1.5, 1.5)
+    """
+    values, counts = np.unique(scores, return_counts=True)
+    above = np.append(counts[::-1].cumsum()[::-1], 0)
+    return _between(values, int(np.abs(above - len(scores) / 2).argmin()))
+
+
+def best_threshold(scores: Floats, member: Bools) -> float:
+    """The threshold of best balanced accuracy, half-way between two scores; of several, the middle one.
+
+    Args:
+        scores: (M,), higher for members.
+        member: (M,) bool, of both kinds.
+
+    >>> best_threshold(np.array([0.0, 1.0, 2.0, 3.0]), np.array([False, False, True, True]))
+    1.5
+    """
+    values, at = np.unique(scores, return_inverse=True)
+    kinds = np.stack([np.bincount(at[which], minlength=len(values)) for which in (member, ~member)])
+    # Threshold i lies below value i, the last one above all.
+    above = np.concatenate([kinds[:, ::-1].cumsum(axis=1)[:, ::-1], np.zeros((2, 1))], axis=1)
+    advantage = above[0] / member.sum() - above[1] / (~member).sum()
+    # Rates are sums of fractions: equal ones may differ in the last digit.
+    best = np.flatnonzero(advantage >= advantage.max() - 1e-12)
+    return _between(values, best[len(best) // 2])
+
+
+def _between(values: Floats, i: int) -> float:
+    """Half-way between value i and the one before it, of values in order; beyond them by 1 at the ends."""
+    ends = np.concatenate([[values[0] - 1], values, [values[-1] + 1]])
+    return float((ends[i] + ends[i + 1]) / 2)

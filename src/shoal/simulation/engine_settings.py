@@ -1,0 +1,90 @@
+"""How a simulation is computed: the section [engine] of a configuration, and a value in Python."""
+
+import re
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+from torch import Tensor
+
+from shoal.algorithms.wrapper import with_bases
+from shoal.core.settings import settings
+from shoal.defenses import TrainingSetup
+from shoal.engine import Algorithm, Engine, LocalSGD, Precision, Storage, check_backend, resolve_backend
+from shoal.engine.engine import MAX_THREADS
+from shoal.models import Model
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError("'cpu' or 'cuda', or one of several such as 'cuda:1'")
+    return name
+
+
+@settings
+class EngineSettings:
+    """What computes. ``threads`` and ``personal_models`` change no bit of any result, ``device`` and ``backend`` the
+    last bits only.
+
+    Args:
+        device: ``cpu``, ``cuda``, or one of several such as ``cuda:1``.
+        threads: of the processor.
+        precision: ``fp32``, or ``bf16``, which has 8 bits of mantissa and keeps parameters in float32: faster on
+            processors with bf16 matrix units (Intel's AMX, GPUs), slower on others.
+        backend: ``loop`` or ``vmap``; ``auto`` chooses by the model, and of a network of your own also by a trial on
+            two examples. config.toml has the choice.
+        personal_models: where a model of each client, and what else an algorithm keeps of each that is as long, is
+            between rounds: ``memory``, or ``disk``, in files in the run's ``checkpoint/``, so that a round and a
+            checkpoint take memory and time by the clients that take part.
+    """
+
+    device: Annotated[str, AfterValidator(_device)] = "cpu"
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS, strict=True)] = 2
+    precision: Precision = "fp32"
+    backend: Literal["auto", "loop", "vmap"] = "auto"
+    personal_models: Storage = "memory"
+
+    def decided(
+        self,
+        setup: TrainingSetup,
+        algorithm: Algorithm,
+        examples: tuple[Tensor, Tensor] | None = None,
+        classes: int | None = None,
+    ) -> "EngineSettings":
+        """These settings with the backend that trains ``setup``, and whatever ``algorithm`` trains beside it.
+
+        Args:
+            setup: the network, and local training with its defences.
+            algorithm: may wrap others with a local training of their own.
+            examples: a few inputs (B, ...) and labels, on which a network is tried; None: its layers alone decide.
+            classes: of these labels; None: those of a regression.
+
+        Raises:
+            InputError: the backend cannot train one of them.
+        """
+        of_algorithms = (getattr(base, "local", None) for base in with_bases(algorithm))
+        trainings = [setup.first_local(), *(local for local in of_algorithms if isinstance(local, LocalSGD))]
+        if self.backend != "auto":
+            for local in trainings:
+                check_backend(self.backend, setup.model, local)
+            return self
+        # "loop" where one of them needs it.
+        backend = min(resolve_backend(setup.model, local) for local in trainings)
+        if backend == "vmap" and examples is not None:
+            backend = resolve_backend(setup.model, trainings[0], examples, classes)
+        return replace(self, backend=backend)
+
+    def engine(self, model: Model) -> Engine:
+        """The engine that trains ``model``.
+
+        Raises:
+            InputError: a device that is not there, or a backend that cannot train the network.
+        """
+        return Engine(
+            model,
+            device=self.device,
+            threads=self.threads,
+            precision=self.precision,
+            backend=None if self.backend == "auto" else self.backend,
+            personal_models=self.personal_models,
+        )
