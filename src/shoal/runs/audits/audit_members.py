@@ -25,8 +25,8 @@ from shoal.replay.reference_store import (
     warn_of_records,
 )
 from shoal.replay.run_records import records_of_run, trajectory_attack
-from shoal.runs.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
-from shoal.runs.trace import Trace, read_trace, update_scores_of_trace
+from shoal.runs.audits.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
+from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
 
 MOST_EXPOSED = 20
@@ -137,7 +137,7 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequ
     """Audit the records of a score file, of any framework.
 
     Args:
-        path: see `shoal.runs.audit_files`.
+        path: see `shoal.runs.audits.audit_files`.
         out: where the audit's files are written; None: beside ``path``.
         gates: as of `audit_run`.
 
@@ -171,7 +171,7 @@ def audit_trace(
     """Audit clients' updates that a server recorded, of a run or of any framework.
 
     Args:
-        trace: see `shoal.runs.trace.read_trace` and docs/trace.md.
+        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md.
         out: where the audit's files are written; None: into ``trace``.
         data_dir: where to look for a run's data first.
         gates: as of `audit_run`.
