@@ -41,21 +41,6 @@ class PictureFormat:
 
     Raises:
         InputError: a value outside its range.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> from PIL import Image
-        >>> from shoal.data import PictureFormat, load_folder
-        >>> with TemporaryDirectory() as folder:
-        ...     for name, side in (("a", 8), ("b", 16)):
-        ...         path = Path(folder, name, name)
-        ...         path.mkdir(parents=True)
-        ...         Image.new("L", (side, side)).save(path / "picture.png")
-        ...     data = load_folder(Path(folder), PictureFormat(size=(4, 4), channels=3))
-        ...
-        >>> tuple(data.x.shape)
-        (2, 3, 4, 4)
     """
 
     size: (
