@@ -1,10 +1,11 @@
 """Measurements of a finished training: their interface and input, and those of accuracy, fairness and exposure.
 
-A metric of one's own is an object with ``name``, ``title`` and ``measure``; see `Measurement`.
+A metric of one's own is an object with ``name``, ``title`` and ``measure``; see `Measurement`. Tables call it by its
+title, or by its ``metrics``, if it has that attribute.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import nan
@@ -25,6 +26,7 @@ from shoal.data import Federation
 from shoal.engine import Deployed, State, Training
 from shoal.metrics import (
     MembershipMetrics,
+    Metric,
     adjusted_rand_index,
     exceeds_threshold,
     fairness,
@@ -33,7 +35,8 @@ from shoal.metrics import (
     roc,
 )
 from shoal.metrics.summary import Metrics, Summary, accuracy_key
-from shoal.models import Metric, accuracy
+from shoal.models import Metric as ModelMetric
+from shoal.models import accuracy
 
 LOG = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ class FinishedTraining:
         return self.attacks.predictions
 
     @property
-    def metric(self) -> Metric:
+    def metric(self) -> ModelMetric:
         """What is reported as accuracy."""
         return self.training.engine.model.metric_for(self.federation.classes)
 
@@ -157,6 +160,15 @@ class Measurement(Protocol):
         ...
 
 
+def declared_metrics(measurements: Sequence[object]) -> tuple[Metric, ...]:
+    """What tables show of measurements: their own ``metrics``, or one of their name and title."""
+    shown: list[Metric] = []
+    for each in measurements:
+        alone = (Metric(each.name, each.title),) if isinstance(each, Measurement) else ()
+        shown += getattr(each, "metrics", alone)
+    return tuple(shown)
+
+
 class Accuracy:
     """Accuracies and sizes, how clusters relate to groups, and whose threshold is exceeded."""
 
@@ -194,7 +206,7 @@ class Accuracy:
         )
 
 
-def _accuracies(clients: pd.DataFrame, metric: Metric) -> dict[str, float]:
+def _accuracies(clients: pd.DataFrame, metric: ModelMetric) -> dict[str, float]:
     """Means over clients, each on its own group's test examples and on its own training examples.
 
     The gap is the balanced accuracy of an attack only where the metric is the share of examples that are right.

@@ -16,6 +16,7 @@ from shoal.audit.gate import gates_of
 from shoal.cli.audit_display import AuditDisplay, in_words
 from shoal.cli.sweep_display import SweepDisplay
 from shoal.config.build import load_data, resolve
+from shoal.config.kinds import made
 from shoal.config.schema import read_config
 from shoal.config.starter import write_starter
 from shoal.core.errors import require
@@ -96,13 +97,14 @@ def audit(
     scores: Path | None,
     trace: Path | None,
     gate: list[str],
+    attack: list[str],
     duplicates: Duplicates | None,
     out: Path | None,
     data_dir: Path | None,
     quiet: bool,
 ) -> None:
     """See `shoal.cli.app.audit`."""
-    gates = gates_of(gate)
+    gates, attacks = gates_of(gate), [made(name, "--attack") for name in attack]
     given = [each for each in (run, scores, trace) if each is not None]
     require(len(given) == 1, "shoal audit takes one of a run's directory, --scores FILE and --trace DIR")
     require(
@@ -110,9 +112,9 @@ def audit(
         "'--leave-out-duplicates' compares the examples of a run; leave it out with --scores and --trace",
     )
     if scores is not None:
-        outcome = audit_scores(scores, out=out, gates=gate)
+        outcome = audit_scores(scores, out=out, gates=gate, attacks=attacks)
     elif trace is not None:
-        outcome = audit_trace(trace, out=out, data_dir=data_dir, gates=gate)
+        outcome = audit_trace(trace, out=out, data_dir=data_dir, gates=gate, attacks=attacks)
     else:
         assert run is not None
         with AuditDisplay(Console(stderr=True, quiet=quiet)) as display:
@@ -124,6 +126,7 @@ def audit(
                 duplicates=duplicates,
                 watch=display,
                 gates=gate,
+                attacks=attacks,
             )
     typer.echo(in_words(outcome.audit))
     typer.echo(f"Report: {outcome.page}")

@@ -91,6 +91,20 @@ def algorithm_title(name: str) -> str:
     return titles.get(name, name.rpartition(":")[2])
 
 
+def made(name: str, where: str) -> Any:  # noqa: ANN401
+    """A value of the class ``module:Name``, made without arguments.
+
+    Raises:
+        InputError: as `load`, or the class needs arguments.
+    """
+    require(":" in name, f"'{where}' must be 'module:Name'; got '{name}'")
+    cls = load(name, where)
+    try:
+        return cls()
+    except TypeError as error:
+        raise InputError(f"'{where}' = '{name}' must be a class that is made without arguments: {error}") from error
+
+
 def load(name: str, where: str) -> Any:  # noqa: ANN401
     """The class or function ``module:Name``, from the current directory or wherever Python finds modules.
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.attacks import ReferenceAttack, UpdateAttack
 from shoal.audit.audit import Audit, audit_records
 from shoal.audit.gate import gates_of
 from shoal.audit.reference_records import AuditRecords
 from shoal.audit.score_file import read_scores
-from shoal.audit.update_audit import audit_server, with_server, without_server
+from shoal.audit.update_audit import AllAttacks, all_attacks, audit_server, with_server, without_server
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import SIMULATION, Config, read_config
 from shoal.config.toml_files import read_toml
@@ -42,6 +43,9 @@ from shoal.runs.result import Result, report_of
 from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
 from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
 
+Attack = ReferenceAttack | UpdateAttack
+"""What a user's own attack on an audit may be."""
+
 MOST_EXPOSED = 20
 """Records that the page shows as pictures."""
 
@@ -55,6 +59,7 @@ def audit_run(
     duplicates: Duplicates | None = None,
     watch: AuditWatch | None = None,
     gates: Sequence[str] = (),
+    attacks: Sequence[Attack] = (),
 ) -> AuditFiles:
     """Audit the finished run in ``run``: train reference federations, and attack its members with what they say.
 
@@ -70,6 +75,8 @@ def audit_run(
         duplicates: as of `shoal.Result.audit`.
         watch: called before the first reference federation that is trained, and after each.
         gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
+        attacks: your own, on the scores of reference models or on clients' updates, beside all others and those of the
+            run's configuration.
 
     Raises:
         InputError: no finished run of a configuration, one with a property attack, one whose data or files have
@@ -96,7 +103,7 @@ def audit_run(
     config, progress = _finished(run)
     home = run if os.access(run, os.W_OK) else out
     resolved = resolve(config, load_data(config.data, data_dir))
-    simulation = _asked(resolved.simulation(), duplicates)
+    simulation = _asked(resolved.simulation(), duplicates, attacks)
     require_same_examples(run, fingerprint(simulation.federation))
     del resolved  # and with it the data set, which the federation has copied
     stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
@@ -123,6 +130,7 @@ def audit_result(
     references: int = 16,
     duplicates: Duplicates | None = None,
     watch: AuditWatch | None = None,
+    attacks: Sequence[Attack] = (),
 ) -> AuditFiles:
     """See `shoal.Result.audit`."""
     simulation, state = result.simulation, result.state
@@ -137,7 +145,7 @@ def audit_result(
     assert state is not None
     assert result.engine is not None
     out = path_of("out", out)
-    simulation = _asked(simulation, duplicates)
+    simulation = _asked(simulation, duplicates, attacks)
     stated = {key: value for key, value in result.summary.overall.items() if key in {"epsilon", "delta"}}
     about = AboutAudited(f"Audit of {result.description.title}", stated)
     rows = [{str(name): value for name, value in row.items()} for row in result.rounds.to_dict("records")]
@@ -147,8 +155,9 @@ def audit_result(
         return _audited(attacked, trained, None, engine, out, about)
 
 
-def _asked(simulation: Simulation, duplicates: Duplicates | None) -> Simulation:
-    return simulation if duplicates is None else replace(simulation, duplicates=duplicates)
+def _asked(simulation: Simulation, duplicates: Duplicates | None, attacks: Sequence[Attack]) -> Simulation:
+    copies = simulation.duplicates if duplicates is None else duplicates
+    return replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *attacks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,8 +201,9 @@ def _audited(
         records = replace(records, omitted={**records.omitted, "trajectory": _without_trajectory(trained)})
     else:
         records = replace(records, further={**records.further, "trajectory": over_rounds})
-    audit = audit_records(records, attacked.stream("thresholds"))
-    audit = without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine))
+    attacks = all_attacks(attacked.simulation.attacks)
+    audit = audit_records(records, attacked.stream("thresholds"), attacks=attacks[0])
+    audit = without_server(audit) if recorded is None else with_server(audit, _audited_trace(recorded, engine, attacks))
     spent = {"seconds.references": round(sum(each.seconds for each in trained.references), 3)}
     about = replace(
         about,
@@ -215,13 +225,15 @@ def _without_trajectory(trained: _Trained) -> str:
     return "needs the same number of models in every round"
 
 
-def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequence[str] = ()) -> AuditFiles:
+def audit_scores(
+    path: str | Path, *, out: str | Path | None = None, gates: Sequence[str] = (), attacks: Sequence[Attack] = ()
+) -> AuditFiles:
     """Audit the records of a score file, of any framework.
 
     Args:
         path: see `shoal.audit.score_file`.
         out: where the audit's files are written; None: beside ``path``.
-        gates: as of `audit_run`.
+        gates, attacks: as of `audit_run`.
 
     Raises:
         InputError: the file cannot be used, or the directory cannot be written.
@@ -243,12 +255,17 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequ
     path = path_of("path", path)
     limits = gates_of(gates)
     folder = path.parent if out is None else path_of("out", out)
-    audit = audit_records(read_scores(path), Stream(0)("thresholds"))
+    audit = audit_records(read_scores(path), Stream(0)("thresholds"), attacks=all_attacks(attacks)[0])
     return write_audit(folder, audit, AboutAudited(path.name, gates=limits))
 
 
 def audit_trace(
-    trace: str | Path, *, out: str | Path | None = None, data_dir: Path | None = None, gates: Sequence[str] = ()
+    trace: str | Path,
+    *,
+    out: str | Path | None = None,
+    data_dir: Path | None = None,
+    gates: Sequence[str] = (),
+    attacks: Sequence[Attack] = (),
 ) -> AuditFiles:
     """Audit clients' updates that a server recorded, of a run or of any framework.
 
@@ -256,7 +273,7 @@ def audit_trace(
         trace: see `shoal.runs.trace.read_trace` and docs/trace.md.
         out: where the audit's files are written; None: into ``trace``.
         data_dir: where to look for a run's data first.
-        gates: as of `audit_run`.
+        gates, attacks: as of `audit_run`.
 
     Raises:
         InputError: the trace cannot be used, or the directory cannot be written.
@@ -282,13 +299,14 @@ def audit_trace(
     folder = trace if out is None else path_of("out", out)
     given = read_trace(trace, data_dir)
     with Engine(given.model) as engine:
-        audit = _audited_trace(given, engine)
+        audit = _audited_trace(given, engine, all_attacks(attacks))
     return write_audit(folder, audit, AboutAudited(trace.name, gates=limits, run=trace))
 
 
-def _audited_trace(trace: Trace, engine: Engine) -> Audit:
+def _audited_trace(trace: Trace, engine: Engine, attacks: AllAttacks) -> Audit:
     """What the server finds in recorded updates; they are read twice, so that few are in memory."""
-    return audit_server(update_scores_of_trace(trace, engine), trace.rounds(), trace.preferences)
+    scores = update_scores_of_trace(trace, engine)
+    return audit_server(scores, trace.rounds(), trace.preferences, attacks=attacks[1])
 
 
 def _finished(run: Path) -> tuple[Config, SimulationState]:

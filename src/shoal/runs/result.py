@@ -1,7 +1,7 @@
 """The result of a simulation or a run: in memory, as a directory, as a page, as a picture, and back."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from shoal.audit.audit import Audit
     from shoal.replay.reference_store import AuditWatch
+    from shoal.runs.audits import Attack
 
 SAMPLES = 8
 """Images of each group in the report."""
@@ -195,6 +196,7 @@ class Result:
         references: int = 16,
         duplicates: Duplicates | None = None,
         watch: "AuditWatch | None" = None,
+        attacks: "Sequence[Attack]" = (),
     ) -> "Audit":
         """Attack the members with every attack, as `shoal audit` does.
 
@@ -206,6 +208,7 @@ class Result:
                 has a copy with the same inputs and label; None: as the simulation says.
             watch: called before the first of these federations, and after each, with the numbers that are done and in
                 all.
+            attacks: your own, beside all others; see `shoal.audit_run`.
 
         Raises:
             InputError: the result was read from a directory, had a property attack, or began at models that it is not
@@ -214,7 +217,8 @@ class Result:
         from shoal.runs.audits import audit_result  # noqa: PLC0415
 
         with TemporaryDirectory() if out is None else nullcontext(out) as folder:
-            return audit_result(self, folder, references=references, duplicates=duplicates, watch=watch).audit
+            asked = {"references": references, "duplicates": duplicates, "watch": watch, "attacks": attacks}
+            return audit_result(self, folder, **asked).audit
 
     def plot(self) -> "NDArray[Any] | list[Axes]":
         """Draw accuracy, exposure and size of each cluster by round.
@@ -312,7 +316,7 @@ def _audit_in(out: Path, summary: Summary) -> RunAudit | None:
     """The audit in a run's directory; None where there is none, or one of other rounds."""
     try:
         rounds = json.loads((out / "audit.json").read_text(encoding="utf-8")).get("rounds")
-        words = dict.fromkeys(("attacker", "attack", "scope", "name"), str)
+        words = dict.fromkeys(("attacker", "attack", "scope", "name", "title"), str)
         attacks = pd.read_csv(out / "audit.csv", dtype=words, keep_default_na=False, na_values=[""])
     except (OSError, ValueError, AttributeError):
         return None

@@ -22,10 +22,12 @@ from shoal.core.representation import one_line
 from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine import Algorithm, Engine, LocalRandomness, LocalSGD, RoundReport, State, Tensors, Training
-from shoal.metrics import mean_interval
+from shoal.metrics import Metric, mean_interval
 from shoal.metrics.summary import Summary
 
 Floats = NDArray[np.float64]
+
+_MEANING = "An estimate of client-level epsilon, for these canaries; not a bound."
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,12 @@ class CanaryClients:
 
     name: ClassVar[str] = "client_canaries"
     columns: ClassVar[tuple[str, ...]] = ("client", "cluster", "cosine")
+    metrics: ClassVar[tuple[Metric, ...]] = tuple(
+        Metric(
+            f"canaries.client_epsilon{end}", f"client canaries, epsilon{words}", _MEANING, better="lower", scopes="run"
+        )
+        for end, words in (("", ""), (".low", ", lower end"), (".high", ", upper end"))
+    )
 
     ids: tuple[int, ...]
     scale: float
