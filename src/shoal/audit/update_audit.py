@@ -61,11 +61,10 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
     """
     on_scores, on_updates = [*REFERENCE_ATTACKS], [*UPDATE_ATTACKS]
     for attack in further:
-        names = [each.name for each in (*on_scores, *on_updates)]
-        require(
-            not isinstance(attack, type), f"'attacks' must hold values, such as MyAttack(); got {described(attack)}"
-        )
-        require(getattr(attack, "name", "") not in names, f"'attacks' has two attacks of one name; got {names[-1:]}")
+        require(not isinstance(attack, type), f"'attacks' must hold values, such as Mine(); got {described(attack)}")
+        name = getattr(attack, "name", "")
+        known = [each.name for each in (*on_scores, *on_updates)]
+        require(name not in known, f"'attacks' must have names of their own; '{name}' is another attack's")
         if isinstance(attack, ReferenceAttack):
             on_scores.append(attack)
         elif isinstance(attack, UpdateAttack):

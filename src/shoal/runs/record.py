@@ -79,11 +79,9 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         table[SIMULATION]["knobs"] = _written(coordinator.knobs)
         # The law alone: of knobs a file has a table each, under names of its own.
         table["coordinator"] = table_of(replace(coordinator, knobs={}))
-    attack, measured = simulation.round_attack, (*simulation.metrics, simulation.round_attack)
-    if metrics := declared_metrics(measured):
-        table["metrics"] = [
-            {key: value for key, value in asdict(each).items() if value is not None} for each in metrics
-        ]
+    attack = simulation.round_attack
+    if metrics := declared_metrics((*simulation.metrics, attack)):
+        table["metrics"] = [{key: value for key, value in vars(each).items() if value is not None} for each in metrics]
     if attack is not None:
         about = _named(attack) | {"table": attack.name, "columns": list(attack.columns)}
         table[SIMULATION]["round_attack"] = about

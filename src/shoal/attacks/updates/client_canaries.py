@@ -212,8 +212,9 @@ class CanaryClients:
         >>> federation = shoal.Federation.from_tensors([one] * 6, test=one)
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=100, classes=2))
         >>> canaries = CanaryClients((0, 1, 2), scale=1.0, stream=shoal.Stream(0))
-        >>> both = {"malicious_clients": canaries, "round_attack": canaries}
-        >>> result = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, **both)
+        >>> toy = federation, model, shoal.FedAvg(), shoal.LocalSGD(), 1
+        >>> simulation = shoal.Simulation(*toy, malicious_clients=canaries, round_attack=canaries)
+        >>> result = shoal.Run(simulation).train()
         >>> (result.updates["cosine"] > 0.2).tolist(), result.summary.overall["canaries.client_epsilon"] > 10
         ([True, True, True], True)
     """
@@ -221,9 +222,7 @@ class CanaryClients:
     name: ClassVar[str] = "client_canaries"
     columns: ClassVar[tuple[str, ...]] = ("client", "cluster", "cosine")
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
-        Metric(
-            f"canaries.client_epsilon{end}", f"client canaries, epsilon{words}", _MEANING, better="lower", scopes="run"
-        )
+        Metric(f"canaries.client_epsilon{end}", f"client canaries, epsilon{words}", _MEANING, scopes="run")
         for end, words in (("", ""), (".low", ", lower end"), (".high", ", upper end"))
     )
 

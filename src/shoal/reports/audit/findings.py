@@ -123,5 +123,5 @@ def _finding(row: Mapping[str, Any]) -> Finding:
         null_high=float(row["accuracy.null_high"]),
         chosen=bool(row["chosen"]),
         strongest=bool(row["strongest"]),
-        declared=title if isinstance(title := row["title"], str) else "",
+        declared=title if isinstance(title := row.get("title"), str) else "",
     )
