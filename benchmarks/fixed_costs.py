@@ -77,22 +77,31 @@ def of_many_clients(clients: int, rounds: int = 5) -> dict[str, float]:
     y = (x @ torch.randn(20, 4, generator=draw)).argmax(dim=1)
     pairs = list(zip(x.split(10), y.split(10), strict=True))
     # Modules that are loaded later are not of the clients.
-    _ = (shoal.simulate, shoal.IFCA, shoal.LocalSGD, shoal.Federation, shoal.Model, shoal.Shape, shoal.create_model)
+    _ = (
+        shoal.Run,
+        shoal.Simulation,
+        shoal.IFCA,
+        shoal.LocalSGD,
+        shoal.Federation,
+        shoal.Model,
+        shoal.Shape,
+        shoal.create_model,
+    )
     marks = [time.process_time()]
     groups = ["a" if i % 3 else "b" for i in range(clients)]
     test = shoal.Examples(x[:2000], y[:2000], ["a", "b"] * 1000)
     federation = shoal.Federation.from_tensors(pairs, groups=groups, test=test)
     marks.append(time.process_time())
     ends: list[float] = []
-    result = shoal.simulate(
+    simulation = shoal.Simulation(
         federation,
         shoal.Model(lambda: torch.nn.Linear(20, 4)),
         shoal.IFCA(clusters=2),
         shoal.LocalSGD(epochs=1, batch_size=10),
         rounds=rounds,
         participation=0.01,
-        watch=lambda *_: ends.append(time.process_time()),
     )
+    result = shoal.Run(simulation, watch=lambda *_: ends.append(time.process_time())).train()
     marks.append(time.process_time())
     with tempfile.TemporaryDirectory() as folder:
         result.save(Path(folder) / "run")

@@ -10,6 +10,7 @@ import argparse
 import csv
 import datetime
 import itertools
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,9 +22,12 @@ from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.core.randomness import Stream
 from shoal.deployment.flower_records import pack_offer, pack_reply
-from shoal.deployment.loopback.processes import Loopback, Programs, wait_until
 from shoal.deployment.messages import Offer
 from shoal.engine import ClientUpdate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments" / "federation"))
+
+from processes import Loopback, Programs, wait_until
 
 CONFIG = """
 [data]

@@ -92,7 +92,7 @@ def measured(folder: Path, clients: int, algorithm: str, rounds: int) -> dict[st
     test = shoal.Examples(x, labels_of(x, group), ["b" if each else "a" for each in group.tolist()])
     names = ["b" if i % 3 else "a" for i in range(clients)]
     # Modules that are loaded later are not of the clients.
-    _ = (shoal.simulate, shoal.IFCA, shoal.LocalSGD, shoal.Federation)
+    _ = (shoal.Run, shoal.Simulation, shoal.IFCA, shoal.LocalSGD, shoal.Federation)
     memory, marks, most = OwnMemory(), [time.process_time()], {"before": 0.0}
     most["before"] = memory.since()
     federation = shoal.Federation.from_tensors(
@@ -109,16 +109,15 @@ def measured(folder: Path, clients: int, algorithm: str, rounds: int) -> dict[st
 
     with tempfile.TemporaryDirectory(dir=folder) as runs:
         out = Path(runs, "run")
-        result = shoal.simulate(
+        simulation = shoal.Simulation(
             federation,
             shoal.create_model("logistic", shoal.VectorShape(FEATURES, CLASSES)),
             ALGORITHMS[algorithm],
             shoal.LocalSGD(epochs=1, batch_size=EXAMPLES),
             rounds=rounds,
             participation=0.001,
-            watch=watch,
-            out=out,
         )
+        result = shoal.Run(simulation, out, watch=watch).train()
         marks.append(time.process_time())
         most["end"] = memory.since()
         result.report(out / "report.html")

@@ -22,15 +22,16 @@ def test_a_federation_of_own_tensors():
         threshold=0.6,
     )
     seen = []
-    result = shoal.simulate(
+    simulation = shoal.Simulation(
         federation,
         shoal.Model(lambda: torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))),
         shoal.IFCAMIR(shoal.IFCA(clusters=2)),
         shoal.LocalSGD(epochs=2, batch_size=5),
         rounds=4,
         red_team=shoal.RedTeam(every=2),
-        watch=lambda _, progress, report: seen.append((progress.state.round, report and len(report.cohort))),
     )
+    watch = lambda _, progress, report: seen.append((progress.state.round, report and len(report.cohort)))  # noqa: E731
+    result = shoal.Run(simulation, watch=watch).train()
     assert seen == [(0, None), (1, 9), (2, 9), (3, 9), (4, 9)]
     assert isinstance(result.clients, pd.DataFrame)
     assert "train_accuracy" in result.clients

@@ -47,7 +47,8 @@ for name, dataset in datasets.items():
         partition = shoal.Partition(clients, 1200 // clients, test_examples=400)
         plan = shoal.PropertyPartition(partition, period=5, min_examples=16)
         federation = shoal.partition_by_property(dataset, plan)
-        result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=60, round_attack=attack)
+        simulation = shoal.Simulation(federation, model, shoal.FedAvg(), local, rounds=60, round_attack=attack)
+        result = shoal.Run(simulation).train()
         right[name, clients] = result.summary.overall["property.auc_counterfactual"]
 
 # %%

@@ -9,6 +9,8 @@ rounds, and for a weaker one when it can. Here the defence is shorter training: 
 four fifths of its local steps.
 """
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 
 import shoal
@@ -34,18 +36,10 @@ model = shoal.create_model("mlp", shoal.Shape(channels=1, height=8, width=8, cla
 algorithm = shoal.OneShotStart(shoal.IFCA(clusters=2), shoal.LocalSGD(epochs=50, batch_size=6, learning_rate=0.1))
 knob = shoal.Knob(shoal.ShorterTraining(0.2), risk_reduction=0.05, accuracy_cost=0.02)
 coordinator = shoal.Coordinator({"shorter": knob}, target=0.1, max_cost=0.05)
-free, steered = (
-    shoal.simulate(
-        federation,
-        model,
-        algorithm,
-        shoal.LocalSGD(epochs=5, batch_size=6, learning_rate=0.1),
-        rounds=40,
-        red_team=shoal.RedTeam(every=4, estimator="audit", attack=shoal.LossThreshold()),
-        coordinator=each,
-    )
-    for each in (None, coordinator)
-)
+local = shoal.LocalSGD(epochs=5, batch_size=6, learning_rate=0.1)
+red_team = shoal.RedTeam(every=4, estimator="audit", attack=shoal.LossThreshold())
+alone = shoal.Simulation(federation, model, algorithm, local, rounds=40, red_team=red_team)
+free, steered = (shoal.Run(each).train() for each in (alone, replace(alone, coordinator=coordinator)))
 
 # %%
 # Solid lines are with the coordinator, dashed ones without it.

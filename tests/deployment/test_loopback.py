@@ -17,13 +17,13 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower's programs need the extra: pip install 'shoal[flower]'")
 
+from certificates import make_certificates
+from processes import Loopback, Programs, descendants, environment, wait_until
 from safetensors.torch import load_file
 
 from shoal.config.build import build
 from shoal.config.schema import read_config
 from shoal.deployment.client.ledger import Ledger
-from shoal.deployment.loopback.certificates import make_certificates
-from shoal.deployment.loopback.processes import Loopback, Programs, descendants, environment, wait_until
 from shoal.engine import Engine, State
 from shoal.simulation.round_metrics import group_accuracies
 from shoal.simulation.simulation import initial_state, move_to_engine, run_rounds
@@ -114,7 +114,7 @@ def train(message, context):
 
 FORKS = """
 import os, sys
-from shoal.deployment.loopback import task_worker
+from shoal.deployment.client import task_worker
 task_worker._POLL = 0.5  # Asking a SuperNode ten times a second costs it more than the rounds of this test.
 for address in sys.stdin:
     worker = os.fork()

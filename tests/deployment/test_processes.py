@@ -6,9 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from shoal.core.errors import InputError, ShoalError
-from shoal.deployment.loopback.processes import (
+from processes import (
     Programs,
     descendants,
     environment,
@@ -17,6 +15,8 @@ from shoal.deployment.loopback.processes import (
     node_config,
     wait_until,
 )
+
+from shoal.core.errors import InputError, ShoalError
 
 
 def alive(process: int) -> bool:
@@ -71,9 +71,8 @@ def test_a_node_config_is_as_flower_reads_it():
 
 def test_certificates_are_of_the_authority_and_keys_are_their_owners_alone(tmp_path):
     x509 = pytest.importorskip("cryptography.x509", reason="certificates need the extra: pip install 'shoal[flower]'")
+    from certificates import main, make_certificates  # noqa: PLC0415
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key  # noqa: PLC0415
-
-    from shoal.deployment.loopback.certificates import main, make_certificates  # noqa: PLC0415
 
     folder = tmp_path / "keys"
     assert main([str(folder), "--nodes", "2", "--host", "server"]) == 0

@@ -1,18 +1,28 @@
 """A round by messages is the simulator's, and what does not fit several machines is refused."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from shoal.algorithms.clusters.cfl import CFL
-from shoal.algorithms.clusters.fedsoft import FedSoft
-from shoal.algorithms.clusters.hypcluster import HypCluster
-from shoal.algorithms.clusters.ifca import IFCA, Redraw
-from shoal.algorithms.one_model.fedavg import FedAvg
-from shoal.algorithms.one_model.fedopt import FedOpt
-from shoal.algorithms.personal.ditto import Ditto
-from shoal.algorithms.wrappers.choice import IFCAMIR
+from shoal.algorithms import (
+    CFL,
+    IFCA,
+    IFCAMIR,
+    Ditto,
+    FedAvg,
+    FedEM,
+    FedOpt,
+    FedProx,
+    FedSoft,
+    HypCluster,
+    IFCAWithinLimit,
+    PricedChoice,
+    Redraw,
+    RiskAwareChoice,
+    Scaffold,
+)
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation
@@ -42,6 +52,10 @@ ALGORITHMS = [
     CFL(eps1=10.0, eps2=0.0, warm_up=1),
     Ditto(IFCA(2)),
     FedOpt(IFCA(2)),
+    FedProx(IFCA(2), 0.5),
+    IFCAWithinLimit(IFCA(2)),
+    RiskAwareChoice(FedOpt(IFCA(2))),
+    PricedChoice(IFCA(2), (0.2, 0.0)),
 ]
 
 
@@ -88,8 +102,26 @@ def by_messages(algorithm, federation: Federation, local: LocalSGD, engine: Engi
     return state
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: each.name)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: type(each).__name__)
 def test_rounds_by_messages_are_the_simulators_bit_for_bit(algorithm):
+    assert_messages_are_the_simulators(algorithm)
+
+
+def test_an_algorithm_of_ones_own_is_deployed(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "examples"))
+    from damped import Damped  # noqa: PLC0415
+
+    assert_messages_are_the_simulators(Damped(Ditto(IFCA(2)), 0.25))
+
+
+def test_an_algorithm_without_parts_for_several_machines_is_refused():
+    with pytest.raises(InputError, match=r"Scaffold does not run on several machines.*those that do are FedAvg, IFCA"):
+        choice_of(Scaffold())
+    with pytest.raises(InputError, match="FedEM does not run on several machines: it has no method 'remote_rounds'"):
+        choice_of(FedOpt(FedEM()))
+
+
+def assert_messages_are_the_simulators(algorithm) -> None:
     federation, model = (
         a_federation(),
         Model(lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))),
@@ -102,7 +134,7 @@ def test_rounds_by_messages_are_the_simulators_bit_for_bit(algorithm):
         (*_, (state, _)) = simulated.rounds(state, 3)
         received = by_messages(algorithm, federation, local, engine, 3)
     # FedSoft's pull is towards a mixture of models, whose last bits hang on how many mixtures are computed at once.
-    same = torch.allclose if algorithm.name == "fedsoft" else torch.equal
+    same = torch.allclose if isinstance(algorithm, FedSoft) else torch.equal
     assert same(received.models, state.models)
     assert torch.equal(received.assignment, state.assignment)
     assert torch.equal(received.trained, state.trained)

@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower's ClientApps need the extra: pip install 'shoal[flower]'")
 
-from shoal.deployment.loopback import task_worker
-from shoal.deployment.loopback.processes import wait_until
+from processes import wait_until
+
+from shoal.deployment.client import task_worker
 
 
 class Done(BaseException):

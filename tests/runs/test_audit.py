@@ -27,7 +27,8 @@ from shoal.data import Federation
 from shoal.engine import LocalSGD
 from shoal.models import Model
 from shoal.replay.reference_federations import AttackedRun
-from shoal.runs.audits import audit_run, audit_scores, audit_trace
+from shoal.runs.audit_run import audit_run
+from shoal.runs.audits import audit_scores, audit_trace
 from shoal.runs.result import load
 from shoal.runs.run import run, simulate
 

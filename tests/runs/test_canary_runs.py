@@ -135,7 +135,7 @@ def test_a_directory_holds_one_simulation_with_its_canaries(mlp, planted, tmp_pa
     simulated(mlp, federation, canaries, out=tmp_path / "run")
     again = simulated(mlp, federation, canaries, out=tmp_path / "run", resume=True)
     assert len(again.canaries) == 18
-    with pytest.raises(InputError, match="another 'simulation"):
+    with pytest.raises(InputError, match=r"simulation\.canaries"):
         simulated(mlp, federation, None, out=tmp_path / "run", resume=True)
 
 

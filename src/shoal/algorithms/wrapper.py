@@ -22,16 +22,6 @@ class Derived:
     """An algorithm that is `inner` in all methods that it does not override.
 
     `inner` may be a field, or be built from the fields, as ``IFCA(self.clusters)``.
-
-    Example:
-        >>> import shoal.toy
-        >>> from shoal.algorithms import Derived
-        >>> class TwoClusters(Derived):
-        ...     inner = shoal.IFCA(clusters=2)
-        ...
-        >>> federation, model, local = shoal.toy.two_groups()
-        >>> shoal.simulate(federation, model, TwoClusters(), local, rounds=3).clients["cluster"].tolist()
-        [0, 0, 1, 1]
     """
 
     @property

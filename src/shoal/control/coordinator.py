@@ -85,7 +85,8 @@ class Coordinator:
         >>> red_team = shoal.RedTeam(every=1, estimator="audit", attack=shoal.Gap())
         >>> coordinator = shoal.Coordinator({"l2": shoal.Knob(shoal.L2(0.1))})
         >>> steered = {"red_team": red_team, "coordinator": coordinator}
-        >>> result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD(), rounds=1, **steered)
+        >>> settings = federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD()
+        >>> result = shoal.Run(shoal.Simulation(*settings, rounds=1, **steered)).train()
         >>> result.rounds["over_limit"].tolist(), result.rounds["directive.l2"].tolist()
         ([0.0, 1.0], [0.0, 1.0])
     """
@@ -117,7 +118,6 @@ class Coordinator:
         A predicted cluster has the federation's examples divided by the number of models, and all clients answer
         whether its risk is over their limits, as after an estimate.
         """
-        del engine
         memory = Memory.empty(len(state.models), self.knobs)
         if self.prediction is not None:
             examples_per_class = int(federation.clients.sizes.sum()) / len(state.models) / (federation.classes or 1)

@@ -43,12 +43,10 @@ class RecordedDirectives:
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """The first directives of the attacked run, with its clients' answers."""
-        del stream
         return self.coordinator.start(state, federation, engine, self.stream("coordinator", 0))
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """The directives of the last round of ``state``."""
-        del federation, engine, stream
         recorded = self.by_round.get(state.round, {})
         same = {name: values for name, values in recorded.items() if len(values) == len(state.models)}
         return replace(state, directives={**state.directives, **same})

@@ -1,7 +1,7 @@
 """A model's parameters as one flat vector, and the named tensors that are views of it.
 
-Everything that moves whole models (averaging, checkpoints, norms, messages) works on flat vectors: K models are a
-(K, P) matrix, n updates an (n, P) matrix. Names and shapes matter only where a network is evaluated.
+Averaging, checkpoints, norms and messages work on flat vectors: K models are a (K, P) matrix, n updates an (n, P)
+matrix. Names and shapes matter only where a network is evaluated.
 """
 
 from collections.abc import Collection, Mapping
@@ -48,13 +48,13 @@ class Layout:
     >>> layout = Layout.from_tensors({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, {"mean": torch.zeros(2)})
     >>> layout.size, layout.trainable
     (10, 8)
-    >>> layout.views(torch.arange(10.0))["b"]
-    tensor([6., 7.])
+    >>> layout.views(torch.arange(10.0))["b"], layout.slices({"b", "w"})
+    (tensor([6., 7.]), [slice(0, 8, None)])
     """
 
     slots: tuple[Slot, ...]
     trainable: int
-    """Number of elements that are trained; the other ``size - trainable`` are frozen, or float buffers (batch norm)."""
+    """Number of trained elements; the other ``size - trainable`` are frozen, or float buffers (batch norm)."""
 
     @staticmethod
     def from_tensors(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> "Layout":
@@ -70,6 +70,11 @@ class Layout:
         return Layout(tuple(slots), trainable)
 
     @property
+    def trainable_names(self) -> list[str]:
+        """The names of the tensors that are trained, in order."""
+        return [slot.name for slot in self.slots if slot.start < self.trainable]
+
+    @property
     def size(self) -> int:
         """P, the length of the flat vector."""
         return self.slots[-1].start + self.slots[-1].size
@@ -83,10 +88,6 @@ class Layout:
 
         Raises:
             InputError: there is no such tensor.
-
-        >>> layout = Layout.from_tensors({"w": torch.zeros(2, 3), "b": torch.zeros(2), "c": torch.zeros(1)}, {})
-        >>> layout.slices({"b", "w"})
-        [slice(0, 8, None)]
         """
         missing = sorted(set(names) - {slot.name for slot in self.slots})
         require(not missing, f"the model has no tensors {missing}")

@@ -1,7 +1,6 @@
 """Named random streams: a random number depends on the seed and the stream's name, never on earlier draws.
 
-One more metric, another number of threads or a resumed run therefore cannot change anything else that is random
-(the law "watching does not change what is watched").
+So one more metric, another number of threads or a resumed run changes nothing else that is random.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ from shoal.core.errors import whole
 _GLOBAL_GENERATOR = threading.Lock()
 
 _FIRST_STATE = torch.Generator().manual_seed(0).get_state().numpy()
-"""The state of PyTorch's Mersenne Twister before its first number: a head (the seed, counters), its words, a tail."""
+"""The state of PyTorch's Mersenne Twister before its first number: a head (seed, counters), its words, a tail."""
 
 _HEAD, _WORDS = 24, 624
 """Bytes of the head; words of the Mersenne Twister, 32 bits each in 64."""
@@ -29,8 +28,7 @@ _HEAD, _WORDS = 24, 624
 class Stream:
     """A random stream, named by a path below one seed.
 
-    Calling a stream gives a stream further down; `generator` and the other methods start from exactly this stream and
-    give the same numbers each time.
+    Calling a stream gives a stream below it; `generator` and the other methods give the same numbers each time.
 
     Example:
         >>> import torch
@@ -62,8 +60,8 @@ class Stream:
     def generator(self) -> torch.Generator:
         """A new PyTorch CPU generator at the start of this stream.
 
-        Its state is drawn from Philox under a key of 128 bits: of a seed, `torch.Generator.manual_seed` keeps 32 bits,
-        so that two of 100,000 streams would draw the same numbers more often than not.
+        Its state is drawn from Philox with a key of 128 bits: `torch.Generator.manual_seed` keeps 32 bits of a seed, by
+        which two of 100,000 streams would likely be the same.
         """
         generator = torch.Generator()
         generator.set_state(self._state())
@@ -91,12 +89,12 @@ class Stream:
     def permutations(self, ids: Tensor, sizes: Tensor, count: int) -> Tensor:
         """``count`` random permutations for each of n owners, computed together.
 
-        Those of owner i depend on this stream, ``ids[i]`` and ``sizes[i]`` only: not on the other owners, nor on their
-        order. That is why bits come from a hash of (stream, owner, epoch, example), not from one generator for all.
+        Those of owner i depend only on this stream, ``ids[i]`` and ``sizes[i]``: bits are a hash of (stream, owner,
+        epoch, example), not from one generator for all owners.
 
         Args:
-            ids: (n,) int64, names of the owners.
-            sizes: (n,) int64, number of examples of each owner.
+            ids: (n,) int64.
+            sizes: (n,) int64, examples per owner.
             count: permutations per owner (epochs).
 
         Returns:

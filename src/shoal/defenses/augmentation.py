@@ -68,7 +68,6 @@ class Augmentation(Scaled):
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Local training on transformed images, the same in every round."""
-        del at
         nothing = self.rotation == 0 and self.shift == 0 and not self.flip and self.crop == 0
         return local if nothing or self.strength == 0 else replace(local, augmentation=self)
 

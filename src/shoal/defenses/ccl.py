@@ -52,7 +52,6 @@ class CCL(LossDefense):
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
         """The mean of the loss above."""
-        del generator, number
         plain = loss(forward(x), y)
         p = (-plain).exp()
         concave = p.exp() if self.variant == "ccel" else p + p.square() / 2

@@ -176,7 +176,6 @@ class LossDefense(Scaled):
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Local training by this loss, the same in every round."""
-        del at
         if self.is_off:
             return local
         self._require_alone(local)

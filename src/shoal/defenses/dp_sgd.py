@@ -89,7 +89,6 @@ class DPSGD:
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Private local steps, the same in every round."""
-        del at
         return replace(local, gradient_privacy=self)
 
     def scaled(self, strength: float) -> Self:

@@ -45,5 +45,4 @@ class Flooding(LossDefense):
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
         """``|L - b| + b``."""
-        del generator, number
         return (loss(forward(x), y).mean() - self.level).abs() + self.level

@@ -65,7 +65,6 @@ class Mixup(LossDefense):
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
         """The mean loss of the mixtures, towards both labels."""
-        del number
         require(x.is_floating_point(), "mixup mixes inputs that are numbers, which texts are not")
         order = torch.randperm(len(y), generator=generator).to(y.device)
         # PyTorch draws no beta distribution from a generator of one's own.

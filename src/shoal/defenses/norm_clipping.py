@@ -39,7 +39,6 @@ class NormClipping:
 
     def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
         """``start + (end - start) * min(1, max_norm / |end - start|)`` of starts and ends (u, P)."""
-        del seeds
         if self.max_norm == math.inf:
             return ends
         moved = ends - starts

@@ -54,7 +54,6 @@ class L2(Scaled):
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Local training with that weight decay, the same in every round."""
-        del at
         return replace(local, weight_decay=self.penalty) if self.penalty else local
 
 
@@ -85,7 +84,6 @@ class ShorterTraining:
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         """Local training of that share of its steps, the same in every round."""
-        del at
         return local if self.share == 1 else replace(local, share=self.share * local.share)
 
     def scaled(self, strength: float) -> Self:

@@ -51,7 +51,6 @@ class RelaxLoss(LossDefense):
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
         """``|L - alpha|``, or the cross-entropy towards flat posteriors."""
-        del generator
         outputs = forward(x)
         mean = loss(outputs, y).mean()
         if number % 2 == 0 or float(mean.detach()) > self.alpha:

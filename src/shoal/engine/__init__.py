@@ -1,8 +1,7 @@
-"""Trains many clients fast, plays the rounds, and declares the protocols that the packages above implement.
+"""Trains many clients fast, runs the rounds, and declares the protocols of algorithms, attacks and defences.
 
-May import `core`, `data` and `models`. `loop_backend.py` and `vmap_backend.py` compute the same thing in two ways;
-the rest does not know which. `protocols.py` has what the packages above implement, in terms of `state.py`, `cohort.py`,
-`round_plan.py` and `round_outcome.py`.
+May import `core`, `data` and `models`. `backends` trains clients in two ways that compute the same, `rounds` plans,
+trains and merges a round, and `protocols.py` declares what the packages above implement.
 """
 
 from shoal.core.client_vectors import ClientVectors

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -133,7 +133,7 @@ class Engine:
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.threads = threads if self.device.type == "cpu" else 1
         self.backend: Backend = backend if backend is not None else resolve_backend(model)
-        self._requested: Backend | None = backend
+        self._settings: dict[str, Any] = {"threads": threads, "precision": precision, "backend": backend}
         self._trainer = VmapBackend(model, self.device, self.dtype) if self.backend == "vmap" else LoopBackend()
         self._networks = threading.local()
         self._pool = WorkerPool(self.threads)
@@ -152,15 +152,7 @@ class Engine:
 
     def reopened(self) -> "Engine":
         """A new engine with these settings, also of one that is closed."""
-        precision: Precision = "bf16" if self.dtype == torch.bfloat16 else "fp32"
-        return Engine(
-            self.model,
-            device=self.device,
-            threads=self.threads,
-            precision=precision,
-            backend=self._requested,
-            personal_models=self.personal_models,
-        )
+        return Engine(self.model, device=self.device, personal_models=self.personal_models, **self._settings)
 
     def close(self) -> None:
         """End the worker threads and give PyTorch its settings back; work not yet begun is dropped."""
@@ -244,11 +236,8 @@ class Engine:
     ) -> Iterator[_Result]:
         """Train as `train` does, and yield ``finish(owners, ends)``, which is called on the threads that train.
 
-        Args:
-            finish: a function of owners (u,) and their results (u, P); with a rule (u, R).
-            starts, index, shards, randomness, local, term: see `train`; with a rule ``starts`` is (S, R).
-            then: further local trainings, each from the end of the one before.
-            rule: replaces the gradient step; None: no rule.
+        ``then`` has further local trainings, each from the end of the one before. A ``rule`` replaces the gradient:
+        ``starts`` are (S, R) and results (u, R).
         """
         if rule is not None:
             require_plain_sgd(local, "such a local step")
@@ -280,7 +269,7 @@ class Engine:
         if isinstance(self._trainer, LoopBackend) or loop_reason(local) is None:
             return self._trainer
         if local.optimizer is not None:  # No directive asks for one.
-            check_backend(self._requested, self.model, local)
+            check_backend(self._settings["backend"], self.model, local)
         return LoopBackend()
 
     def train_other_model(

@@ -123,23 +123,7 @@ class Augmentation(Protocol):
 
 @runtime_checkable
 class Objective(Protocol):
-    """The quantity that a local step minimises instead of the batch's mean loss.
-
-    Example:
-        >>> import torch, shoal
-        >>> from dataclasses import dataclass
-        >>> from shoal.engine import Objective
-        >>> @dataclass(frozen=True)
-        ... class HardestExample:
-        ...     def objective(self, forward, x, y, loss, generator, number):
-        ...         return loss(forward(x), y).max()
-        ...
-        >>> isinstance(HardestExample(), Objective)
-        True
-        >>> x, y = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0])
-        >>> HardestExample().objective(lambda x: x, x, y, shoal.models.cross_entropy, None, 0).round(decimals=3)
-        tensor(0.6930)
-    """
+    """The quantity that a local step minimises instead of the batch's mean loss."""
 
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int

@@ -94,7 +94,7 @@ def membership_metrics(
     """
     members, non_members = int(is_member.sum()), int((~is_member).sum())
     if members == 0 or non_members == 0:
-        return MembershipMetrics(*[float("nan")] * 13, members, non_members)
+        return MembershipMetrics(*[float("nan")] * 13, members=members, non_members=non_members)
     counted = np.ones(members + non_members) if weights is None else weights
     sizes = effective_size(counted[is_member]), effective_size(counted[~is_member])
     fpr, tpr, auc = roc_with_auc(scores, is_member, weights)

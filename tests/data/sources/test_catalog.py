@@ -4,6 +4,8 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 import pytest
+import torch
+from sklearn.datasets import load_digits
 
 from shoal.core.errors import InputError
 from shoal.data.sources.catalog import availability, load_dataset, user_cache
@@ -65,6 +67,15 @@ def test_real_fashion_mnist_from_debians_package():
 def test_real_fashion_mnist_in_any_folder_by_path():
     images = load_dataset("idx", path=DEBIAN)
     assert (images.name, images.classes, len(images.labels)) == ("idx", 10, 70000)
+
+
+def test_the_digits_are_scikit_learns():
+    digits, original = load_dataset("digits"), load_digits()
+    assert digits.pixels.dtype == torch.uint8
+    assert torch.equal(digits.pixels[:, 0].double(), torch.from_numpy(original.images))
+    assert torch.equal(digits.labels, torch.from_numpy(original.target).long())
+    assert int(digits.pixels.max()) == digits.white == 16
+    assert (digits.name, digits.train_count, digits.classes) == ("digits", 1797, 10)
 
 
 def test_digits_need_no_files():

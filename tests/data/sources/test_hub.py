@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from shoal.core.errors import InputError
-from shoal.data.sources.catalog import load_dataset
-from shoal.data.sources.hub import HUB, fetch, from_hub_splits
+from shoal.data.sources.catalog import SOURCES, load_dataset
+from shoal.data.sources.hub import fetch, from_hub_splits
 
 RNG = np.random.default_rng(2)
 
@@ -43,15 +43,6 @@ def hub(monkeypatch):
     return splits, requests
 
 
-def test_the_table():
-    assert {name: (source.repository, source.image, source.label) for name, source in HUB.items()} == {
-        "mnist": ("ylecun/mnist", "image", "label"),
-        "fashion-mnist": ("zalando-datasets/fashion_mnist", "image", "label"),
-        "cifar10": ("uoft-cs/cifar10", "img", "label"),
-        "emnist-byclass": ("flwrlabs/femnist", "image", "character"),
-    }
-
-
 def test_grey_splits_in_more_than_one_batch():
     images = from_hub_splits("mnist", split(GREY, LABELS), split(GREY_TEST, [1, 2, 3]))
     assert images.pixels.dtype == torch.uint8
@@ -71,7 +62,7 @@ def test_fetched_grey_sets_are_read_back(tmp_path, hub, name):
     splits |= {"train": split(GREY, LABELS), "test": split(GREY_TEST, [1, 2, 3])}
     folder = fetch(name, tmp_path / "cache")
     assert folder == tmp_path / "cache" / name
-    assert requests == [(HUB[name].repository, "train"), (HUB[name].repository, "test")]
+    assert requests == [(SOURCES[name].hub.repository, "train"), (SOURCES[name].hub.repository, "test")]
     images = load_dataset(name, data_dir=tmp_path / "cache")
     np.testing.assert_array_equal(images.pixels[:, 0].numpy(), np.concatenate([GREY, GREY_TEST]))
     assert images.labels.tolist() == [*LABELS, 1, 2, 3]

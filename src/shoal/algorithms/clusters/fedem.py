@@ -61,7 +61,6 @@ class FedEM:
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Steps must be able to weigh examples."""
-        del risk_period
         local.check_example_weights()
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:

@@ -82,7 +82,6 @@ class FedSoft:
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Steps must not be private: what is sent is mixed and weighed by importances."""
-        del risk_period
         local.check_only_gradients_sent("FedSoft's importances, which are shares of their examples,")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:

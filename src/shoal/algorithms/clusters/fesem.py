@@ -4,14 +4,13 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.algorithms.clusters.one_shot import first_plan, grouped, newcomers_plan, require_counted
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State
+from shoal.engine import Aggregate, Cohort, Deployed, Engine, LocalSGD, LocalTraining, RoundPlan, State
 
 
 @settings
@@ -52,7 +51,6 @@ class FeSEM:
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Epsilon must count the first round."""
-        del risk_period
         require_counted(self.local, local)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
@@ -65,8 +63,10 @@ class FeSEM:
         """Everybody trains its center, newcomers the initial model; the server keeps what they send."""
         if not int(state.server[_CENTERS]):
             return first_plan(state, cohort, self.local)
-        cluster, equal = state.clients[_CLUSTER][cohort.clients], torch.ones_like(cohort.sizes)
-        return newcomers_plan(state, cluster, equal, state.server[_INITIAL], self.local, _whole, _whole)
+        cluster = state.clients[_CLUSTER][cohort.clients]
+        newcomers = LocalTraining(state.server[_INITIAL][None], torch.zeros_like(cluster), local=self.local)
+        plan = newcomers_plan(state.models, cluster, torch.ones_like(cluster), newcomers)
+        return replace(plan, trainings=tuple(replace(part, keep=lambda update: update) for part in plan.trainings))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """Clients go to their nearest centers, and centers to the means of their clients."""
@@ -108,7 +108,3 @@ class FeSEM:
 
 
 _INITIAL, _CENTERS, _CLUSTER = "fesem.initial", "fesem.centers", "fesem.cluster"
-
-
-def _whole(update: Tensor) -> Tensor:
-    return update

@@ -77,7 +77,6 @@ class HypCluster(Derived):
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Steps must not be private with a "farthest-first" start, for which clients send losses."""
-        del risk_period
         if self.start == "farthest-first":
             local.check_only_gradients_sent('their losses for HypCluster\'s "farthest-first" start')
 

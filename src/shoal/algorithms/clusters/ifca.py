@@ -120,7 +120,6 @@ class IFCA:
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Gradient averaging takes one local step."""
-        del risk_period
         require(
             self.averaging == "model" or local.steps == 1,
             "averaging = 'gradient' takes one gradient per round, so local training must be of 'steps' = 1",
@@ -128,7 +127,6 @@ class IFCA:
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """K independent random models, redrawn where that is set."""
-        del local
         require(
             self.clusters <= len(federation),
             f"'clusters' must be at most the federation's {len(federation)} clients; got {self.clusters}",
@@ -168,7 +166,6 @@ class IFCA:
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The averages are the new models."""
-        del cohort, plan
         return replace(state, models=aggregate.models)
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:

@@ -1,6 +1,5 @@
 """One-shot clustering: k-means of the models that clients trained by themselves, and then one model per cluster."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -63,7 +62,6 @@ class OneShotClustering:
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Epsilon must count the first round."""
-        del risk_period
         require_counted(self.local, local)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
@@ -81,7 +79,8 @@ class OneShotClustering:
         def distances(update: Tensor) -> Tensor:
             return torch.cdist(update, (state.server[_MEANS] - initial).to(update))
 
-        return newcomers_plan(state, cluster, cohort.sizes, initial, self.local, None, distances)
+        newcomers = LocalTraining(initial[None], torch.zeros_like(cluster), keep=distances, local=self.local)
+        return newcomers_plan(state.models, cluster, cohort.sizes, newcomers)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The averages are the new models, newcomers join a cluster; in the first round clusters are made."""
@@ -123,38 +122,21 @@ def first_plan(state: State, cohort: Cohort, local: LocalSGD | None) -> RoundPla
     return replace(plan, trainings=(kept,))
 
 
-def newcomers_plan(
-    state: State,
-    cluster: Tensor,
-    sizes: Tensor,
-    initial: Tensor,
-    local: LocalSGD | None,
-    keep: Callable[[Tensor], Tensor] | None,
-    keep_of_newcomers: Callable[[Tensor], Tensor],
-) -> RoundPlan:
-    """The plan in which members train their cluster's model, and newcomers the ``initial`` one (P,), moving none.
+def newcomers_plan(models: Tensor, cluster: Tensor, sizes: Tensor, newcomers: LocalTraining) -> RoundPlan:
+    """The plan in which members train their cluster's model, and newcomers take another training, which moves none.
 
     Args:
-        state: before the round.
+        models: (K, P).
         cluster: (n,) int64; -1 of newcomers.
         sizes: (n,), the clients' weights in averages.
-        initial: (P,).
-        local: local training of newcomers; None: the run's.
-        keep, keep_of_newcomers: as `LocalTraining.keep`, of either.
+        newcomers: their training, of everybody.
     """
     new, assignment = cluster < 0, cluster.clamp(min=0)
-    weights = averaging_weights(assignment, sizes * ~new, len(state.models))
-    members = LocalTraining(state.models, assignment, weights, keep)
+    weights = averaging_weights(assignment, sizes * ~new, len(models))
+    members = LocalTraining(models, assignment, weights)
     if not bool(new.any()):
         return RoundPlan(assignment, (members,))
-    newcomers = LocalTraining(
-        initial_params=initial[None],
-        init_index=torch.zeros_like(assignment),
-        weights=torch.zeros_like(weights),
-        keep=keep_of_newcomers,
-        local=local,
-        participates=new,
-    )
+    newcomers = replace(newcomers, weights=torch.zeros_like(weights), participates=new)
     return RoundPlan(assignment, (replace(members, participates=~new), newcomers))
 
 

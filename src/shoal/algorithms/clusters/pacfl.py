@@ -73,7 +73,6 @@ class PACFL(Derived):
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Steps must not be private: the singular vectors that are sent are not."""
-        del risk_period
         local.check_only_gradients_sent("PACFL's singular vectors of their examples")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:

@@ -52,7 +52,6 @@ class FedAvg:
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """One random model."""
-        del local
         return State.initial(engine.model.init(stream("model", 0))[None], len(federation))
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
@@ -64,7 +63,6 @@ class FedAvg:
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The average is the new model."""
-        del cohort, plan
         return replace(state, models=aggregate.models)
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:

@@ -53,7 +53,6 @@ class Scaffold(Derived):
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Local steps must be plain gradient steps."""
-        del risk_period
         plain = local.momentum == 0 and local.optimizer is None and local.clip_norm is None
         require(
             plain and not local.private,
@@ -77,7 +76,6 @@ class Scaffold(Derived):
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """Move the model, and all control variates."""
-        del plan
         (update,), server = aggregate.kept, state.server["scaffold.c"]
         assert update is not None
         steps = cohort.local.steps_each(cohort.sizes)[:, None]

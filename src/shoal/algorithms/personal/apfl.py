@@ -76,7 +76,6 @@ class APFL(Derived):
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Local steps must be plain gradient steps."""
-        del risk_period
         require_plain_sgd(local, "APFL")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
@@ -108,7 +107,6 @@ class APFL(Derived):
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The averaged model; and each client's own model and share move."""
-        del plan
         (update,) = aggregate.kept
         assert update is not None
         personal = state.personal["apfl"].moved(cohort.clients, update[:, :-1])

@@ -73,7 +73,6 @@ class FedRep(Derived):
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """There must be epochs for the head beside those for the body, and all of them."""
-        del risk_period
         require(
             local.epochs is not None and local.epochs > self.body_epochs,
             f"FedRep trains the head in all local 'epochs' but the last {self.body_epochs}, which train the body, so "
@@ -113,7 +112,6 @@ class FedRep(Derived):
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The averaged body; and each client's head moves."""
-        del plan
         (update,) = aggregate.kept
         assert update is not None
         head = head_of(cohort.layout, self.head)

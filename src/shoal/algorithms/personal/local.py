@@ -71,7 +71,6 @@ class LocalOnly(Derived):
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The clients' own models move, and nothing else."""
-        del plan
         (update,) = aggregate.kept
         assert update is not None
         personal = state.personal["local"].moved(cohort.clients, update)

@@ -57,7 +57,6 @@ class PerFedAvg(Derived):
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Local steps must be plain gradient steps."""
-        del risk_period
         require_plain_sgd(local, "Per-FedAvg")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:

@@ -27,9 +27,21 @@ class ChoiceRule(Derived):
     recorded, stay the true ones. Losses of another number of models, such as a personal one, stay as well.
     """
 
+    title: ClassVar[str]
+    by_risk: ClassVar[bool] = True
+    """Whether `perceived` reads the risks, which must then be estimated."""
+
     @abstractmethod
     def perceived(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
         """Losses by which clients choose (r, K), from the true ``losses`` (r, K) and the preferences (r,) of each."""
+
+    def check(self, local: LocalSGD, risk_period: int) -> None:
+        """Raise `InputError` where `inner` does, or where risks are not estimated."""
+        require(
+            risk_period > 0 or not self.by_risk,
+            f"{self.title} chooses by risk, so the red team's 'every' must be at least 1; got 0",
+        )
+        super().check(local, risk_period)
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The plan of `inner` for clients with perceived losses."""
@@ -82,10 +94,6 @@ class _Perceiving:
         return scored[-1][1]
 
 
-def _require_risks(rule: str, risk_period: int) -> None:
-    require(risk_period > 0, f"{rule} chooses by risk, so the red team's 'every' must be at least 1; got 0")
-
-
 def _weighed(losses: Tensor, state: State, preferences: Preferences) -> Tensor:
     """(r, K), ``alpha_i * loss_ik + beta_i * risk_k``."""
     return preferences.alpha[:, None] * losses + preferences.beta[:, None] * state.risks
@@ -126,11 +134,6 @@ class IFCAMIR(ChoiceRule):
         """IFCA."""
         return self.ifca
 
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Risks must be estimated."""
-        _require_risks("IFCA-MIR", risk_period)
-        super().check(local, risk_period)
-
     def perceived(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
         """Loss and risk, weighed by each client's preferences."""
         return _weighed(losses, state, preferences)
@@ -170,11 +173,6 @@ class IFCAWithinLimit(ChoiceRule):
     def inner(self) -> IFCA:
         """IFCA."""
         return self.ifca
-
-    def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Risks must be estimated."""
-        _require_risks(self.title, risk_period)
-        super().check(local, risk_period)
 
     def perceived(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
         """The losses of allowed models; infinity for the others."""
@@ -217,7 +215,6 @@ class RiskAwareChoice(Wrapper, ChoiceRule):
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Risks must be estimated, and not be weighed already."""
-        _require_risks("risk-aware choice", risk_period)
         for base in with_bases(self.base):
             require(
                 not isinstance(base, IFCAMIR | RiskAwareChoice),
@@ -264,6 +261,7 @@ class PricedChoice(Wrapper, ChoiceRule):
     prices: tuple[_Price, ...] = ()
     name: Literal["priced-choice"] = "priced-choice"
     title: ClassVar[str] = "Priced choice"
+    by_risk: ClassVar[bool] = False
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """There must be as many prices as the base says it has clusters."""
@@ -286,7 +284,6 @@ class PricedChoice(Wrapper, ChoiceRule):
 
     def perceived(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
         """Losses plus prices."""
-        del preferences
         clusters, directive = len(state.models), state.directives.get("price")
         if directive is None:
             return losses + self._prices(clusters)

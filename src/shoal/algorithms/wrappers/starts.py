@@ -112,7 +112,6 @@ class OneShotStart(Start):
 
     def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
         """The means of the clusters."""
-        del plan, last
         (update,) = aggregate.kept
         assert update is not None
         return grouped(state, cohort, update)[0]
@@ -168,7 +167,6 @@ class FedAvgStart(Start):
 
     def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
         """The average is the one model; at last all models are copies of it."""
-        del plan
         if not last:
             return replace(state, models=aggregate.models)
         models = noisy_copies(aggregate.models[0], len(state.models), self.noise, cohort.layout, cohort.stream)
@@ -217,7 +215,6 @@ class FarthestFirstStart(Start):
 
     def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
         """The models of candidates that are far from each other."""
-        del last
         ((update,), (training,)) = aggregate.kept, plan.trainings
         assert update is not None
         candidates = torch.nonzero(training.participants()).flatten()

@@ -1,18 +1,20 @@
-"""The catalog of data sources: where each is looked for, how it is read, how to get it."""
+"""The catalog of data sources: one declaration each, of what it is, where it is looked for and how it is read."""
 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import platformdirs
+import torch
 
 from shoal.core.errors import InputError, nearest, path_of, quoted, require
 from shoal.data.datasets import ImageDataset, LabelledDataset
 from shoal.data.sources import synthetic_faces, synthetic_reviews
 from shoal.data.sources.cifar10 import find_cifar10, load_cifar10
-from shoal.data.sources.digits import digits_file, load_sklearn_digits
 from shoal.data.sources.idx import count_idx_images, idx_files, load_idx_folder
 from shoal.data.sources.lfw import count_lfw, find_lfw, load_lfw
 from shoal.data.sources.stroke_properties import with_stroke_property
@@ -21,6 +23,49 @@ from shoal.data.sources.yelp import count_yelp, find_yelp, load_yelp
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _IDX = f"{quoted(_FILES)} (plain or .gz)"
 _EMNIST_IDX = _IDX.replace("t10k", "test").replace("'t", "'emnist-byclass-t")
+_ANY_FOLDER = "into a folder that --data-dir or SHOAL_DATA names"
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A data set on the Hugging Face hub: its columns of images, of Pillow's ``mode``, and of class numbers."""
+
+    repository: str
+    image: str
+    label: str
+    classes: int
+    mode: str = "L"
+    test: bool = True
+    """Whether there is a split named test beside train."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data source.
+
+    Args:
+        size: number and size of the official examples.
+        instructions: how to get it.
+        load: reads it from a path, with a task; None: its clients have their examples already (`ClientDataset`).
+        find: its path in a folder; None: it is looked for nowhere.
+        generated_by: the file that it comes from where it takes no path.
+        count: number and size of the examples at a path.
+        torchvision: its folder in torchvision's layout.
+        system: folders where a package manager installs it.
+        kind: of its examples, in the plural.
+        hub: on the Hugging Face hub.
+    """
+
+    size: str
+    instructions: str
+    load: Callable[[Path, str | None], LabelledDataset] | None = None
+    find: Callable[[Path], Path | None] | None = None
+    generated_by: Callable[[], Path] | None = None
+    count: Callable[[Path], str] | None = None
+    torchvision: str = ""
+    system: tuple[Path, ...] = ()
+    kind: str = "images"
+    hub: HubSource | None = None
 
 
 @dataclass(frozen=True)
@@ -37,29 +82,30 @@ class Availability:
     """How to get it."""
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A source that is kept in files; size and instructions as in `Availability`."""
+def load_sklearn_digits() -> ImageDataset:
+    """1,797 handwritten digits of 8x8 pixels in 17 shades, without an official split.
 
-    size: str
-    instructions: str
-    find: Callable[[Path], Path | None]  # its path in a folder
-    load: Callable[[Path, str | None], LabelledDataset]  # from a path, with a task
-    torchvision: str = ""  # its folder in torchvision's layout
-    system: tuple[Path, ...] = ()  # where a package manager installs it
-    count: Callable[[Path], str] | None = None  # number and size of what is at a path; None: never found
+    Source: the test part of Alpaydin and Kaynak, "Optical recognition of handwritten digits" (UCI, 1998), as
+    scikit-learn ships it.
+    """
+    # The file itself: to load scikit-learn takes a second of processor time.
+    rows = torch.from_numpy(np.loadtxt(_digits_file(), delimiter=",", dtype=np.uint8))
+    return ImageDataset("digits", rows[:, :-1].contiguous().reshape(-1, 1, 8, 8), 16, rows[:, -1].long(), len(rows), 10)
 
 
-def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:
-    return folder if idx_files(folder, prefixed) else None
+def _digits_file() -> Path:
+    spec = find_spec("sklearn")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
 
 def _idx(name: str, classes: int | None, transposed: bool = False) -> Callable[[Path, str | None], ImageDataset]:
     return lambda path, task: with_stroke_property(load_idx_folder(path, name, classes, transposed), task)
 
 
-def _count_cifar10(path: Path) -> str:
-    return f"{len(load_cifar10(path).labels):,} of 32x32"
+def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:
+    return folder if idx_files(folder, prefixed) else None
 
 
 def _cifar10(path: Path, task: str | None) -> ImageDataset:
@@ -70,83 +116,95 @@ def _cifar10(path: Path, task: str | None) -> ImageDataset:
 def _instructions(name: str, files: str, package: str = "") -> str:
     return (
         f"run {package}'shoal data --fetch {name}' (needs pip install 'shoal[hub]'), or put the official {files} "
-        "into a folder that --data-dir or SHOAL_DATA names"
+        f"{_ANY_FOLDER}"
     )
 
 
-_SOURCES: dict[str, _Source] = {
-    "mnist": _Source(
+SOURCES: dict[str, Source] = {
+    "digits": Source(
+        "1,797 of 8x8",
+        "it comes with scikit-learn",
+        lambda _, task: with_stroke_property(load_sklearn_digits(), task),
+        generated_by=_digits_file,
+    ),
+    "faces": Source(
+        "6,000 of 62x47",
+        "they are generated",
+        lambda _, task: synthetic_faces.generate_faces(task),
+        generated_by=lambda: Path(synthetic_faces.__file__),
+    ),
+    "reviews": Source(
+        "8,000 texts",
+        "they are generated",
+        lambda _, task: synthetic_reviews.generate_reviews(task),
+        generated_by=lambda: Path(synthetic_reviews.__file__),
+        kind="texts",
+    ),
+    "mnist": Source(
         "70,000 of 28x28",
         _instructions("mnist", _IDX),
-        _idx_folder,
         _idx("mnist", 10),
-        "MNIST/raw",
+        _idx_folder,
         count=count_idx_images,
+        torchvision="MNIST/raw",
+        hub=HubSource("ylecun/mnist", "image", "label", 10),
     ),
-    "fashion-mnist": _Source(
+    "fashion-mnist": Source(
         "70,000 of 28x28",
         _instructions("fashion-mnist", _IDX, "'apt-get install dataset-fashion-mnist' or "),
-        _idx_folder,
         _idx("fashion-mnist", 10),
-        "FashionMNIST/raw",
-        (Path("/usr/share/datasets/fashion-mnist"),),  # Debian's package
-        count_idx_images,
+        _idx_folder,
+        count=count_idx_images,
+        torchvision="FashionMNIST/raw",
+        system=(Path("/usr/share/datasets/fashion-mnist"),),  # Debian's package
+        hub=HubSource("zalando-datasets/fashion_mnist", "image", "label", 10),
     ),
-    "emnist-byclass": _Source(
+    "emnist-byclass": Source(
         "814,255 of 28x28",
         _instructions("emnist-byclass", _EMNIST_IDX),
-        partial(_idx_folder, prefixed=True),
         _idx("emnist-byclass", 62, transposed=True),
-        "EMNIST/raw",
+        partial(_idx_folder, prefixed=True),
         count=partial(count_idx_images, prefixed=True),
+        torchvision="EMNIST/raw",
+        hub=HubSource("flwrlabs/femnist", "image", "character", 62, test=False),
     ),
-    "cifar10": _Source(
+    "cifar10": Source(
         "60,000 of 32x32",
         _instructions("cifar10", "'cifar-10-binary.tar.gz'"),
-        find_cifar10,
         _cifar10,
-        count=_count_cifar10,
+        find_cifar10,
+        count=lambda path: f"{len(load_cifar10(path).labels):,} of 32x32",
+        hub=HubSource("uoft-cs/cifar10", "img", "label", 10, mode="RGB"),
     ),
-    "lfw": _Source(
+    "lfw": Source(
         "13,143 of 62x47",
-        "put the official lfw-funneled.tgz, unpacked, and lfw_attributes.txt into a folder that --data-dir or "
-        "SHOAL_DATA names (reading them needs pip install 'shoal[images]')",
-        find_lfw,
+        f"put the official lfw-funneled.tgz, unpacked, and lfw_attributes.txt {_ANY_FOLDER} (reading them needs pip "
+        "install 'shoal[images]')",
         load_lfw,
+        find_lfw,
         count=count_lfw,
     ),
-    "yelp": _Source(
+    "yelp": Source(
         "texts by 10 authors",
-        "put the official Yelp Open Dataset's yelp_academic_dataset_review.json, plain or .gz, into a folder that "
-        "--data-dir or SHOAL_DATA names",
-        find_yelp,
+        f"put the official Yelp Open Dataset's yelp_academic_dataset_review.json, plain or .gz, {_ANY_FOLDER}",
         load_yelp,
+        find_yelp,
         count=count_yelp,
+        kind="texts",
     ),
-    "idx": _Source("any", f"give the folder with your own {_IDX} as its path", lambda _: None, _idx("idx", None)),
-}
-_WITHOUT_FILES: dict[str, Callable[[str | None], LabelledDataset]] = {
-    "digits": lambda task: with_stroke_property(load_sklearn_digits(), task),
-    "faces": synthetic_faces.generate_faces,
-    "reviews": synthetic_reviews.generate_reviews,
-}
-_OF_CLIENTS = {
-    "folder": (
+    "idx": Source("any", f"give the folder with your own {_IDX} as its path", _idx("idx", None)),
+    "folder": Source(
         "your pictures",
         "name a folder client/class/picture.png, or a CSV file of pictures, as data.path of a configuration (reading "
         "them needs pip install 'shoal[images]')",
     ),
-    "table": (
+    "table": Source(
         "your rows",
         "name a CSV or Parquet file with a client column as data.path of a configuration (Parquet needs pip install "
         "'shoal[parquet]')",
+        kind="rows",
     ),
 }
-"""Sources whose clients have their examples already, and that `load_dataset` does not load: size and instructions."""
-
-_NOT_IMAGES = {"reviews": "texts", "yelp": "texts", "table": "rows"}
-
-_NAMES = (*_WITHOUT_FILES, *_SOURCES)
 
 
 def load_dataset(
@@ -164,9 +222,9 @@ def load_dataset(
             (any folder in MNIST's format, which needs a path), or the texts ``reviews`` (synthetic) and ``yelp``.
         data_dir: a folder with one or more sets.
         path: the folder or archive of this source; no other place is tried then.
-        task: main label and property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. `generate_faces` and `load_lfw` list theirs
-            and need one; grey images have ``class``, ``class/thick`` and ``class/slanted``, texts ``score`` and
-            ``score/author-1`` to ``score/author-10``; ``cifar10`` has none.
+        task: main label and property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. ``faces`` and ``lfw`` need one; grey images
+            have ``class``, ``class/thick`` and ``class/slanted``, texts ``score`` and ``score/author-1`` to
+            ``score/author-10``; ``cifar10`` has none.
 
     Raises:
         InputError: unknown name, not found, the files are damaged, or the source has no such task.
@@ -176,24 +234,23 @@ def load_dataset(
         >>> len(load_dataset("digits").labels)
         1797
     """
-    require(
-        name not in _OF_CLIENTS,
-        f"data source '{name}' has clients with examples of their own, and is of configurations and `load_{name}`",
-    )
-    path = None if path is None else path_of("path", path)
-    require(name in _NAMES, f"unknown data source '{name}'; {nearest(name, (*_NAMES, *_OF_CLIENTS))}")
-    if name in _WITHOUT_FILES:
+    path = None if path is None else path_of("path", path).expanduser()
+    require(name in SOURCES, f"unknown data source '{name}'; {nearest(name, SOURCES)}")
+    source = SOURCES[name]
+    if source.load is None:
+        raise InputError(
+            f"data source '{name}' has clients with examples of their own, and is of configurations and `load_{name}`"
+        )
+    if source.generated_by is not None:
         how = "comes with scikit-learn" if name == "digits" else "is generated"
         require(path is None, f"data source '{name}' {how} and takes no path; got '{path}'")
-        return _WITHOUT_FILES[name](task)
-    source = _SOURCES[name]
+        return source.load(source.generated_by(), task)
     if path is not None:
-        path = path.expanduser()
         require(
             path.exists(), f"data source '{name}' has the path '{path}', which does not exist; {source.instructions}"
         )
         return source.load(path, task)
-    require(name != "idx", f"data source 'idx' needs a path; {source.instructions}")
+    require(source.find is not None, f"data source '{name}' needs a path; {source.instructions}")
     path = _find(name, data_dir)
     if path is None:
         tried = quoted(map(str, _folders(name, data_dir)))
@@ -204,38 +261,33 @@ def load_dataset(
 
 
 def kind_of(name: str) -> str:
-    """What the examples of a source are, in the plural: images, texts, rows, or just examples of a user's own source.
+    """The kind of a source's examples, in the plural; "examples" of a user's own source.
 
     >>> kind_of("digits"), kind_of("yelp"), kind_of("table"), kind_of("mine:load")
     ('images', 'texts', 'rows', 'examples')
     """
-    return "examples" if ":" in name else _NOT_IMAGES.get(name, "images")
+    return "examples" if ":" in name else SOURCES[name].kind if name in SOURCES else "images"
 
 
 def availability(data_dir: Path | None) -> list[Availability]:
-    """Where `load_dataset` would find each source with this ``data_dir``, and how many examples are there.
+    """The path at which `load_dataset` would find each source with this ``data_dir``, and the examples there.
 
     Raises:
-        InputError: ``data_dir`` is no folder.
+        InputError: ``data_dir`` is not a folder.
 
     Example:
         >>> from shoal.data import availability
-        >>> sizes = {each.name: each.size for each in availability(None)}
+        >>> sizes = {source.name: source.size for source in availability(None)}
         >>> sizes["digits"], sizes["table"]
         ('1,797 of 8x8', 'your rows')
     """
     here = data_dir is None or data_dir.expanduser().is_dir()
     require(here, f"'--data-dir' (or SHOAL_DATA) must be a folder; '{data_dir}' is none")
-    return [
-        Availability("digits", digits_file(), "1,797 of 8x8", "it comes with scikit-learn"),
-        Availability("faces", Path(synthetic_faces.__file__), "6,000 of 62x47", "they are generated"),
-        Availability("reviews", Path(synthetic_reviews.__file__), "8,000 texts", "they are generated"),
-        *(_availability(name, source, _find(name, data_dir)) for name, source in _SOURCES.items()),
-        *(Availability(name, None, *words) for name, words in _OF_CLIENTS.items()),
-    ]
+    return [_availability(name, source, data_dir) for name, source in SOURCES.items()]
 
 
-def _availability(name: str, source: _Source, path: Path | None) -> Availability:
+def _availability(name: str, source: Source, data_dir: Path | None) -> Availability:
+    path = source.generated_by() if source.generated_by is not None else _find(name, data_dir)
     size = source.size
     if path is not None and source.count is not None:
         try:
@@ -251,13 +303,15 @@ def user_cache() -> Path:
 
 
 def _find(name: str, data_dir: Path | None) -> Path | None:
-    paths = (_SOURCES[name].find(folder) for folder in _folders(name, data_dir))
-    return next((path for path in paths if path is not None), None)
+    find = SOURCES[name].find
+    if find is None:
+        return None
+    return next((path for folder in _folders(name, data_dir) if (path := find(folder)) is not None), None)
 
 
 def _folders(name: str, data_dir: Path | None) -> Iterator[Path]:
     """The folders in which a source is looked for, in order."""
-    source = _SOURCES[name]
+    source = SOURCES[name]
     variable = os.environ.get("SHOAL_DATA", "")
     if data_dir is None and variable:
         data_dir = Path(variable)

@@ -3,11 +3,10 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from operator import getitem
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ def _height_and_width(size: tuple[int, ...]) -> tuple[int, ...]:
 
 @settings
 class PictureFormat:
-    """What every picture becomes.
+    """The form of every picture after reading.
 
     Args:
         size: [height, width] in pixels to which every picture is resized (bilinear, without keeping its proportions);
@@ -70,12 +69,11 @@ class PictureFormat:
     channels: Literal[1, 3] | None = None
 
 
-@dataclass(frozen=True)
-class _Picture:
+class _Picture(NamedTuple):
     path: Path
     client: str
     label: str
-    group: str | None
+    group: str | None = None
 
 
 def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
@@ -83,7 +81,7 @@ def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
 
     The CSV file has the columns ``client``, ``class``, ``path`` (from the file's folder on) and, where clients have
     groups, ``group``. Names that begin with a dot are ignored, and so are files beside the folders of clients or
-    classes that are no pictures. The order in which the system lists files changes nothing.
+    classes that are not pictures. The order in which the system lists files changes nothing.
 
     Raises:
         InputError: no picture, one of no client or no class, one that cannot be read, different sizes without
@@ -108,59 +106,58 @@ def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
         bool(pictures),
         f"'{path}' has no pictures; they are expected as client/class/picture.png, or named by a CSV file",
     )
+    paths, clients, labels, groups = zip(*pictures, strict=True)
     within = path if path.is_dir() else path.parent
-    groups = None if pictures[0].group is None else [str(each.group) for each in pictures]
     return ClientDataset.from_names(
         f"'{path}'",
-        _decoded([each.path for each in pictures], form),
-        clients=[each.client for each in pictures],
-        labels=[each.label for each in pictures],
-        groups=groups,
-        origin=partial(getitem, tuple(os.path.relpath(each.path, within) for each in pictures)),
+        _decoded(paths, form),
+        clients=clients,
+        labels=labels,
+        groups=None if groups[0] is None else groups,
+        origin=partial(getitem, tuple(os.path.relpath(picture, within) for picture in paths)),
     )
 
 
 def _in_folder(folder: Path) -> Iterator[_Picture]:
-    for client in _children(folder, "of no client; it belongs into a folder client/class"):
-        for label in _children(client, "of no class; it belongs into a folder client/class"):
+    for client in _children(folder, "client"):
+        for label in _children(client, "class"):
             for picture in _listed(label):
                 known = picture.is_file() and picture.suffix.lower() in SUFFIXES
                 require(known, f"'{picture}' is no picture; a folder of a class holds {', '.join(SUFFIXES)} alone")
-                yield _Picture(picture, client.name, label.name, None)
+                yield _Picture(picture, client.name, label.name)
 
 
-def _children(folder: Path, wrong: str) -> Iterator[Path]:
+def _children(folder: Path, level: str) -> Iterator[Path]:
     """The folders in a folder; a picture beside them is an error."""
-    for each in _listed(folder):
-        if each.is_dir():
-            yield each
+    for path in _listed(folder):
+        if path.is_dir():
+            yield path
         else:
-            require(each.suffix.lower() not in SUFFIXES, f"'{each}' is a picture {wrong}")
+            beside = path.suffix.lower() in SUFFIXES
+            require(not beside, f"'{path}' is a picture of no {level}; it belongs into a folder client/class")
 
 
 def _listed(folder: Path) -> list[Path]:
     try:
-        return sorted(each for each in folder.iterdir() if not each.name.startswith("."))
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise InputError(f"'{folder}' cannot be read: {error.strerror}; a readable folder is needed") from error
 
 
 def _in_csv(path: Path) -> Iterator[_Picture]:
-    table = read_csv(path, ("client", "class", "path", "group"))
-    name = f"'{path}'"
-    require_columns(name, table, ("client", "class", "path"))
-    grouped = "group" in table
-    for column in ("client", "class", "path", *(["group"] if grouped else [])):
-        require_named(name, table[column])
+    columns = ("path", "client", "class", "group")
+    table = read_csv(path, columns)
+    require_columns(f"'{path}'", table, columns[:3])
+    used = [column for column in columns if column in table]
+    for column in used:
+        require_named(f"'{path}'", table[column])
     rows: dict[str, int] = {}
-    groups: Sequence[str | None] = table["group"].tolist() if grouped else [None] * len(table)
-    columns = (table["path"].tolist(), table["client"].tolist(), table["class"].tolist(), groups)
-    for row, (file, client, label, group) in enumerate(zip(*columns, strict=True), start=1):
+    for row, (file, *names) in enumerate(table[used].itertuples(index=False), start=1):
         place = os.path.normpath(path.parent / file)
         # Of two copies one could be trained on and the other be a non-member.
         require(place not in rows, f"'{path}' names '{file}' in the rows {rows.get(place)} and {row}; once is allowed")
         rows[place] = row
-        yield _Picture(path.parent / file, client, label, group)
+        yield _Picture(path.parent / file, *names)
 
 
 def _decoded(paths: Sequence[Path], form: PictureFormat) -> Tensor:
@@ -170,7 +167,7 @@ def _decoded(paths: Sequence[Path], form: PictureFormat) -> Tensor:
     except ImportError as error:
         raise InputError("data source 'folder' reads pictures with Pillow: pip install 'shoal[images]'") from error
     with ThreadPoolExecutor() as threads:
-        images = list(threads.map(lambda path: _picture(path, form), paths))
+        images = list(threads.map(partial(_picture, form=form), paths))
     sizes: dict[tuple[int, ...], Path] = {}
     for path, image in zip(paths, images, strict=True):
         sizes.setdefault(image.shape[:2], path)
@@ -190,7 +187,6 @@ def _picture(path: Path, form: PictureFormat) -> np.ndarray:
 
     try:
         with Image.open(path, formats=_FORMATS) as opened:
-            deep = opened.mode.startswith(("I", "F"))
             mode = opened.mode
             channels = form.channels or (1 if mode in _GREY else 3)
             image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
@@ -201,5 +197,6 @@ def _picture(path: Path, form: PictureFormat) -> np.ndarray:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise InputError(f"'{path}' cannot be read as a picture ({reason}); replace it, or leave it out") from error
+    deep = mode.startswith(("I", "F"))
     require(not deep, f"'{path}' has more than 8 bits a pixel (Pillow's mode {mode}); convert it to 8 bits")
     return pixels

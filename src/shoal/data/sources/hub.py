@@ -1,7 +1,6 @@
 """Download of data sets from the Hugging Face hub into their official formats (needs the extra ``shoal[hub]``)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,46 +11,30 @@ from torch import Tensor
 from shoal.core.atomic_files import write_bytes
 from shoal.core.errors import InputError, nearest, quoted, require
 from shoal.data.datasets import ImageDataset
+from shoal.data.sources.catalog import SOURCES, HubSource
+from shoal.data.sources.cifar10 import BATCHES
 from shoal.data.sources.idx import size_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
-@dataclass(frozen=True)
-class HubSource:
-    """A data set on the hub."""
-
-    repository: str
-    image: str  # column of images
-    label: str  # column of class numbers
-    mode: str  # Pillow's: L (grey) or RGB
-    classes: int  # of the official set
-    test: bool = True  # whether there is a split named test beside train
-
-
-HUB: dict[str, HubSource] = {
-    "mnist": HubSource("ylecun/mnist", "image", "label", "L", 10),
-    "fashion-mnist": HubSource("zalando-datasets/fashion_mnist", "image", "label", "L", 10),
-    "cifar10": HubSource("uoft-cs/cifar10", "img", "label", "RGB", 10),
-    "emnist-byclass": HubSource("flwrlabs/femnist", "image", "character", "L", 62, test=False),
-}
-
-
 def from_hub_splits(name: str, train: "Dataset", test: "Dataset | None") -> ImageDataset:
     """Splits of the hub as one set, the training split first.
 
-    LEAF's FEMNIST is dark ink on white, the EMNIST it stands for light on black: if most of an ``emnist-byclass``
-    is bright it is inverted, so that both sources (and the black that a rotation brings in) agree.
+    LEAF's FEMNIST is dark ink on white, while EMNIST is light on black: an ``emnist-byclass`` that is mostly bright is
+    inverted, so that both sources (and the black that a rotation brings in) agree.
 
     Raises:
-        InputError: a column of `HUB` is missing, an image of another size or mode, a label outside the classes.
+        InputError: a missing column, an image of another size or mode, or a label outside the classes.
     """
-    source = _source(name)
-    splits = [_read(name, part, split) for part, split in (("train", train), ("test", test)) if split is not None]
-    for part, (pixels, _) in zip(("train", "test"), splits, strict=False):
-        size, expected = size_of(pixels), size_of(splits[0][0])
-        require(size == expected, f"'{name}' has {part} images of {size} pixels; training has {expected}")
+    source = _hub_source(name)
+    splits = [
+        _read(name, source, part, split) for part, split in (("train", train), ("test", test)) if split is not None
+    ]
+    size = size_of(splits[0][0])
+    for pixels, _ in splits[1:]:
+        require(size_of(pixels) == size, f"'{name}' has test images of {size_of(pixels)} pixels; training has {size}")
     pixels, labels = (torch.cat(parts) for parts in zip(*splits, strict=True))
     if name == "emnist-byclass" and pixels.sum(dtype=torch.int64) > pixels.numel() * 255 // 2:
         pixels = 255 - pixels
@@ -68,7 +51,7 @@ def fetch(name: str, destination: Path) -> Path:
     Raises:
         InputError: unknown set, the extra is not installed, the download fails, or the folder cannot be written.
     """
-    source = _source(name)
+    source = _hub_source(name)
     try:
         from datasets import load_dataset  # noqa: PLC0415 - an extra, and slow to import
     except ImportError as error:
@@ -85,39 +68,35 @@ def fetch(name: str, destination: Path) -> Path:
     folder = destination / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if images.pixels.shape[1] == 1:
-            _write_idx_folder(images, folder)
-        else:
-            _write_cifar_batches(images, folder)
+        for file, content in (_idx_files if images.pixels.shape[1] == 1 else _cifar_files)(images):
+            write_bytes(folder / file, content)
     except OSError as error:
         raise InputError(f"'{folder}' cannot be written: {error.strerror}; a writable folder is needed") from error
     return folder
 
 
-def _source(name: str) -> HubSource:
-    require(name in HUB, f"'{name}' is not on the hub; {nearest(name, HUB)}")
-    return HUB[name]
+def _hub_source(name: str) -> HubSource:
+    known = {each: source.hub for each, source in SOURCES.items() if source.hub is not None}
+    require(name in known, f"'{name}' is not on the hub; {nearest(name, known)}")
+    return known[name]
 
 
-def _read(name: str, part: str, split: "Dataset") -> tuple[Tensor, Tensor]:
+def _read(name: str, source: HubSource, part: str, split: "Dataset") -> tuple[Tensor, Tensor]:
     """Pixels (n, C, H, W) uint8 and labels (n,) int64 of a split."""
-    source = HUB[name]
     columns = split.column_names
     for column in (source.image, source.label):
         has = f"it has {quoted(columns)}"
         require(column in columns, f"'{name}' has no column '{column}' in its {part} split; {has}")
     require(len(split) > 0, f"'{name}' has zero images in its {part} split; at least 1 is needed")
     labels = np.array(split.with_format(None)[source.label][:])
+    allowed = f"integers from 0 to {source.classes - 1}"
     require(
         labels.dtype.kind in "iu",
-        f"'{name}' has labels of type {labels.dtype} in its {part} split; only integers from 0 to {source.classes - 1} "
-        "are allowed",
+        f"'{name}' has labels of type {labels.dtype} in its {part} split; only {allowed} are allowed",
     )
     wrong = labels[(labels < 0) | (labels >= source.classes)]
     require(
-        not len(wrong),
-        f"'{name}' has label {wrong[:1].sum()} in its {part} split, a class it lacks; "
-        f"allowed are 0 to {source.classes - 1}",
+        not len(wrong), f"'{name}' has label {wrong[:1].sum()} in its {part} split, a class it lacks; give {allowed}"
     )
     pixels: Tensor | None = None
     for i, image in enumerate(_images(split, source.image)):
@@ -143,25 +122,22 @@ def _images(split: "Dataset", column: str) -> Iterator[Any]:
         raise InputError(f"column '{column}' has a damaged image ({error}); fetch the set again") from error
 
 
-def _write_idx_folder(images: ImageDataset, folder: Path) -> None:
+def _idx_files(images: ImageDataset) -> Iterator[tuple[str, bytes]]:
     emnist = images.name == "emnist-byclass"
     prefix, test = ("emnist-byclass-", "test") if emnist else ("", "t10k")
     pixels = images.pixels[:, 0].transpose(1, 2) if emnist else images.pixels[:, 0]
-    cut = images.train_count
-    parts = {"train": (pixels[:cut], images.labels[:cut]), test: (pixels[cut:], images.labels[cut:])}
-    for part, (values, labels) in parts.items():
-        for what, content in (("images-idx3", values), ("labels-idx1", labels)):
+    for part, rows in (("train", slice(images.train_count)), (test, slice(images.train_count, None))):
+        for what, content in (("images-idx3", pixels[rows]), ("labels-idx1", images.labels[rows])):
             header = bytes([0, 0, 8, content.dim()]) + np.array(content.shape, ">u4").tobytes()
-            _write(folder / f"{prefix}{part}-{what}-ubyte", header, content)
+            yield f"{prefix}{part}-{what}-ubyte", header + _bytes(content)
 
 
-def _write_cifar_batches(images: ImageDataset, folder: Path) -> None:
-    cut = images.train_count
+def _cifar_files(images: ImageDataset) -> Iterator[tuple[str, bytes]]:
     records = torch.cat([images.labels[:, None].to(torch.uint8), images.pixels.flatten(1)], dim=1)
-    for number, batch in enumerate(torch.tensor_split(records[:cut], 5), start=1):
-        _write(folder / f"data_batch_{number}.bin", b"", batch)
-    _write(folder / "test_batch.bin", b"", records[cut:])
+    cut = images.train_count
+    parts = [*torch.tensor_split(records[:cut], 5), records[cut:]]
+    return ((name, _bytes(part)) for name, part in zip(BATCHES, parts, strict=True))
 
 
-def _write(path: Path, header: bytes, content: Tensor) -> None:
-    write_bytes(path, b"".join((header, content.to(torch.uint8).contiguous().numpy().data)))
+def _bytes(content: Tensor) -> bytes:
+    return content.to(torch.uint8).contiguous().numpy().tobytes()

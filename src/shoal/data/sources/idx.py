@@ -9,20 +9,27 @@ import contextlib
 import gzip
 import io
 import math
-import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, require
 from shoal.data.datasets import ImageDataset
 
+_What = Literal["images", "labels"]
 _TYPES = {0x08: "unsigned byte", 0x09: "signed byte", 0x0B: "short", 0x0C: "int", 0x0D: "float", 0x0E: "double"}
-_FILES = [(parts, what) for parts in (("train",), ("t10k", "test")) for what in ("images", "labels")]
+_DIMENSIONS = {"images": 3, "labels": 1}
+_FILES: list[tuple[tuple[str, ...], _What]] = [
+    (("train",), "images"),
+    (("train",), "labels"),
+    (("t10k", "test"), "images"),
+    (("t10k", "test"), "labels"),
+]
 _BLOCK = 1 << 24  # bytes read at a time, so that a wrong size in a header cannot exhaust the memory
 
 
@@ -34,8 +41,8 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     The test split may be empty, the training split may not.
 
     Args:
-        folder: where the files are.
-        name: name of the set.
+        folder: of the files.
+        name: of the set.
         classes: of the official set; None: one more than the largest label.
         transposed: whether the files store each image transposed, as EMNIST's do; the result is upright.
 
@@ -46,21 +53,24 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     if paths is None:
         missing = _first_missing(folder, transposed)
         raise InputError(f"{missing} is missing from '{folder}'; MNIST's format has images and labels of both splits")
-    train_images, train_labels = _pair(*paths[:2])
-    test_images, test_labels = _pair(*paths[2:])
-    require(len(train_images) > 0, f"'{paths[0]}' holds zero images; a training split needs at least 1")
-    if len(test_images) == 0:
-        test_images = train_images[:0]
-    size, expected = size_of(test_images), size_of(train_images)
+    (train, train_labels), (test, test_labels) = _pair(*paths[:2]), _pair(*paths[2:])
+    require(len(train) > 0, f"'{paths[0]}' holds zero images; a training split needs at least 1")
+    if len(test) == 0:
+        test = train[:0]
+    size, expected = size_of(test), size_of(train)
     require(size == expected, f"'{paths[2]}' has images of {size} pixels; those of the training split have {expected}")
+    labels = torch.cat([train_labels, test_labels])
     if classes is None:
-        classes = int(torch.cat([train_labels, test_labels]).max()) + 1
-    for path, labels in ((paths[1], train_labels), (paths[3], test_labels)):
-        _check_labels(path, labels, name, classes)
-    pixels = torch.cat([train_images, test_images])
+        classes = int(labels.max()) + 1
+    for path, part in ((paths[1], train_labels), (paths[3], test_labels)):
+        last = int(part.max()) if len(part) else 0
+        require(
+            last < classes, f"'{path}' has label {last}, a class that '{name}' lacks; allowed are 0 to {classes - 1}"
+        )
+    pixels = torch.cat([train, test])
     if transposed:
         pixels = pixels.transpose(1, 2).contiguous()
-    return ImageDataset(name, pixels[:, None], 255, torch.cat([train_labels, test_labels]), len(train_images), classes)
+    return ImageDataset(name, pixels[:, None], 255, labels, len(train), classes)
 
 
 def idx_files(folder: Path, prefixed: bool = False) -> list[Path] | None:
@@ -78,8 +88,7 @@ def count_idx_images(folder: Path, prefixed: bool = False) -> str:
     shapes = []
     for path in (idx_files(folder, prefixed) or [])[::2]:
         with opened(path) as file:
-            _check_magic(path, _exactly(file, 4, path, "header"), 3, "images")
-            shapes.append(struct.unpack(">3I", _exactly(file, 12, path, "header")))
+            shapes.append(_shape(file, path, "images"))
     return f"{sum(shape[0] for shape in shapes):,} of {shapes[0][1]}x{shapes[0][2]}"
 
 
@@ -109,39 +118,35 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
         raise InputError(f"'{path}' cannot be read: {error.strerror or error}; a readable file is needed") from error
 
 
-def read_idx(path: Path, what: Literal["images", "labels"]) -> Tensor:
+def read_idx(path: Path, what: _What) -> Tensor:
     """The elements of an IDX file: images (M, H, W) or labels (M,), uint8; M may be 0.
 
     Raises:
         InputError: the file is missing, damaged, or not of that many dimensions of unsigned bytes.
     """
-    dimensions = 3 if what == "images" else 1
     with opened(path) as file:
-        magic = _exactly(file, 4, path, "header")
-        _check_magic(path, magic, dimensions, what)
-        shape = struct.unpack(f">{dimensions}I", _exactly(file, 4 * dimensions, path, "header"))
-        size = math.prod(shape)
-        described = f"{'x'.join(map(str, shape))} {what}"
+        shape = _shape(file, path, what)
+        size, described = math.prod(shape), f"{'x'.join(map(str, shape))} {what}"
         content = _exactly(file, size, path, described)
-        extra = bool(file.read(1))
-    require(not extra, f"'{path}' has trailing bytes after the {size:,} that its header ({described}) allows")
-    if not size:  # torch.frombuffer refuses an empty buffer
-        return torch.zeros(shape, dtype=torch.uint8)
-    return torch.frombuffer(content, dtype=torch.uint8).reshape(shape)
+        require(
+            not file.read(1), f"'{path}' has trailing bytes after the {size:,} that its header ({described}) allows"
+        )
+    return torch.from_numpy(np.frombuffer(content, np.uint8)).reshape(shape)
 
 
-def _check_magic(path: Path, magic: bytearray, dimensions: int, what: str) -> None:
-    """Raise unless the first four bytes say unsigned bytes in so many dimensions."""
+def _shape(file: io.BufferedIOBase, path: Path, what: _What) -> list[int]:
+    """The shape that a file's header says."""
+    magic, dimensions = _exactly(file, 4, path, "header"), _DIMENSIONS[what]
     if magic[:2] != b"\0\0" or magic[2] not in _TYPES:
         expected = bytes([0, 0, 0x08, dimensions]).hex()
         raise InputError(f"'{path}' has the wrong magic number 0x{magic.hex()}; IDX {what} begin with 0x{expected}")
-    if magic[2] != 0x08:
-        element = "pixel" if what == "images" else "label"
-        raise InputError(
-            f"'{path}' has the wrong {element} type {_TYPES[magic[2]]} (0x{magic[2]:02x}); only unsigned byte (0x08) "
-            "is allowed"
-        )
+    require(
+        magic[2] == 0x08,
+        f"'{path}' has the wrong {'pixel' if what == 'images' else 'label'} type {_TYPES[magic[2]]} "
+        f"(0x{magic[2]:02x}); only unsigned byte (0x08) is allowed",
+    )
     require(magic[3] == dimensions, f"'{path}' has {magic[3]} dimensions; {what} have {dimensions}")
+    return np.frombuffer(_exactly(file, 4 * dimensions, path, "header"), ">u4").tolist()
 
 
 def _exactly(file: io.BufferedIOBase, size: int, path: Path, what: str) -> bytearray:
@@ -169,26 +174,20 @@ def _pair(images_path: Path, labels_path: Path) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-def _check_labels(path: Path, labels: Tensor, name: str, classes: int) -> None:
-    last = int(labels.max()) if len(labels) else 0
-    require(last < classes, f"'{path}' has label {last}, a class that '{name}' lacks; allowed are 0 to {classes - 1}")
-
-
 def size_of(images: Tensor) -> str:
     """Height and width of images (..., H, W) in sentences."""
     return f"{images.shape[-2]}x{images.shape[-1]}"
 
 
-def _names(parts: tuple[str, ...], what: str, prefixed: bool) -> list[str]:
+def _names(parts: tuple[str, ...], what: _What, prefixed: bool) -> list[str]:
     """The accepted names of a file, in the order in which they are tried."""
-    rank, prefix = (3 if what == "images" else 1), ("emnist-byclass-" if prefixed else "")
-    stems = [f"{prefix}{part}-{what}{separator}idx{rank}-ubyte" for part in parts for separator in "-."]
+    prefix = "emnist-byclass-" if prefixed else ""
+    stems = [f"{prefix}{part}-{what}{separator}idx{_DIMENSIONS[what]}-ubyte" for part in parts for separator in "-."]
     return [stem + suffix for stem in stems for suffix in ("", ".gz")]
 
 
-def _find(folder: Path, parts: tuple[str, ...], what: str, prefixed: bool) -> Path | None:
-    paths = (folder / name for name in _names(parts, what, prefixed))
-    return next((path for path in paths if path.is_file()), None)
+def _find(folder: Path, parts: tuple[str, ...], what: _What, prefixed: bool) -> Path | None:
+    return next((path for name in _names(parts, what, prefixed) if (path := folder / name).is_file()), None)
 
 
 def _first_missing(folder: Path, transposed: bool) -> str:

@@ -7,7 +7,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from shoal.core.atomic_files import write_text
-from shoal.deployment.server.flower_exchange import FlowerExchange
+from shoal.deployment.server.exchange import FlowerExchange
 from shoal.deployment.server.run_settings import RunSettings
 from shoal.deployment.server.server_rounds import Progress
 from shoal.deployment.server.server_run import serve

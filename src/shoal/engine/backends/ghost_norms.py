@@ -1,6 +1,6 @@
 """Per-example gradients of one layer's parameters, and their norms, from its inputs and its outputs' gradients.
 
-Of a network's backward pass this needs the gradients of the layers' outputs alone. Norms are computed without the
+The backward pass only has to compute the gradients of the layers' outputs. Norms are computed without the
 per-example gradients where that is less work (Bu, Mao, Xu 2022, "Scalable and Efficient Training of Large Convolutional
 Neural Networks with Differential Privacy", arXiv:2205.10683, which calls it mixed ghost clipping).
 """
@@ -20,7 +20,7 @@ class ParameterGradients:
     Args:
         parameter: of the network.
         squares: (B,), the squared L2 norm of each example's gradient.
-        weighted: from weights (B,) to the sum of the gradients by them, of the parameter's shape.
+        weighted: maps weights (B,) to the weighted sum of the gradients, of the parameter's shape.
     """
 
     parameter: Tensor
@@ -29,7 +29,7 @@ class ParameterGradients:
 
 
 Formula = Callable[[nn.Module, Tensor, Tensor], list[ParameterGradients]]
-"""From a layer, its inputs (B, ...) and its outputs' gradients (B, ...) to the gradients of its parameters."""
+"""A function of a layer, its inputs (B, ...) and its outputs' gradients (B, ...): the gradients of its parameters."""
 
 
 def formula(layer: nn.Module) -> Formula | None:
@@ -52,50 +52,49 @@ def formula(layer: nn.Module) -> Formula | None:
 def _linear(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradients]:
     assert isinstance(layer, nn.Linear)
     a, g = a.flatten(1, -2) if a.dim() > 2 else a[:, None], g.flatten(1, -2) if g.dim() > 2 else g[:, None]
-    parts = _of(layer.bias, lambda: _given(layer.bias, g.sum(dim=1)))
+    parts = _if_trained(layer.bias, lambda: _materialised(layer.bias, g.sum(dim=1)))
     if a.shape[1] == 1:
         squares = a.square().sum(dim=(1, 2)) * g.square().sum(dim=(1, 2))
     elif 2 * a.shape[1] ** 2 < layer.weight.numel():
         squares = _gram(a, g)
     else:
-        return _of(layer.weight, lambda: _given(layer.weight, torch.bmm(g.transpose(1, 2), a))) + parts
+        return _if_trained(layer.weight, lambda: _materialised(layer.weight, torch.bmm(g.transpose(1, 2), a))) + parts
 
     def weighted(c: Tensor) -> Tensor:
         return (g * c[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)
 
-    return _of(layer.weight, lambda: ParameterGradients(layer.weight, squares, weighted)) + parts
+    return _if_trained(layer.weight, lambda: ParameterGradients(layer.weight, squares, weighted)) + parts
 
 
 def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradients]:
     assert isinstance(layer, nn.Conv1d | nn.Conv2d)
     weight, places = layer.weight, g.shape[2:].numel()
-    parts = _of(layer.bias, lambda: _given(layer.bias, g.flatten(2).sum(dim=2)))
+    parts = _if_trained(layer.bias, lambda: _materialised(layer.bias, g.flatten(2).sum(dim=2)))
 
     def gradient(inputs: Tensor, outputs: Tensor, examples: int) -> Tensor:
         """The weight's gradient from the outputs' gradients, for each of ``examples`` groups of channels."""
         shape = (examples * weight.shape[0], *weight.shape[1:])
-        _, found, _ = torch.ops.aten.convolution_backward(
+        _, weight_gradient, _ = torch.ops.aten.convolution_backward(
             outputs, inputs, weight.new_empty(shape, dtype=inputs.dtype), None, layer.stride, layer.padding,
             layer.dilation, False, [0] * len(layer.stride), examples * layer.groups, [False, True, False],
         )  # fmt: skip
-        return found
+        return weight_gradient
+
+    def weighted(c: Tensor) -> Tensor:
+        return gradient(a, g * c.view(-1, *[1] * (g.dim() - 1)), 1)
 
     if isinstance(layer, nn.Conv2d) and layer.groups == 1 and 2 * places**2 < weight.numel():
         assert not isinstance(layer.padding, str)
         columns = functional.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
         squares = _gram(columns.transpose(1, 2), g.flatten(2).transpose(1, 2))
-        of_weight = _of(
-            weight,
-            lambda: ParameterGradients(weight, squares, lambda c: gradient(a, g * c.view(-1, *[1] * (g.dim() - 1)), 1)),
-        )
-        return of_weight + parts
+        return _if_trained(weight, lambda: ParameterGradients(weight, squares, weighted)) + parts
 
-    def each() -> ParameterGradients:
+    def materialised() -> ParameterGradients:
         # One convolution of B groups of channels: three times as fast as unfolding (measured).
-        found = gradient(a.flatten(0, 1)[None], g.flatten(0, 1)[None], len(a))
-        return _given(weight, found.view(len(a), *weight.shape))
+        gradients = gradient(a.flatten(0, 1)[None], g.flatten(0, 1)[None], len(a))
+        return _materialised(weight, gradients.view(len(a), *weight.shape))
 
-    return _of(weight, each) + parts
+    return _if_trained(weight, materialised) + parts
 
 
 def _norm(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradients]:
@@ -107,11 +106,11 @@ def _norm(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradients]:
         gradients = g * functional.layer_norm(a, layer.normalized_shape, eps=layer.eps)
         axes = tuple(range(1, g.dim() - len(layer.normalized_shape)))
 
-    def summed(each: Tensor) -> Tensor:
-        return each.sum(dim=axes) if axes else each
+    def summed(values: Tensor) -> Tensor:
+        return values.sum(dim=axes) if axes else values
 
-    return _of(layer.weight, lambda: _given(layer.weight, summed(gradients))) + _of(
-        layer.bias, lambda: _given(layer.bias, summed(g))
+    return _if_trained(layer.weight, lambda: _materialised(layer.weight, summed(gradients))) + _if_trained(
+        layer.bias, lambda: _materialised(layer.bias, summed(g))
     )
 
 
@@ -127,16 +126,16 @@ def _embedding(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradient
         total = torch.zeros(layer.weight.shape, device=g.device)
         return total.index_add_(0, words.flatten(), (g * c[:, None, None]).flatten(0, 1))
 
-    return _of(layer.weight, lambda: ParameterGradients(layer.weight, squares, weighted))
+    return _if_trained(layer.weight, lambda: ParameterGradients(layer.weight, squares, weighted))
 
 
-def _of(parameter: Tensor | None, part: Callable[[], ParameterGradients]) -> list[ParameterGradients]:
+def _if_trained(parameter: Tensor | None, part: Callable[[], ParameterGradients]) -> list[ParameterGradients]:
     """Empty unless the parameter exists and is trainable."""
     return [part()] if parameter is not None and parameter.requires_grad else []
 
 
-def _given(parameter: Tensor | None, gradients: Tensor) -> ParameterGradients:
-    """From materialised per-example gradients (B, ...)."""
+def _materialised(parameter: Tensor | None, gradients: Tensor) -> ParameterGradients:
+    """The gradients of ``parameter`` from a tensor of them (B, ...)."""
     assert parameter is not None
     flat = gradients.flatten(1)
     return ParameterGradients(parameter, flat.square().sum(dim=1), lambda c: (c @ flat).view(parameter.shape))

@@ -36,6 +36,7 @@ class GramTrainer:
         self._weight, self._z = f"{self._layer}.weight", f"{self._layer}.z"
         self._model = model
         self._layout: Layout = model.layout
+        self._names = [name for name in model.layout.trainable_names if name != self._weight]
         self._gradients = VmapGradients(self._without_input_layer, model.loss, torch.float32)
         self._networks = threading.local()
 
@@ -54,7 +55,7 @@ class GramTrainer:
             y = zero_labels(shape, labels, device)
             return weights, rest, torch.zeros(shape, device=device), y, torch.zeros(shape[:2], device=device)
 
-        self._gradients.expect(shape, (*self._names(), self._z), steps, example)
+        self._gradients.expect(shape, (*self._names, self._z), steps, example)
 
     def train(self, rows: Tensor, x: Tensor, y: Tensor, share: Tensor, steps: int, local: LocalSGD) -> None:
         """Train n owners for ``steps`` full-batch steps, from and into ``rows`` (n, P).
@@ -88,12 +89,7 @@ class GramTrainer:
         """The views of rows (n, P) that train step by step, and the others, both without the input layer's weight."""
         rest = self._layout.views(rows)
         del rest[self._weight]
-        return {name: rest.pop(name) for name in self._names()}, rest
-
-    def _names(self) -> list[str]:
-        """The tensors that train step by step."""
-        trainable = [slot.name for slot in self._layout.slots if slot.start < self._layout.trainable]
-        return [name for name in trainable if name != self._weight]
+        return {name: rest.pop(name) for name in self._names}, rest
 
     def _without_input_layer(self) -> nn.Module:
         network = self._model.network()
@@ -126,7 +122,5 @@ class _Outputs(nn.Module):
 
 def gram_trainer(model: Model, dtype: torch.dtype) -> GramTrainer | None:
     """The trainer of full batches of ``model`` in the span of their inputs; None where there is none."""
-    network, layout = model.network(), model.layout
-    name = getattr(network, "input_layer", None)
-    trains = any(slot.name == f"{name}.weight" and slot.start < layout.trainable for slot in layout.slots)
-    return GramTrainer(model) if trains and dtype == torch.float32 else None
+    name = getattr(model.network(), "input_layer", None)
+    return GramTrainer(model) if f"{name}.weight" in model.layout.trainable_names and dtype == torch.float32 else None

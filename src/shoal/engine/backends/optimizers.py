@@ -15,8 +15,7 @@ _CLIP_EPSILON = 1e-6
 
 def trained_names(local: LocalSGD, layout: Layout) -> list[str]:
     """The tensors that ``local`` trains, in the layout's order."""
-    trainable = [slot.name for slot in layout.slots if slot.start < layout.trainable]
-    return trainable if local.tensors is None else [name for name in trainable if name in local.tensors]
+    return [name for name in layout.trainable_names if local.tensors is None or name in local.tensors]
 
 
 def _trained_slices(local: LocalSGD, layout: Layout) -> list[slice]:

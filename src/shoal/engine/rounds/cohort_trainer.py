@@ -14,7 +14,7 @@ from shoal.engine.engine import DivergenceError, Engine, gather_params
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
 from shoal.engine.protocols import MaliciousClients, UpdateFilter
 from shoal.engine.rounds.aggregation import Aggregator, PartialSum
-from shoal.engine.rounds.round_outcome import Aggregate, UpdateCollector
+from shoal.engine.rounds.round_outcome import Aggregate
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
 from shoal.engine.state import State, Tensors
 
@@ -32,7 +32,7 @@ class CohortTrainer:
         update_filter: applied to every update that the server receives; None: none.
         client_filter: applied by honest clients to every update that they send; None: none.
         malicious_clients: replace local training; None: all are honest.
-        collector: copies what is sent, before the server's filter; None: nothing is copied.
+        record: whether `Aggregate.sent` is kept.
     """
 
     engine: Engine
@@ -43,7 +43,7 @@ class CohortTrainer:
     update_filter: UpdateFilter | None = None
     client_filter: UpdateFilter | None = None
     malicious_clients: MaliciousClients | None = None
-    collector: UpdateCollector | None = None
+    record: bool = False
 
     def train(self, state: State, plan: RoundPlan, first: int = 0) -> tuple[Aggregate, Tensors]:
         """The outcome of all trainings of a plan, and `State.adversary` after them.
@@ -58,7 +58,7 @@ class CohortTrainer:
         """
         weights = [training.weights for training in plan.trainings if training.weights is not None]
         aggregator = Aggregator(state.models, torch.cat(weights, dim=1)) if weights else None
-        kept, column = [], 0
+        kept, sent, column = [], [], 0
         for index, training in enumerate(plan.trainings, start=first):
             stream = self.batches if index == 0 else self.batches("training", index)
             clusters = plan.clusters(index - first)
@@ -67,11 +67,13 @@ class CohortTrainer:
             else:
                 personal = training.personal_slices(self.engine.model.layout)
                 hidden = _LocalTensors(personal, state.models, clusters)
-                receiver = _Receiver(training, aggregator, column, self.update_filter, self.collector, hidden)
+                receiver = _Receiver(training, aggregator, column, self.update_filter, hidden, self.record)
                 column += len(self.ids)
             state = self._train_one(state, clusters, training, stream, receiver)
-            kept.append(receiver.kept(len(self.ids)))
-        return Aggregate(state.models if aggregator is None else aggregator.result(), tuple(kept)), state.adversary
+            kept.append(_gathered(receiver.kept, len(self.ids)))
+            sent.append(_gathered(receiver.sent, len(self.ids)))
+        models = state.models if aggregator is None else aggregator.result()
+        return Aggregate(models, tuple(kept), tuple(sent) if self.record else ()), state.adversary
 
     def _train_one(
         self, state: State, clusters: Tensor, training: LocalTraining, stream: Stream, receiver: "_Receiver"
@@ -195,12 +197,15 @@ def aggregated(
     for clients in parts_of(sizes):
         receiver.add(receiver.received(clients, ends[clients], seeds[clients]))
     kept: list[Tensor | None] = [None] * len(plan.trainings)
-    kept[sent[0]] = receiver.kept(len(sizes))
+    kept[sent[0]] = _gathered(receiver.kept, len(sizes))
     return Aggregate(aggregator.result(), tuple(kept))
 
 
-_Update = tuple[Tensor, PartialSum | None, Tensor | None]
-"""Clients (u,), the partial sum of their updates, and the part of the updates that is kept (u, d)."""
+_Rows = list[tuple[Tensor, Tensor]]
+"""Clients (u,) and a row of each (u, d), part by part."""
+
+_Update = tuple[Tensor, PartialSum | None, Tensor | None, Tensor | None]
+"""Clients (u,), the partial sum of their updates, the part of the updates that is kept (u, d), and what was sent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,24 +239,27 @@ class _LocalTensors:
 
 @dataclass(eq=False)
 class _Receiver:
-    """Receives the results of one local training: those that are sent are filtered, copied and aggregated.
+    """Receives the results of one local training: those that are sent are filtered, recorded and aggregated.
 
     Args:
         training: whose results.
         aggregator: of the server; None: nothing is sent.
         column: of the training's first client in the aggregation weights.
         update_filter: the server's.
-        collector: copies what is sent, before the server's filter.
-        local_tensors: which are not sent; None: all are.
+        local_tensors: those that are not sent; None: all are sent.
+        record: whether what is sent is kept, before the server's filter.
+        kept: parts of the updates, as `LocalTraining.keep` says.
+        sent: parameters that were sent.
     """
 
     training: LocalTraining
     aggregator: Aggregator | None = None
     column: int = 0
     update_filter: UpdateFilter | None = None
-    collector: UpdateCollector | None = None
     local_tensors: _LocalTensors | None = None
-    _kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    record: bool = False
+    kept: _Rows = field(default_factory=_Rows)
+    sent: _Rows = field(default_factory=_Rows)
 
     def received(
         self, clients: Tensor, ends: Tensor, seeds: Tensor, client_filter: UpdateFilter | None = None
@@ -260,42 +268,34 @@ class _Receiver:
 
         It is called on the threads that trained them.
         """
-        sent, partial = ends, None
+        sent, partial, recorded = ends, None, None
         if self.aggregator is not None:
             sent = self._hide(clients, ends[:, : self.aggregator.parameters])
             if client_filter is not None:
                 sent = self._filtered(client_filter, clients, sent, seeds)
-            if self.collector is not None:
-                self.collector.add(clients + self.column, sent)
+            recorded = sent.float().cpu().clone() if self.record else None
             if self.update_filter is not None:
                 sent = self._filtered(self.update_filter, clients, sent, seeds)
             partial = self.aggregator.partial_sum(clients + self.column, sent)
         if self.training.keep is None:
-            return clients, partial, None
+            return clients, partial, None, recorded
         starts = self._starts(clients, ends)
         whole = sent if self.local_tensors is None else self.local_tensors.restore(sent, ends)
         if starts.shape[1] > sent.shape[1]:
             # A step rule's further vectors; a malicious client has none, so they stay what they were.
             further = ends if ends.shape == starts.shape else starts
             whole = torch.cat([whole, further[:, sent.shape[1] :]], dim=1)
-        return clients, partial, self.training.keep(whole - starts).cpu()
+        return clients, partial, self.training.keep(whole - starts).cpu(), recorded
 
     def add(self, update: _Update) -> None:
         """Add the result of `received`; the order of calls decides the last bits of the sums."""
-        clients, partial, kept = update
+        clients, partial, kept, sent = update
         if self.aggregator is not None and partial is not None:
             self.aggregator.add(partial)
         if kept is not None:
-            self._kept.append((clients, kept))
-
-    def kept(self, count: int) -> Tensor | None:
-        """The kept part of all ``count`` clients' updates (count, d), 0 without training; None: nothing is kept."""
-        if not self._kept:
-            return None
-        rows = self._kept[0][1].new_zeros(count, *self._kept[0][1].shape[1:])
-        for clients, kept in self._kept:
-            rows[clients] = kept
-        return rows
+            self.kept.append((clients, kept))
+        if sent is not None:
+            self.sent.append((clients, sent))
 
     def _filtered(self, update_filter: UpdateFilter, clients: Tensor, rows: Tensor, seeds: Tensor) -> Tensor:
         starts = self._hide(clients, self._starts(clients, rows)[:, : rows.shape[1]])
@@ -308,3 +308,13 @@ class _Receiver:
     def _starts(self, clients: Tensor, like: Tensor) -> Tensor:
         """(u, P), or (u, R) with a step rule: the parameters that clients started from."""
         return gather_params(self.training.initial_params, self.training.init_index[clients]).to(like)
+
+
+def _gathered(parts: _Rows, count: int) -> Tensor | None:
+    """The rows of all ``count`` clients (count, d), 0 for those that did not train; None without any."""
+    if not parts:
+        return None
+    rows = parts[0][1].new_zeros(count, *parts[0][1].shape[1:])
+    for clients, part in parts:
+        rows[clients] = part
+    return rows

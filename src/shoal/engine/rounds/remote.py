@@ -23,20 +23,14 @@ from shoal.engine.state import State
 
 @dataclass(frozen=True)
 class RemoteRounds:
-    """Division of an algorithm's rounds between clients on other machines and the server.
+    """The parts of an algorithm's rounds on clients' machines and on the server.
 
     Args:
-        client: what each client runs, from the models, risks and directives that it is offered and its own tensors of
-            the state. Its plan has one training with ``weights``, since a client sends one update.
-        server: what the server runs, from the updates, the clients' choices and their numbers of examples.
-        choice: who decides which model a client trains: the "client", which is offered all; the "server", which offers
-            it one; or nobody, where clients train for all models and send their "shares" (`ClientUpdate.best`).
-
-    Example:
-        >>> import shoal
-        >>> from shoal.engine import remote_rounds
-        >>> remote_rounds(shoal.Ditto(shoal.IFCA(2))).server, remote_rounds(shoal.CFL()).choice
-        (IFCA(), 'server')
+        client: runs on each client, from the models, risks and directives that it is offered and its own tensors of the
+            state. Its plan has one training with ``weights``, since a client sends one update.
+        server: runs on the server, from the updates, the clients' choices and their numbers of examples.
+        choice: decides which model a client trains: the "client", which is offered all; the "server", which offers it
+            one; or neither, where clients train for all models and send their "shares" (`ClientUpdate.best`).
     """
 
     client: Algorithm
@@ -46,14 +40,7 @@ class RemoteRounds:
 
 @runtime_checkable
 class RunsRemotely(Protocol):
-    """An algorithm whose rounds can be divided among several machines, so that it can be deployed.
-
-    Example:
-        >>> import shoal
-        >>> from shoal.engine import RunsRemotely
-        >>> isinstance(shoal.FedAvg(), RunsRemotely), isinstance(shoal.FedEM(), RunsRemotely)
-        (True, False)
-    """
+    """An algorithm whose rounds can be divided among several machines, so that it can be deployed."""
 
     def remote_rounds(self) -> RemoteRounds:
         """The part of each machine.

@@ -1,6 +1,5 @@
 """The outcome of a round: merged models, the updates that the server received, deployed models and a report."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,24 +18,13 @@ class Aggregate:
     Args:
         models: (K, P), moved by the aggregation weights of all trainings.
         kept: per training the part of the updates that is kept (n, d), or None.
-
-    Example:
-        >>> import torch, shoal
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.Scaffold(), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     state, clients = training.start(), torch.arange(2)
-        ...     plan = training.algorithm.plan(state, training.cohort_of(state, clients))
-        ...     aggregate, _ = training.trainer(state, clients).train(state, plan)
-        ...
-        >>> aggregate.models.allclose(state.models + aggregate.kept[0].mean(dim=0))
-        True
+        sent: per training the parameters (n, P) that clients sent, before the server's filter, or None; empty unless
+            they are recorded.
     """
 
     models: Tensor
     kept: tuple[Tensor | None, ...]
+    sent: tuple[Tensor | None, ...] = ()
     __repr__ = one_line
 
 
@@ -98,6 +86,20 @@ class RoundUpdates:
     def __len__(self) -> int:
         return len(self.clients)
 
+    @staticmethod
+    def collect(number: int, models: Tensor, ids: Tensor, plan: RoundPlan, aggregate: Aggregate) -> "RoundUpdates":
+        """The updates of round ``number``, from what the clients with ``ids`` (n,) sent (`Aggregate.sent`)."""
+        models = models.cpu()
+        clients, assignment, updates = [ids[:0]], [ids[:0]], [models[:0]]
+        for index, sent in enumerate(aggregate.sent):
+            if sent is not None:
+                present = plan.trainings[index].participants()
+                clusters = plan.clusters(index)[present]
+                clients.append(ids[present])
+                assignment.append(clusters)
+                updates.append(sent[present] - models[clusters])
+        return RoundUpdates(number, torch.cat(clients), torch.cat(assignment), models, torch.cat(updates))
+
 
 @dataclass(frozen=True, eq=False)
 class RoundReport:
@@ -127,31 +129,3 @@ class RoundReport:
     def losses(self) -> Tensor | None:
         """(n, K) float64, the losses that decided the assignment; None where none did."""
         return self.plan.losses
-
-
-class UpdateCollector:
-    """Copies what clients send while they train; threads may add concurrently, each its own clients.
-
-    Args:
-        models: (K, P), before the round.
-        clients: (n,) int64, ids of the cohort.
-        clusters: for each local training that is sent, (n,) int64, the cluster whose model each client moves.
-    """
-
-    def __init__(self, models: Tensor, clients: Tensor, clusters: Sequence[Tensor]) -> None:
-        self._models = models.cpu()
-        self._clients = clients.repeat(len(clusters))
-        self._assignment = torch.cat([*clusters, torch.empty(0, dtype=torch.int64)])
-        self._ends = torch.zeros(len(self._clients), models.shape[1])
-        self._sent = torch.zeros(len(self._clients), dtype=torch.bool)
-
-    def add(self, rows: Tensor, ends: Tensor) -> None:
-        """Copy the parameters ``ends`` (u, P) that were sent; ``rows`` (u,) count the cohort once for each training."""
-        self._ends[rows] = ends.to(self._ends)
-        self._sent[rows] = True
-
-    def updates(self, number: int) -> RoundUpdates:
-        """The updates of round ``number``, after all of its trainings."""
-        sent = self._sent
-        clients, assignment = self._clients[sent], self._assignment[sent]
-        return RoundUpdates(number, clients, assignment, self._models, self._ends[sent] - self._models[assignment])

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Literal
 
 import torch
@@ -32,7 +32,7 @@ from shoal.engine.protocols import (
 )
 from shoal.engine.rounds.client_trainings import require_counted
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
-from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport, UpdateCollector
+from shoal.engine.rounds.round_outcome import Aggregate, Deployed, RoundReport, RoundUpdates
 from shoal.engine.rounds.round_plan import LocalTraining, RoundPlan
 from shoal.engine.state import State, Tensors
 
@@ -144,21 +144,22 @@ class Training:
         number = state.round + 1
         clients = self.cohort(number)
         seconds = {"choose": 0.0, "train": 0.0, "red_team": 0.0}
-        plan, after = RoundPlan(torch.empty(0, dtype=torch.int64), ()), replace(state, round=number)
-        collector = self._collector(state, clients, plan)
+        plan, aggregate = RoundPlan(torch.empty(0, dtype=torch.int64), ()), Aggregate(state.models, ())
+        after, record = replace(state, round=number), self.record_every > 0 and number % self.record_every == 0
         if len(clients):
             start = time.perf_counter()
             cohort = self.cohort_of(state, clients)
             plan = self.algorithm.plan(state, cohort)
             planned = time.perf_counter()
-            collector = self._collector(state, clients, plan)
-            after = self._train(state, cohort, plan, collector)
+            aggregate, adversary = self._trained(state, cohort, plan, record=record)
+            after = self.merged(state, cohort, plan, aggregate, adversary)
             seconds["choose"], seconds["train"] = planned - start, time.perf_counter() - planned
 
         start = time.perf_counter()
         after, is_due = self.with_risks(after)
         seconds["red_team"] = time.perf_counter() - start if is_due else 0.0
-        updates = None if collector is None else collector.updates(number)
+        ids = self.federation.ids[clients]
+        updates = RoundUpdates.collect(number, state.models, ids, plan, aggregate) if record else None
         return after, RoundReport(clients, plan, is_due, seconds, updates)
 
     def with_risks(self, after: State) -> tuple[State, bool]:
@@ -194,29 +195,19 @@ class Training:
 
     def cohort_of(self, state: State, clients: Tensor) -> Cohort:
         """The clients at ``clients`` (n,) in the round after ``state``, as the algorithm sees them."""
-        shards, ids = self.federation.clients_in_round(state.round + 1).take(clients), self.federation.ids[clients]
-
-        def scores(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
-            if examples == "all":
-                return self._losses(models, shards, clients, state.round + 1)
-            first = self.local.first_batch(shards, ids, self.batches(state))
-            return self._losses(models, first, clients, state.round + 1)
-
-        return self._cohort(state, clients, shards, scores, state.round + 1)
+        shards = self.federation.clients_in_round(state.round + 1).take(clients)
+        first_batch = partial(self.local.first_batch, shards, self.federation.ids[clients], self.batches(state))
+        return self._cohort(state, clients, shards, first_batch, state.round + 1)
 
     def final_cohort(self, state: State) -> Cohort:
         """All clients with all their examples, after the last round."""
-        shards, everyone = self.federation.clients, torch.arange(len(self.federation))
-
-        @cache
-        def losses() -> Tensor:
-            return self._losses(state.models, shards, everyone, state.round)
-
-        def scores(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
-            del examples
-            return losses() if models is state.models else self._losses(models, shards, everyone, state.round)
-
-        return self._cohort(state, everyone, shards, scores, state.round)
+        shards = self.federation.clients
+        cohort = self._cohort(state, torch.arange(len(self.federation)), shards, lambda: shards, state.round)
+        losses = cache(lambda: cohort.losses(state.models))
+        return replace(
+            cohort,
+            scores=lambda models, examples: losses() if models is state.models else cohort.losses(models, examples),
+        )
 
     def deployed(self, state: State) -> tuple[Deployed, Tensor]:
         """The models that clients use after the last round, and each client's loss (N,) float64 on all its examples."""
@@ -291,22 +282,15 @@ class Training:
             rows = rows.replaced(clients, params[init_index] + update)
         return rows
 
-    def _collector(self, state: State, clients: Tensor, plan: RoundPlan) -> UpdateCollector | None:
-        """The collector of the updates of the round after ``state``; None where they are not recorded."""
-        if not self.record_every or (state.round + 1) % self.record_every:
-            return None
-        sent = [plan.clusters(index) for index, each in enumerate(plan.trainings) if each.weights is not None]
-        return UpdateCollector(state.models, self.federation.ids[clients], sent)
-
-    def _train(self, state: State, cohort: Cohort, plan: RoundPlan, collector: UpdateCollector | None) -> State:
-        """The state after the trainings of a plan and the server's update."""
+    def _trained(self, state: State, cohort: Cohort, plan: RoundPlan, *, record: bool) -> tuple[Aggregate, Tensors]:
+        """The outcome of the trainings of a plan, and `State.adversary` after them."""
         try:
-            aggregate, adversary = self.trainer(state, cohort.clients, collector).train(state, plan)
+            aggregate, adversary = replace(self.trainer(state, cohort.clients), record=record).train(state, plan)
         except DivergenceError as diverged:
             raise self._diverged_in_round(cohort.round, cohort.clients[diverged.owner]) from diverged
         if any(self.local_of(state, k).private for k in plan.assignment.unique().tolist()):
             require_counted(self.algorithm, self.local, plan.trainings_of_clients())
-        return self.merged(state, cohort, plan, aggregate, adversary)
+        return aggregate, adversary
 
     def merged(
         self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, adversary: Tensors | None = None
@@ -327,7 +311,7 @@ class Training:
             round=cohort.round,
             assignment=assignment,
             adversary=state.adversary if adversary is None else adversary,
-            trained=_trained(state, cohort, plan),
+            trained=_last_trained(state, cohort, plan),
         )
         after = self.algorithm.server_update(now, cohort, plan, aggregate)
         if after.trained.shape[1] == len(after.models):
@@ -337,7 +321,7 @@ class Training:
         trained[cohort.clients, after.assignment[cohort.clients]] = cohort.round
         return replace(after, trained=trained)
 
-    def trainer(self, state: State, clients: Tensor, collector: UpdateCollector | None = None) -> CohortTrainer:
+    def trainer(self, state: State, clients: Tensor) -> CohortTrainer:
         """The trainer of the clients at ``clients`` (n,) in the round after ``state``."""
         return CohortTrainer(
             engine=self.engine,
@@ -348,18 +332,15 @@ class Training:
             update_filter=self.update_filter,
             client_filter=self.client_filter,
             malicious_clients=self.malicious_clients,
-            collector=collector,
         )
 
     def _cohort(
-        self,
-        state: State,
-        clients: Tensor,
-        shards: Shards,
-        scores: Callable[[Tensor, Literal["all", "batch"]], Tensor],
-        number: int,
+        self, state: State, clients: Tensor, shards: Shards, first_batch: Callable[[], Shards], number: int
     ) -> Cohort:
-        """The cohort after ``state``; ``number`` is the round that errors name."""
+        """The cohort after ``state``, of ``shards``; ``number`` is the round that errors name."""
+
+        def scores(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
+            return self._losses(models, shards if examples == "all" else first_batch(), clients, number)
 
         def example_scores(models: Tensor) -> Tensor:
             losses = self.engine.example_losses(models, shards)
@@ -401,7 +382,7 @@ class Training:
         )
 
 
-def _trained(state: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
+def _last_trained(state: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
     """`State.trained` after a round: clients with a weight in a model's aggregation have trained it."""
     trained = state.trained.clone()
     if trained.shape != (len(state.assignment), len(state.models)):

@@ -3,7 +3,7 @@
 Flower starts a program for each message, which loads PyTorch and Shoal anew: seconds a round on a machine that is not
 idle. Beside ``flower-supernode --isolation process --port PORT``, on the same machine, run
 
-    python -m shoal.deployment.loopback.task_worker 127.0.0.1:PORT
+    python -m shoal.deployment.client.task_worker 127.0.0.1:PORT
 
 Each message still has a process of its own, and the next one does not wait for it: Flower tries for two hours to get
 the contents of a message whose run has ended. It needs `os.fork`, so Linux or macOS.

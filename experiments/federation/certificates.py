@@ -1,6 +1,6 @@
 """Test certificates: an authority, a server's certificate for loopback, and key pairs of SuperNodes.
 
-    python -m shoal.deployment.loopback.certificates FOLDER --nodes 3
+    python experiments/federation/certificates.py FOLDER --nodes 3
 
 For trials and tests: the server's certificate is valid for 30 days, and the authority's key is thrown away. In use, a
 server's certificate comes from your own authority, and each SuperNode makes its key itself and sends the public half.

@@ -70,7 +70,7 @@ class Programs:
         """Start a program of this Python's environment."""
         program = beside_python(command)
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(  # noqa: S603 - commands of this module
+            self.running[name] = subprocess.Popen(
                 program, stdout=log, stderr=subprocess.STDOUT, env=environment(self.home), start_new_session=True
             )
 
@@ -82,7 +82,7 @@ class Programs:
         """
         program = beside_python(command)
         try:
-            done = subprocess.run(  # noqa: S603 - commands of this module
+            done = subprocess.run(
                 program,
                 cwd=folder,
                 env=environment(self.home),
@@ -262,7 +262,7 @@ class Loopback:
             name, ["flower-supernode", *security, *where, *isolation, "--node-config", node_config(config)]
         )
         if apps == "forks":
-            worker = ["python", "-m", "shoal.deployment.loopback.task_worker", f"127.0.0.1:{port}"]
+            worker = ["python", "-m", "shoal.deployment.client.task_worker", f"127.0.0.1:{port}"]
             self.programs.start(f"{name}-worker", worker)
         return f"127.0.0.1:{port}"
 

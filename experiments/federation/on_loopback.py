@@ -1,6 +1,6 @@
 """A federation on this machine by one command: a SuperLink, SuperNodes, a few rounds, the report, and their end.
 
-    python -m shoal.deployment.loopback.local_federation --out runs/federation
+    python experiments/federation/on_loopback.py --out runs/federation
 
 Run it in the repository: the app that Flower is given is the one of its pyproject.toml.
 """
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from processes import Loopback, Programs
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -24,7 +25,6 @@ from rich.text import Text
 
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError, ShoalError, require
-from shoal.deployment.loopback.processes import Loopback, Programs
 
 _LIMIT = 900.0
 """Seconds after which something is wrong."""
