@@ -18,6 +18,7 @@ from full_simulation import simulate_with
 from shoal.attacks import LiRA, ReferenceAttack, UpdateAttack
 from shoal.audit import Measurement
 from shoal.cli.app import main
+from shoal.config.build import build
 from shoal.config.schema import RecordSection, parse_config, read_config
 from shoal.engine import Algorithm, ClusterRound, LocalDefense, LocalSGD, ScalableDefense
 from shoal.runs.audits import audit_trace
@@ -176,12 +177,12 @@ def test_own_attacks_enter_the_audit_of_a_run(examples, tmp_path, capsys):
 def test_own_attacks_and_metrics_from_a_script(examples, build, mlp):
     from rank_attack import RankAttack  # noqa: PLC0415
     from step_attack import StepAttack  # noqa: PLC0415
-    from worst_client import WorstClient  # noqa: PLC0415
+    from worst_client import worst_client  # noqa: PLC0415
 
     assert isinstance(RankAttack(), ReferenceAttack)
     assert isinstance(StepAttack(), UpdateAttack)
-    assert isinstance(WorstClient(), Measurement)
-    asked = {"metrics": [WorstClient()], "attacks": [RankAttack()], "reference_federations": 2}
+    assert isinstance(worst_client, Measurement)
+    asked = {"metrics": [worst_client], "attacks": [RankAttack()], "reference_federations": 2}
     result = simulate_with(build(), mlp, shoal.FedAvg(), LocalSGD(), rounds=2, **asked)
     assert result.summary.overall["worst_client"] == result.clients["accuracy"].min()
     assert "mia_by_rank" in result.summary.by_group[next(iter(result.summary.by_group))]
@@ -205,9 +206,13 @@ def test_what_is_no_further_attack_is_one_sentence(build, mlp, wrong, sentence):
 
 
 def test_a_metric_that_cannot_be_made_is_one_sentence(examples):
-    for name, sentence in (("worst_client", "must be 'module:Name'"), ("bars:load", "is made without arguments")):
+    for name, sentence in (
+        ("worst_client", "must be 'module:Name'"),
+        ("bars:load", "with 'name', 'title' and 'measure'"),
+        ("fractions:Fraction", "with 'name'"),
+    ):
         with pytest.raises(shoal.InputError, match=sentence):
-            read_config(EXAMPLES / "own.toml", [f"evaluation.metrics=['{name}']"]).evaluation.own_metrics()
+            build(read_config(EXAMPLES / "own.toml", [f"evaluation.metrics=['{name}']"]))
 
 
 def test_one_s_own_defence_is_steered(examples, build, mlp):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from full_simulation import simulate_with
+from sgd_by_hand import CLOSE, by_hand, starts_of, trained
 from shoal import FedAvg, Group, Partition, RedTeam, Stream, TextDataset, draw_preferences, partition_dataset, simulate
 from shoal.config.build import build
 from shoal.config.schema import parse_config
@@ -54,51 +55,19 @@ def gru() -> Model:
     return create_model("gru", TextShape(VOCABULARY, 3))
 
 
-def trained(model: Model, federation: Federation, **settings) -> Tensor:
-    """(N, P): where every client's training ends."""
-    randomness = LOCAL.randomness(federation.clients, federation.ids, Stream(2))
-    start = model.init(Stream(1))[None]
-    ends = torch.empty(len(federation), model.layout.size)
-    with Engine(model, **settings) as engine:
-        ready = engine.prepare(federation)
-        which = torch.zeros(len(federation), dtype=torch.int64)
-        for owners, rows in engine.train(start, which, ready.clients, randomness, LOCAL):
-            ends[owners] = rows
-    return ends
-
-
-def by_hand(model: Model, federation: Federation) -> Tensor:
-    """The slow, obvious twin: a network and an optimizer object a client, one batch after another."""
-    randomness = LOCAL.randomness(federation.clients, federation.ids, Stream(2))
-    ends = []
-    for i in range(len(federation)):
-        network = model.network()
-        network.load_state_dict(model.state_dict(model.init(Stream(1))))
-        optimizer = torch.optim.SGD(network.parameters(), lr=LOCAL.learning_rate)
-        rows = federation.clients.owned(i)
-        for order in randomness.orders[i]:
-            for batch in rows[order[: len(rows)]].split(4):
-                optimizer.zero_grad()
-                outputs = network(federation.clients.x[batch])
-                nn.functional.cross_entropy(outputs, federation.clients.y[batch]).backward()
-                optimizer.step()
-        ends.append(model.layout.pack(dict(network.named_parameters())))
-    return torch.stack(ends).detach()
-
-
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_training_on_words_is_sgd(federation, backend, monkeypatch):
     model = Model(Bag)
-    expected = by_hand(model, federation)
-    torch.testing.assert_close(trained(model, federation, backend=backend), expected, rtol=1e-4, atol=1e-6)
+    expected = by_hand(model, federation, LOCAL)
+    torch.testing.assert_close(trained(model, federation, LOCAL, backend=backend), expected, **CLOSE)
     monkeypatch.setattr(vmap_gradients, "_TRACE_AFTER", 1)
-    torch.testing.assert_close(trained(model, federation, backend=backend), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(trained(model, federation, LOCAL, backend=backend), expected, **CLOSE)
 
 
 def test_training_a_gru_is_sgd_and_moves_only_the_words_that_are_read(federation, gru):
-    ends = trained(gru, federation)
-    torch.testing.assert_close(ends, by_hand(gru, federation), rtol=1e-4, atol=1e-6)
-    moved = gru.layout.views(ends - gru.init(Stream(1)))["embedding.weight"].abs().amax(dim=2) > 0
+    ends = trained(gru, federation, LOCAL)
+    torch.testing.assert_close(ends, by_hand(gru, federation, LOCAL), **CLOSE)
+    moved = gru.layout.views(ends - starts_of(gru, federation))["embedding.weight"].abs().amax(dim=2) > 0
     for i, row in enumerate(moved):
         words = federation.clients.x[federation.clients.owned(i)].unique()
         assert torch.equal(row.nonzero().flatten(), words[words > 0])
@@ -117,15 +86,15 @@ def test_words_stay_whole_numbers_whatever_the_precision(federation, precision, 
         pair = torch.tensor([[VOCABULARY], [VOCABULARY - 1]])
         first, second = engine.outputs(model.init(Stream(0)), pair)
         assert not torch.equal(first, second)
-    ends = trained(model, federation, precision=precision, backend=backend)
-    moved = model.layout.views(ends - model.init(Stream(1)))["embedding.weight"].abs().amax(dim=2) > 0
+    ends = trained(model, federation, LOCAL, precision=precision, backend=backend)
+    moved = model.layout.views(ends - starts_of(model, federation))["embedding.weight"].abs().amax(dim=2) > 0
     words = federation.clients.x[federation.clients.owned(0)].unique()
     assert set(moved[0].nonzero().flatten().tolist()) <= set(words.tolist())
 
 
 def test_a_gru_in_bfloat16_is_close_to_one_in_float32(federation, gru):
-    rough, exact = trained(gru, federation, precision="bf16"), trained(gru, federation)
-    start = gru.init(Stream(1))
+    rough, exact = trained(gru, federation, LOCAL, precision="bf16"), trained(gru, federation, LOCAL)
+    start = starts_of(gru, federation)
     assert (rough - exact).norm() < 0.1 * (exact - start).norm()
 
 

@@ -37,7 +37,7 @@ from shoal.attacks import (
 from shoal.attacks.updates.source_inference import client_groups
 from shoal.attacks.updates.update_scores import NOBODY
 from shoal.audit.audit import RECORD_COLUMNS, Audit, attack_row, attack_table, scope_rows
-from shoal.audit.reconstruction_metrics import RECONSTRUCTION, reconstruction_metrics
+from shoal.audit.reconstruction_audit import RECONSTRUCTION, reconstruction_metrics
 from shoal.audit.records import Floats, RecordTable, matching_weights, measure, strongest
 from shoal.audit.reference_records import REFERENCE_ATTACKS
 from shoal.core.errors import InputError, described, require

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.audit.gate import gates_of
+from shoal.audit.audit import parse_gates
 from shoal.cli.audit_display import AuditDisplay, in_words
 from shoal.cli.sweep_display import SweepDisplay
 from shoal.config.build import load_data, resolve
@@ -105,7 +105,7 @@ def audit(
     quiet: bool,
 ) -> None:
     """See `shoal.cli.app.audit`."""
-    gates, attacks = gates_of(gate), [made(name, "--attack") for name in attack]
+    gates, attacks = parse_gates(gate), [made(name, "--attack") for name in attack]
     given = [each for each in (run, scores, trace) if each is not None]
     require(len(given) == 1, "shoal audit takes one of a run's directory, --scores FILE and --trace DIR")
     require(

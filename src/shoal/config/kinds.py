@@ -92,21 +92,21 @@ def algorithm_title(name: str) -> str:
 
 
 def made(name: str, where: str) -> Any:  # noqa: ANN401
-    """A value of the class ``module:Name``, made without arguments.
+    """The value ``module:Name``, or that of a class made without arguments.
 
     Raises:
         InputError: as `load`, or the class needs arguments.
     """
     require(":" in name, f"'{where}' must be 'module:Name'; got '{name}'")
-    cls = load(name, where)
+    found = load(name, where, values=True)
     try:
-        return cls()
+        return found() if isinstance(found, type) else found
     except TypeError as error:
         raise InputError(f"'{where}' = '{name}' must be a class that is made without arguments: {error}") from error
 
 
-def load(name: str, where: str) -> Any:  # noqa: ANN401
-    """The class or function ``module:Name``, from the current directory or wherever Python finds modules.
+def load(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
+    """The class or function ``module:Name``, from the current directory or wherever Python finds modules; or a value.
 
     Raises:
         InputError: the module cannot be imported, or has no class or function of that name.
@@ -123,7 +123,7 @@ def load(name: str, where: str) -> Any:  # noqa: ANN401
     named = {each: value for each, value in found.items() if callable(value) and each[0] != "_"}
     own = [each for each, value in named.items() if getattr(value, "__module__", module) == module]
     require(
-        callable(found.get(member)),
+        callable(found.get(member)) or (values and member in found),
         f"'{where}' = '{name}': the module has no class or function '{member}'; {nearest(member, own, named)}",
     )
     return found[member]
