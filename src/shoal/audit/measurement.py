@@ -1,6 +1,6 @@
 """Measurements of a finished training: their interface and input, and those of accuracy, fairness and exposure.
 
-A metric of one's own is a function with the decorator `measurement`. Tables call it by its title, or by its ``metrics``.
+A metric of one's own is a function with the decorator `measurement`; tables call it by its title or its ``metrics``.
 """
 
 import logging
@@ -180,7 +180,7 @@ def measurement(
 
 
 def declared_metrics(measurements: Sequence[object]) -> tuple[Metric, ...]:
-    """What tables show of measurements and other values: their ``metrics``, or one of a measurement's name and title."""
+    """What tables show of measurements: their ``metrics``, or one of a measurement's name and title."""
     shown: list[Metric] = []
     for each in measurements:
         alone = (Metric(each.name, each.title),) if isinstance(each, Measurement) else ()
