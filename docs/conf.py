@@ -44,18 +44,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:class", r"(torch|numpy|pandas|matplotlib|pydantic|collections|typing|pathlib)\..*|NDArray|Axes"),
     # What users are handed and pass on, and seldom look into: described in the source of its module.
-    (
-        r"py:class",
-        r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.core\.(layout\.Layout|client_vectors\.VectorsInMemory)",
-    ),
-    (r"py:class", r"shoal\.data\.(partition\.PartitionIndices|sources\.catalog\.Availability)"),
-    (r"py:class", r"shoal\.engine\.(engine\._Result|rounds\.cohort_trainer\.CohortTrainer)"),
-    (
-        r"py:class",
-        r"shoal\.attacks\.(\w+\.Fitted\w+|audit\.Margins|simulated_updates\.Auxiliary)|shoal\.metrics\.intervals\.RateEstimate",
-    ),
-    (r"py:class", r"shoal\.simulation\.(simulation\.SimulationState|warm_start\.Start)"),
-    (r"py:class", r"shoal\.sweeps\.(spec\.Run|plan\.PlannedRun)"),
+    (r"py:class", r"shoal\.(config|reports|runs)\..*|AuditWatch|shoal\.sweeps\.\w+\.(Run|PlannedRun)"),
+    (r"py:class", r"shoal\.[\w.]+\.(Fitted\w+|Vectors\w+|AttackScores|Auxiliary|Availability|CohortTrainer|_Result)"),
+    (r"py:class", r"shoal\.[\w.]+\.(FinishedTraining|Layout|Margins|Membership|PartitionIndices|RateEstimate)"),
+    (r"py:class", r"shoal\.[\w.]+\.(RemoteRounds|RoundAttack|Schedule|SimulationState|Start|UpdateCollector)"),
 ]
 
 # The reference. Every public object has one page, under the shortest name that imports it.

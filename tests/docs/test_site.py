@@ -14,7 +14,10 @@ from shoal.config.schema import read_config
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PACKAGES = ["algorithms", "attacks", "audit", "control", "data", "defenses", "engine", "metrics", "models", "sweeps"]
+PACKAGES = [
+    "algorithms", "attacks", "audit", "control", "data", "defenses",
+    "engine", "metrics", "models", "property", "sweeps",
+]  # fmt: skip
 TOCTREE = re.compile(r"^```\{toctree\}\n(?P<options>(?::.*\n)*)\n?(?P<entries>[^`]*)^```$", re.MULTILINE)
 
 

@@ -74,3 +74,12 @@ def test_without_its_last_checkpoint_a_finished_run_stays_as_it_is(toy_config, t
     with pytest.raises(InputError, match="cannot be prolonged"):
         run(toy_config(algorithm__rounds=2), out, resume=True)
     assert content(out) == before
+
+
+def test_a_finished_simulation_that_is_resumed_can_be_audited_and_gone_on_from(build, mlp, tmp_path):
+    settings = build(), mlp, shoal.IFCA(clusters=2), shoal.LocalSGD(learning_rate=0.3)
+    trained = shoal.Run(shoal.Simulation(*settings, rounds=2), tmp_path / "out").train()
+    read = shoal.Run(shoal.Simulation(*settings, rounds=2), tmp_path / "out").train(resume=True)
+    assert read.audit(references=1).flat() == trained.audit(references=1).flat()
+    further = [shoal.Run(shoal.Simulation(*settings, rounds=1, start=each.start())).train() for each in (trained, read)]
+    assert torch.equal(further[0].state.models, further[1].state.models)

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.audit.gate import gates_of
-from shoal.cli.audit_display import AuditDisplay, in_words
-from shoal.cli.sweep_display import SweepDisplay
+from shoal.audit.audit import parse_gates
+from shoal.cli.displays import AuditDisplay, SweepDisplay, in_words
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import read_config
 from shoal.config.starter import write_starter
@@ -23,7 +22,8 @@ from shoal.data.paired_records import Duplicates
 from shoal.data.sources.catalog import availability, user_cache
 from shoal.data.sources.hub import fetch
 from shoal.reports.run.run_verdict import verdict
-from shoal.runs.audits import audit_run, audit_scores, audit_trace
+from shoal.runs.audit_run import audit_run
+from shoal.runs.audits import audit_scores, audit_trace
 from shoal.runs.comparison import compare as compare_runs
 from shoal.runs.files import read_summary
 from shoal.runs.progress import Display
@@ -102,7 +102,7 @@ def audit(
     quiet: bool,
 ) -> None:
     """See `shoal.cli.app.audit`."""
-    gates = gates_of(gate)
+    gates = parse_gates(gate)
     given = [each for each in (run, scores, trace) if each is not None]
     require(len(given) == 1, "shoal audit takes one of a run's directory, --scores FILE and --trace DIR")
     require(

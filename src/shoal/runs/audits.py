@@ -1,6 +1,5 @@
-"""`shoal audit`: of a run, with reference federations trained for it; of a score file; or of clients' updates."""
+"""Audits: of a simulation, with reference federations trained for it; of a score file; or of clients' updates."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,18 +7,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.audit.audit import Audit, audit_records
-from shoal.audit.gate import gates_of
+from shoal.audit.audit import Audit, audit_records, parse_gates
 from shoal.audit.reference_records import AuditRecords
-from shoal.audit.score_file import read_scores
 from shoal.audit.update_audit import audit_server, with_server, without_server
-from shoal.config.build import load_data, resolve
-from shoal.config.schema import SIMULATION, Config, read_config
-from shoal.config.toml_files import read_toml
-from shoal.core.errors import described, path_of, require, whole
+from shoal.core.errors import path_of, require
 from shoal.core.randomness import Stream
 from shoal.core.representation import one_line
-from shoal.data.content import fingerprint
 from shoal.data.memory_format import to_pixels
 from shoal.data.paired_records import Duplicates
 from shoal.engine import Engine
@@ -32,123 +25,48 @@ from shoal.replay.reference_store import (
     warn_of_records,
 )
 from shoal.replay.run_records import records_of_run, trajectory_attack
-from shoal.reports.run.description import RunDescription
-from shoal.runs.audit_files import AboutAudited, AuditFiles, make_directory, write_audit
-from shoal.runs.checkpoint import load_checkpoint
-from shoal.runs.directory import locked, logged
-from shoal.runs.files import read_summary
-from shoal.runs.hashes import require_same_examples, require_unchanged
-from shoal.runs.result import Result, report_of
-from shoal.runs.trace import Trace, read_trace, trace_of, update_scores_of_trace
+from shoal.runs.audit_files import AboutAudited, AuditFiles, read_scores, write_audit
+from shoal.runs.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.simulation import Simulation, SimulationState, move_to_engine
 
 MOST_EXPOSED = 20
 """Records that the page shows as pictures."""
 
 
-def audit_run(
-    run: str | Path,
+def audit_members(
+    simulation: Simulation,
+    progress: SimulationState,
+    engine: Engine,
+    out: Path,
+    about: AboutAudited,
     *,
-    references: int = 16,
-    out: str | Path | None = None,
-    data_dir: Path | None = None,
-    duplicates: Duplicates | None = None,
+    references: int,
+    duplicates: Duplicates | None,
+    home: Path | None = None,
     watch: AuditWatch | None = None,
-    gates: Sequence[str] = (),
+    recorded: Trace | None = None,
 ) -> AuditFiles:
-    """Audit the finished run in ``run``: train reference federations, and attack its members with what they say.
-
-    Each reference federation costs one training of the run, without evaluation and red team. Its scores are kept in
-    ``run/references``, so an audit that was interrupted, or one with more of them, goes on where the last one ended.
-    Where ``run`` cannot be written, as in an archive, they are kept in ``out/references``.
+    """Train reference federations, attack the members of a simulation with what they say, and write the files.
 
     Args:
-        run: directory of a finished run of a configuration; see `shoal.Result.audit` for a simulation in Python.
-        references: R, the number of reference federations; 0: none.
-        out: where the audit's files are written; None: into ``run``.
-        data_dir: where to look for data first.
-        duplicates: as of `shoal.Result.audit`.
+        simulation: that is attacked.
+        progress: after its last round.
+        engine: with its network.
+        out: where the audit's files are written.
+        about: what its page says beside the attacks.
+        references: R, the number of reference federations.
+        duplicates: whether copies count; None: as ``simulation`` says.
+        home: has the folder ``references``, where their scores are kept; None: ``out``.
         watch: called before the first reference federation that is trained, and after each.
-        gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
+        recorded: clients' updates, for attacks of the server; None: there are none.
 
     Raises:
-        InputError: no finished run of a configuration, one with a property attack, one whose data or files have
-            changed since, or a directory that cannot be written.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> import shoal
-        >>> from shoal.config.schema import parse_config
-        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 20}
-        >>> table = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 1}}
-        >>> table["red_team"] = {"every": 0, "attack": "gap"}
-        >>> with TemporaryDirectory() as folder:
-        ...     out = shoal.run(parse_config(table, "the example"), Path(folder, "run"))
-        ...     audit = shoal.audit_run(out, references=2).audit
-        ...
-        >>> audit.references, audit.members, audit.non_members, len(audit.attacks)
-        (2, 14, 14, 28)
+        InputError: a simulation that cannot be replayed, or a directory that cannot be written.
     """
-    run, references = path_of("run", run), whole("references", references, "such as 16", 0)
-    out = run if out is None else path_of("out", out)
-    limits = gates_of(gates)
-    config, progress = _finished(run)
-    home = run if os.access(run, os.W_OK) else out
-    resolved = resolve(config, load_data(config.data, data_dir))
-    simulation = _asked(resolved.simulation(), duplicates)
-    require_same_examples(run, fingerprint(simulation.federation))
-    del resolved  # and with it the data set, which the federation has copied
-    stated = {key: value for key, value in read_summary(run).overall.items() if key in {"epsilon", "delta"}}
-    title = f"Audit of {RunDescription.of(config).title}"
-    model = simulation.setup.model
-    make_directory(out)
-    with locked(home), logged(home / "run.log"), config.engine.engine(model) as engine:
-        attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows, engine)
-        trained = _trained_again(attacked, references, engine, home / "references", watch)
-        recorded = trace_of(run, simulation.federation, model) if simulation.record_updates else None
-        spent = {"seconds.train": round(progress.seconds["train"], 3)}
-        about = AboutAudited(title, stated, spent, gates=limits, run=run, rounds=config.algorithm.rounds)
-        files = _audited(attacked, trained, recorded, engine, out, about)
-    if out.resolve() == run.resolve() and (run / "report.html").exists():
-        # Its verdict is the audit's from now on.
-        report_of(run)
-    return files
-
-
-def audit_result(
-    result: Result,
-    out: str | Path,
-    *,
-    references: int = 16,
-    duplicates: Duplicates | None = None,
-    watch: AuditWatch | None = None,
-) -> AuditFiles:
-    """See `shoal.Result.audit`."""
-    simulation, state = result.simulation, result.state
-    references = whole("references", references, "such as 16", 0)
-    require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
-    require(
-        simulation is not None,
-        "the result was read from a directory or unpickled, and neither has the examples of every run; give the "
-        "directory of a configuration's run to shoal.audit_run",
-    )
-    assert simulation is not None
-    assert state is not None
-    assert result.engine is not None
-    out = path_of("out", out)
-    simulation = _asked(simulation, duplicates)
-    stated = {key: value for key, value in result.summary.overall.items() if key in {"epsilon", "delta"}}
-    about = AboutAudited(f"Audit of {result.description.title}", stated)
-    rows = [{str(name): value for name, value in row.items()} for row in result.rounds.to_dict("records")]
-    with result.engine.reopened() as engine:
-        attacked = AttackedRun.of(move_to_engine(simulation, engine), state, rows, engine)
-        trained = _trained_again(attacked, references, engine, out / "references", watch)
-        return _audited(attacked, trained, None, engine, out, about)
-
-
-def _asked(simulation: Simulation, duplicates: Duplicates | None) -> Simulation:
-    return simulation if duplicates is None else replace(simulation, duplicates=duplicates)
+    simulation = simulation if duplicates is None else replace(simulation, duplicates=duplicates)
+    attacked = AttackedRun.of(move_to_engine(simulation, engine), progress.state, progress.rows, engine)
+    trained = _trained_again(attacked, references, engine, (home or out) / "references", watch)
+    return _audited(attacked, trained, recorded, engine, out, about)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +137,7 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequ
     """Audit the records of a score file, of any framework.
 
     Args:
-        path: see `shoal.audit.score_file`.
+        path: see `shoal.runs.audit_files`.
         out: where the audit's files are written; None: beside ``path``.
         gates: as of `audit_run`.
 
@@ -241,7 +159,7 @@ def audit_scores(path: str | Path, *, out: str | Path | None = None, gates: Sequ
         1.0
     """
     path = path_of("path", path)
-    limits = gates_of(gates)
+    limits = parse_gates(gates)
     folder = path.parent if out is None else path_of("out", out)
     audit = audit_records(read_scores(path), Stream(0)("thresholds"))
     return write_audit(folder, audit, AboutAudited(path.name, gates=limits))
@@ -278,7 +196,7 @@ def audit_trace(
         True
     """
     trace = path_of("trace", trace)
-    limits = gates_of(gates)
+    limits = parse_gates(gates)
     folder = trace if out is None else path_of("out", out)
     given = read_trace(trace, data_dir)
     with Engine(given.model) as engine:
@@ -289,27 +207,6 @@ def audit_trace(
 def _audited_trace(trace: Trace, engine: Engine) -> Audit:
     """What the server finds in recorded updates; they are read twice, so that few are in memory."""
     return audit_server(update_scores_of_trace(trace, engine), trace.rounds(), trace.preferences)
-
-
-def _finished(run: Path) -> tuple[Config, SimulationState]:
-    """The configuration and the last checkpoint of a finished run.
-
-    Raises:
-        InputError: there is none.
-    """
-    read_summary(run)
-    require(
-        SIMULATION not in read_toml(run / "config.toml"),
-        f"{run}: was made from Python, and no file has its examples; audit it there, with Result.audit",
-    )
-    require_unchanged(run)
-    config, progress = read_config(run / "config.toml"), load_checkpoint(run / "checkpoint")
-    require(
-        progress is not None and progress.state.round == config.algorithm.rounds,
-        f"{run}: cannot be audited, since the checkpoint of its last round is gone; run it anew in another directory",
-    )
-    assert progress is not None
-    return config, progress
 
 
 def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:

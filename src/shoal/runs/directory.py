@@ -16,9 +16,8 @@ from shoal.core.atomic_files import remove_unfinished, write_text
 from shoal.core.errors import InputError, require
 from shoal.engine import Engine, RoundReport, Tensors
 from shoal.reports.run.description import RunDescription
-from shoal.runs.checkpoint import keep_last_checkpoint, save_checkpoint, stored_observations
+from shoal.runs.checkpoint import save_checkpoint, stored_observations
 from shoal.runs.hashes import NAME, differences, require_same_examples, require_unchanged, write_hashes
-from shoal.runs.result import Result, write_files
 from shoal.runs.updates import FOLDER, megabytes, write_updates
 from shoal.simulation.coordination import changed_directives
 from shoal.simulation.round_metrics import not_evaluated
@@ -245,13 +244,6 @@ def train(
         # Interrupted or diverged: keep the last good round, whatever the interval.
         save()
     return progress, fresh if checkpoints is None else stored_observations(checkpoints)
-
-
-def finish(out: Path, result: Result) -> None:
-    """Write the files of a finished run, and keep its last checkpoint, from which it can be prolonged."""
-    write_files(out, result)
-    keep_last_checkpoint(out / "checkpoint")
-    LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
 
 
 def _line(progress: SimulationState, report: RoundReport) -> str:

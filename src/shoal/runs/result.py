@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from shoal.audit.audit import ATTACK_COLUMNS
-from shoal.audit.canary_metrics import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
+from shoal.audit.audit import ATTACK_COLUMNS, Audit
+from shoal.audit.canaries import CANARY_COLUMNS, CLIENT_CANARY_COLUMNS
 from shoal.core.atomic_files import write_bytes, write_folder, write_text
-from shoal.core.errors import InputError, path_of, require, require_instance
+from shoal.core.errors import InputError, described, path_of, require, require_instance, whole
 from shoal.core.representation import shortened
 from shoal.data import Federation
 from shoal.data.memory_format import to_pixels
@@ -28,22 +28,22 @@ from shoal.engine import Engine, State
 from shoal.engine.state import UNKNOWN_RISK
 from shoal.metrics.summary import Summary
 from shoal.models import Model
-from shoal.reports.run.description import RunDescription
-from shoal.reports.run.recorded_updates import RecordedUpdates
-from shoal.reports.run.run_audit import RunAudit
+from shoal.replay.reference_store import AuditWatch
+from shoal.reports.run.description import RecordedUpdates, RunAudit, RunDescription
+from shoal.runs.audit_files import AboutAudited
+from shoal.runs.audits import audit_members
 from shoal.runs.files import read_models, read_samples, read_summary, read_table, read_warnings
 from shoal.runs.hashes import write_hashes
 from shoal.runs.record import read_description
 from shoal.runs.updates import recorded_in
 from shoal.simulation.outcome import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS, Outcome
-from shoal.simulation.simulation import Simulation
+from shoal.simulation.round_metrics import Row
+from shoal.simulation.simulation import Simulation, SimulationState
 from shoal.simulation.warm_start import Start
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from shoal.audit.audit import Audit
-    from shoal.replay.reference_store import AuditWatch
 
 SAMPLES = 8
 """Images of each group in the report."""
@@ -129,8 +129,10 @@ class Result:
             assignment = torch.tensor(self.clients["cluster"].tolist(), dtype=torch.int64)
             last = int(self.summary.run["rounds"])
             state = State(last, torch.empty(len(risks), 0), torch.tensor(risks, dtype=torch.float64), assignment)
-        rows = [{str(name): value for name, value in row.items()} for row in self.rounds.to_dict("records")]
-        return Start(state, self.models, self.simulation, self.engine, rows, public)
+        return Start(state, self.models, self.simulation, self.engine, self._rows(), public)
+
+    def _rows(self) -> list[Row]:
+        return [{str(name): value for name, value in row.items()} for row in self.rounds.to_dict("records")]
 
     def _repr_html_(self) -> str:
         from shoal.reports.run.run_verdict import verdict  # noqa: PLC0415
@@ -194,8 +196,8 @@ class Result:
         *,
         references: int = 16,
         duplicates: Duplicates | None = None,
-        watch: "AuditWatch | None" = None,
-    ) -> "Audit":
+        watch: AuditWatch | None = None,
+    ) -> Audit:
         """Attack the members with every attack, as `shoal audit` does.
 
         Args:
@@ -211,10 +213,28 @@ class Result:
             InputError: the result was read from a directory, had a property attack, or began at models that it is not
                 known how to train again; or ``out`` cannot be written.
         """
-        from shoal.runs.audits import audit_result  # noqa: PLC0415
-
-        with TemporaryDirectory() if out is None else nullcontext(out) as folder:
-            return audit_result(self, folder, references=references, duplicates=duplicates, watch=watch).audit
+        references = whole("references", references, "such as 16", 0)
+        require(watch is None or callable(watch), f"'watch' must be a function; got {described(watch)}")
+        if self.simulation is None or self.state is None or self.engine is None:
+            raise InputError(
+                "the result was read from a directory or unpickled, and neither has the examples of every run; give "
+                "the directory of a configuration's run to shoal.audit_run"
+            )
+        stated = {key: value for key, value in self.summary.overall.items() if key in {"epsilon", "delta"}}
+        about = AboutAudited(f"Audit of {self.description.title}", stated)
+        progress = SimulationState(self.state, tuple(self._rows()))
+        opened = TemporaryDirectory() if out is None else nullcontext(path_of("out", out))
+        with opened as folder, self.engine.reopened() as engine:
+            return audit_members(
+                self.simulation,
+                progress,
+                engine,
+                Path(folder),
+                about,
+                references=references,
+                duplicates=duplicates,
+                watch=watch,
+            ).audit
 
     def plot(self) -> "NDArray[Any] | list[Axes]":
         """Draw accuracy, exposure and size of each cluster by round.
@@ -222,7 +242,7 @@ class Result:
         Returns:
             Three axes of matplotlib, in a figure of their own (``axes[0].figure``).
         """
-        from shoal.reports.run.overview import plot_rounds  # noqa: PLC0415
+        from shoal.reports.run.run_curves import plot_rounds  # noqa: PLC0415
 
         return plot_rounds(self.rounds, self.summary, self.description.metric)
 

@@ -37,13 +37,13 @@ from shoal.engine import Algorithm, Engine, LocalSGD
 from shoal.models import Model
 from shoal.replay.reference_store import AuditWatch
 from shoal.reports.run.description import RunDescription
-from shoal.runs.checkpoint import load_checkpoint
-from shoal.runs.directory import finish, is_finished, logged, opened, prolong, rounds_before, taken, train, warned
+from shoal.runs.checkpoint import keep_last_checkpoint, load_checkpoint
+from shoal.runs.directory import is_finished, logged, opened, prolong, rounds_before, taken, train, warned
 from shoal.runs.files import read_warnings
 from shoal.runs.measuring import measured
 from shoal.runs.progress import shown_to_a_person
 from shoal.runs.record import description_of
-from shoal.runs.result import Result, load, result_of
+from shoal.runs.result import Result, load, result_of, write_files
 from shoal.runs.updates import MAX_MEGABYTES, recorded_in, require_room
 from shoal.simulation.engine_settings import EngineSettings
 from shoal.simulation.simulation import (
@@ -94,7 +94,8 @@ class Run:
         >>> toy = federation, model, shoal.FedAvg(), shoal.LocalSGD()
         >>> with TemporaryDirectory() as folder:
         ...     shorter = shoal.Run(shoal.Simulation(*toy, rounds=2), f"{folder}/run").train()
-        ...     longer = shoal.Run(shoal.Simulation(*toy, rounds=3), f"{folder}/run").train(resume=True)
+        ...     engine = shoal.EngineSettings(threads=1)
+        ...     longer = shoal.Run(shoal.Simulation(*toy, rounds=3), f"{folder}/run", engine).train(resume=True)
         ...     sorted(path.name for path in Path(folder, "run").glob("*.csv"))
         ...
         ['clients.csv', 'roc.csv', 'rounds.csv']
@@ -150,18 +151,29 @@ class Run:
         description = self.description or description_of(simulation, settings)
         rounds = simulation.last_round
         if out.exists() and rounds_before(out, description, rounds) == rounds and is_finished(out):
-            return load(out)
+            return self._finished(out, settings)
         with settings.engine(simulation.setup.model) as engine, ExitStack() as held:
             # Once more when it is locked, since it may have become another run's since it was looked at first.
             same = lambda: rounds_before(out, description, rounds)  # noqa: E731
             opening = opened(out, description.settings, same, resume=resume, examples=description.examples)
             checkpoints = held.enter_context(opening)
             if is_finished(out) and same() == rounds:
-                return load(out)
+                return self._finished(out, settings)
             held.enter_context(logged(out / "run.log"))
             result = self._trained(engine, description, checkpoints, ())
-            finish(out, result)
+            write_files(out, result)
+            # From the last checkpoint a finished run can be prolonged.
+            keep_last_checkpoint(checkpoints)
+            LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
         return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))
+
+    def _finished(self, out: Path, settings: EngineSettings) -> Result:
+        """The result in ``out``, with what no directory has, so that it can be audited and gone on from."""
+        with settings.engine(self.simulation.setup.model) as engine:
+            simulation = move_to_engine(self.simulation, engine)
+        progress = load_checkpoint(out / "checkpoint")
+        state = None if progress is None else progress.state
+        return replace(load(out), state=state, simulation=simulation, engine=engine)
 
     def _trained(
         self, engine: Engine, description: RunDescription, checkpoints: Path | None, warnings: Sequence[str]
